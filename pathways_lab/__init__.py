@@ -1,0 +1,1 @@
+"""Pathways Lab: one notebook drives many accelerators as one machine."""

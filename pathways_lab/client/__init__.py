@@ -1,0 +1,1 @@
+"""The controller in the notebook kernel: captures, lowers, submits, holds handles."""

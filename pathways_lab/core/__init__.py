@@ -1,0 +1,1 @@
+"""The pure core: it decides and does nothing else (standard library only)."""

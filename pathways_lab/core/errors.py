@@ -1,0 +1,72 @@
+"""Failures as data, and the errors that users see.
+
+Problem: an error happens in one process and must be read in another, in the
+cell of whoever caused it.  A :class:`Failure` is the plain record that travels;
+:class:`PathwaysError` is what the client raises from it.
+
+Rule for maintainers: a message names the thing, the value, the rule and the
+remedy; ids and the user's line are fields, never only text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pathways_lab.core.program import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something did not get its value.
+
+    kind: ``"capture"``, ``"compile"``, ``"execute"``, ``"lost"``, ``"memory"``,
+        ``"cancelled"``, ``"refused"``, ``"stalemate"``, ``"internal"``.
+    message: one or two sentences: thing, value, rule.
+    remedy: what to do, or "".
+    program, node, host, device: where, as far as known.
+    line: the user's own line.
+    details: full remote traceback or story, for ``%pw_traceback``.
+    """
+
+    kind: str
+    message: str
+    remedy: str = ""
+    program: str = ""
+    node: str = ""
+    host: str = ""
+    device: str = ""
+    line: Line = field(default_factory=Line)
+    details: str = ""
+
+
+class PathwaysError(Exception):
+    """Base of everything that Pathways Lab raises on purpose.  ``.failure`` has the record."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+    def __str__(self) -> str:
+        f = self.failure
+        where = ", ".join(
+            f"{label} {value}"
+            for label, value in (
+                ("program", f.program),
+                ("node", f.node),
+                ("host", f.host),
+                ("device", f.device),
+            )
+            if value
+        )
+        lines = [f.message]
+        if where:
+            lines.append(f"  in {where}")
+        if f.line.number:
+            lines.append(f"  at {f.line}")
+        if f.remedy:
+            lines.append(f"  remedy: {f.remedy}")
+        return "\n".join(lines)
+
+
+class InvalidTransition(AssertionError):
+    """A bug in the core: an object was asked for a change its life cycle forbids."""

@@ -1,0 +1,314 @@
+"""Every message that enters or leaves the core, in one place.
+
+Problem: the control plane must be understood, replayed and simulated; so the
+core never acts.  A rim (the real runtime or the simulator) hands it *events*,
+with the time in them, and carries out the *commands* that it returns.
+
+Rule for maintainers: frozen, plain data, every message names its ``cause``
+(the id of what made somebody send it, so that a story can be told backwards).
+Messages speak of gangs, steps and hosts, never of single devices or shards.
+
+Identities: islands, hosts and clients are short strings (``"island0"``,
+``"island0/host1"``, ``"kernel-1"``).  Runs and buffers are integers whose high
+32 bits are the client's number, so that a client makes them without asking.
+
+Paper: section 4 (resource manager, client, coordination, gang scheduler).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.topology import SliceBinding, SliceRequest
+
+Buffer = int
+Run = int
+
+
+# --- events: what happened --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostJoined:
+    """A device process is connected and owns *devices* devices."""
+
+    time: float
+    cause: str
+    host: str
+    island: str
+    devices: int
+    kind: str
+    memory: int
+    """Bytes per device that the ledger may hand out."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    time: float
+    cause: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientJoined:
+    time: float
+    cause: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    time: float
+    cause: str
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRequested:
+    time: float
+    cause: str
+    client: str
+    slice: SliceId
+    request: SliceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReleased:
+    time: float
+    cause: str
+    client: str
+    slice: SliceId
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAnnounced:
+    """A compiled function was registered for *slice*; its hosts compile it now."""
+
+    time: float
+    cause: str
+    client: str
+    function: str
+    slice: SliceId
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRegistered:
+    time: float
+    cause: str
+    client: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDeclared:
+    """A client uploads a buffer: *nbytes* on each device of *slice*."""
+
+    time: float
+    cause: str
+    client: str
+    buffer: Buffer
+    slice: SliceId
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubmitted:
+    """inputs: per plan input a buffer, or None for an argument in the message.
+
+    outputs: the buffers that the plan's outputs become, chosen by the client.
+    """
+
+    time: float
+    cause: str
+    client: str
+    run: Run
+    plan: str
+    inputs: tuple[Buffer | None, ...]
+    outputs: tuple[Buffer, ...]
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunCancelled:
+    time: float
+    cause: str
+    client: str
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersDropped:
+    time: float
+    cause: str
+    client: str
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """Everything that one host has to say since its last report.
+
+    finished: ``(run, step, device seconds)`` of steps that ended here, also
+        poisoned ones; a transfer is finished on its receiving hosts when its
+        bytes are resident, on its sending hosts when its source may be freed.
+    failed: ``(run, step, why)`` of steps that could not give their value here.
+    resident: uploaded buffers whose parts for this host have all arrived.
+    compiled: ``(function, slice, temporary bytes per device, error or None)``.
+    """
+
+    time: float
+    cause: str
+    host: str
+    finished: tuple[tuple[Run, int, float], ...] = ()
+    failed: tuple[tuple[Run, int, Failure], ...] = ()
+    resident: tuple[Buffer, ...] = ()
+    compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
+
+
+Event = (
+    HostJoined
+    | HostLost
+    | ClientJoined
+    | ClientLeft
+    | SliceRequested
+    | SliceReleased
+    | FunctionAnnounced
+    | ProgramRegistered
+    | BufferDeclared
+    | RunSubmitted
+    | RunCancelled
+    | BuffersDropped
+    | HostReport
+)
+
+
+# --- commands: what shall be done ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SliceBound:
+    """Tell the client and the slice's hosts where the slice lives."""
+
+    cause: str
+    client: str
+    binding: SliceBinding
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFreed:
+    """Hosts forget the slice with its executables and lane."""
+
+    cause: str
+    hosts: tuple[str, ...]
+    slice: SliceId
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request of a client cannot be met.  subject: ``"slice 3"``, ``"run 7"`` ..."""
+
+    cause: str
+    client: str
+    subject: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Hosts compile *function* for *slice* in the background."""
+
+    cause: str
+    hosts: tuple[str, ...]
+    function: str
+    slice: SliceId
+
+
+@dataclass(frozen=True, slots=True)
+class ShareProgram:
+    """Send the plan to hosts that do not have it yet, before the first grant."""
+
+    cause: str
+    hosts: tuple[str, ...]
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One window of one run for one host: steps ``first <= i < last``.
+
+    The host launches those of them that involve it, in order, after everything
+    that it was granted before.  *place* is the number, on the host's island, of
+    the first gang of the window, *previous* the last number sent to this host
+    under this *epoch* (-1: none), so that repeats are ignored and gaps are
+    reported.  inputs and outputs bind the plan's inputs and outputs, as in
+    RunSubmitted; they are filled in every window (hosts may see a late one).
+    """
+
+    cause: str
+    host: str
+    run: Run
+    plan: str
+    first: int
+    last: int
+    epoch: int
+    place: int
+    previous: int
+    inputs: tuple[Buffer | None, ...]
+    outputs: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBuffers:
+    """Hosts forget these buffers (dropped by their owner, or of a dead one)."""
+
+    cause: str
+    hosts: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRun:
+    """Hosts forget a run that ended early: values, pending receives."""
+
+    cause: str
+    hosts: tuple[str, ...]
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Buffers of a client got their value, or never will (failure)."""
+
+    cause: str
+    client: str
+    buffers: tuple[Buffer, ...]
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run is over on all hosts.  outcome: ``"finished"``, ``"failed"``, ``"cancelled"``."""
+
+    cause: str
+    client: str
+    run: Run
+    outcome: str
+    failure: Failure | None = None
+
+
+Command = (
+    SliceBound
+    | SliceFreed
+    | Refused
+    | Prepare
+    | ShareProgram
+    | Grant
+    | FreeBuffers
+    | AbortRun
+    | Resolved
+    | RunEnded
+)

@@ -1,0 +1,58 @@
+"""The machine as the core sees it: islands, hosts, requests for devices, bindings.
+
+Problem: users ask for virtual devices; the resource manager answers with
+physical ones of one island.  These are the nouns of that conversation.
+
+Rule for maintainers: slices own *devices*; bytes belong to the store and order
+to the gang scheduler.
+
+Paper: section 4.1 (resource manager), section 3 (virtual device sets).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pathways_lab.core.program import SliceId
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRequest:
+    """shape: mesh shape, 1 to 3 dimensions.  axes: one name per dimension.
+
+    island, kind: constraints; None means any.
+    memory: least bytes per device; 0 means any.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    island: str | None = None
+    kind: str | None = None
+    memory: int = 0
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceBinding:
+    """A slice bound to physical devices of one island.
+
+    devices: ``(host, local device number)`` per virtual device, row-major over
+    *shape*.
+    """
+
+    slice: SliceId
+    client: str
+    island: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    devices: tuple[tuple[str, int], ...]
+    kind: str
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of the slice, each once, in device order."""
+        return tuple(dict.fromkeys(host for host, _ in self.devices))

@@ -1,0 +1,1 @@
+"""Magics and live figures: thin, over the timeline."""

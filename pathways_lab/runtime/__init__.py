@@ -1,0 +1,1 @@
+"""The real rim of the core: Dask, JAX, processes and sockets."""

@@ -1,0 +1,91 @@
+"""What is remembered: three kinds of plain record, and nothing else.
+
+Problem: views, tests, exports and replays all ask what happened; they must
+agree, and none of them may disturb what happens.  So everything that is shown
+anywhere is computed from these records.
+
+Rule for maintainers: change a field only with :data:`VERSION`; what only one
+view needs goes into ``args``.  Times are seconds on the control plane's
+monotonic clock (hosts convert before they send).
+
+Kinds in use:
+
+======== ======================================================================
+Span     ``gang`` (computation running on devices), ``transfer`` (first byte
+         sent to all bytes resident), ``compile``, and host control work
+         ``receive``, ``prepare``, ``launch``, ``send``
+Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
+         ``slice-bound``, ``slice-freed``, ``submitted``, ``admitted``,
+         ``granted``, ``resolved``, ``finished``, ``failed``, ``cancelled``,
+         ``launched`` (a gang was handed to its devices: it shows as open bar),
+         ``message`` (one wire message: args source, target, kind, bytes),
+         ``output`` (text printed by user code on a host)
+Sample   ``memory`` (bytes in use on one host's devices; args device),
+         ``dropped`` (records lost before they were remembered)
+======== ======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time on a host.
+
+    devices: local device numbers that it held; empty for host work.
+    step: index in the plan, -1 when it belongs to no step.
+    line: the user's source line, as text.
+    args: e.g. ``seq`` (place in the island's order), ``slice``, ``poisoned``,
+        ``nbytes``, ``source``, ``target``, ``emulated``, ``inputs_ready``.
+    """
+
+    kind: str
+    start: float
+    end: float
+    island: str
+    host: str
+    devices: tuple[int, ...] = ()
+    run: int = 0
+    step: int = -1
+    program: str = ""
+    node: str = ""
+    client: str = ""
+    line: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at once."""
+
+    kind: str
+    time: float
+    island: str = ""
+    host: str = ""
+    run: int = 0
+    step: int = -1
+    program: str = ""
+    node: str = ""
+    client: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A quantity at a moment."""
+
+    name: str
+    time: float
+    value: float
+    island: str = ""
+    host: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+Record = Span | Event | Sample
