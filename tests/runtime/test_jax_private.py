@@ -1,0 +1,146 @@
+"""Each private JAX door that we use still opens, and opens on the same room.
+
+A failure here means that JAX moved something: the message says what, and
+``pathways_lab/runtime/jax_private.py`` is the only file to change.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways_lab.runtime import jax_private
+
+
+def in_new_process(code: str) -> str:
+    """Run *code* where nothing has touched JAX yet; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_cpu_client_computes_without_a_global_backend() -> None:
+    """A hand-built client runs jit, and the process still has no backend."""
+    out = in_new_process("""
+        import numpy as np, jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from pathways_lab.runtime import jax_private
+        client = jax_private.make_cpu_client(4)
+        devices = client.local_devices()
+        mesh = Mesh(np.array(devices), ("d",))
+        cut = NamedSharding(mesh, P("d"))
+        x = jax.device_put(np.arange(8, dtype=np.float32), cut)
+        total = jax.jit(lambda v: v.sum(), out_shardings=NamedSharding(mesh, P()))(x)
+        print(len(devices), float(total), jax_private.backends_initialised())
+    """)
+    assert out == "4 28.0 False", (
+        "a client made by jaxlib.xla_client.make_cpu_client no longer stands on its own: "
+        f"expected '4 28.0 False', got {out!r}"
+    )
+
+
+def test_backends_initialised_sees_the_first_use() -> None:
+    """The question itself creates nothing, and notices when a backend appears."""
+    out = in_new_process("""
+        import jax
+        from pathways_lab.runtime import jax_private
+        before = jax_private.backends_initialised()
+        jax.devices("cpu")
+        print(before, jax_private.backends_initialised())
+    """)
+    assert out == "False True"
+
+
+EXPORT = """
+    import contextlib, jax, numpy as np
+    from jax import export
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from pathways_lab.runtime import jax_private
+
+    class StandClient:
+        platform, runtime_type = "cpu", "none"
+
+    class Stand:
+        platform, device_kind, process_index, client = "cpu", "cpu", 0, StandClient()
+        def __init__(self, number):
+            self.id = self.local_hardware_id = number
+
+    cut = NamedSharding(Mesh(np.array([Stand(0), Stand(1)], dtype=object), ("d",)), P("d"))
+    shim = {shim}
+    with shim():
+        made = export.export(jax.jit(lambda x: x + 1, in_shardings=cut), platforms=["cpu"])(
+            jax.ShapeDtypeStruct((4,), np.float32, sharding=cut))
+        blob = made.serialize()
+    print(len(blob) > 100, jax_private.backends_initialised())
+"""
+
+
+def test_export_needs_no_backend() -> None:
+    out = in_new_process(EXPORT.format(shim="jax_private.exporting_without_backend"))
+    assert out == "True False", (
+        "jax.export asks the backend something new: see jax._src.export._export"
+    )
+
+
+def test_export_without_the_shim_creates_one() -> None:
+    """The shim is still needed; when this fails, delete it."""
+    assert in_new_process(EXPORT.format(shim="contextlib.nullcontext")) == "True True"
+
+
+def test_shim_nests_over_threads_and_restores() -> None:
+    from jax._src import xla_bridge
+    from jax._src.export import _export
+
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with jax_private.exporting_without_backend():
+            entered.set()
+            leave.wait(10)
+
+    other = threading.Thread(target=hold)
+    with jax_private.exporting_without_backend():
+        other.start()
+        assert entered.wait(10)
+    assert _export.xb is not xla_bridge, "left while another thread still exports"
+    leave.set()
+    other.join(10)
+    assert _export.xb is xla_bridge
+
+
+def test_user_line_is_the_callers_own() -> None:
+    jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(np.float32(1))  # the line looked for
+    line = jax_private.user_line(jaxpr.eqns[0].source_info)
+    assert line.file == __file__
+    assert line.text.endswith("# the line looked for")
+
+
+def test_user_line_without_traceback() -> None:
+    from jax._src import source_info_util
+
+    assert not jax_private.user_line(source_info_util.new_source_info()).number
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_two_clients_pass_arrays_to_each_other(devices: int) -> None:
+    """Hand-built clients of one process exchange arrays by device_put."""
+    ours, theirs = jax_private.make_cpu_client(devices), jax_private.make_cpu_client(1)
+    mesh = Mesh(np.array(ours.local_devices()), ("d",))
+    x = jax.device_put(np.arange(3.0, dtype=np.float32), NamedSharding(mesh, PartitionSpec("d")))
+    y = jax.device_put(x, theirs.local_devices()[0])
+    assert np.asarray(y).tolist() == [0.0, 1.0, 2.0]
+    assert y.devices() == set(theirs.local_devices())
