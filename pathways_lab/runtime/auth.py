@@ -1,0 +1,102 @@
+"""Both ends of a connection prove that they know the lab's key: pure, no sockets.
+
+Problem: every account of a machine can connect to a loopback port.  Before the
+other end has proved that it holds the key, nothing of it may be parsed beyond
+a few bytes of fixed length, and nothing is told to it.
+
+    initiator -> responder   magic, nonce a                      (40 bytes)
+    responder -> initiator   magic, nonce b, HMAC(key, R a b)    (72 bytes)
+    initiator -> responder   HMAC(key, I a b)                    (32 bytes)
+
+The letters R and I keep either proof from being played back as the other.
+
+Rule for maintainers: constant-time comparison, fresh nonces from the operating
+system, fixed lengths only; the magic carries the version of the wire format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+
+from pathways_lab.runtime.wire import VERSION
+
+_MAGIC = b"PWLAB\r\n" + bytes([VERSION])
+_NONCE = 32
+_PROOF = 32
+KEY_BYTES = 32
+GREETING_BYTES = len(_MAGIC) + _NONCE
+REPLY_BYTES = len(_MAGIC) + _NONCE + _PROOF
+ANSWER_BYTES = _PROOF
+
+
+class AuthenticationError(Exception):
+    """The other end does not hold the key, or does not speak this protocol."""
+
+
+def new_key() -> bytes:
+    """A fresh random key of KEY_BYTES bytes."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def _proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.new(key, role + first + second, hashlib.sha256).digest()
+
+
+def _checked_key(key: bytes) -> bytes:
+    if len(key) < 16:
+        raise ValueError(f"a key of {len(key)} bytes is too short: 16 at least, see new_key()")
+    return key
+
+
+def _nonce_in(data: bytes) -> bytes:
+    if not data.startswith(_MAGIC[:-1]):
+        raise AuthenticationError("the other end does not speak the protocol of Pathways Lab")
+    if data[len(_MAGIC) - 1] != VERSION:
+        raise AuthenticationError(
+            f"the other end speaks version {data[len(_MAGIC) - 1]} of the protocol, this one "
+            f"{VERSION}: install the same pathways_lab on both"
+        )
+    return data[len(_MAGIC) : len(_MAGIC) + _NONCE]
+
+
+class Initiator:
+    """The connecting end."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = _checked_key(key)
+        self._nonce = os.urandom(_NONCE)
+
+    def greeting(self) -> bytes:
+        """GREETING_BYTES to send first."""
+        return _MAGIC + self._nonce
+
+    def answer(self, reply: bytes) -> bytes:
+        """ANSWER_BYTES to send after *reply* (REPLY_BYTES); raises AuthenticationError."""
+        theirs = _nonce_in(reply)
+        expected = _proof(self._key, b"R", self._nonce, theirs)
+        if not hmac.compare_digest(expected, reply[-_PROOF:]):
+            raise AuthenticationError("the other end does not hold the key of this lab")
+        return _proof(self._key, b"I", self._nonce, theirs)
+
+
+class Responder:
+    """The accepting end."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = _checked_key(key)
+        self._nonce = os.urandom(_NONCE)
+        self._theirs = b""
+
+    def reply(self, greeting: bytes) -> bytes:
+        """REPLY_BYTES for a *greeting* of GREETING_BYTES; raises AuthenticationError."""
+        self._theirs = _nonce_in(greeting)
+        return _MAGIC + self._nonce + _proof(self._key, b"R", self._theirs, self._nonce)
+
+    def check(self, answer: bytes) -> None:
+        """Raises AuthenticationError unless *answer* (ANSWER_BYTES) proves the key."""
+        expected = _proof(self._key, b"I", self._theirs, self._nonce)
+        if not hmac.compare_digest(expected, answer):
+            raise AuthenticationError("the other end does not hold the key of this lab")

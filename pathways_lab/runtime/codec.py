@@ -1,0 +1,224 @@
+"""Frozen dataclasses as plain data, and back: generic, checked, never pickle.
+
+Problem: the messages, plans and records of the core must travel, and the
+process that receives them must not run code of the sender's choice.  The type
+hints of the dataclasses are the schema: a dataclass becomes the list of its
+field values, preceded by its class name where more than one class is possible
+(at the top, and in unions).
+
+Rule for maintainers: :func:`unpack` builds only the classes that the expected
+type names, and checks every value on the way; an unknown or ill-typed value is
+a :class:`CodecError` that names the field.  No class is special here.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints, overload
+
+T = TypeVar("T")
+_Pack = Callable[[Any], Any]
+_Unpack = Callable[[Any], Any]
+
+
+class CodecError(ValueError):
+    """A value that does not have the expected type."""
+
+
+def pack(value: Any) -> Any:
+    """A dataclass instance as lists, strings, numbers, bytes, dicts, None.
+
+    The class name comes first, so that :func:`unpack` can take a union of classes.
+    """
+    cls = type(value)
+    return [cls.__name__, *_class_pack(cls)(value)]
+
+
+@overload
+def unpack(cls: type[T], plain: Any) -> T: ...
+@overload
+def unpack(cls: Any, plain: Any) -> Any: ...
+def unpack(cls: Any, plain: Any) -> Any:
+    """The dataclass instance that :func:`pack` was given; *cls* is its class or a union.
+
+    Raises CodecError when *plain* is anything else.
+    """
+    return _top_unpack(typing.cast(collections.abc.Hashable, cls))(plain)
+
+
+@functools.cache
+def _top_unpack(cls: collections.abc.Hashable) -> _Unpack:
+    members = get_args(cls) if _is_union(cls) else (cls,)
+    return _tagged_unpack(members)
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _tagged_unpack(classes: tuple[type, ...]) -> _Unpack:
+    by_name = {cls.__name__: _class_unpack(cls) for cls in classes}
+
+    def unpack_tagged(plain: Any) -> Any:
+        if not (isinstance(plain, list | tuple) and plain and isinstance(plain[0], str)):
+            raise CodecError(f"expected one of {sorted(by_name)}, got {_short(plain)}")
+        build = by_name.get(plain[0])
+        if build is None:
+            raise CodecError(f"expected one of {sorted(by_name)}, got a {plain[0][:40]!r}")
+        return build(plain[1:])
+
+    return unpack_tagged
+
+
+@functools.cache
+def _class_pack(cls: type) -> _Pack:
+    if not dataclasses.is_dataclass(cls):
+        raise CodecError(f"{cls.__name__} is not a dataclass")
+    hints = get_type_hints(cls)
+    packers = [(field.name, _packer(hints[field.name])) for field in dataclasses.fields(cls)]
+
+    def pack_class(value: Any) -> list[Any]:
+        return [
+            getattr(value, name) if packer is None else packer(getattr(value, name))
+            for name, packer in packers
+        ]
+
+    return pack_class
+
+
+@functools.cache
+def _class_unpack(cls: type) -> _Unpack:
+    hints = get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    unpackers = [(field.name, _unpacker(hints[field.name])) for field in fields]
+    count = len(fields)
+
+    def unpack_class(plain: Any) -> Any:
+        if not isinstance(plain, list | tuple) or len(plain) != count:
+            raise CodecError(f"{cls.__name__} has {count} fields, got {_short(plain)}")
+        values = []
+        for (name, unpacker), item in zip(unpackers, plain, strict=True):
+            try:
+                values.append(unpacker(item))
+            except CodecError as error:
+                raise CodecError(f"{cls.__name__}.{name}: {error}") from None
+        return cls(*values)
+
+    return unpack_class
+
+
+def _packer(hint: Any) -> _Pack | None:
+    """How a value of this type is packed; None when it travels as it is."""
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _class_pack(typing.cast(type, hint))
+    if _is_union(hint):
+        classes = [arg for arg in args if dataclasses.is_dataclass(arg)]
+        others = [arg for arg in args if arg is not type(None) and arg not in classes]
+        if len(classes) > 1:
+            return lambda value: None if value is None else pack(value)
+        if classes and not others:
+            inner = _class_pack(typing.cast(type, classes[0]))
+            return lambda value: None if value is None else inner(value)
+        if len(others) == 1 and not classes:
+            one = _packer(others[0])
+            return one and (lambda value: None if value is None else one(value))
+        raise CodecError(f"the codec does not carry {hint}")
+    if origin is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            item = _packer(args[0])
+            return list if item is None else (lambda value: [item(entry) for entry in value])
+        items = [_packer(arg) for arg in args]
+        return lambda value: [
+            entry if each is None else each(entry) for each, entry in zip(items, value, strict=True)
+        ]
+    if origin in (dict, collections.abc.Mapping):
+        entry = _packer(args[1])
+        if entry is None:
+            return dict
+        return lambda value: {key: entry(item) for key, item in value.items()}
+    if hint in (int, float, str, bool, bytes, Any):
+        return None
+    raise CodecError(f"the codec does not carry {hint}")
+
+
+def _unpacker(hint: Any) -> _Unpack:
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _class_unpack(typing.cast(type, hint))
+    if _is_union(hint):
+        classes = tuple(typing.cast(type, arg) for arg in args if dataclasses.is_dataclass(arg))
+        if len(classes) > 1:
+            inner = _tagged_unpack(classes)
+        else:
+            inner = _unpacker(next(arg for arg in args if arg is not type(None)))
+        if type(None) not in args:
+            return inner
+        return lambda plain: None if plain is None else inner(plain)
+    if origin is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return _sequence_unpacker(_unpacker(args[0]))
+        return _record_unpacker([_unpacker(arg) for arg in args])
+    if origin in (dict, collections.abc.Mapping):
+        return _mapping_unpacker(_unpacker(args[0]), _unpacker(args[1]))
+    if hint is Any:
+        return lambda plain: plain
+    if hint is float:
+        return _float
+    if hint in (int, str, bool, bytes):
+        return _scalar_unpacker(hint)
+    raise CodecError(f"the codec does not carry {hint}")
+
+
+def _sequence_unpacker(item: _Unpack) -> _Unpack:
+    def unpack_sequence(plain: Any) -> tuple[Any, ...]:
+        if not isinstance(plain, list | tuple):
+            raise CodecError(f"expected a list, got {_short(plain)}")
+        return tuple([item(entry) for entry in plain])
+
+    return unpack_sequence
+
+
+def _record_unpacker(items: list[_Unpack]) -> _Unpack:
+    def unpack_record(plain: Any) -> tuple[Any, ...]:
+        if not isinstance(plain, list | tuple) or len(plain) != len(items):
+            raise CodecError(f"expected {len(items)} values, got {_short(plain)}")
+        return tuple([item(entry) for item, entry in zip(items, plain, strict=True)])
+
+    return unpack_record
+
+
+def _mapping_unpacker(key: _Unpack, value: _Unpack) -> _Unpack:
+    def unpack_mapping(plain: Any) -> dict[Any, Any]:
+        if not isinstance(plain, dict):
+            raise CodecError(f"expected a map, got {_short(plain)}")
+        return {key(name): value(entry) for name, entry in plain.items()}
+
+    return unpack_mapping
+
+
+def _float(plain: Any) -> float:
+    if type(plain) is float:
+        return plain
+    if type(plain) is int:
+        return float(plain)
+    raise CodecError(f"expected a number, got {_short(plain)}")
+
+
+def _scalar_unpacker(kind: type) -> _Unpack:
+    def unpack_scalar(plain: Any) -> Any:
+        if type(plain) is not kind:
+            raise CodecError(f"expected {kind.__name__}, got {_short(plain)}")
+        return plain
+
+    return unpack_scalar
+
+
+def _short(plain: Any) -> str:
+    text = repr(plain)
+    return text if len(text) <= 60 else text[:57] + "..."

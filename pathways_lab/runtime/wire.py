@@ -1,0 +1,232 @@
+"""Messages as bytes: pure encoding and decoding, no sockets.
+
+Problem: small control messages and large array shards share one stream; the
+small ones must cost microseconds and the large ones no copy.  A frame is
+
+    4 bytes    length of the header, big endian
+    header     msgpack of ``[op, fields, [length of buffer 0, ...]]``
+    buffers    their raw bytes, back to back
+
+so a reader knows every length before the bytes come, and receives a large
+buffer straight into the memory in which it stays.
+
+Rule for maintainers: whatever bytes arrive, the decoder either yields
+well-formed messages or raises :class:`WireError`; it allocates nothing that
+the limits do not allow, and it never unpickles.  Both ends run the same
+:data:`VERSION` of this module: the authentication compares it.
+
+Paper: section 4.5 (dispatch over low-latency messages).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+VERSION = 1
+
+_PREFIX = struct.Struct("!I")
+_STAGE = 64 * 1024
+"""Bytes of the staging area in which small frames are received."""
+_JOIN = 32 * 1024
+"""Buffers up to this total are copied behind the header: cheaper than one more vector."""
+_PAGES = 256 * 1024
+"""Buffers from this size on get pages of their own: aligned, and not zeroed twice."""
+
+
+class WireError(Exception):
+    """Bytes that are no frame, or a message that cannot be one.  Closes only its own link."""
+
+
+class Message(NamedTuple):
+    """One decoded message.  The buffers are writable memory owned by the receiver."""
+
+    op: str
+    fields: dict[str, Any]
+    buffers: list[memoryview]
+    size: int
+    """Bytes that it took on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one incoming frame may claim, in bytes and counts.
+
+    header: bytes of the msgpack header.  buffers: number of raw buffers.
+    body: bytes of all raw buffers together.
+    """
+
+    header: int = 64 << 20
+    buffers: int = 1 << 16
+    body: int = 1 << 38
+
+
+def _bytes_of(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        return memoryview(b"")
+    if not view.c_contiguous:
+        raise WireError("cannot send a buffer that is not contiguous in C order: copy it first")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def encode(
+    op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+) -> list[memoryview]:
+    """The frame of one message, as pieces of memory to be written in order.
+
+    Small buffers are copied.  Large ones are borrowed: they must not change
+    before they are written.  Raises WireError for what msgpack cannot carry.
+    """
+    views = [_bytes_of(buffer) for buffer in buffers]
+    try:
+        header: bytes = msgpack.packb((op, fields or {}, [view.nbytes for view in views]))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"message {op!r} cannot be encoded: {error}") from error
+    head = _PREFIX.pack(len(header)) + header
+    if not views:
+        return [memoryview(head)]
+    if sum(view.nbytes for view in views) <= _JOIN:
+        return [memoryview(b"".join((head, *views)))]
+    return [memoryview(head), *(view for view in views if view.nbytes)]
+
+
+def _memory(size: int) -> memoryview:
+    """Fresh writable memory of *size* bytes, page aligned when it is large."""
+    return memoryview(mmap.mmap(-1, size) if size >= _PAGES else bytearray(size))
+
+
+class Decoder:
+    """Turns a byte stream into messages, whatever its chunks.
+
+    A socket is read with ``n = sock.recv_into(decoder.space())`` and
+    ``decoder.advance(n)``; bytes at hand are given to :meth:`feed`.  After a
+    WireError the decoder is useless, as is the stream.
+    """
+
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self._limits = limits
+        self._stage = memoryview(bytearray(_STAGE))
+        self._start = self._end = 0
+        # A header or buffer that does not fit the stage is received here instead.
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._need: int | None = None
+        self._head: tuple[str, dict[str, Any], list[int]] | None = None
+        self._buffers: list[memoryview] = []
+        self._size = 0
+
+    def space(self) -> memoryview:
+        """Where the next received bytes belong; never empty."""
+        if self._target is not None:
+            return self._target[self._filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == _STAGE:
+            rest = self._end - self._start
+            self._stage[:rest] = bytes(self._stage[self._start : self._end])
+            self._start, self._end = 0, rest
+        return self._stage[self._end :]
+
+    def advance(self, count: int) -> list[Message]:
+        """*count* bytes were put into :meth:`space`: the messages that they complete."""
+        messages: list[Message] = []
+        if self._target is None:
+            self._end += count
+        else:
+            self._filled += count
+            if self._filled < len(self._target):
+                return messages
+            whole, self._target = self._target, None
+            self._item(whole, messages)
+        self._parse(messages)
+        return messages
+
+    def feed(self, data: Buffer) -> list[Message]:
+        """Take bytes at hand; the messages that they complete."""
+        messages: list[Message] = []
+        rest = memoryview(data)
+        while rest:
+            space = self.space()
+            count = min(len(space), len(rest))
+            space[:count] = rest[:count]
+            messages += self.advance(count)
+            rest = rest[count:]
+        return messages
+
+    def _parse(self, messages: list[Message]) -> None:
+        while self._target is None:
+            available = self._end - self._start
+            if self._need is None:
+                if available < _PREFIX.size:
+                    return
+                (self._need,) = _PREFIX.unpack_from(self._stage, self._start)
+                self._start += _PREFIX.size
+                if self._need > self._limits.header:
+                    raise WireError(
+                        f"a header of {self._need} bytes is over the limit {self._limits.header}"
+                    )
+                self._size = _PREFIX.size + self._need
+                continue
+            if available >= self._need:
+                stop = self._start + self._need
+                part = self._stage[self._start : stop]
+                self._start = stop
+                if self._head is not None:
+                    own = _memory(len(part))
+                    own[:] = part
+                    part = own
+                self._item(part, messages)
+            elif self._head is None and self._need <= _STAGE // 2:
+                # Wait in the stage; space() makes room when the end is reached.
+                return
+            else:
+                self._target = _memory(self._need)
+                self._target[:available] = self._stage[self._start : self._end]
+                self._filled = available
+                self._start = self._end
+
+    def _item(self, data: memoryview, messages: list[Message]) -> None:
+        """One whole header or buffer is here."""
+        if self._head is None:
+            self._head = self._checked_head(data)
+        else:
+            self._buffers.append(data)
+        op, fields, lengths = self._head
+        while len(self._buffers) < len(lengths) and not lengths[len(self._buffers)]:
+            self._buffers.append(memoryview(bytearray()))
+        if len(self._buffers) < len(lengths):
+            self._need = lengths[len(self._buffers)]
+            return
+        messages.append(Message(op, fields, self._buffers, self._size))
+        self._need, self._head, self._buffers = None, None, []
+
+    def _checked_head(self, data: memoryview) -> tuple[str, dict[str, Any], list[int]]:
+        try:
+            head = msgpack.unpackb(data, strict_map_key=False)
+        except Exception as error:  # msgpack raises many types; all mean the same here
+            raise WireError(f"the header is not msgpack: {error or type(error).__name__}") from None
+        if not (isinstance(head, list) and len(head) == 3):
+            raise WireError("the header is not [op, fields, lengths]")
+        op, fields, lengths = head
+        if not (isinstance(op, str) and isinstance(fields, dict) and isinstance(lengths, list)):
+            raise WireError("the header is not [text, map, list]")
+        if not all(type(key) is str for key in fields):
+            raise WireError(f"message {op[:40]!r} has a field whose name is not text")
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise WireError(f"message {op[:40]!r} has a buffer length that is no size")
+        if len(lengths) > self._limits.buffers or sum(lengths) > self._limits.body:
+            raise WireError(
+                f"message {op[:40]!r} claims {len(lengths)} buffers of {sum(lengths)} bytes; "
+                f"the limits are {self._limits.buffers} and {self._limits.body}"
+            )
+        self._size += sum(lengths)
+        return op, fields, lengths
