@@ -1,0 +1,144 @@
+"""The log: bounded, shared by threads, and never a burden on what it watches.
+
+Problem: records arrive in batches on a thread of the client, several views and
+tests read them at their own pace, and none of them may slow down or break the
+others.
+
+Rule for maintainers: an observer that raises is dropped, silently for whoever
+reports and visibly in :attr:`Timeline.failures`; what the bound pushes out is
+counted, because a picture that hides a loss lies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pathways_lab.timeline.records import Record, Sample
+
+Observer = Callable[[Sequence[Record]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a reader has not seen yet.
+
+    version: pass it to the next :meth:`Timeline.since`.
+    missed: records that the bound pushed out before this reader saw them.
+    """
+
+    records: tuple[Record, ...]
+    version: int
+    missed: int
+
+
+class Timeline:
+    """What happened on a lab, newest last, at most *capacity* records.
+
+    clock: seconds on the same clock as the records' times (the control
+        plane's); the client passes one that is aligned with it.
+    """
+
+    def __init__(
+        self, capacity: int = 200_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"a timeline must hold at least one record, not {capacity}")
+        self.capacity = capacity
+        self.clock = clock
+        self.failures: list[str] = []
+        self._lock = threading.RLock()
+        self._records: deque[Record] = deque(maxlen=capacity)
+        self._version = 0
+        self._lost = 0
+        self._programs: dict[str, int] = {}
+        self._observers: list[Observer] = []
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Remember *records* and tell the observers.  Any thread."""
+        new = tuple(records)
+        if not new:
+            return
+        with self._lock:
+            self._records.extend(new)
+            self._version += len(new)
+            for record in new:
+                if isinstance(record, Sample):
+                    if record.name == "dropped":
+                        self._lost += int(record.value)
+                elif record.program and record.program not in self._programs:
+                    self._programs[record.program] = len(self._programs)
+            observers = tuple(self._observers)
+        for observer in observers:
+            try:
+                observer(new)
+            except Exception as error:
+                self.failures.append(f"{observer!r} was dropped: {type(error).__name__}: {error}")
+                self._forget(observer)
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call *observer* with every new batch, in the thread that reports it.
+
+        Returns a function that ends it.  Observers must be quick and must not
+        print; one that raises is dropped.
+        """
+        with self._lock:
+            self._observers.append(observer)
+        return lambda: self._forget(observer)
+
+    def _forget(self, observer: Observer) -> None:
+        with self._lock:
+            if observer in self._observers:
+                self._observers.remove(observer)
+
+    def since(self, version: int) -> Batch:
+        """The records after the first *version* ones, as far as still known."""
+        with self._lock:
+            asked = max(0, self._version - version)
+            known = min(asked, len(self._records))
+            new = list(islice(reversed(self._records), known))
+            new.reverse()
+            return Batch(tuple(new), self._version, asked - known)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """All records that are still known, oldest first."""
+        with self._lock:
+            return tuple(self._records)
+
+    @property
+    def version(self) -> int:
+        """How many records were ever remembered."""
+        return self._version
+
+    @property
+    def evicted(self) -> int:
+        """Records that were remembered and pushed out by newer ones."""
+        with self._lock:
+            return self._version - len(self._records)
+
+    @property
+    def dropped(self) -> int:
+        """Records that are missing here: pushed out, or lost before they arrived."""
+        with self._lock:
+            return self._version - len(self._records) + self._lost
+
+    @property
+    def programs(self) -> dict[str, int]:
+        """Programs in the order in which they were first seen.
+
+        It decides their colours, so that a program looks the same in every view.
+        """
+        with self._lock:
+            return dict(self._programs)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        lost = f", {self.dropped} dropped" if self.dropped else ""
+        return f"Timeline({len(self)} records{lost})"

@@ -1,0 +1,160 @@
+"""The machine as the records tell it: islands, hosts, devices, slices.
+
+Problem: a view must draw devices before anything ran on them, and also when
+the log is so old that the records of their arrival are gone.
+
+Rule for maintainers: what a record mentions exists; a host that only a span
+mentions is shown with the devices that it is known to have.  Fold order must
+not matter beyond *joined* and *lost* of the same host.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pathways_lab.timeline.records import Event, Record, Sample
+
+
+class Lane(NamedTuple):
+    """One device, seen as a lane of a figure."""
+
+    island: str
+    host: str
+    device: int
+
+
+@dataclass(slots=True)
+class HostSeen:
+    """devices: how many.  lost: why it is gone, or ""."""
+
+    name: str
+    island: str
+    devices: int = 0
+    kind: str = ""
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSeen:
+    """devices: ``(host, local device number)`` per virtual device, row-major."""
+
+    slice: int
+    client: str
+    island: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    devices: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(
+            f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=False)
+        )
+        return f"slice {self.slice % (1 << 32)} ({sizes or self.shape})"
+
+
+@dataclass(slots=True)
+class Machine:
+    """hosts by name, bound slices by number.
+
+    structure: grows whenever islands, hosts or device counts change, so that a
+        view knows when to lay itself out anew.
+    """
+
+    hosts: dict[str, HostSeen] = field(default_factory=dict)
+    slices: dict[int, SliceSeen] = field(default_factory=dict)
+    emulated: bool = False
+    structure: int = 0
+
+    def add(self, record: Record) -> None:
+        """Fold one record."""
+        if isinstance(record, Sample):
+            return
+        args = record.args
+        if args.get("emulated"):
+            self.emulated = True
+        if isinstance(record, Event):
+            kind = record.kind
+            if kind == "host-joined":
+                host = self._host(record.island, record.host, int(args.get("devices", 0)))
+                host.kind, host.lost = str(args.get("kind", "")), ""
+                return
+            if kind == "host-lost":
+                host = self._host(record.island, record.host, 0)
+                host.lost = str(args.get("reason", "")) or "lost"
+                return
+            if kind == "slice-bound":
+                self._bind(record)
+                return
+            if kind == "slice-freed":
+                self.slices.pop(int(args.get("slice", -1)), None)
+                return
+            devices = tuple(args.get("devices", ())) if kind == "launched" else ()
+        else:
+            devices = record.devices
+        if record.host and record.island and devices:
+            self._host(record.island, record.host, max(devices) + 1)
+
+    def _host(self, island: str, name: str, devices: int) -> HostSeen:
+        host = self.hosts.get(name)
+        if host is None:
+            host = self.hosts[name] = HostSeen(name, island)
+            self.structure += 1
+        if devices > host.devices:
+            host.devices = devices
+            self.structure += 1
+        return host
+
+    def _bind(self, event: Event) -> None:
+        args = event.args
+        number = int(args.get("slice", -1))
+        devices = tuple((str(host), int(local)) for host, local in args.get("devices", ()))
+        self.slices[number] = SliceSeen(
+            slice=number,
+            client=event.client,
+            island=event.island,
+            shape=tuple(int(size) for size in args.get("shape", ())),
+            axes=tuple(str(axis) for axis in args.get("axes", ())),
+            devices=devices,
+        )
+        for host, local in devices:
+            self._host(event.island, host, local + 1)
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """Island names, sorted as people count (island2 before island10)."""
+        return tuple(sorted({h.island for h in self.hosts.values()}, key=natural))
+
+    def hosts_of(self, island: str) -> tuple[HostSeen, ...]:
+        """Hosts of one island, sorted as people count."""
+        return tuple(
+            sorted(
+                (h for h in self.hosts.values() if h.island == island),
+                key=lambda h: natural(h.name),
+            )
+        )
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Every device: by island, then host, then number."""
+        return tuple(
+            Lane(island, host.name, device)
+            for island in self.islands
+            for host in self.hosts_of(island)
+            for device in range(host.devices)
+        )
+
+    def holder(self, host: str, device: int) -> SliceSeen | None:
+        """The newest slice that holds a device, or None when it is free."""
+        for seen in reversed(self.slices.values()):
+            if (host, device) in seen.devices:
+                return seen
+        return None
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """A sort key that counts digits as numbers."""
+    return tuple(
+        (0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part
+    )

@@ -1,0 +1,74 @@
+"""Questions over the timeline, answered from records alone.
+
+Problem: views, tests and errors ask the same things (what happened to this
+run, in which order did an island work, how many messages did it cost), and
+must get the same answers.
+
+Rule for maintainers: a question is a function from records to plain data; no
+clock, no lab, no state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pathways_lab.timeline.gangs import Gang, Gangs
+from pathways_lab.timeline.machine import Lane, Machine
+from pathways_lab.timeline.records import Event, Record, Sample, Span
+
+
+def time_of(record: Record) -> float:
+    """When a record begins, in seconds."""
+    return record.start if isinstance(record, Span) else record.time
+
+
+def story(
+    records: Iterable[Record], run: int | None = None, step: int | None = None
+) -> list[Record]:
+    """Everything known about one run, or one gang of it, oldest first."""
+    found = [
+        r
+        for r in records
+        if not isinstance(r, Sample)
+        and (run is None or r.run == run)
+        and (step is None or r.step == step)
+    ]
+    return sorted(found, key=time_of)
+
+
+def machine(records: Iterable[Record]) -> Machine:
+    """Islands, hosts, devices and slices that the records mention."""
+    out = Machine()
+    for record in records:
+        out.add(record)
+    return out
+
+
+def order(records: Iterable[Record], island: str) -> list[Gang]:
+    """The gangs of one island in the order in which it was told to run them."""
+    out = Gangs()
+    for record in records:
+        out.add(record)
+    return out.order(island)
+
+
+def lanes(records: Iterable[Record]) -> dict[Lane, list[Span]]:
+    """The computations of every device, by start."""
+    out: dict[Lane, list[Span]] = {}
+    for record in records:
+        if isinstance(record, Span) and record.kind == "gang":
+            for device in record.devices:
+                out.setdefault(Lane(record.island, record.host, device), []).append(record)
+    for spans in out.values():
+        spans.sort(key=lambda s: s.start)
+    return out
+
+
+def messages(records: Iterable[Record], run: int | None = None) -> Counter[tuple[str, str, str]]:
+    """How many wire messages: by ``(kind, source, target)``, of one run or of all."""
+    return Counter(
+        (str(r.args.get("kind", "")), str(r.args.get("source", "")), str(r.args.get("target", "")))
+        for r in records
+        if isinstance(r, Event) and r.kind == "message" and (run is None or r.run == run)
+    )

@@ -1,0 +1,91 @@
+"""The log is bounded, counts what it loses, and cannot be hurt by who watches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event, Record, Sample
+
+
+def event(number: int, program: str = "") -> Event:
+    return Event("submitted", float(number), run=number, program=program)
+
+
+def test_the_bound_drops_the_oldest_and_counts_them() -> None:
+    log = Timeline(capacity=3)
+    log.extend(event(n) for n in range(5))
+    assert [r.run for r in log.records if isinstance(r, Event)] == [2, 3, 4]
+    assert (log.version, log.evicted, log.dropped, len(log)) == (5, 2, 2, 3)
+
+
+def test_records_lost_on_the_way_count_as_dropped_too() -> None:
+    log = Timeline(capacity=10)
+    log.extend([Sample("dropped", 0.0, 7.0), event(1)])
+    assert (log.evicted, log.dropped) == (0, 7)
+
+
+def test_since_gives_what_a_reader_has_not_seen_and_what_it_missed() -> None:
+    log = Timeline(capacity=3)
+    log.extend([event(0), event(1)])
+    first = log.since(0)
+    assert [r.run for r in first.records if isinstance(r, Event)] == [0, 1]
+    assert log.since(first.version).records == ()
+    log.extend(event(n) for n in range(2, 7))
+    second = log.since(first.version)
+    assert [r.run for r in second.records if isinstance(r, Event)] == [4, 5, 6]
+    assert (second.version, second.missed) == (7, 2)
+
+
+def test_an_observer_that_raises_is_dropped_and_the_others_go_on() -> None:
+    log = Timeline()
+    seen: list[int] = []
+
+    def broken(records: Sequence[Record]) -> None:
+        raise RuntimeError("a view broke")
+
+    log.observe(broken)
+    log.observe(lambda records: seen.append(len(records)))
+    log.extend([event(1)])
+    log.extend([event(2), event(3)])
+    assert seen == [1, 2]
+    assert len(log.failures) == 1
+    assert "a view broke" in log.failures[0]
+
+
+def test_an_observer_can_leave() -> None:
+    log = Timeline()
+    seen: list[int] = []
+    leave = log.observe(lambda records: seen.append(len(records)))
+    log.extend([event(1)])
+    leave()
+    leave()
+    log.extend([event(2)])
+    assert seen == [1]
+
+
+def test_programs_keep_the_order_of_their_first_appearance() -> None:
+    log = Timeline(capacity=2)
+    log.extend(event(n, name) for n, name in enumerate(["b", "a", "b", "c"]))
+    assert log.programs == {"b": 0, "a": 1, "c": 2}
+
+
+def test_many_threads_may_extend_at_once() -> None:
+    log = Timeline(capacity=100_000)
+    threads = [
+        threading.Thread(target=lambda: [log.extend([event(n)]) for n in range(500)])
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert log.version == len(log) == 4000
+
+
+def test_a_capacity_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one record, not 0"):
+        Timeline(capacity=0)

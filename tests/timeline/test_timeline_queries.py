@@ -1,0 +1,250 @@
+"""Questions over the timeline, with exact answers on synthetic records."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from pathways_lab.timeline import queries
+from pathways_lab.timeline.bars import (
+    GANG,
+    TRANSFER,
+    Bars,
+    bars_of,
+    coarser,
+    columns,
+    fitting,
+)
+from pathways_lab.timeline.busy import Busy, utilisation
+from pathways_lab.timeline.gangs import Gangs
+from pathways_lab.timeline.machine import Lane, natural
+from pathways_lab.timeline.records import Event, Record, Span
+from tests.notebook.synthetic import Cluster, training
+
+RUN = (1 << 32) + 1
+
+
+def lanes_of(records: list[Record]) -> dict[Lane, int]:
+    return {lane: n for n, lane in enumerate(queries.machine(records).lanes)}
+
+
+def test_the_machine_is_what_joined() -> None:
+    seen = queries.machine(training(1, islands=2, hosts=2, devices=2))
+    assert seen.islands == ("island0", "island1")
+    assert [h.name for h in seen.hosts_of("island1")] == ["island1/host0", "island1/host1"]
+    assert len(seen.lanes) == 8
+    assert seen.lanes[:3] == (
+        Lane("island0", "island0/host0", 0),
+        Lane("island0", "island0/host0", 1),
+        Lane("island0", "island0/host1", 0),
+    )
+    held = seen.holder("island1/host0", 1)
+    assert held is not None
+    assert str(held) == "slice 1 (data=2, model=2)"
+
+
+def test_a_host_is_known_from_its_work_when_its_arrival_is_forgotten() -> None:
+    records = [r for r in training(1) if not (isinstance(r, Event) and r.kind == "host-joined")]
+    assert len(queries.machine(records).lanes) == 8
+    only_spans = [r for r in records if isinstance(r, Span)]
+    assert len(queries.machine(only_spans).lanes) == 8
+
+
+def test_a_lost_host_says_why_and_comes_back() -> None:
+    records: list[Record] = [*Cluster().records]
+    records.append(Event("host-lost", 1.0, "island0", "island0/host0", args={"reason": "exited"}))
+    assert queries.machine(records).hosts["island0/host0"].lost == "exited"
+    records.append(Event("host-joined", 2.0, "island0", "island0/host0", args={"devices": 4}))
+    assert queries.machine(records).hosts["island0/host0"].lost == ""
+
+
+def test_names_sort_as_people_count() -> None:
+    names = ["island10", "island2", "a", "island2/host10", "island2/host9"]
+    expected = ["a", "island2", "island2/host9", "island2/host10", "island10"]
+    assert sorted(names, key=natural) == expected
+
+
+def test_the_order_of_an_island_is_its_numbers_whatever_arrives_first() -> None:
+    records = training(2, islands=2, hosts=2)
+    expected = [(g.run, g.step, g.state) for g in queries.order(records, "island0")]
+    assert len(expected) == 2 * (4 + 4 + 1)
+    assert [g.place[1] for g in queries.order(records, "island0")] == list(range(18))
+    random.Random(0).shuffle(records)
+    assert [(g.run, g.step, g.state) for g in queries.order(records, "island0")] == expected
+    assert all(state == "done" for _, _, state in expected)
+
+
+def test_a_gang_is_as_far_as_its_slowest_host() -> None:
+    hosts = ("island0/host0", "island0/host1")
+    gangs = Gangs()
+    gangs.add(Event("granted", 0.0, "island0", run=RUN, step=3, args={"seq": 5, "hosts": hosts}))
+    gang = gangs.by_key[RUN, 3]
+    assert gang.state == "granted"
+    gangs.add(Event("launched", 0.1, "island0", hosts[0], RUN, 3, args={"seq": 5}))
+    assert (gang.state, gang.state_on(hosts[0]), gang.state_on(hosts[1])) == (
+        "launched", "launched", "granted",
+    )  # fmt: skip
+    gangs.add(Span("gang", 0.1, 0.2, "island0", hosts[0], (0,), RUN, 3))
+    assert (gang.state, gang.state_on(hosts[0])) == ("launched", "done")
+    gangs.add(Span("gang", 0.1, 0.3, "island0", hosts[1], (0,), RUN, 3))
+    assert gang.state == "done"
+    gangs.add(Event("failed", 0.4, run=RUN))
+    assert gang.state == "done", "what had ended before its run failed stays done"
+
+
+def test_gangs_of_a_failed_run_that_never_end_are_failed() -> None:
+    gangs = Gangs()
+    gangs.add(Event("failed", 0.4, run=RUN))
+    gangs.add(Event("granted", 0.0, "island0", run=RUN, step=0, args={"hosts": ("h",)}))
+    assert gangs.by_key[RUN, 0].state == "failed"
+
+
+def test_only_the_newest_gangs_are_kept() -> None:
+    gangs = Gangs(keep=4)
+    for record in training(2):
+        gangs.add(record)
+    assert len(gangs.by_key) == 4
+
+
+def test_the_story_of_a_run_and_of_a_gang() -> None:
+    records = training(2)
+    of_run = queries.story(records, RUN)
+    assert isinstance(of_run[0], Event)
+    assert of_run[0].kind == "submitted"
+    assert isinstance(of_run[-1], Event)
+    assert of_run[-1].kind == "finished"
+    assert {r.run for r in of_run if isinstance(r, Span | Event)} == {RUN}
+    of_gang = queries.story(records, RUN, 0)
+    assert [r.kind for r in of_gang if isinstance(r, Span | Event)] == [
+        "granted", "launched", "gang",
+    ]  # fmt: skip
+
+
+def test_one_message_for_a_run() -> None:
+    counted = queries.messages(training(3), RUN)
+    assert counted == {("submit", "kernel-1", "control"): 1}
+    assert sum(queries.messages(training(3)).values()) == 3
+
+
+def test_lanes_are_in_order_and_do_not_overlap() -> None:
+    for spans in queries.lanes(training(2)).values():
+        for a, b in itertools.pairwise(spans):
+            assert a.end <= b.start
+
+
+def gang(start: float, end: float, device: int = 0, program: str = "p", node: str = "n") -> Span:
+    return Span("gang", start, end, "island0", "island0/host0", (device,), 1, 0, program, node)
+
+
+LANE = Lane("island0", "island0/host0", 0)
+
+
+def test_utilisation_is_the_held_share_of_the_range() -> None:
+    spans = [gang(0.0, 1.0), gang(2.0, 4.0), gang(9.5, 12.0)]
+    assert utilisation(spans, 0.0, 10.0) == {LANE: pytest.approx(0.35)}
+    assert utilisation(spans, 1.0, 2.0) == {LANE: 0.0}
+    assert utilisation([gang(0.0, 2.0), gang(1.0, 3.0)], 0.0, 4.0) == {LANE: 0.75}
+    transfer = Span("transfer", 0.0, 1.0, "island0", "island0/host0", (0,))
+    assert utilisation([transfer], 0.0, 1.0) == {}
+    with pytest.raises(ValueError, match="must have a length"):
+        utilisation([], 1.0, 1.0)
+
+
+def test_binned_and_exact_utilisation_agree() -> None:
+    records = training(3)
+    busy = Busy(width=0.05, bins=200)
+    for record in records:
+        if isinstance(record, Span):
+            busy.add(record)
+    exact = utilisation(records, 0.0, 2.0)
+    _, shares = busy.shares(now=2.0 - 1e-9)
+    for lane, share in exact.items():
+        assert np.mean(shares[lane][:40]) == pytest.approx(share, abs=1e-6)
+
+
+def test_bins_scroll_and_what_still_runs_counts_up_to_now() -> None:
+    busy = Busy(width=1.0, bins=4)
+    busy.add(gang(0.5, 1.5))
+    edges, shares = busy.shares(now=1.999999)
+    assert edges.tolist() == [0.0, 1.0]
+    assert shares[LANE] == pytest.approx([0.5, 0.5], abs=1e-5)
+    edges, shares = busy.shares(now=5.5, running={LANE: 3.5})
+    assert edges.tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert shares[LANE] == pytest.approx([0.0, 0.5, 1.0, 1.0])
+    assert busy.shares(now=5.5)[1][LANE] == pytest.approx([0.0, 0.0, 0.0, 0.0])
+
+
+def test_a_span_over_many_bins_fills_them() -> None:
+    busy = Busy(width=1.0, bins=6)
+    busy.add(gang(0.25, 4.5))
+    assert busy.shares(5.999)[1][LANE][:5] == pytest.approx([0.75, 1, 1, 1, 0.5])
+
+
+def test_every_gang_on_every_device_is_one_bar() -> None:
+    records = training(2)
+    out = columns(records, lanes_of(records))
+    gangs, transfers = 2 * 2 * 9 * 4, 2 * 8 * 4
+    assert (out["kind"] == GANG).sum() == gangs
+    assert (out["kind"] == TRANSFER).sum() == transfers
+    first = min(r.start for r in records if isinstance(r, Span))
+    last = max(r.end for r in records if isinstance(r, Span))
+    assert (out["start"].min(), out["end"].max()) == (first, last)
+
+
+def test_neighbours_closer_than_a_pixel_become_one_bar_that_knows_their_number() -> None:
+    bars = Bars(resolution=0.01)
+    for n in range(100):
+        bars.add(bars_of(gang(n * 0.002, n * 0.002 + 0.001), {LANE: 0}))
+    assert len(bars.items) == 1
+    bar = bars.items[0]
+    assert (bar.count, bar.start, bar.end) == (100, 0.0, 99 * 0.002 + 0.001)
+    assert bar.busy == pytest.approx(0.1)
+
+
+def test_long_bars_and_long_gaps_and_other_programs_stay_apart() -> None:
+    bars = Bars(resolution=0.01)
+    spans = [gang(0, 0.02), gang(0.02, 0.04), gang(0.1, 0.101), gang(0.101, 0.102, program="q")]
+    for span in spans:
+        bars.add(bars_of(span, {LANE: 0}))
+    assert [b.count for b in bars.items] == [1, 1, 1, 1]
+
+
+def test_sealed_bars_never_change() -> None:
+    bars = Bars(resolution=1.0)
+    bars.add(bars_of(gang(0.0, 0.1), {LANE: 0}))
+    first = bars.seal()
+    bars.add(bars_of(gang(0.1, 0.2), {LANE: 0}))
+    assert [b.end for b in first] == [0.1]
+    assert [b.start for b in bars.seal()] == [0.1]
+    assert bars.forget_before(0.15) == 1
+    assert [b.start for b in bars.items] == [0.1]
+
+
+def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
+    rng = random.Random(1)
+    bars = Bars()
+    time = 0.0
+    for _ in range(3000):
+        time += rng.random() * 0.002
+        end = time + rng.random() * 0.003
+        bars.add(bars_of(gang(time, end, program=rng.choice("ab")), {LANE: 0}))
+        time = end
+    total = sum(b.busy for b in bars.items)
+    out, resolution = fitting(bars.items, 50, 0.001)
+    assert len(out) <= 50
+    assert resolution > 0.001
+    assert sum(b.count for b in out) == 3000
+    assert sum(b.busy for b in out) == pytest.approx(total)
+    assert (out[0].start, max(b.end for b in out)) == (bars.items[0].start, bars.items[-1].end)
+    assert len(bars.items) == 3000
+    assert all(b.count == 1 for b in bars.items)
+    assert sum(b.count for b in coarser(bars.items, 0.01)) == 3000
+
+
+def test_a_transfer_without_devices_is_drawn_on_all_lanes_of_its_host() -> None:
+    lanes = {Lane("i", "h", 0): 0, Lane("i", "h", 1): 1, Lane("i", "g", 0): 2}
+    assert [b.lane for b in bars_of(Span("transfer", 0, 1, "i", "h"), lanes)] == [0, 1]
+    assert bars_of(Span("compile", 0, 1, "i", "h", (0,)), lanes) == []
