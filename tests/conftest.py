@@ -1,0 +1,110 @@
+"""Rules for every test: no line out of this machine, and nothing skipped in silence.
+
+Law: a test that would need a network fails at the attempt, in this process
+(an audit hook that allows loopback, Unix sockets and unconnected datagrams).
+Law: tests that cannot run here are named, with the reason, at the end.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MAC_CHROME = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+
+
+class OutsideConnection(AssertionError):
+    """A test tried to reach another machine."""
+
+
+def own_addresses() -> set[str]:
+    """Numeric addresses of this machine, as far as it can resolve its own name."""
+    try:
+        return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
+    except OSError:
+        return set()
+
+
+OWN = own_addresses()
+
+
+def is_local(host: str) -> bool:
+    """Whether *host*, a name or a numeric address, is this machine."""
+    if host in OWN or host in ("", "localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(host.split("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def forbid_outside(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook: raise for a stream connection that leaves this machine.
+
+    Connected datagram sockets pass: they send nothing, and are how one asks
+    for one's own address.
+    """
+    if event == "socket.connect":
+        sock, address = arguments
+        internet = sock.family in (socket.AF_INET, socket.AF_INET6)
+        if internet and sock.type & socket.SOCK_STREAM and not is_local(str(address[0])):
+            raise OutsideConnection(f"a test connected to {address!r}")
+
+
+sys.addaudithook(forbid_outside)
+
+
+def find_chromium() -> str | None:
+    """The path of an installed Chromium or Chrome, or None."""
+    for name in BROWSERS:
+        if path := shutil.which(name):
+            return path
+    return str(MAC_CHROME) if MAC_CHROME.exists() else None
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the browser; tests that ask for it are skipped, and listed, without one."""
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_children() -> Iterator[None]:
+    """Processes that tests start use no proxy for loopback and draw no colours."""
+    saved = dict(os.environ)
+    os.environ.update(NO_PROXY="127.0.0.1,localhost", no_proxy="127.0.0.1,localhost", NO_COLOR="1")
+    yield
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first; browser tests become skips where there is no browser."""
+    order = {"browser": 2, "cluster": 1}
+    items.sort(key=lambda item: max((order.get(m.name, 0) for m in item.iter_markers()), default=0))
+    if find_chromium() is None:
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason="no Chromium on this machine"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A section of its own for what did not run, so that nobody takes it for passed."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section("NOT RUN on this machine", sep="=", yellow=True)
+        for report in skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            terminalreporter.line(f"{report.nodeid}: {reason}")
