@@ -1,9 +1,11 @@
 """The only module that touches private JAX API.
 
-Problem: three things that Pathways Lab cannot do without have no public door
-in JAX: building a CPU client that is not *the* backend of the process, asking
-whether a backend exists without creating one, and exporting without one.
-Each is a few lines, and each may move with any JAX release.
+Problem: what Pathways Lab cannot do without and JAX has no public door for:
+building a CPU client that is not *the* backend of the process, asking whether
+a backend exists without creating one, exporting without one, learning the
+shardings that the partitioner would choose, and saying in a printed stand-in
+that its value comes later.  Each is a few lines, and each may move with any
+JAX release.
 
 Rule for maintainers: nobody else imports ``jax._src`` or ``jaxlib._jax``;
 every function here has a test in ``tests/runtime/test_jax_private.py`` that
@@ -16,21 +18,24 @@ Paper: section 4.2 (the client compiles without owning devices), section 4.5
 from __future__ import annotations
 
 import contextlib
-import linecache
-import pathlib
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jax._src import callback as _callback
+from jax._src import debugging as _debugging
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
+from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
 from jaxlib import xla_client
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import sdy
 
-from pathways_lab.core.program import Line
-
-_OWN_FILES = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
+from pathways_lab.core.layout import Layout
 
 
 def make_cpu_client(devices: int) -> Any:
@@ -85,16 +90,173 @@ def exporting_without_backend() -> Iterator[None]:
                 vars(_export)["xb"] = _xla_bridge
 
 
-def user_line(source_info: Any) -> Line:
-    """The user's line that made an equation (``eqn.source_info``).
+def user_frames(source_info: Any) -> list[tuple[str, int]]:
+    """``(file, line)`` of the frames outside JAX that made an equation, innermost first."""
+    return [
+        (frame.file_name, frame.start_line)
+        for frame in source_info_util.user_frames(source_info.traceback)
+    ]
 
-    The innermost frame that belongs neither to JAX nor to Pathways Lab, with
-    its text where the source is known (also in notebook cells); ``Line()``
-    when there is none.
+
+# --- lowered code: shardings without devices --------------------------------
+
+
+@dataclass(frozen=True)
+class LoweredCode:
+    """What a StableHLO module says of itself.
+
+    text: the module without source locations: equal for equal code.
+    inputs, outputs: the layout of each argument and result as Shardy propagates
+        them; None where it has no opinion or one that a Layout cannot express.
     """
-    for frame in source_info_util.user_frames(source_info.traceback):
-        if frame.file_name.startswith(_OWN_FILES):
-            continue
-        text = linecache.getline(frame.file_name, frame.start_line).strip()
-        return Line(frame.file_name, frame.start_line, text)
-    return Line()
+
+    text: str
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout | None, ...]
+
+
+def read_lowered(
+    module: str, input_ranks: Sequence[int], output_ranks: Sequence[int]
+) -> LoweredCode:
+    """Parse a StableHLO module and run Shardy's propagation over a copy of it.
+
+    input_ranks, output_ranks: dimensions of each argument and result as JAX
+    sees them (a key array has one more in the module).
+    """
+    with _mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        text = str(parsed.operation.get_asm(enable_debug_info=False))
+        pipeline = "builtin.module(sdy-propagation-pipeline)"
+        passmanager.PassManager.parse(pipeline).run(parsed.operation)
+        meshes: dict[str, tuple[tuple[str, int], ...]] = {}
+        main: Any = None
+        for operation in parsed.body.operations:
+            attributes = operation.operation.attributes
+            name = ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+            if operation.operation.name == "sdy.mesh":
+                mesh = sdy.MeshAttr(attributes["mesh"])
+                if not mesh.device_ids:
+                    axes = tuple(
+                        (axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes)
+                    )
+                    meshes[f"@{name}"] = axes
+            elif name == "main":
+                main = operation.operation
+        return LoweredCode(
+            text,
+            _layouts(main.attributes, "arg_attrs", input_ranks, meshes),
+            _layouts(main.attributes, "res_attrs", output_ranks, meshes),
+        )
+
+
+def _layouts(
+    attributes: Any,
+    which: str,
+    ranks: Sequence[int],
+    meshes: dict[str, tuple[tuple[str, int], ...]],
+) -> tuple[Layout | None, ...]:
+    if which not in attributes:
+        return (None,) * len(ranks)
+    # Ordered effects add tokens, which are no arrays to JAX.
+    entries = [
+        entry for entry in ir.ArrayAttr(attributes[which]) if "jax.token" not in ir.DictAttr(entry)
+    ]
+    return tuple(_layout(entry, rank, meshes) for entry, rank in zip(entries, ranks, strict=True))
+
+
+def _layout(
+    attributes: Any, rank: int, meshes: dict[str, tuple[tuple[str, int], ...]]
+) -> Layout | None:
+    named = ir.DictAttr(attributes)
+    if "sdy.sharding" not in named:
+        return None
+    sharding = sdy.TensorShardingAttr(named["sdy.sharding"])
+    mesh = meshes.get(str(sharding.mesh_or_ref))
+    if mesh is None or sharding.unreduced_axes:
+        return None
+    spec = []
+    for dimension in list(sharding.dimension_shardings)[:rank]:
+        axes = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(dimension).axes]
+        if any(axis.sub_axis_info is not None for axis in axes):
+            return None
+        spec.append(tuple(axis.name for axis in axes))
+    return Layout(mesh, tuple(spec))
+
+
+def lower_without_callbacks(traced: Any, platforms: Sequence[str]) -> str:
+    """The StableHLO of ``jax.jit(f).trace(...)`` with every Python callback left out.
+
+    Lowering a callback asks the backend to hold it; for shardings only the
+    shapes of its results matter, so zeros stand for them.
+    """
+
+    def zeros(context: Any, *_: Any, **__: Any) -> list[Any]:
+        if context.tokens_in is not None and len(context.tokens_in):
+            context.set_tokens_out(context.tokens_in)
+        return [_mlir.full_like_aval(context, 0, aval) for aval in context.avals_out]
+
+    rules: Any = tuple((primitive, zeros) for primitive in _CALLBACKS)
+    with exporting_without_backend():
+        lowered = traced.lower(
+            lowering_platforms=tuple(platforms),
+            _private_parameters=_mlir.LoweringParameters(override_lowering_rules=rules),
+        )
+    return str(lowered.as_text())
+
+
+_CALLBACKS = (
+    _callback.pure_callback_p,
+    _callback.io_callback_p,
+    _debugging.debug_callback_p,
+    _debugging.debug_print_p,
+)
+
+CALLBACK_NAMES = frozenset(primitive.name for primitive in _CALLBACKS)
+"""Names of the primitives that call back into Python when they run."""
+
+
+# --- stand-ins ----------------------------------------------------------------
+
+Describe = Callable[[Any], "str | None"]
+_standin: Any = _partial_eval.DynamicJaxprTracer
+_short_repr = _standin._short_repr
+_describers: list[Describe] = []
+_describers_lock = threading.Lock()
+
+
+def _described(tracer: Any) -> str:
+    for describe in reversed(_describers):
+        text = describe(tracer)
+        if text is not None:
+            return text
+    return str(_short_repr(tracer))
+
+
+@contextlib.contextmanager
+def standins_described_by(describe: Describe) -> Iterator[None]:
+    """While active, JAX's stand-ins print what *describe* says, where it says something.
+
+    May be nested, on any thread; *describe* answers None for stand-ins that
+    are not its own.
+    """
+    with _describers_lock:
+        _describers.append(describe)
+        _standin._short_repr = _described
+    try:
+        yield
+    finally:
+        with _describers_lock:
+            _describers.remove(describe)
+            if not _describers:
+                _standin._short_repr = _short_repr
+
+
+def standin_origin(tracer: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """``(equation, its operands that are stand-ins)`` that made a stand-in.
+
+    None for an argument of the function that is being captured.
+    """
+    equation = getattr(tracer, "parent", None)
+    if equation is None:
+        return None
+    return equation, tuple(equation.in_tracers)

@@ -6,6 +6,7 @@ A failure here means that JAX moved something: the message says what, and
 
 from __future__ import annotations
 
+import linecache
 import subprocess
 import sys
 import textwrap
@@ -122,17 +123,17 @@ def test_shim_nests_over_threads_and_restores() -> None:
     assert _export.xb is xla_bridge
 
 
-def test_user_line_is_the_callers_own() -> None:
+def test_user_frames_begin_with_the_callers_own() -> None:
     jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(np.float32(1))  # the line looked for
-    line = jax_private.user_line(jaxpr.eqns[0].source_info)
-    assert line.file == __file__
-    assert line.text.endswith("# the line looked for")
+    file, number = jax_private.user_frames(jaxpr.eqns[0].source_info)[0]
+    assert file == __file__
+    assert linecache.getline(file, number).rstrip().endswith("# the line looked for")
 
 
-def test_user_line_without_traceback() -> None:
+def test_user_frames_without_traceback() -> None:
     from jax._src import source_info_util
 
-    assert not jax_private.user_line(source_info_util.new_source_info()).number
+    assert jax_private.user_frames(source_info_util.new_source_info()) == []
 
 
 @pytest.mark.parametrize("devices", [1, 3])
@@ -144,3 +145,102 @@ def test_two_clients_pass_arrays_to_each_other(devices: int) -> None:
     y = jax.device_put(x, theirs.local_devices()[0])
     assert np.asarray(y).tolist() == [0.0, 1.0, 2.0]
     assert y.devices() == set(theirs.local_devices())
+
+
+# --- lowered code ---------------------------------------------------------------
+
+PROPAGATE = """
+    import jax, numpy as np, jax.numpy as jnp
+    from jax import export
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from pathways_lab.runtime import jax_private
+
+    class StandClient:
+        platform, runtime_type = "cpu", "none"
+
+    class Stand:
+        platform, device_kind, process_index, client = "cpu", "cpu", 0, StandClient()
+        def __init__(self, number):
+            self.id = self.local_hardware_id = number
+
+    devices = np.array([Stand(i) for i in range(4)], dtype=object)
+    mesh, line = Mesh(devices.reshape(2, 2), ("x", "y")), Mesh(devices, ("d",))
+
+    def struct(shape, *spec, dtype=np.float32):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+"""
+
+
+def test_propagation_tells_the_shardings_of_results_without_devices() -> None:
+    """Batch rows and weight columns come out of a matrix product as they went in."""
+    out = in_new_process(
+        PROPAGATE
+        + """
+    def f(w, x, k):
+        shifted = jax.shard_map(lambda a: a + 1, mesh=line, in_specs=P("d"), out_specs=P("d"))(x)
+        return x @ w, x.sum(), shifted, jax.random.split(k, 4)
+
+    key = jax.eval_shape(lambda: jax.random.key(0)).dtype
+    with jax_private.exporting_without_backend():
+        made = export.export(jax.jit(f), platforms=["cpu"])(
+            struct((4, 4), None, "y"), struct((8, 4), "x"), struct((), dtype=key))
+    code = jax_private.read_lowered(made.mlir_module(), [2, 2, 0], [2, 0, 2, 1])
+    print(*code.inputs, "|", *code.outputs[:3], "|", code.outputs[2].mesh)
+    print("loc(" in code.text, jax_private.backends_initialised())
+    """
+    )
+    assert out == (
+        "P(None, y) P(x, None) P() | P(x, y) None P(d, None) | (('d', 4),)\nFalse False"
+    ), out
+
+
+def test_callbacks_are_left_out_for_propagation() -> None:
+    """Shardings of a function that prints and calls back are known without a backend."""
+    out = in_new_process(
+        PROPAGATE
+        + """
+    def f(x):
+        jax.debug.print("sum {s}", s=x.sum())
+        jax.debug.callback(lambda a: None, x)
+        y = jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct((8, 4), np.float32), x)
+        z = jax.experimental.io_callback(lambda a: a, jax.ShapeDtypeStruct((), np.int32), x)
+        return x * 2 + y, z
+
+    import jax.experimental
+    traced = jax.jit(f).trace(struct((8, 4), "x"))
+    names = {str(equation.primitive) for equation in traced.jaxpr.eqns}
+    print(sorted(names & jax_private.CALLBACK_NAMES))
+    text = jax_private.lower_without_callbacks(traced, ["cpu"])
+    code = jax_private.read_lowered(text, [2], [2, 0])
+    print(*code.outputs, jax_private.backends_initialised())
+    """
+    )
+    assert out == (
+        "['debug_callback', 'debug_print', 'io_callback', 'pure_callback']\nP(x, None) None False"
+    ), out
+
+
+# --- stand-ins --------------------------------------------------------------------
+
+
+def test_standins_are_described_while_asked_for() -> None:
+    """Descriptions nest, may decline, end with their block, and know where a value comes from."""
+    seen: list[str] = []
+    origins: list[object] = []
+
+    def program(x: jax.Array) -> jax.Array:
+        y = jnp.sin(x) * 2
+        with jax_private.standins_described_by(lambda _: "outer"):
+            with jax_private.standins_described_by(lambda t: "inner" if t is y else None):
+                seen.extend([repr(y), f"{x}"])
+            seen.append(str(y))
+        seen.append(repr(y))
+        origin = jax_private.standin_origin(y)
+        assert origin is not None
+        origins.extend([str(origin[0].primitive), jax_private.standin_origin(x)])
+        return y
+
+    jax.make_jaxpr(program)(np.float32(1))
+    assert seen[:3] == ["inner", "outer", "outer"]
+    assert "float32" in seen[3]
+    assert origins == ["mul", None]
