@@ -35,7 +35,7 @@ def pack(value: Any) -> Any:
 
     The class name comes first, so that :func:`unpack` can take a union of classes.
     """
-    cls = type(value)
+    cls: type = type(value)
     return [cls.__name__, *_class_pack(cls)(value)]
 
 

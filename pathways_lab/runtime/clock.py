@@ -1,0 +1,45 @@
+"""One clock for the records of many processes.
+
+Problem: times in the timeline are seconds on the control plane's monotonic
+clock.  Processes of one machine share that clock already; others estimate the
+difference from the round trip of the hello: the middle of sending and
+receiving is taken as the moment of the stamp, so the error is at most half the
+round trip.
+
+Rule for maintainers: never wall-clock time; stamps travel in hellos only.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def machine() -> str:
+    """An id of this boot of this machine; "" where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def stamp() -> dict[str, Any]:
+    """What a hello carries: this process's monotonic clock, and the machine that it is of."""
+    return {"clock": time.monotonic(), "machine": machine()}
+
+
+def offset(hello: dict[str, Any], sent: float, received: float) -> float:
+    """Seconds to add to this process's clock to get the clock of the hello's sender.
+
+    sent, received: this clock before asking for the hello and on getting it.
+    """
+    clock = hello.get("clock")
+    if not isinstance(clock, float):
+        return 0.0
+    if machine() and hello.get("machine") == machine() and sent <= clock <= received:
+        # The same clock (and not another one in a container of its own).
+        return 0.0
+    return clock - (sent + received) / 2

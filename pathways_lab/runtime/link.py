@@ -1,0 +1,268 @@
+"""One authenticated connection that any thread may write to.
+
+Problem: a message must leave in the thread that has it (a hand-over to
+another thread costs milliseconds while Python code is busy), two ends that
+fill each other's buffers must not wait for each other, and Ctrl-C may strike
+between any two instructions of the main thread without tearing the stream.
+
+How: a frame is first appended to a queue, by one atomic operation; then the
+calling thread writes as much of the queue as the socket takes without
+waiting; the reactor writes the rest when the socket is ready.  Sending never
+waits for the other end.  Everything that is needed to continue after an
+interrupt is one attribute, replaced at once (see :meth:`Link._pump`).
+
+Rule for maintainers: between two bytecodes of the main thread any exception
+may appear.  Every state that the writer leaves behind, at every instruction,
+must be one from which the next writer continues correctly.  Never send from a
+finalizer: it may run inside the writer.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pathways_lab.runtime.wire import Decoder, Message, encode
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_VECTORS = 64
+"""Pieces of memory given to the kernel in one call."""
+_READ_BUDGET = 4 << 20
+"""Bytes read from one link before the others get their turn."""
+
+
+class LinkClosed(ConnectionError):
+    """The link is closed; ``str()`` says why."""
+
+
+class Owner(Protocol):
+    """What a link needs of its reactor; all callable from any thread."""
+
+    def wants_write(self, link: Link) -> None:
+        """Write the link's queue when its socket is ready."""
+
+    def wants_close(self, link: Link, reason: str) -> None:
+        """Close the link in the reactor's thread."""
+
+    def is_current(self) -> bool:
+        """Whether the calling thread is the reactor's."""
+
+
+class _Frame:
+    """One encoded message in the queue.  Compared by identity."""
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self.pieces = pieces
+        self.size = sum(len(piece) for piece in pieces)
+
+
+class Link:
+    """One connected, authenticated socket.
+
+    name: who is at the other end (``"island0/host1"``, ``"kernel-1"``).
+    peer: the hello of the other end.
+    tag: whatever the owner of the reactor wants to remember with the link.
+    clock_offset: seconds to add to this process's monotonic clock to get the
+        clock of the end that was connected to; 0.0 on the accepting end.
+    sent_messages, sent_bytes, received_messages, received_bytes: counters.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        sock: socket.socket,
+        name: str,
+        peer: dict[str, Any],
+        decoder: Decoder,
+        tag: Any = None,
+    ) -> None:
+        sock.setblocking(False)
+        self.name = name
+        self.peer = peer
+        self.tag = tag
+        self.clock_offset = 0.0
+        self.sent_messages = self.sent_bytes = 0
+        self.received_messages = self.received_bytes = 0
+        self._owner = owner
+        self._sock = sock
+        # One SSL object must not be used by two threads, and its writes cannot
+        # be interrupted safely: with TLS the reactor's thread does them all.
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._write: Callable[[list[memoryview]], int] = (
+            self._write_encrypted if self._tls else sock.sendmsg
+        )
+        self._decoder = decoder
+        self._closed: str | None = None
+        self._blocked = False
+        self._writing = threading.Lock()
+        self._queue: deque[_Frame] = deque()
+        # The batch being written: its frames, their total size, the bytes that
+        # are known to be written, and the result of the last write, not yet added.
+        self._batch: tuple[tuple[_Frame, ...], int, int, list[int]] = ((), 0, 0, [])
+
+    def __repr__(self) -> str:
+        state = "open" if self._closed is None else f"closed: {self._closed}"
+        return f"<Link to {self.name}, {state}>"
+
+    @property
+    def closed(self) -> str | None:
+        """Why the link is closed, or None while it is open."""
+        return self._closed
+
+    @property
+    def pending(self) -> int:
+        """Bytes, about, that were sent but not yet taken by the operating system."""
+        return sum(frame.size for frame in tuple(self._queue))
+
+    def send(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+    ) -> int:
+        """Send one message, from any thread, without waiting; its bytes on the wire.
+
+        Messages arrive whole and in the order of their sending.  Large buffers
+        are borrowed until written (:attr:`pending`): they must not change.
+
+        An interrupt (KeyboardInterrupt) that comes out of this call leaves the
+        stream intact; the message was then sent either wholly or not at all,
+        and the caller cannot know which.
+
+        Raises LinkClosed, and WireError for what cannot be encoded.
+        """
+        if self._closed is not None:
+            raise LinkClosed(self._closed)
+        frame = _Frame(encode(op, fields, buffers))
+        size = frame.size
+        try:
+            self._queue.append(frame)
+            if self._tls and not self._owner.is_current():
+                self._owner.wants_write(self)
+            else:
+                self._pump()
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                reason = self._closed or f"the connection to {self.name} broke: {error}"
+                self._owner.wants_close(self, reason)
+                raise LinkClosed(reason) from error
+            # An interrupt: the frame may be queued with nobody to write it.
+            self._owner.wants_write(self)
+            raise
+        return size
+
+    def close(self, reason: str = "closed by this end") -> None:
+        """Close, from any thread; what the operating system has already taken is delivered."""
+        self._owner.wants_close(self, reason)
+
+    # --- the rest is for the reactor ------------------------------------------
+
+    @property
+    def sock(self) -> socket.socket:
+        return self._sock
+
+    @property
+    def backlog(self) -> bool:
+        """Whether something is queued."""
+        return bool(self._queue)
+
+    def unblock(self) -> bool:
+        """The socket is ready for writing: write.  True when nothing is left."""
+        self._blocked = False
+        self._pump()
+        return not self._queue
+
+    def _pump(self) -> None:
+        """Write the queue until it is empty or the socket takes no more.
+
+        ``self._batch`` changes only by whole assignments.  The one thing that
+        must never be lost is how many bytes the kernel took: ``extend(map())``
+        moves that number from the system call into the batch's list inside one
+        C call, where no interrupt can come between.
+        """
+        with self._writing:
+            while not self._blocked:
+                frames, total, offset, results = self._batch
+                offset += sum(results)
+                if offset < total:
+                    results = []
+                    self._batch = (frames, total, offset, results)
+                    try:
+                        results.extend(map(self._write, (_rest(frames, offset),)))
+                    except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                        self._blocked = True
+                        self._owner.wants_write(self)
+                    continue
+                # Retire these frames (again, if interrupted while doing so), and
+                # begin the next batch.
+                for frame in frames:
+                    if self._queue and self._queue[0] is frame:
+                        self._queue.popleft()
+                        self.sent_messages += 1
+                        self.sent_bytes += frame.size
+                count = min(len(self._queue), _VECTORS)
+                frames = tuple([self._queue[index] for index in range(count)])
+                self._batch = (frames, sum([frame.size for frame in frames]), 0, [])
+                if not frames:
+                    return
+
+    def _write_encrypted(self, pieces: list[memoryview]) -> int:
+        return self._sock.send(pieces[0])
+
+    def receive(self) -> list[Message]:
+        """Read what is there.  Raises WireError, LinkClosed, OSError."""
+        messages: list[Message] = []
+        budget = _READ_BUDGET
+        while budget > 0:
+            space = self._decoder.space()
+            try:
+                count = self._sock.recv_into(space)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            if count == 0:
+                if messages:
+                    # Deliver first; the end shows again at the next reading.
+                    break
+                raise LinkClosed(f"{self.name} closed the connection")
+            budget -= count
+            messages += self._decoder.advance(count)
+            if count < len(space) and not self._tls:
+                break
+        for message in messages:
+            self.received_messages += 1
+            self.received_bytes += message.size
+        return messages
+
+    def shut(self, reason: str) -> None:
+        """Mark closed and close the socket; the reactor has forgotten it already."""
+        self._closed = reason
+        # Not while a thread writes: the number of the socket may be used anew.
+        with self._writing:
+            self._queue.clear()
+            self._batch = ((), 0, 0, [])
+            self._sock.close()
+
+
+def _rest(frames: tuple[_Frame, ...], offset: int) -> list[memoryview]:
+    """What is left of a batch after *offset* bytes, at most _VECTORS pieces."""
+    pieces: list[memoryview] = []
+    for frame in frames:
+        if offset >= frame.size:
+            offset -= frame.size
+            continue
+        for piece in frame.pieces:
+            if offset >= len(piece):
+                offset -= len(piece)
+                continue
+            pieces.append(piece[offset:] if offset else piece)
+            offset = 0
+            if len(pieces) == _VECTORS:
+                return pieces
+    return pieces

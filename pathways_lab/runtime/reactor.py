@@ -1,0 +1,445 @@
+"""The one thread of a process that reads its links, accepts new ones, keeps timers.
+
+Problem: every process of the lab talks to several others at once; handlers
+must see messages one at a time and in order, and no peer, however slow, wrong
+or hostile, may stop the others from being heard.
+
+Rule for maintainers: the selector, the timers and the set of links belong to
+the reactor's thread; other threads hand work over with :meth:`Reactor.call_soon`.
+Nothing here waits, except the selector.  A handler that raises is reported and
+survived.  Handlers never block, and never call :meth:`Reactor.connect`.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import selectors
+import socket
+import ssl
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.runtime import address as addresses
+from pathways_lab.runtime import clock
+from pathways_lab.runtime.auth import AuthenticationError
+from pathways_lab.runtime.handshake import Arrival, Refused, meet, tune
+from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.wire import Limits, Message, WireError, encode
+
+OnMessage = Callable[[Link, str, dict[str, Any], list[memoryview]], None]
+OnClose = Callable[[Link, str], None]
+OnOpen = Callable[[Link, dict[str, Any]], None]
+Hello = dict[str, Any] | Callable[[Link, dict[str, Any]], dict[str, Any]]
+
+_HANDSHAKE_SECONDS = 10.0
+_ARRIVALS = 64
+"""Connections that may be on their way at once; the oldest gives way to a newer one."""
+_SWEEP_SECONDS = 0.5
+"""How long a frame can stay behind whose sender was interrupted twice at the worst moment."""
+
+
+@dataclass(slots=True)
+class _Listener:
+    sock: socket.socket
+    address: str
+    key: bytes
+    hello: Hello
+    tag: Any
+    context: ssl.SSLContext | None
+
+
+class Reactor:
+    """One thread that reads all links of a process.
+
+    on_message(link, op, fields, buffers): a message; the buffers are its own memory.
+    on_close(link, reason): called once for every link that was open.
+    on_open(link, peer_hello): an accepted link is ready (not for connected ones).
+    on_error(text): a handler raised; text is its traceback (default: standard error).
+    limits: what one incoming message may claim.
+
+    All of them are called in the reactor's thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        on_message: OnMessage,
+        on_close: OnClose,
+        on_open: OnOpen | None = None,
+        *,
+        on_error: Callable[[str], None] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.name = name
+        self.rejected = 0
+        """Connections and streams closed because they were foreign or malformed."""
+        self.message_bytes = 0
+        """Size on the wire of the message whose handler runs."""
+        self._on_message = on_message
+        self._on_close = on_close
+        self._on_open = on_open
+        self._on_error = on_error or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._limits = limits or Limits()
+        self._selector = selectors.DefaultSelector()
+        self._links: dict[Link, int] = {}
+        self._listeners: list[_Listener] = []
+        self._arrivals: dict[Arrival, _Listener] = {}
+        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._timers: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._numbers = itertools.count()
+        self._swept = time.monotonic()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+        self._awake = False
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._selector.register(self._wakee, selectors.EVENT_READ, self._drain_wakes)
+
+    # --- from any thread --------------------------------------------------------
+
+    def listen(
+        self,
+        address: str,
+        key: bytes,
+        hello: Hello,
+        *,
+        tag: Any = None,
+        context: ssl.SSLContext | None = None,
+    ) -> str:
+        """Accept connections at *address*; the real one (port 0 becomes a number).
+
+        hello: this end's hello, or a function of the new link and the hello of
+            the other end that returns it; it may set ``link.name``, and raises
+            Refused to turn the other end away with a reason.
+        tag: becomes ``link.tag`` of accepted links.
+        """
+        family, place = addresses.parse(address)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
+            sock.listen(128)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        listener = _Listener(sock, addresses.of_listener(sock), key, hello, tag, context)
+        self.call_soon(self._add_listener, listener)
+        return listener.address
+
+    def connect(
+        self,
+        address: str,
+        key: bytes,
+        hello: dict[str, Any],
+        timeout: float = 10.0,
+        *,
+        tag: Any = None,
+        name: str | None = None,
+        context: ssl.SSLContext | None = None,
+    ) -> Link:
+        """A link to *address*; waits until both ends are authenticated and greeted.
+
+        name: what to call the other end (default: the name in its hello).
+        ``link.peer`` is its hello, ``link.clock_offset`` the difference of clocks.
+        Raises Refused, AuthenticationError, WireError, TimeoutError, OSError.
+        """
+        if self.is_current():
+            raise RuntimeError("connect() waits: use connect_soon() in the reactor's thread")
+        sock, decoder, messages, offset = meet(address, key, hello, timeout, self._limits, context)
+        peer = messages[0].fields
+        link = Link(self, sock, name or str(peer.get("name", address)), peer, decoder, tag)
+        link.clock_offset = offset
+        self.call_soon(self._add_link, link, messages[1:])
+        return link
+
+    def connect_soon(
+        self,
+        address: str,
+        key: bytes,
+        hello: dict[str, Any],
+        done: Callable[[Link | Exception], Any],
+        timeout: float = 10.0,
+        **options: Any,
+    ) -> None:
+        """Like connect, without waiting: done(link or exception) in the reactor's thread."""
+
+        def work() -> None:
+            try:
+                result: Link | Exception = self.connect(address, key, hello, timeout, **options)
+            except Exception as error:
+                result = error
+            self.call_soon(done, result)
+
+        threading.Thread(target=work, name=f"{self.name}-connect", daemon=True).start()
+
+    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run function(*args) in the reactor's thread; calls keep their order."""
+        self._calls.append((function, args))
+        if not self._awake and not self.is_current():
+            self._awake = True
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
+
+    def call_later(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
+        """Run function(*args) in the reactor's thread after *seconds*."""
+        due = time.monotonic() + seconds
+        self.call_soon(self._add_timer, (due, next(self._numbers), function, args))
+
+    def is_current(self) -> bool:
+        """Whether the calling thread is the reactor's."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The open links."""
+        return tuple(self._links)
+
+    def start(self) -> None:
+        """Run in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def run_forever(self) -> None:
+        """Run in the calling thread, until :meth:`close`."""
+        self._thread = threading.current_thread()
+        self._run()
+
+    def close(self, reason: str = "closed by this end") -> None:
+        """Close links and listeners and end the thread.  Again is fine; waits for the end."""
+        self.call_soon(self._stop, reason)
+        if self._thread is None:
+            self._thread = threading.current_thread()
+            self._run()
+        elif not self.is_current():
+            self._done.wait(10.0)
+
+    # --- Owner, for links ---------------------------------------------------------
+
+    def wants_write(self, link: Link) -> None:
+        self.call_soon(self._watch, link)
+
+    def wants_close(self, link: Link, reason: str) -> None:
+        self.call_soon(self._close_link, link, reason)
+
+    # --- in the reactor's thread ----------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                for key, events in self._selector.select(self._patience()):
+                    self._guarded(key.data, events)
+                self._awake = False
+                for _ in range(len(self._calls)):
+                    function, args = self._calls.popleft()
+                    self._guarded(function, *args)
+                now = time.monotonic()
+                while self._timers and self._timers[0][0] <= now:
+                    _, _, function, args = heapq.heappop(self._timers)
+                    self._guarded(function, *args)
+                if now - self._swept >= _SWEEP_SECONDS:
+                    self._swept = now
+                    for link in tuple(self._links):
+                        if link.backlog:
+                            self._watch(link)
+        finally:
+            self._end()
+
+    def _patience(self) -> float:
+        if self._calls or self._stopping:
+            return 0.0
+        if not self._timers:
+            return _SWEEP_SECONDS
+        return min(_SWEEP_SECONDS, max(0.0, self._timers[0][0] - time.monotonic()))
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception:
+            self._on_error(f"{self.name}: a handler failed\n{traceback.format_exc()}")
+
+    def _drain_wakes(self, _events: int) -> None:
+        with contextlib.suppress(OSError):
+            self._wakee.recv(4096)
+
+    def _add_timer(self, timer: tuple[float, int, Callable[..., Any], tuple[Any, ...]]) -> None:
+        heapq.heappush(self._timers, timer)
+
+    def _add_listener(self, listener: _Listener) -> None:
+        self._listeners.append(listener)
+        self._selector.register(
+            listener.sock, selectors.EVENT_READ, lambda _events: self._accept(listener)
+        )
+
+    def _accept(self, listener: _Listener) -> None:
+        for _ in range(16):
+            try:
+                sock, _ = listener.sock.accept()
+            except OSError:
+                return
+            try:
+                tune(sock)
+                if listener.context is not None:
+                    sock = listener.context.wrap_socket(
+                        sock, server_side=True, do_handshake_on_connect=False
+                    )
+                arrival = Arrival(sock, listener.key, self._limits)
+            except OSError:
+                sock.close()
+                continue
+            if len(self._arrivals) >= _ARRIVALS:
+                self._turn_away(next(iter(self._arrivals)))
+            self._arrivals[arrival] = listener
+            self._selector.register(
+                sock, selectors.EVENT_READ, lambda _events, it=arrival: self._arriving(it)
+            )
+            self.call_later(_HANDSHAKE_SECONDS, self._turn_away, arrival)
+
+    def _turn_away(self, arrival: Arrival) -> None:
+        """Close a connection that is not a link yet; nothing if it is one by now."""
+        if self._arrivals.pop(arrival, None) is not None:
+            self.rejected += 1
+            self._selector.unregister(arrival.sock)
+            arrival.sock.close()
+
+    def _arriving(self, arrival: Arrival) -> None:
+        try:
+            messages = arrival.step()
+        except (AuthenticationError, WireError, OSError):
+            self._turn_away(arrival)
+            return
+        if not messages:
+            return
+        listener = self._arrivals[arrival]
+        peer = messages[0].fields
+        link = Link(
+            self,
+            arrival.sock,
+            str(peer.get("name", "?"))[:200],
+            peer,
+            arrival.decoder,
+            listener.tag,
+        )
+        try:
+            hello = listener.hello(link, peer) if callable(listener.hello) else listener.hello
+        except Refused as refusal:
+            with contextlib.suppress(OSError):
+                arrival.sock.send(b"".join(encode("refused", {"reason": str(refusal)})))
+            self._turn_away(arrival)
+            return
+        except Exception:
+            self._turn_away(arrival)
+            raise
+        del self._arrivals[arrival]
+        self._selector.unregister(arrival.sock)
+        self._add_link(link, [])
+        link.send("hello", {**hello, **clock.stamp()})
+        if self._on_open is not None:
+            self._on_open(link, peer)
+        for message in messages[1:]:
+            self._deliver(link, message)
+
+    def _add_link(self, link: Link, messages: list[Message]) -> None:
+        if self._stopping:
+            link.shut("closed by this end")
+            return
+        self._links[link] = selectors.EVENT_READ
+        self._selector.register(
+            link.sock, selectors.EVENT_READ, lambda events: self._ready(link, events)
+        )
+        for message in messages:
+            self._deliver(link, message)
+        if link.backlog:
+            self._watch(link)
+        if isinstance(link.sock, ssl.SSLSocket):
+            # Decrypted bytes may wait inside, where no selector sees them.
+            self.call_soon(self._read, link)
+
+    def _watch(
+        self, link: Link, events: int = selectors.EVENT_READ | selectors.EVENT_WRITE
+    ) -> None:
+        if link in self._links and self._links[link] != events:
+            self._links[link] = events
+            self._selector.modify(link.sock, events, self._selector.get_key(link.sock).data)
+
+    def _ready(self, link: Link, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            try:
+                if link.unblock():
+                    self._watch(link, selectors.EVENT_READ)
+            except OSError as error:
+                self._close_link(link, f"the connection to {link.name} broke: {error}")
+                return
+        if events & selectors.EVENT_READ:
+            self._read(link)
+
+    def _read(self, link: Link) -> None:
+        if link not in self._links:
+            return
+        try:
+            messages = link.receive()
+        except WireError as error:
+            self.rejected += 1
+            self._close_link(link, f"{link.name} sent a malformed message: {error}")
+            return
+        except LinkClosed as closed:
+            self._close_link(link, str(closed))
+            return
+        except OSError as error:
+            self._close_link(link, f"the connection to {link.name} broke: {error}")
+            return
+        for message in messages:
+            self._deliver(link, message)
+        if isinstance(link.sock, ssl.SSLSocket) and link in self._links and link.sock.pending():
+            self.call_soon(self._read, link)
+
+    def _deliver(self, link: Link, message: Message) -> None:
+        if link in self._links:
+            self.message_bytes = message.size
+            self._guarded(self._on_message, link, message.op, message.fields, message.buffers)
+
+    def _close_link(self, link: Link, reason: str) -> None:
+        if self._links.pop(link, None) is None:
+            return
+        self._selector.unregister(link.sock)
+        if link.backlog:
+            # Last words, as far as the socket takes them.
+            with contextlib.suppress(OSError):
+                link.unblock()
+        link.shut(reason)
+        self._guarded(self._on_close, link, reason)
+
+    def _stop(self, reason: str) -> None:
+        self._stopping = True
+        for listener in self._listeners:
+            self._selector.unregister(listener.sock)
+            listener.sock.close()
+            if listener.address.startswith("unix:"):
+                with contextlib.suppress(OSError):
+                    os.unlink(listener.address.removeprefix("unix:"))
+        self._listeners.clear()
+        for arrival in tuple(self._arrivals):
+            self._turn_away(arrival)
+        for link in tuple(self._links):
+            self._close_link(link, reason)
+
+    def _end(self) -> None:
+        if not self._done.is_set():
+            self._done.set()
+            self._selector.close()
+            self._waker.close()
+            self._wakee.close()

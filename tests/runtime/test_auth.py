@@ -1,0 +1,54 @@
+"""Authentication: both ends must hold the same key; no message can be reflected."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_lab.runtime import auth
+from pathways_lab.runtime.auth import AuthenticationError, Initiator, Responder
+
+KEY = bytes(range(32))
+
+
+def test_the_same_key_is_accepted_with_fixed_lengths() -> None:
+    one, two = Initiator(KEY), Responder(KEY)
+    greeting = one.greeting()
+    reply = two.reply(greeting)
+    answer = one.answer(reply)
+    two.check(answer)
+    assert (len(greeting), len(reply), len(answer)) == (
+        auth.GREETING_BYTES,
+        auth.REPLY_BYTES,
+        auth.ANSWER_BYTES,
+    )
+
+
+def test_a_wrong_key_is_refused_by_both_ends() -> None:
+    one, two = Initiator(bytes(32)), Responder(KEY)
+    reply = two.reply(one.greeting())
+    with pytest.raises(AuthenticationError, match="key"):
+        one.answer(reply)
+    with pytest.raises(AuthenticationError, match="key"):
+        two.check(bytes(auth.ANSWER_BYTES))
+
+
+def test_a_proof_cannot_be_reflected() -> None:
+    """An attacker who has an end prove itself cannot use that proof as its own."""
+    one, two = Initiator(KEY), Responder(KEY)
+    reply = two.reply(one.greeting())
+    with pytest.raises(AuthenticationError):
+        two.check(reply[-32:])
+
+
+def test_foreign_protocols_and_versions_are_named() -> None:
+    with pytest.raises(AuthenticationError, match="does not speak"):
+        Responder(KEY).reply(b"GET / HTTP/1.1\r\n".ljust(auth.GREETING_BYTES, b"x"))
+    other = bytearray(Initiator(KEY).greeting())
+    other[7] = 99
+    with pytest.raises(AuthenticationError, match="version 99"):
+        Responder(KEY).reply(bytes(other))
+
+
+def test_short_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="too short"):
+        Initiator(b"secret")

@@ -1,0 +1,250 @@
+"""Links between two reactors over real sockets: order, flooding, keys, bad bytes, closing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pathways_lab.runtime.auth import AuthenticationError, new_key
+from pathways_lab.runtime.handshake import Refused
+from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.wire import Limits, encode
+
+KEY = new_key()
+
+
+class End:
+    """One reactor that remembers what happened to it."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.messages: list[tuple[str, dict[str, Any], list[memoryview]]] = []
+        self.closed: list[str] = []
+        self.opened: list[Link] = []
+        self.errors: list[str] = []
+        self.on_message: Callable[[Link, str], None] | None = None
+        self.reactor = Reactor(
+            name,
+            self._message,
+            lambda link, reason: self.closed.append(reason),
+            lambda link, peer: self.opened.append(link),
+            on_error=self.errors.append,
+            **options,
+        )
+        self.reactor.start()
+
+    def _message(
+        self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
+    ) -> None:
+        self.messages.append((op, fields, buffers))
+        if self.on_message:
+            self.on_message(link, op)
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., End]]:
+    made: list[End] = []
+
+    def make(name: str, **options: Any) -> End:
+        made.append(End(name, **options))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.reactor.close()
+        assert not end.errors
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/s" if request.param == "unix" else "tcp://127.0.0.1:0"
+
+
+def test_hellos_names_and_replies(ends: Callable[..., End], where: str) -> None:
+    server, client = ends("server"), ends("client")
+
+    def greet(link: Link, peer: dict[str, Any]) -> dict[str, Any]:
+        link.name = "kernel-1"
+        return {"name": "control", "you": peer["pid"]}
+
+    address = server.reactor.listen(where, KEY, greet)
+    link = client.reactor.connect(address, KEY, {"name": "kernel", "pid": 7})
+    assert (link.name, link.peer["you"]) == ("control", 7)
+    assert link.clock_offset == 0.0  # one machine, one clock
+    until(lambda: server.opened)
+    assert server.opened[0].name == "kernel-1"
+    server.on_message = lambda link, op: link.send("pong") and None
+    link.send("ping", {"a": [1, None, "x"]}, [b"abc"])
+    until(lambda: client.messages)
+    assert client.messages[0][0] == "pong"
+    assert server.messages[0][1] == {"a": [1, None, "x"]}
+
+
+def test_two_ends_flooding_each_other_do_not_dead_lock(
+    ends: Callable[..., End], where: str
+) -> None:
+    """Both send 64 MiB before either has read any: only queues make this end."""
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(where, KEY, {"name": "server"})
+    link = client.reactor.connect(address, KEY, {"name": "client"})
+    until(lambda: server.opened)
+    data = np.random.default_rng(0).integers(0, 256, 8 << 20, dtype=np.uint8)
+
+    def flood(out: Link) -> None:
+        for number in range(8):
+            out.send("data", {"number": number}, [data, b"small"])
+
+    # From inside the reactors' own threads, which therefore do not read meanwhile.
+    server.reactor.call_soon(flood, server.opened[0])
+    client.reactor.call_soon(flood, link)
+    until(lambda: len(server.messages) == len(client.messages) == 8)
+    for end in (server, client):
+        assert [fields["number"] for _, fields, _ in end.messages] == list(range(8))
+        assert all(np.array_equal(np.frombuffer(b[0], np.uint8), data) for *_, b in end.messages)
+    until(lambda: link.pending == 0)
+
+
+def test_many_threads_send_whole_messages_each_in_order(ends: Callable[..., End]) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    link = client.reactor.connect(address, KEY, {})
+
+    def work(thread: int) -> None:
+        for number in range(300):
+            link.send("x", {"thread": thread, "number": number}, [bytes(number * 100)])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: len(server.messages) == 1200)
+    for thread in range(4):
+        got = [f["number"] for _, f, _ in server.messages if f["thread"] == thread]
+        assert got == list(range(300))
+
+
+def test_a_foreign_key_is_refused_and_tells_nothing(ends: Callable[..., End], where: str) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(where, KEY, {"name": "server", "secret": "s"})
+    with pytest.raises(AuthenticationError, match="key"):
+        client.reactor.connect(address, new_key(), {"name": "client"})
+    until(lambda: server.reactor.rejected == 1)
+    assert not server.opened
+
+
+def test_bytes_before_the_proof_are_not_parsed(ends: Callable[..., End]) -> None:
+    """A stranger who sends frames at once is closed; others go on."""
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    port = int(address.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"".join(encode("hello", {"name": "me"})).ljust(100, b"\0"))
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    assert client.reactor.connect(address, KEY, {}).peer["name"] == "server"
+    for sock in silent:
+        sock.close()
+    assert server.reactor.rejected >= 1
+
+
+def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End]) -> None:
+    server, client = ends("server", limits=Limits(header=1000)), ends("client")
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    bad = client.reactor.connect(address, KEY, {"name": "bad"})
+    good = client.reactor.connect(address, KEY, {"name": "good"})
+    bad.send("x", {"text": "a" * 2000})
+    until(lambda: server.closed)
+    assert server.closed[0].startswith("bad sent a malformed message: a header of 20")
+    assert server.closed[0].endswith("is over the limit 1000")
+    good.send("fine")
+    until(lambda: server.messages)
+    until(lambda: bad.closed)
+    with pytest.raises(LinkClosed, match="closed|broke"):
+        bad.send("x")
+
+
+def test_a_hello_can_be_refused_with_a_reason(ends: Callable[..., End]) -> None:
+    server, client = ends("server"), ends("client")
+
+    def refuse(link: Link, peer: dict[str, Any]) -> dict[str, Any]:
+        raise Refused("no room for another kernel")
+
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, refuse)
+    with pytest.raises(Refused, match="no room"):
+        client.reactor.connect(address, KEY, {})
+
+
+def test_a_silent_listener_times_out(ends: Callable[..., End], tmp_path: Path) -> None:
+    client = ends("client")
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(f"{tmp_path}/deaf")
+        deaf.listen()
+        with pytest.raises(TimeoutError, match="did not answer within 0.05 s"):
+            client.reactor.connect(f"unix:{tmp_path}/deaf", KEY, {}, timeout=0.05)
+
+
+def test_last_words_arrive_before_the_end(ends: Callable[..., End], where: str) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(where, KEY, {"name": "server"})
+    link = client.reactor.connect(address, KEY, {"name": "client"})
+    link.send("closing", {"reason": "done"})
+    link.close("done")
+    until(lambda: server.closed)
+    assert server.messages[0][0] == "closing"
+    assert server.closed == ["client closed the connection"]
+    assert client.closed == ["done"]
+
+
+def test_a_handler_that_raises_is_reported_and_survived() -> None:
+    server, client = End("server"), End("client")
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    link = client.reactor.connect(address, KEY, {})
+
+    def wrong(link: Link, op: str) -> None:
+        raise ValueError(op)
+
+    server.on_message = wrong
+    link.send("one")
+    link.send("two")
+    until(lambda: len(server.errors) == 2)
+    assert "ValueError: one" in server.errors[0]
+    client.reactor.close()
+    server.reactor.close()
+    server.reactor.close()
+
+
+def test_timers_and_connecting_without_waiting(ends: Callable[..., End]) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    seen: list[Any] = []
+    client.reactor.call_later(0.02, seen.append, "late")
+    client.reactor.call_later(0.01, seen.append, "early")
+    until(lambda: len(seen) == 2)
+    assert seen == ["early", "late"]
+    client.reactor.connect_soon(address, KEY, {}, seen.append)
+    client.reactor.connect_soon("tcp://127.0.0.1:1", KEY, {}, seen.append)
+    until(lambda: len(seen) == 4)
+    assert {type(result) for result in seen[2:]} == {Link, ConnectionRefusedError}
+
+
+def test_long_socket_paths_are_refused_with_the_remedy(ends: Callable[..., End]) -> None:
+    with pytest.raises(ValueError, match="shorter folder"):
+        ends("server").reactor.listen("unix:/" + "x" * 120, KEY, {})
