@@ -104,7 +104,7 @@ def run_once(place: int, kind: type[Link]) -> tuple[bool, list[int], list[int]]:
                 certain.append(number)
             except KeyboardInterrupt:
                 interrupted = True
-                assert desk.asked, "nobody was asked to write the rest"
+                assert desk.asked or not link.backlog, "nobody was asked to write the rest"
     assert not link._writing.locked()
     while not link.unblock():
         pass
@@ -164,13 +164,16 @@ def test_the_search_finds_a_writer_that_is_not_safe() -> None:
     assert torn
 
 
+def _ignore(*_: object) -> None: ...
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
 def test_a_thousand_real_interrupts(tmp_path: Any) -> None:
     """Signals at random moments, real sockets, both buffers full at times."""
     got: list[int] = []
     key, draw = new_key(), random.Random(1)
-    server = Reactor("server", lambda l, op, f, b: got.append(f["number"]), lambda l, r: None)
-    client = Reactor("client", lambda l, op, f, b: None, lambda l, r: None)
+    server = Reactor("server", lambda *message: got.append(message[2]["number"]), _ignore)
+    client = Reactor("client", _ignore, _ignore)
     address = server.listen(f"unix:{tmp_path}/s", key, {"name": "server"})
     server.start()
     client.start()

@@ -177,7 +177,7 @@ def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End]) -> N
     good.send("fine")
     until(lambda: server.messages)
     until(lambda: bad.closed)
-    with pytest.raises(LinkClosed, match="closed|broke"):
+    with pytest.raises(LinkClosed, match=r"closed|broke"):
         bad.send("x")
 
 
@@ -197,7 +197,7 @@ def test_a_silent_listener_times_out(ends: Callable[..., End], tmp_path: Path) -
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(f"{tmp_path}/deaf")
         deaf.listen()
-        with pytest.raises(TimeoutError, match="did not answer within 0.05 s"):
+        with pytest.raises(TimeoutError, match=r"did not answer within 0\.05 s"):
             client.reactor.connect(f"unix:{tmp_path}/deaf", KEY, {}, timeout=0.05)
 
 
