@@ -1,0 +1,219 @@
+"""``pw.emulated(ms)``: hold every device for a given time, without using a core.
+
+Problem: dispatch, order and overlap can only be seen where devices take time,
+and eight CPU "devices" on two cores cannot compute for 50 ms each side by
+side.  A computation that *sleeps* can.  It is an XLA custom call of a few lines
+of C++, built once per user; where no compiler is found a Python callback does
+the same, less exactly.
+
+Rule for maintainers: the held array is a real operand and a real result of the
+call, so XLA can neither drop it nor move it; and the call is declared pointwise
+to both partitioners, so that every device holds its own shard and nothing is
+gathered.  The tests count the collectives.
+
+Paper: section 5 (dispatch measured with trivial computations of known length).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxlib.mlir import ir
+
+TARGET = "pathways_lab_hold"
+"""Name of the custom call: exporting code must list it among ``disabled_checks``."""
+
+_SOURCE = pathlib.Path(__file__).with_name("emulated.cc")
+_lock = threading.Lock()
+Tree = TypeVar("Tree")
+
+
+# --- the shared library --------------------------------------------------------
+
+
+def cache_directory() -> pathlib.Path:
+    """A directory that only this user can write, made if need be.
+
+    The library in it is loaded as code, so a directory of somebody else's is
+    refused and a temporary one of our own used instead.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = pathlib.Path(base) / "pathways_lab"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.stat()
+        if info.st_uid == os.getuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return path
+    except OSError:
+        pass
+    return pathlib.Path(tempfile.mkdtemp(prefix="pathways_lab-"))
+
+
+def compiler() -> str | None:
+    """The C++ compiler that would be used, or None."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    return None
+
+
+def build() -> pathlib.Path | None:
+    """The library's path, built on first use (seconds); None without a compiler."""
+    key = hashlib.sha256(
+        "\0".join(
+            (_SOURCE.read_text(), jax.__version__, platform.machine(), platform.system())
+        ).encode()
+    ).hexdigest()[:16]
+    directory = cache_directory()
+    path = directory / f"emulated-{key}.so"
+    if path.exists():
+        return path
+    found = compiler()
+    if found is None:
+        return None
+    # Several processes may build at once: each its own file, moved in one step.
+    handle, scratch = tempfile.mkstemp(suffix=".so", dir=directory)
+    os.close(handle)
+    command = [found, "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+    command += ["-I", jax.ffi.include_dir(), str(_SOURCE), "-o", scratch]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        os.unlink(scratch)
+        return None
+    os.replace(scratch, path)
+    return path
+
+
+@functools.cache
+def _load() -> bool:
+    path = build()
+    if path is None:
+        return False
+    library = ctypes.CDLL(str(path))
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.PathwaysLabHold), platform="cpu")
+    jax.ffi.register_ffi_target_as_batch_partitionable(TARGET)
+    return True
+
+
+def register() -> bool:
+    """Make the custom call known to this process.  False: there is no compiler."""
+    with _lock:
+        return _load()
+
+
+# --- the operation ---------------------------------------------------------------
+
+_hold = Primitive("pathways_lab_hold")
+_hold.def_abstract_eval(lambda x, *, ms: x)
+_hold.def_impl(lambda x, *, ms: jax.jit(functools.partial(_hold.bind, ms=ms))(x))
+
+
+def _lower(context: Any, x: Any, *, ms: float) -> Any:
+    """A custom call whose dimensions are all batch dimensions but a last one of size 1."""
+    rule = jax.ffi.ffi_lowering(TARGET, operand_output_aliases={0: 0})
+    results = rule(context, x, ms=np.float64(ms))
+    result: Any = results[0] if isinstance(results, (list, tuple)) else results
+    shape = context.avals_in[0].shape
+    factors = [f"d{i}" if i > 17 else "ijklmnopqrstuvwxyz"[i] for i in range(len(shape))]
+    dims = f"[{', '.join(factors)}]"
+    sizes = ", ".join(f"{name}={size}" for name, size in zip(factors, shape, strict=True))
+    attributes = result.owner.attributes
+    attributes["sdy.sharding_rule"] = ir.Attribute.parse(
+        f"#sdy.op_sharding_rule<({dims})->({dims}) {{{sizes}}}>"
+    )
+    attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+        {"num_batch_dims": ir.StringAttr.get(str(len(shape) - 1))}
+    )
+    return results
+
+
+def _lower_elsewhere(context: Any, x: Any, *, ms: float) -> Any:
+    raise NotImplementedError(
+        f"pw.emulated({ms:g}) stands in for an accelerator and exists on CPU devices only; "
+        f"this function is being compiled for {', '.join(context.module_context.platforms)}. "
+        "Run it on a slice of kind 'cpu', or call a real computation."
+    )
+
+
+mlir.register_lowering(_hold, _lower, platform="cpu")
+mlir.register_lowering(_hold, _lower_elsewhere)
+ad.primitive_jvps[_hold] = lambda primals, tangents, *, ms: (
+    _hold.bind(primals[0], ms=ms),
+    tangents[0],
+)
+batching.primitive_batchers[_hold] = lambda args, dims, *, ms: (
+    # The last dimension is the helper of size 1: it has to stay the last.
+    _hold.bind(jnp.moveaxis(args[0], dims[0], 0), ms=ms),
+    0,
+)
+
+
+def _hold_by_callback(x: jax.Array, ms: float) -> jax.Array:
+    def sleep(value: Any) -> Any:
+        time.sleep(ms / 1e3)
+        return value
+
+    held: jax.Array = jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    return held
+
+
+def _hold_array(x: jax.Array, ms: float) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _hold_array(jax.random.key_data(x), ms)
+        keys: jax.Array = jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
+        return keys
+    if not register():
+        return _hold_by_callback(x, ms)
+    held: jax.Array = _hold.bind(x[..., None], ms=ms)
+    return held[..., 0]
+
+
+def emulated(ms: float) -> Callable[[Tree], Tree]:
+    """A function ``x -> x`` that holds the devices of its computation for *ms* milliseconds.
+
+    For use inside compiled functions on CPU devices; on an accelerator it
+    raises.  *x* is any pytree with at least one array that is not empty: its
+    largest array passes through the sleeping operation, and whatever uses any
+    of the returned arrays waits for it.  Gradients pass unchanged.
+
+    Where no C++ compiler is found, a Python callback sleeps on one device and
+    the others wait for it.
+    """
+    if not ms >= 0:
+        raise ValueError(f"emulated({ms!r}): the time in milliseconds must not be negative.")
+
+    def hold(x: Tree) -> Tree:
+        leaves, tree = jax.tree.flatten(x)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        held = max(range(len(arrays)), key=lambda i: int(arrays[i].size), default=-1)
+        if held < 0 or not arrays[held].size:
+            raise ValueError(
+                f"emulated({ms:g}) needs an array to hold on to, and got none that has elements. "
+                "Pass the array that the next operation uses."
+            )
+        arrays[held] = _hold_array(arrays[held], float(ms))
+        if len(arrays) > 1:
+            arrays = list(jax.lax.optimization_barrier(tuple(arrays)))
+        out: Tree = jax.tree.unflatten(tree, arrays)
+        return out
+
+    return hold
