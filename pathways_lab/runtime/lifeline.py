@@ -1,0 +1,232 @@
+"""Processes that end with their parent, and are told secrets only through a pipe.
+
+Problem: a killed notebook kernel runs no clean-up, yet nothing that it
+started may outlive it; and what a child must know (keys, certificates) may
+not appear in its arguments or environment, where others can read it.
+
+How: a child's standard input is a pipe whose only writer is its parent.  The
+first line is the configuration, as JSON; the end of the file means that the
+parent is gone, however it died, and the child exits at once.  Its own
+children have lifelines of their own, so the whole tree goes.  What a child
+reports to its parent are JSON lines on the pipe that was its standard output;
+everything that libraries print goes to a log file.
+
+Rule for maintainers: a child calls :func:`begin` before anything slow, and
+nothing in it relies on exit handlers; what must be undone at the end is given
+to :func:`at_end` and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_END_SECONDS = 1.0
+"""How long the functions given to at_end may take together."""
+_NOTEBOOK = (
+    "CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "JPY_PARENT_PID",
+    "JPY_SESSION_NAME", "MPLBACKEND", "PAGER", "PYTHONSTARTUP",
+)  # fmt: skip
+"""Environment that belongs to a notebook kernel and would mislead its children."""
+
+
+# --- the child's end -------------------------------------------------------------
+
+_configurations: queue.Queue[dict[str, Any]] = queue.Queue()
+_endings: list[Callable[[], object]] = []
+_reports: BinaryIO | None = None
+_reporting = threading.Lock()
+
+
+def begin() -> None:
+    """Attach this process to its parent's lifeline.  Once, first thing in a child.
+
+    From now on the process exits when the parent does, Ctrl-C in a terminal is
+    the parent's business, and standard output goes where standard error goes.
+    """
+    global _reports
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _reports = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    lifeline = os.fdopen(os.dup(0), "rb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()
+
+
+def _watch(lifeline: BinaryIO) -> None:
+    with contextlib.suppress(Exception):
+        for line in lifeline:
+            _configurations.put(json.loads(line))
+    # The end, or a line that is no JSON: nobody is there whom to obey.
+    leave()
+
+
+def leave() -> None:
+    """End this process now: functions given to at_end first, newest first."""
+    guard = threading.Timer(_END_SECONDS, os._exit, (0,))
+    guard.daemon = True
+    guard.start()
+    while _endings:
+        with contextlib.suppress(Exception):
+            _endings.pop()()
+    os._exit(0)
+
+
+def at_end(function: Callable[[], object]) -> None:
+    """Call function() when the parent is gone or :func:`leave` is called."""
+    _endings.append(function)
+
+
+def configuration() -> dict[str, Any]:
+    """The next configuration from the parent; waits for it."""
+    return _configurations.get()
+
+
+def report(**fields: Any) -> None:
+    """Tell the parent: one JSON line.  A parent that does not listen is no error."""
+    assert _reports is not None, "begin() comes first"
+    with _reporting, contextlib.suppress(OSError):
+        _reports.write(json.dumps(fields).encode() + b"\n")
+
+
+# --- the parent's end ------------------------------------------------------------
+
+
+class ChildDied(RuntimeError):
+    """A child ended, or said nothing in time; ``str()`` has the end of its log."""
+
+
+class Child:
+    """One child process, and this end of its lifeline.
+
+    log: the file with everything that it printed.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.pid = popen.pid
+        self._popen = popen
+        self._heard = b""
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, process {self.pid}>"
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that killed it."""
+        return self._popen.poll()
+
+    def tell(self, configuration: dict[str, Any]) -> None:
+        """Send one configuration.  Raises ChildDied when nobody reads it."""
+        assert self._popen.stdin is not None
+        try:
+            self._popen.stdin.write(json.dumps(configuration).encode() + b"\n")
+            self._popen.stdin.flush()
+        except OSError:
+            raise self._died("ended early") from None
+
+    def hear(self, timeout: float) -> dict[str, Any]:
+        """Its next report.  Raises ChildDied when it ends first or *timeout* seconds pass."""
+        assert self._popen.stdout is not None
+        descriptor = self._popen.stdout.fileno()
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._heard:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([descriptor], [], [], left)[0]:
+                raise self._died(f"said nothing for {timeout:g} s")
+            part = os.read(descriptor, 65536)
+            if not part:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(1.0)
+                raise self._died("ended early")
+            self._heard += part
+        line, _, self._heard = self._heard.partition(b"\n")
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def _died(self, how: str) -> ChildDied:
+        code = self.exit_code
+        state = "" if code is None else f" with exit code {code}"
+        return ChildDied(f"{self.name} (process {self.pid}) {how}{state}; {self.last_words()}")
+
+    def last_words(self, limit: int = 2000) -> str:
+        """The end of its log, for error messages."""
+        try:
+            text = self.log.read_bytes()[-limit:].decode(errors="replace").strip()
+        except OSError:
+            text = ""
+        return f"its last lines:\n{text}" if text else "it printed nothing"
+
+    def let_go(self) -> None:
+        """Close the lifeline: the child begins to end.  Does not wait."""
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def end(self, patience: float = 3.0) -> None:
+        """Close the lifeline and wait; after *patience* seconds kill.  Again is fine."""
+        self.let_go()
+        try:
+            self._popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+def spawn(
+    module: str,
+    configuration: dict[str, Any] | None,
+    *,
+    name: str,
+    folder: Path,
+    environment: dict[str, str] | None = None,
+) -> Child:
+    """Start ``python -m module`` on a lifeline of this process.
+
+    configuration: its first one, or None to :meth:`Child.tell` it later.
+    name: for people, and for its log file in *folder*.
+    environment: variables to set in addition to this process's own.
+    """
+    log = folder / f"{name.replace('/', '-')}.log"
+    with open(log, "ab") as output:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=_environment() | (environment or {}),
+            # A process group of its own: Ctrl-C in a terminal is for the parent.
+            start_new_session=True,
+        )
+    child = Child(popen, name, log)
+    if configuration is not None:
+        child.tell(configuration)
+    return child
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, without what belongs to notebooks, able to import us."""
+    environment = {k: v for k, v in os.environ.items() if k not in _NOTEBOOK}
+    root = str(Path(__file__).resolve().parents[2])
+    if "site-packages" not in root:
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+    return environment

@@ -1,0 +1,38 @@
+"""A child for the tests of lifelines: does what its configuration says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from pathways_lab.runtime import lifeline
+
+
+def main() -> None:
+    lifeline.begin()
+    print("printed to standard output", flush=True)
+    config = lifeline.configuration()
+    if config.get("fail"):
+        sys.exit("a reason on standard error")
+    if config.get("leave_behind"):
+        marker = Path(config["leave_behind"])
+        lifeline.at_end(lambda: marker.write_text("ended"))
+    pids = [os.getpid()]
+    if config.get("depth"):
+        child = lifeline.spawn(
+            "tests.runtime.lifeline_child",
+            {**config, "depth": config["depth"] - 1},
+            name=f"child{config['depth']}",
+            folder=Path(config["folder"]),
+        )
+        pids += child.hear(20)["pids"]
+    lifeline.report(pids=pids, variables=sorted(os.environ))
+    if config.get("deaf"):
+        os.kill(os.getpid(), 19)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

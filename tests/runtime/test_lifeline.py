@@ -1,0 +1,100 @@
+"""A tree of processes ends with its root, however the root dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+
+pytestmark = pytest.mark.cluster
+MODULE = "tests.runtime.lifeline_child"
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Child]:
+    def make(**config: object) -> Child:
+        return spawn(MODULE, {"folder": str(tmp_path), **config}, name="root", folder=tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_grandchildren_go_when_the_root_is_killed(start: Callable[..., Child], how: int) -> None:
+    child = start(depth=2)
+    pids = child.hear(20)["pids"]
+    assert len(pids) == 3
+    os.kill(child.pid, how)
+    assert gone(pids)
+    child.end()
+
+
+def test_the_end_of_the_lifeline_runs_the_last_duties(
+    start: Callable[..., Child], tmp_path: Path
+) -> None:
+    child = start(leave_behind=str(tmp_path / "marker"))
+    child.hear(20)
+    child.end()
+    child.end()
+    assert not child.alive
+    assert (tmp_path / "marker").read_text() == "ended"
+
+
+def test_a_child_that_dies_tells_why(start: Callable[..., Child]) -> None:
+    child = start(fail=True)
+    with pytest.raises(ChildDied, match=r"root .* exit code 1; .*\n.*output\na reason on"):
+        child.hear(20)
+    child.end()
+
+
+def test_a_stopped_child_is_killed_by_end(start: Callable[..., Child]) -> None:
+    child = start(deaf=True)
+    child.hear(20)
+    started = time.monotonic()
+    child.end(patience=0.2)
+    assert time.monotonic() - started < 5
+    assert child.exit_code == -signal.SIGKILL
+
+
+def test_ctrl_c_is_for_the_parent_and_notebook_variables_stay_with_it(
+    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    child = start()
+    assert "MPLBACKEND" not in child.hear(20)["variables"]
+    os.kill(child.pid, signal.SIGINT)
+    time.sleep(0.1)
+    assert child.alive
+    assert os.getpgid(child.pid) != os.getpgid(0)
+    child.end()
+
+
+def test_nothing_secret_is_visible_from_outside(start: Callable[..., Child]) -> None:
+    child = start(key="f00dfeed")
+    child.hear(20)
+    process = psutil.Process(child.pid)
+    assert "f00dfeed" not in " ".join(process.cmdline())
+    assert "f00dfeed" not in str(process.environ())
+    child.end()
