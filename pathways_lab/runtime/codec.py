@@ -39,6 +39,35 @@ def pack(value: Any) -> Any:
     return [cls.__name__, *_class_pack(cls)(value)]
 
 
+def pack_fields(value: Any) -> dict[str, Any]:
+    """The same as a map from field names: for a message that *is* the dataclass."""
+    cls: type = type(value)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return dict(zip(names, _class_pack(cls)(value), strict=True))
+
+
+def unpack_fields(cls: type[T], plain: dict[str, Any]) -> T:
+    """The inverse of :func:`pack_fields`; absent fields take their defaults, others are ignored.
+
+    Raises CodecError.
+    """
+    values: list[Any] = []
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        if field.name in plain:
+            values.append(plain[field.name])
+        elif field.default is not dataclasses.MISSING:
+            values.append(_default_pack(cls, field.name, field.default))
+        else:
+            raise CodecError(f"{cls.__name__}.{field.name} is missing")
+    built: T = _class_unpack(cls)(values)
+    return built
+
+
+def _default_pack(cls: type, name: str, default: Any) -> Any:
+    packer = _packer(get_type_hints(cls)[name])
+    return default if packer is None else packer(default)
+
+
 @overload
 def unpack(cls: type[T], plain: Any) -> T: ...
 @overload

@@ -14,7 +14,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime.codec import CodecError, pack, unpack
+from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack, unpack_fields
 from pathways_lab.timeline.records import Record, Span
 
 LAYOUT = Layout((("x", 2),), (("x",), ()))
@@ -77,3 +77,13 @@ def _listed(plain: object) -> object:
 def test_ill_typed_data_is_refused_with_the_field(cls: type, value: object, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         unpack(cls, value)
+
+
+def test_a_message_that_is_a_dataclass_travels_as_named_fields() -> None:
+    report = m.HostReport(1.0, "c", "h", failed=((7, 2, Failure("lost", "gone")),))
+    fields = msgpack.unpackb(msgpack.packb(pack_fields(report)))
+    assert unpack_fields(m.HostReport, {**fields, "records": []}) == report
+    del fields["compiled"], fields["resident"]
+    assert unpack_fields(m.HostReport, fields) == report
+    with pytest.raises(CodecError, match="HostReport.host is missing"):
+        unpack_fields(m.HostReport, {"time": 1.0, "cause": ""})
