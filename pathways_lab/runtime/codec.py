@@ -59,7 +59,8 @@ def unpack_fields(cls: type[T], plain: dict[str, Any]) -> T:
             values.append(_default_pack(cls, field.name, field.default))
         else:
             raise CodecError(f"{cls.__name__}.{field.name} is missing")
-    built: T = _class_unpack(cls)(values)
+    kind: type = cls
+    built: T = _class_unpack(kind)(values)
     return built
 
 

@@ -85,5 +85,5 @@ def test_a_message_that_is_a_dataclass_travels_as_named_fields() -> None:
     assert unpack_fields(m.HostReport, {**fields, "records": []}) == report
     del fields["compiled"], fields["resident"]
     assert unpack_fields(m.HostReport, fields) == report
-    with pytest.raises(CodecError, match="HostReport.host is missing"):
+    with pytest.raises(CodecError, match=r"HostReport\.host is missing"):
         unpack_fields(m.HostReport, {"time": 1.0, "cause": ""})
