@@ -1,0 +1,95 @@
+"""The command line: ``python -m pathways_lab lab | demo | doctor``.
+
+Problem: the first command that somebody runs must either work or say in one
+sentence what to do.  So the command line itself needs nothing but the standard
+library until it knows that the rest is there.
+
+Rule for maintainers: the top layer.  It may import every other one, nobody
+imports it; module-level imports are the standard library and this folder, so
+that ``doctor`` runs where JAX or Jupyter are broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pathways_lab.cli import platforms
+
+DESCRIPTION = "One notebook drives many accelerators as one machine."
+EPILOG = "Help for one command: python -m pathways_lab COMMAND --help"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m pathways_lab", description=DESCRIPTION, epilog=EPILOG
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    lab = commands.add_parser(
+        "lab",
+        help="start JupyterLab with the quickstart open",
+        description="Copy the notebooks into a folder of yours and open the quickstart in "
+        "JupyterLab. Copies that are there already are kept. Options that are not listed here "
+        "go to JupyterLab, for example --no-browser or --port=9000.",
+    )
+    lab.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("lab-notebooks"),
+        help="where the copies go (default: %(default)s)",
+    )
+    lab.add_argument(
+        "--fresh",
+        action="store_true",
+        help="take the notebooks as shipped; copies that differ are kept under another name",
+    )
+    lab.add_argument(
+        "--in-place",
+        action="store_true",
+        help="open the shipped notebooks themselves, for working on them in a checkout",
+    )
+
+    demo = commands.add_parser(
+        "demo",
+        help="run the quickstart without a browser",
+        description="Execute a notebook from top to bottom and leave it with its outputs.",
+    )
+    demo.add_argument("--notebook", default="00_quickstart.ipynb", help="default: %(default)s")
+    demo.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build", "demo"),
+        help="folder for the executed notebook (default: %(default)s)",
+    )
+
+    commands.add_parser(
+        "doctor",
+        help="check this machine and say what to do",
+        description="One line for each thing that the lab needs: its state, what it is, what to "
+        "do. The exit status is 1 when something is missing without which the lab cannot run.",
+    )
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (0 good, 1 failed, 2 wrong usage)."""
+    options, rest = parser().parse_known_args(arguments)
+    if rest and options.command != "lab":
+        parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command == "doctor":
+        from pathways_lab.cli import doctor
+
+        return doctor.run()
+    if refusal := platforms.refusal(platforms.this_machine()):
+        print(f"Pathways Lab does not run here: {refusal}")
+        return 1
+    if options.command == "demo":
+        from pathways_lab.cli import demo
+
+        return demo.run(options.notebook, options.output)
+    from pathways_lab.cli import jupyter
+
+    return jupyter.run(options.folder, options.fresh, options.in_place, rest)
