@@ -1,0 +1,103 @@
+"""The control plane's memory of what happened, and who is told.
+
+Problem: records come in bursts from many hosts; clients that watch must get
+them soon, in few messages, and one that reads slowly must cost nobody
+anything.
+
+Rule for maintainers: everything is bounded; what is not sent is counted, and
+the count is sent as a ``dropped`` sample, because a picture that hides a loss
+lies.  Records stay packed: nobody looks into them here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from pathways_lab.runtime.codec import pack
+from pathways_lab.timeline.records import Sample
+
+BATCH_SECONDS = 0.05
+"""Watchers get at most one message per this many seconds."""
+_BATCH = 20_000
+"""Records in one message."""
+_SLOW = 16 << 20
+"""Bytes that may wait for a watcher that does not read, before records are left out."""
+
+
+class Watcher(Protocol):
+    """A link, as far as it matters here."""
+
+    @property
+    def pending(self) -> int: ...
+
+    def send(self, op: str, fields: dict[str, Any]) -> int: ...
+
+
+@dataclass(slots=True)
+class _Reader:
+    watcher: Watcher
+    dropped: int = 0
+
+
+class Broadcast:
+    """A bounded log of packed records, and the watchers that follow it.
+
+    capacity: records kept for watchers that come later.
+    """
+
+    def __init__(self, capacity: int = 100_000) -> None:
+        self._log: deque[Any] = deque(maxlen=capacity)
+        self._fresh: list[Any] = []
+        self._lost = 0
+        self._readers: dict[str, _Reader] = {}
+
+    def add(self, records: Iterable[Any]) -> bool:
+        """Remember packed records.  True when a flush is due that was not due before."""
+        due = bool(self._fresh)
+        for record in records:
+            if len(self._log) == self._log.maxlen:
+                self._lost += 1
+            self._log.append(record)
+            if self._readers:
+                self._fresh.append(record)
+        return bool(self._fresh) and not due
+
+    def watch(self, name: str, watcher: Watcher, time: float) -> None:
+        """Tell *watcher* what is remembered now, and what comes from now on."""
+        if name in self._readers:
+            return
+        self.flush(time)
+        reader = self._readers[name] = _Reader(watcher, self._lost)
+        for start in range(0, len(self._log), _BATCH):
+            self._send(reader, list(islice(self._log, start, start + _BATCH)), time)
+
+    def unwatch(self, name: str) -> None:
+        """Stop telling; an unknown name is fine."""
+        self._readers.pop(name, None)
+        if not self._readers:
+            self._fresh.clear()
+
+    def flush(self, time: float) -> None:
+        """Send what is new to all watchers."""
+        fresh, self._fresh = self._fresh, []
+        for reader in list(self._readers.values()) if fresh else ():
+            # The newest are the ones that a live view can still use.
+            reader.dropped += max(0, len(fresh) - _BATCH)
+            self._send(reader, fresh[-_BATCH:], time)
+
+    def _send(self, reader: _Reader, records: Sequence[Any], time: float) -> None:
+        if reader.watcher.pending > _SLOW:
+            reader.dropped += len(records)
+            return
+        if reader.dropped:
+            records = [pack(Sample("dropped", time, float(reader.dropped))), *records]
+            reader.dropped = 0
+        try:
+            reader.watcher.send("records", {"records": records})
+        except ConnectionError:
+            # Its closing is on the way and will remove it.
+            reader.dropped += len(records)

@@ -1,0 +1,150 @@
+"""The control plane's process: ``python -m pathways_lab.runtime.control_plane``.
+
+Problem: what orders all islands for all clients must answer in microseconds,
+so it shares a process with nobody: not with a notebook kernel, whose cells
+keep the interpreter busy, and not with the Dask scheduler, whose event loop
+stalls for tens of milliseconds under load.
+
+It listens twice: for clients, and for hosts with another key, so that no
+client can pass as a host.  Its life hangs on the process that started it.
+
+Rule for maintainers: this module only connects the reactor with the rim.
+
+Paper: section 4 (the resource manager and the schedulers of all islands), here
+in one place on purpose: the order of gangs must be one.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.broadcast import BATCH_SECONDS
+from pathways_lab.runtime.handshake import Refused
+from pathways_lab.runtime.intake import host_seen
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.registry import ClientSeen, HostSeen
+from pathways_lab.runtime.rim import Core, Rim
+from pathways_lab.runtime.wire import Limits
+
+_LIMITS = Limits(header=64 << 20, buffers=4096, body=1 << 30)
+"""Largest message: a plan of some hundred thousand steps; code or arguments of 1 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """client: to connect as a client.  host: as a host.  data: for data links to hosts."""
+
+    client: bytes
+    host: bytes
+    data: bytes
+
+
+class ControlPlane:
+    """A reactor, a rim and a core, connected.
+
+    client_address, host_address: the real ones of the two listeners.
+    """
+
+    def __init__(self, core: Core, keys: Keys, client_listen: str, host_listen: str) -> None:
+        self._keys = keys
+        self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
+        self.rim = Rim(core, time.monotonic, self._flush_later)
+        self.client_address = self.reactor.listen(client_listen, keys.client, self._meet_client)
+        self.host_address = self.reactor.listen(host_listen, keys.host, self._meet_host)
+
+    def close(self, reason: str) -> None:
+        """Tell the clients, close everything, wait at most a moment."""
+        told = threading.Event()
+        self.reactor.call_soon(self.rim.closing, reason)
+        self.reactor.call_soon(told.set)
+        told.wait(0.2)
+        self.reactor.close(reason)
+
+    def _flush_later(self) -> None:
+        self.reactor.call_later(BATCH_SECONDS, self.rim.flush)
+
+    # --- links -------------------------------------------------------------------
+
+    def _meet_client(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        if hello.get("role") != "client":
+            raise Refused("this address is for clients")
+        pid = hello.get("pid")
+        client = self.rim.new_client(str(hello.get("name"))[:100], pid if type(pid) is int else 0)
+        link.name, link.tag = client.name, client
+        return {
+            "role": "control",
+            "name": "control",
+            "client": client.name,
+            "number": client.number,
+            "topology": self.rim.registry.topology(),
+            "data_key": self._keys.data,
+            "emulated": any(host.emulated for host in self.rim.registry.hosts.values()),
+        }
+
+    def _meet_host(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        if hello.get("role") != "host":
+            raise Refused("this address is for hosts")
+        try:
+            link.tag = host_seen(hello)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused(f"the hello of a host lacks something: {error!r}") from error
+        link.name = link.tag.name
+        return {"role": "control", "name": "control"}
+
+    def _opened(self, link: Link, hello: dict[str, Any]) -> None:
+        if isinstance(link.tag, ClientSeen):
+            self.rim.client_joined(link.tag, link)
+        else:
+            for other in self.reactor.links:
+                same = isinstance(other.tag, HostSeen) and other.name == link.name
+                if same and other is not link:
+                    other.close(f"{link.name} was replaced by a new device process")
+            self.rim.host_joined(link.tag, link)
+
+    def _closed(self, link: Link, reason: str) -> None:
+        if isinstance(link.tag, ClientSeen):
+            self.rim.client_left(link.tag.name, reason)
+        else:
+            self.rim.host_lost(link.tag.name, reason, link)
+
+    def _message(
+        self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
+    ) -> None:
+        size = self.reactor.message_bytes
+        seen: ClientSeen | HostSeen = link.tag
+        if not self.rim.is_current(seen.name, link):
+            return
+        if isinstance(seen, ClientSeen):
+            self.rim.from_client(seen.name, op, fields, buffers, size)
+            return
+        try:
+            self.rim.from_host(seen.name, op, fields, buffers, size)
+        except (KeyError, TypeError, ValueError) as error:
+            # A host that talks nonsense is no host; its island must know.
+            link.close(f"{seen.name} sent a malformed message {op[:40]!r}: {error}")
+
+
+def main() -> None:
+    """The process: configuration in, addresses out, then serve until the parent is gone."""
+    lifeline.begin()
+    from pathways_lab.core.control import Control
+
+    config = lifeline.configuration()
+    keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
+    plane = ControlPlane(Control(), keys, config["client_listen"], config["host_listen"])
+    lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
+    lifeline.report(client_address=plane.client_address, host_address=plane.host_address)
+    # What start-up allocated stays: the collector need not walk it again.
+    gc.collect()
+    gc.freeze()
+    plane.reactor.run_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""What clients and hosts say, as events of the core: checked, and nothing decided.
+
+Problem: bytes from other processes become events that the core trusts.  Here
+every field is checked, and every id for its owner; a wrong message is refused
+with its reason and changes nothing.
+
+Rule for maintainers: no clock and no sockets here; parcels go to the registry
+only after all checks of the message have passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.program import Plan
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.runtime.codec import unpack, unpack_fields
+from pathways_lab.runtime.registry import Arguments, ClientSeen, HostSeen, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """One message of a client, with what is needed to judge it."""
+
+    registry: Registry
+    client: ClientSeen
+    fields: dict[str, Any]
+    buffers: list[memoryview]
+    time: float
+    cause: str
+
+    def stamped(self) -> dict[str, Any]:
+        """The fields, with what the sender cannot choose."""
+        return {
+            **self.fields,
+            "time": self.time,
+            "cause": self.cause,
+            "client": self.client.name,
+        }
+
+
+class Rejected(ValueError):
+    """A message that cannot be taken.  subject: what it was about, e.g. ``"run 7"``."""
+
+    def __init__(self, subject: str, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.subject = subject
+        self.remedy = remedy
+
+
+def client_event(
+    registry: Registry,
+    client: ClientSeen,
+    op: str,
+    fields: dict[str, Any],
+    buffers: list[memoryview],
+    time: float,
+) -> m.Event:
+    """The event that a client's message means.  Raises Rejected."""
+    handler = _HANDLERS.get(op)
+    if handler is None:
+        raise Rejected(op[:40], f"no message of clients is called {op[:40]!r}")
+    client.messages += 1
+    cause = f"{client.name}:{client.messages}"
+    try:
+        return handler(_Letter(registry, client, fields, buffers, time, cause))
+    except Rejected:
+        raise
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        # CodecError is a ValueError; a missing field is a KeyError.
+        text = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Rejected(_subject(op, fields), f"malformed message {op!r}: {text}") from error
+
+
+def host_report(host: HostSeen, fields: dict[str, Any], time: float, cause: str) -> m.HostReport:
+    """The event in a host's report.  Raises CodecError (a ValueError)."""
+    return unpack_fields(m.HostReport, {**fields, "time": time, "cause": cause, "host": host.name})
+
+
+def host_seen(hello: dict[str, Any]) -> HostSeen:
+    """The host that a hello describes.  Raises KeyError, ValueError, TypeError."""
+    values = {
+        field.name: hello[field.name]
+        for field in dataclasses.fields(HostSeen)
+        if field.name in hello or field.default is dataclasses.MISSING
+    }
+    seen = HostSeen(**{**values, "block": tuple(values.get("block", ()))})
+    texts = (seen.name, seen.island, seen.kind, seen.data_address)
+    if not all(type(text) is str and text for text in texts):
+        raise ValueError("name, island, kind and data_address must be text")
+    if not all(type(n) is int and n >= 0 for n in (seen.devices, seen.memory, seen.pid)):
+        raise ValueError("devices, memory and pid must be numbers")
+    return seen
+
+
+def _subject(op: str, fields: dict[str, Any]) -> str:
+    for name in ("run", "slice", "buffer", "function"):
+        if isinstance(fields.get(name), int | str):
+            return f"{name} {str(fields[name])[:64]}"
+    return op
+
+
+def _integer(fields: dict[str, Any], name: str) -> int:
+    value = fields[name]
+    if type(value) is not int:
+        raise TypeError(f"{name} is not a whole number")
+    return value
+
+
+def _own(client: ClientSeen, identities: Iterable[Any], what: str) -> None:
+    for identity in identities:
+        if type(identity) is not int or identity >> 32 != client.number:
+            raise Rejected(
+                f"{what} {str(identity)[:40]}",
+                f"{what} {str(identity)[:40]} does not belong to {client.name}",
+                "use only handles and slices of this connection",
+            )
+
+
+def _slice(letter: _Letter) -> m.Event:
+    slice_id = _integer(letter.fields, "slice")
+    _own(letter.client, [slice_id], "slice")
+    request = unpack(SliceRequest, letter.fields["request"])
+    return m.SliceRequested(letter.time, letter.cause, letter.client.name, slice_id, request)
+
+
+def _release(letter: _Letter) -> m.Event:
+    slice_id = _integer(letter.fields, "slice")
+    _own(letter.client, [slice_id], "slice")
+    return m.SliceReleased(letter.time, letter.cause, letter.client.name, slice_id)
+
+
+def _function(letter: _Letter) -> m.Event:
+    slice_id, key = _integer(letter.fields, "slice"), letter.fields["function"]
+    _own(letter.client, [slice_id], "slice")
+    if type(key) is not str:
+        raise TypeError("function is not text")
+    parcel = (letter.client.number, key)
+    if letter.buffers:
+        letter.registry.blobs[parcel] = letter.buffers[0]
+    elif parcel not in letter.registry.blobs:
+        raise Rejected(f"function {key[:64]}", "the code of the function did not come with it")
+    letter.registry.functions[key, slice_id] = letter.fields
+    return m.FunctionAnnounced(letter.time, letter.cause, letter.client.name, key, slice_id)
+
+
+def _program(letter: _Letter) -> m.Event:
+    plan = unpack(Plan, letter.fields["plan"])
+    _own(letter.client, plan.slices, "slice")
+    owner = letter.registry.plans.get(plan.key)
+    if owner is not None and owner[0] != letter.client.name:
+        raise Rejected(f"program {plan.key[:64]}", "another client has a program of this key")
+    letter.registry.plans[plan.key] = (letter.client.name, plan, letter.fields["plan"])
+    return m.ProgramRegistered(letter.time, letter.cause, letter.client.name, plan)
+
+
+def _submit(letter: _Letter) -> m.Event:
+    event = unpack_fields(m.RunSubmitted, letter.stamped())
+    _own(letter.client, [event.run], "run")
+    _own(letter.client, [i for i in event.inputs if i is not None], "buffer")
+    _own(letter.client, event.outputs, "buffer")
+    if (
+        event.plan in letter.registry.plans
+        and letter.registry.plans[event.plan][0] != letter.client.name
+    ):
+        raise Rejected(f"run {event.run}", "the program belongs to another client")
+    places = {int(index): int(place) for index, place in letter.fields.get("arguments", {}).items()}
+    given = {index for index, bound in enumerate(event.inputs) if bound is None}
+    if set(places) != given or not all(
+        0 <= place < len(letter.buffers) for place in places.values()
+    ):
+        raise Rejected(
+            f"run {event.run}",
+            f"inputs {sorted(given)} need arguments; the message has them for {sorted(places)}",
+        )
+    if event.run in letter.registry.programs:
+        raise Rejected(f"run {event.run}", f"run {event.run} was submitted already")
+    letter.registry.programs[event.run] = (letter.client.name, event.plan)
+    if places:
+        letter.registry.arguments[event.run] = Arguments(places, letter.buffers)
+    return event
+
+
+def _declare(letter: _Letter) -> m.Event:
+    event = unpack_fields(m.BufferDeclared, letter.stamped())
+    _own(letter.client, [event.buffer], "buffer")
+    _own(letter.client, [event.slice], "slice")
+    if event.nbytes < 0:
+        raise ValueError("nbytes is negative")
+    return event
+
+
+def _drop(letter: _Letter) -> m.Event:
+    event = unpack_fields(m.BuffersDropped, letter.stamped())
+    _own(letter.client, event.buffers, "buffer")
+    return event
+
+
+def _cancel(letter: _Letter) -> m.Event:
+    run = _integer(letter.fields, "run")
+    _own(letter.client, [run], "run")
+    return m.RunCancelled(letter.time, letter.cause, letter.client.name, run)
+
+
+_HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
+    "slice": _slice,
+    "release-slice": _release,
+    "function": _function,
+    "program": _program,
+    "submit": _submit,
+    "declare": _declare,
+    "drop": _drop,
+    "cancel": _cancel,
+}
+
+CLIENT_OPS = frozenset(_HANDLERS)
+"""The messages of clients that become events."""

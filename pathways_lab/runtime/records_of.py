@@ -1,0 +1,209 @@
+"""The records of one step of the core: a pure function of event and commands.
+
+Problem: the timeline must tell what the control plane decided without the core
+knowing that anybody looks.  Everything worth remembering is in the event that
+went in and the commands that came out.
+
+Rule for maintainers: no state, no clock; the registry is read, never changed.
+What is measured on hosts comes from their own records, not from here.
+
+Paper: section 4.4 (the order on each island is what these records show).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.program import Call, Plan, SliceId, Step
+from pathways_lab.runtime.registry import Registry
+from pathways_lab.timeline.records import Event, Record
+
+
+def records_of(
+    event: m.Event, commands: Sequence[m.Command], registry: Registry
+) -> Iterator[Record]:
+    """What *event* and the *commands* that it caused are remembered as.
+
+    registry: as it is after the commands' bindings are known and before their
+        runs are forgotten.
+    """
+    before = _EVENTS.get(type(event))
+    if before is not None:
+        yield before(event, registry)
+    windows: set[tuple[int, str, int]] = set()
+    for command in commands:
+        if isinstance(command, m.Grant):
+            island = registry.hosts[command.host].island if command.host in registry.hosts else ""
+            window = (command.run, island, command.place)
+            if window not in windows:
+                windows.add(window)
+                yield from _granted(command, island, event.time, registry)
+            continue
+        after = _COMMANDS.get(type(command))
+        if after is not None:
+            yield after(command, event.time, registry)
+
+
+def message(
+    time: float, kind: str, source: str, target: str, size: int, run: int, program: str
+) -> Event:
+    """One wire message that belongs to a run.  size: bytes on the wire."""
+    return Event(
+        "message",
+        time,
+        run=run,
+        program=program,
+        args={"kind": kind, "source": source, "target": target, "bytes": size},
+    )
+
+
+def _granted(grant: m.Grant, island: str, time: float, registry: Registry) -> Iterator[Event]:
+    """The gangs that one window places on one island, numbered as the core numbers them."""
+    known = registry.plans.get(grant.plan)
+    if known is None:
+        return
+    client, plan, _ = known
+    place = grant.place
+    for number in range(grant.first, grant.last):
+        step = plan.steps[number]
+        slices = _slices_of(step, plan)
+        if not any(_island(slice_id, registry) == island for slice_id in slices):
+            continue
+        if isinstance(step.node, Call):
+            binding = registry.bindings.get(step.node.slice)
+            yield Event(
+                "granted",
+                time,
+                island,
+                run=grant.run,
+                step=number,
+                program=plan.name,
+                node=step.node.name,
+                client=client,
+                args={
+                    "seq": place,
+                    "epoch": grant.epoch,
+                    "slice": step.node.slice,
+                    "line": str(step.node.line),
+                    "hosts": binding.hosts if binding is not None else (),
+                },
+            )
+        place += 1
+
+
+def _slices_of(step: Step, plan: Plan) -> tuple[SliceId | None, ...]:
+    if isinstance(step.node, Call):
+        return (step.node.slice,)
+    return plan.values[step.node.input].slice, plan.values[step.node.output].slice
+
+
+def _island(slice_id: SliceId | None, registry: Registry) -> str:
+    binding = registry.bindings.get(slice_id) if slice_id is not None else None
+    return binding.island if binding is not None else ""
+
+
+def _program_of(run: m.Run, registry: Registry) -> dict[str, Any]:
+    client, key = registry.programs.get(run, ("", ""))
+    known = registry.plans.get(key)
+    return {"run": run, "program": known[1].name if known else "", "client": client}
+
+
+def _host_joined(event: m.HostJoined, registry: Registry) -> Event:
+    seen = registry.hosts.get(event.host)
+    return Event(
+        "host-joined",
+        event.time,
+        event.island,
+        event.host,
+        args={
+            "devices": event.devices,
+            "kind": event.kind,
+            "memory": event.memory,
+            "emulated": seen.emulated if seen else False,
+            "pid": seen.pid if seen else 0,
+        },
+    )
+
+
+def _host_lost(event: m.HostLost, registry: Registry) -> Event:
+    seen = registry.hosts.get(event.host)
+    island = seen.island if seen else ""
+    return Event("host-lost", event.time, island, event.host, args={"reason": event.reason})
+
+
+def _client_joined(event: m.ClientJoined, registry: Registry) -> Event:
+    return Event("client-joined", event.time, client=event.client)
+
+
+def _client_left(event: m.ClientLeft, registry: Registry) -> Event:
+    return Event("client-left", event.time, client=event.client, args={"reason": event.reason})
+
+
+def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
+    return Event(
+        "submitted",
+        event.time,
+        **_program_of(event.run, registry),
+        args={"priority": event.priority},
+    )
+
+
+def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Event:
+    binding = command.binding
+    return Event(
+        "slice-bound",
+        time,
+        binding.island,
+        client=binding.client,
+        args={
+            "slice": binding.slice,
+            "shape": binding.shape,
+            "axes": binding.axes,
+            "devices": binding.devices,
+        },
+    )
+
+
+def _slice_freed(command: m.SliceFreed, time: float, registry: Registry) -> Event:
+    return Event(
+        "slice-freed", time, _island(command.slice, registry), args={"slice": command.slice}
+    )
+
+
+def _resolved(command: m.Resolved, time: float, registry: Registry) -> Event:
+    return Event(
+        "resolved",
+        time,
+        client=command.client,
+        args={
+            "buffers": command.buffers,
+            "failure": command.failure.message if command.failure else "",
+        },
+    )
+
+
+def _run_ended(command: m.RunEnded, time: float, registry: Registry) -> Event:
+    return Event(
+        command.outcome,
+        time,
+        **_program_of(command.run, registry),
+        args={"reason": command.failure.message if command.failure else ""},
+    )
+
+
+_EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
+    m.HostJoined: _host_joined,
+    m.HostLost: _host_lost,
+    m.ClientJoined: _client_joined,
+    m.ClientLeft: _client_left,
+    m.RunSubmitted: _submitted,
+}
+
+_COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
+    m.SliceBound: _slice_bound,
+    m.SliceFreed: _slice_freed,
+    m.Resolved: _resolved,
+    m.RunEnded: _run_ended,
+}

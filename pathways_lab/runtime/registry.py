@@ -1,0 +1,133 @@
+"""What the control plane keeps beside the core: names, addresses, and parcels.
+
+Problem: the core decides about ids; somebody must remember whose ids they are,
+where a host listens, and the bytes (code, arguments, plans) that go with an id
+until the core says to whom.
+
+Rule for maintainers: parcels are kept as they came and never looked into; each
+has a moment at which it is dropped.  A client may only name ids that carry its
+own number in their high 32 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_lab.core.messages import Run
+from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.codec import pack
+
+
+@dataclass(slots=True)
+class ClientSeen:
+    """A connected notebook kernel.  number: the high 32 bits of its ids."""
+
+    name: str
+    number: int
+    label: str
+    pid: int
+    messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeen:
+    """A connected device process.  memory: bytes per device."""
+
+    name: str
+    island: str
+    devices: int
+    kind: str
+    memory: int
+    pid: int
+    worker_pid: int
+    data_address: str
+    emulated: bool
+    block: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Arguments:
+    """Small arrays that travel with a run: sent to each host with its first grant.
+
+    places: input index -> index in *buffers*.
+    """
+
+    places: dict[int, int]
+    buffers: list[memoryview]
+    sent: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Registry:
+    """Clients and hosts by name; bindings by slice; parcels by their ids."""
+
+    clients: dict[str, ClientSeen] = field(default_factory=dict)
+    hosts: dict[str, HostSeen] = field(default_factory=dict)
+    bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
+    plans: dict[str, tuple[str, Plan, Any]] = field(default_factory=dict)
+    """By key: the client that registered it, the plan, and the plan packed."""
+    functions: dict[tuple[str, SliceId], dict[str, Any]] = field(default_factory=dict)
+    """By key and slice: the fields of the announcement."""
+    blobs: dict[tuple[int, str], memoryview] = field(default_factory=dict)
+    """Code, by client number and key: another client's code is never served."""
+    arguments: dict[Run, Arguments] = field(default_factory=dict)
+    programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
+    """Of runs that are not over: the client and the plan's key."""
+
+    def client_of(self, identity: int) -> ClientSeen | None:
+        """The connected client to whom an id belongs."""
+        number = identity >> 32
+        return next((c for c in self.clients.values() if c.number == number), None)
+
+    def forget_run(self, run: Run) -> None:
+        """The run is over, or was refused."""
+        self.arguments.pop(run, None)
+        self.programs.pop(run, None)
+
+    def forget_slice(self, slice_id: SliceId) -> None:
+        """The slice is gone, and with it what was announced for it."""
+        self.bindings.pop(slice_id, None)
+        for key in [key for key in self.functions if key[1] == slice_id]:
+            del self.functions[key]
+        used = {(slice_ >> 32, key) for key, slice_ in self.functions}
+        for blob in [blob for blob in self.blobs if blob not in used]:
+            del self.blobs[blob]
+        for plan in [key for key, (_, p, _) in self.plans.items() if slice_id in p.slices]:
+            del self.plans[plan]
+
+    def forget_client(self, name: str) -> None:
+        """The client left; its slices are forgotten as the core frees them."""
+        client = self.clients.pop(name, None)
+        if client is None:
+            return
+        for run in [run for run, (owner, _) in self.programs.items() if owner == name]:
+            self.forget_run(run)
+        for key in [key for key, (owner, _, _) in self.plans.items() if owner == name]:
+            del self.plans[key]
+        for announced in [a for a in self.functions if a[1] >> 32 == client.number]:
+            del self.functions[announced]
+        for blob in [blob for blob in self.blobs if blob[0] == client.number]:
+            del self.blobs[blob]
+
+    def topology(self) -> dict[str, Any]:
+        """Islands with their hosts, and the bound slices, for clients."""
+        islands: dict[str, list[dict[str, Any]]] = {}
+        for host in sorted(self.hosts.values(), key=lambda host: host.name):
+            islands.setdefault(host.island, []).append(
+                {
+                    "name": host.name,
+                    "pid": host.pid,
+                    "worker_pid": host.worker_pid,
+                    "devices": host.devices,
+                    "kind": host.kind,
+                    "memory": host.memory,
+                    "data_address": host.data_address,
+                    "emulated": host.emulated,
+                }
+            )
+        return {
+            "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
+            "slices": [pack(binding) for binding in self.bindings.values()],
+        }

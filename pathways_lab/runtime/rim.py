@@ -1,0 +1,338 @@
+"""The rim of the core: messages in, events; commands out, messages.
+
+Problem: the core knows neither sockets nor bytes nor clocks, and must not be
+disturbed by whoever is at the other end of a wire.  This is the adapter: it
+checks and translates what arrives, hands it to the core with the time, and
+carries out what the core commands.
+
+Rule for maintainers: nothing is decided here.  Every event goes through
+:meth:`Rim.happened`, and nowhere else.  No sockets here either: peers are
+anything with ``send`` and ``pending``, so that tests need none.
+
+Paper: section 4.5; :mod:`pathways_lab.core.messages` has the vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.errors import Failure
+from pathways_lab.runtime.broadcast import Broadcast, Watcher
+from pathways_lab.runtime.codec import CodecError, pack, pack_fields
+from pathways_lab.runtime.intake import Rejected, client_event, host_report
+from pathways_lab.runtime.records_of import message, records_of
+from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
+from pathways_lab.timeline.records import Event
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Core(Protocol):
+    """What is driven from here: :class:`pathways_lab.core.control.Control`."""
+
+    def handle(self, event: m.Event) -> list[m.Command]: ...
+
+
+class Peer(Watcher, Protocol):
+    """The other end of a link."""
+
+    def send(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+    ) -> int: ...
+
+
+class Rim:
+    """Drives one core.
+
+    clock: seconds, monotonic; the time of every event and record.
+    flush_due: called when records wait for :meth:`flush`.
+    rejected: messages refused because they were malformed or not allowed.
+    """
+
+    def __init__(
+        self, core: Core, clock: Callable[[], float], flush_due: Callable[[], None]
+    ) -> None:
+        self.registry = Registry()
+        self.broadcast = Broadcast()
+        self.rejected = 0
+        self._core = core
+        self._clock = clock
+        self._flush_due = flush_due
+        self._clients: dict[str, Peer] = {}
+        self._hosts: dict[str, Peer] = {}
+        self._numbers = 0
+
+    # --- who is there ------------------------------------------------------------
+
+    def new_client(self, label: str, pid: int) -> ClientSeen:
+        """Number and name for a client that is about to join."""
+        self._numbers += 1
+        return ClientSeen(f"kernel-{self._numbers}", self._numbers, label, pid)
+
+    def client_joined(self, client: ClientSeen, peer: Peer) -> None:
+        self.registry.clients[client.name] = client
+        self._clients[client.name] = peer
+        self.happened(m.ClientJoined(self._clock(), f"{client.name}:joined", client.name))
+
+    def client_left(self, name: str, reason: str) -> None:
+        if self._clients.pop(name, None) is None:
+            return
+        self.broadcast.unwatch(name)
+        self.happened(m.ClientLeft(self._clock(), f"{name}:left", name, reason))
+        self.registry.forget_client(name)
+
+    def host_joined(self, host: HostSeen, peer: Peer) -> None:
+        """A device process is there.  One of the same name before it counts as lost."""
+        self.host_lost(host.name, f"{host.name} was replaced by a new device process")
+        self.registry.hosts[host.name] = host
+        self._hosts[host.name] = peer
+        addresses = {h.name: h.data_address for h in self.registry.hosts.values()}
+        for name in self._hosts:
+            self._post(self._hosts, name, "peers", {"peers": addresses})
+        self.happened(
+            m.HostJoined(
+                self._clock(),
+                f"{host.name}:joined",
+                host.name,
+                host.island,
+                host.devices,
+                host.kind,
+                host.memory,
+                host.block,
+            )
+        )
+        self._tell_topology()
+
+    def host_lost(self, name: str, reason: str, peer: Peer | None = None) -> None:
+        """A host is gone.  peer: only if this is still its link."""
+        if name not in self._hosts or peer not in (None, self._hosts[name]):
+            return
+        del self._hosts[name]
+        self.happened(m.HostLost(self._clock(), f"{name}:lost", name, reason))
+        del self.registry.hosts[name]
+        self._tell_topology()
+
+    def closing(self, reason: str) -> None:
+        """Tell every client that the lab ends."""
+        for name in tuple(self._clients):
+            self._post(self._clients, name, "closing", {"reason": reason})
+
+    # --- what they say -------------------------------------------------------------
+
+    def from_client(
+        self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
+    ) -> None:
+        """A message of a client.  A wrong one is refused and changes nothing."""
+        client = self.registry.clients[name]
+        if op == "watch":
+            if fields.get("on", True):
+                self.broadcast.watch(name, self._clients[name], self._clock())
+            else:
+                self.broadcast.unwatch(name)
+        elif op == "topology":
+            self._post(self._clients, name, "topology", self.registry.topology())
+        else:
+            try:
+                event = client_event(self.registry, client, op, fields, buffers, self._clock())
+            except Rejected as rejected:
+                self.rejected += 1
+                failure = Failure("refused", str(rejected), rejected.remedy)
+                self._refuse(name, rejected.subject, failure)
+                return
+            if isinstance(event, m.RunSubmitted):
+                self._count("submit", name, "control", size, event.run)
+            self.happened(event)
+
+    def is_current(self, name: str, peer: Peer) -> bool:
+        """Whether *peer* is the link of the client or host of this name."""
+        return peer in (self._clients.get(name), self._hosts.get(name))
+
+    def from_host(
+        self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
+    ) -> None:
+        """A message of a host.  Raises ValueError for one that is malformed."""
+        host = self.registry.hosts[name]
+        if op == "report":
+            records = fields.get("records", [])
+            if not isinstance(records, list):
+                raise CodecError("records must be a list")
+            self._remember(records)
+            cause = f"{name}:report"
+            report = host_report(host, fields, self._clock(), cause)
+            runs = {entry[0] for entry in (*report.finished, *report.failed)}
+            if len(runs) == 1:
+                self._count("report", name, "control", size, runs.pop())
+            if runs or report.resident or report.compiled or report.finished or report.failed:
+                self.happened(report)
+        elif op == "output":
+            run, text = int(fields["run"]), str(fields["text"])
+            device = fields.get("device")
+            self._remember(
+                [
+                    pack(
+                        Event(
+                            "output",
+                            self._clock(),
+                            host.island,
+                            name,
+                            run=run,
+                            args={"text": text[:1000], "device": device},
+                        )
+                    )
+                ]
+            )
+            client = self.registry.client_of(run)
+            if client is not None:
+                out = {"host": name, "run": run, "device": device, "text": text}
+                self._post(self._clients, client.name, "output", out)
+        else:
+            raise ValueError(f"no message of hosts is called {op[:40]!r}")
+
+    def flush(self) -> None:
+        """Send new records to the watchers."""
+        self.broadcast.flush(self._clock())
+
+    # --- the core ------------------------------------------------------------------
+
+    def happened(self, event: m.Event) -> None:
+        """Give one event to the core, remember it, and do what the core commands."""
+        try:
+            commands = self._core.handle(event)
+        except Exception:
+            # A bug in the core.  Whoever asked must not wait for ever; the rest goes on.
+            details = traceback.format_exc()
+            print(f"the core failed on {event!r}\n{details}", file=sys.stderr, flush=True)
+            client = getattr(event, "client", None)
+            if client is not None:
+                self._refuse(client, _subject(event), _internal(event, details))
+            return
+        for command in commands:
+            if isinstance(command, m.SliceBound):
+                self.registry.bindings[command.binding.slice] = command.binding
+        self._remember([pack(r) for r in records_of(event, commands, self.registry)])
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: m.Command) -> None:
+        match command:
+            case m.Grant():
+                self._grant(command)
+            case m.Resolved(client=client, buffers=buffers, failure=failure):
+                self._post(
+                    self._clients,
+                    client,
+                    "resolved",
+                    {"buffers": buffers, "failure": pack(failure) if failure else None},
+                )
+            case m.RunEnded(client=client, run=run, outcome=outcome, failure=failure):
+                size = self._post(
+                    self._clients,
+                    client,
+                    "run-ended",
+                    {"run": run, "outcome": outcome, "failure": pack(failure) if failure else None},
+                )
+                self._count("run-ended", "control", client, size, run)
+                self.registry.forget_run(run)
+            case m.SliceBound(client=client, binding=binding):
+                fields = {"binding": pack(binding)}
+                self._post_hosts(binding.hosts, "bind", fields)
+                self._post(self._clients, client, "slice-bound", fields)
+                self._tell_topology()
+            case m.SliceFreed(hosts=hosts, slice=slice_id):
+                self._post_hosts(hosts, "unbind", {"slice": slice_id})
+                self.registry.forget_slice(slice_id)
+                self._tell_topology()
+            case m.Refused(client=client, subject=subject, failure=failure):
+                self._refuse(client, subject, failure)
+                kind, _, number = subject.partition(" ")
+                if kind == "run" and number.isdecimal():
+                    self.registry.forget_run(int(number))
+            case m.Prepare(hosts=hosts, function=function, slice=slice_id):
+                fields = self.registry.functions[function, slice_id]
+                blob = self.registry.blobs[slice_id >> 32, function]
+                self._post_hosts(hosts, "prepare", fields, [blob])
+            case m.ShareProgram(hosts=hosts, plan=plan):
+                self._post_hosts(hosts, "program", {"plan": self.registry.plans[plan][2]})
+            case m.FreeBuffers(hosts=hosts, buffers=buffers):
+                self._post_hosts(hosts, "free", {"buffers": buffers})
+            case m.AbortRun(hosts=hosts, run=run):
+                self._post_hosts(hosts, "abort", {"run": run})
+
+    def _grant(self, grant: m.Grant) -> None:
+        fields = pack_fields(grant)
+        buffers: list[memoryview] = []
+        arguments = self.registry.arguments.get(grant.run)
+        if arguments is not None and grant.host not in arguments.sent:
+            arguments.sent.add(grant.host)
+            fields["arguments"] = arguments.places
+            buffers = arguments.buffers
+        size = self._post(self._hosts, grant.host, "grant", fields, buffers)
+        self._count("grant", "control", grant.host, size, grant.run)
+
+    def _refuse(self, client: str, subject: str, failure: Failure) -> None:
+        self._post(self._clients, client, "refused", {"subject": subject, "failure": pack(failure)})
+
+    def _tell_topology(self) -> None:
+        topology = self.registry.topology()
+        for name in tuple(self._clients):
+            self._post(self._clients, name, "topology", topology)
+
+    def _post_hosts(
+        self,
+        hosts: Sequence[str],
+        op: str,
+        fields: dict[str, Any],
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        for host in hosts:
+            self._post(self._hosts, host, op, fields, buffers)
+
+    def _post(
+        self,
+        peers: dict[str, Peer],
+        name: str,
+        op: str,
+        fields: dict[str, Any],
+        buffers: Sequence[Buffer] = (),
+    ) -> int:
+        """Send to a peer that may be gone: its end is then on the way as an event."""
+        peer = peers.get(name)
+        if peer is None:
+            return 0
+        try:
+            return peer.send(op, fields, buffers)
+        except ConnectionError:
+            return 0
+
+    # --- the timeline ----------------------------------------------------------------
+
+    def _count(self, kind: str, source: str, target: str, size: int, run: int) -> None:
+        known = self.registry.plans.get(self.registry.programs.get(run, ("", ""))[1])
+        program = known[1].name if known else ""
+        self._remember([pack(message(self._clock(), kind, source, target, size, run, program))])
+
+    def _remember(self, records: Sequence[Any]) -> None:
+        if self.broadcast.add(records):
+            self._flush_due()
+
+
+def _subject(event: m.Event) -> str:
+    for name in ("run", "slice", "buffer", "function"):
+        value = getattr(event, name, None)
+        if value is not None:
+            return f"{name} {value}"
+    return type(event).__name__
+
+
+def _internal(event: m.Event, details: str) -> Failure:
+    return Failure(
+        "internal",
+        f"the control plane failed on {type(event).__name__}: this is a bug in pathways_lab",
+        "report it with the details; other programs are not affected",
+        details=details,
+    )

@@ -1,0 +1,159 @@
+"""The control plane over real sockets: two doors, one reactor, a scripted core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.auth import AuthenticationError, new_key
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.control_plane import ControlPlane, Keys
+from pathways_lab.runtime.handshake import Refused
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.timeline.records import Record
+
+HOST = {
+    "role": "host", "name": "i0/h", "island": "i0", "devices": 2, "kind": "cpu", "memory": 10,
+    "pid": 3, "worker_pid": 4, "data_address": "unix:/nowhere", "emulated": True,
+}  # fmt: skip
+
+
+class Binder:
+    """A core that binds every slice to the first devices."""
+
+    def __init__(self) -> None:
+        self.events: list[m.Event] = []
+
+    def handle(self, event: m.Event) -> list[m.Command]:
+        self.events.append(event)
+        if isinstance(event, m.SliceRequested):
+            request = event.request
+            devices = tuple(("i0/h", d) for d in range(request.devices))
+            return [
+                m.SliceBound(
+                    event.cause,
+                    event.client,
+                    SliceBinding(
+                        event.slice, event.client, "i0", request.shape, request.axes, devices, "cpu"
+                    ),
+                )
+            ]
+        return []
+
+
+class End:
+    """A process at the other end: remembers messages by op."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.closed: list[str] = []
+        self.reactor = Reactor(
+            "end",
+            lambda link, op, fields, buffers: self.got.append((op, fields)),
+            lambda link, reason: self.closed.append(reason),
+        )
+        self.reactor.start()
+
+    def of(self, op: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.got if name == op]
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+class Lab:
+    def __init__(self, folder: Path) -> None:
+        self.core = Binder()
+        self.keys = Keys(new_key(), new_key(), new_key())
+        self.plane = ControlPlane(self.core, self.keys, f"unix:{folder}/c", f"unix:{folder}/h")
+        self.plane.reactor.start()
+        self.ends: list[End] = []
+
+    def connect(self, **hello: Any) -> tuple[End, Link]:
+        end = End()
+        self.ends.append(end)
+        as_host = hello["role"] == "host"
+        address = self.plane.host_address if as_host else self.plane.client_address
+        key = self.keys.host if as_host else self.keys.client
+        return end, end.reactor.connect(address, key, hello)
+
+    def close(self) -> None:
+        self.plane.close("over")
+        for end in self.ends:
+            end.reactor.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+def test_a_client_finds_hosts_binds_a_slice_and_watches(lab: Lab) -> None:
+    host, _ = lab.connect(**HOST)
+    client, link = lab.connect(role="client", name="notebook", pid=1)
+    assert (link.peer["client"], link.peer["number"]) == ("kernel-1", 1)
+    assert link.peer["data_key"] == lab.keys.data
+    assert link.peer["emulated"] is True
+    assert link.peer["topology"]["islands"][0]["hosts"][0]["name"] == "i0/h"
+    link.send("watch")
+    link.send("slice", {"slice": 1 << 32, "request": pack(SliceRequest((2,), ("x",)))})
+    until(lambda: client.of("slice-bound") and host.of("bind"))
+    until(lambda: len(client.of("records")) == 2)  # what was, then what came
+    records = [unpack(Record, r) for f in client.of("records") for r in f["records"]]
+    kinds = [r.kind for r in records]  # type: ignore[union-attr]
+    assert kinds == ["host-joined", "client-joined", "slice-bound"]
+
+
+def test_a_client_key_opens_no_host_door(lab: Lab) -> None:
+    end = End()
+    lab.ends.append(end)
+    with pytest.raises(AuthenticationError):
+        end.reactor.connect(lab.plane.host_address, lab.keys.client, HOST)
+    with pytest.raises(Refused, match="for clients"):
+        end.reactor.connect(lab.plane.client_address, lab.keys.client, HOST)
+    with pytest.raises(Refused, match="lacks something: KeyError\\('island'\\)"):
+        lab.connect(role="host", name="x")
+    assert not lab.core.events
+
+
+def test_leaving_and_crashing_become_events(lab: Lab) -> None:
+    _, host = lab.connect(**HOST)
+    _, client = lab.connect(role="client", name="notebook", pid=1)
+    client.close()
+    until(lambda: any(isinstance(e, m.ClientLeft) for e in lab.core.events))
+    watcher, link = lab.connect(role="client", name="other", pid=2)
+    assert link.peer["client"] == "kernel-2"
+    host.send("report", {"finished": "nonsense"})
+    until(lambda: watcher.of("topology"))
+    lost = [e for e in lab.core.events if isinstance(e, m.HostLost)]
+    assert "malformed message 'report'" in lost[0].reason
+    assert watcher.of("topology")[-1]["islands"] == []
+
+
+def test_a_new_process_of_the_same_host_replaces_the_old(lab: Lab) -> None:
+    first, _ = lab.connect(**HOST)
+    lab.connect(**{**HOST, "pid": 99})
+    until(lambda: first.closed)
+    kinds = [type(e) for e in lab.core.events]
+    assert kinds == [m.HostJoined, m.HostLost, m.HostJoined]
+    assert lab.plane.rim.registry.hosts["i0/h"].pid == 99
+
+
+def test_clients_hear_that_the_lab_closes(lab: Lab) -> None:
+    client, _ = lab.connect(role="client", name="notebook", pid=1)
+    lab.plane.close("the lab was closed")
+    until(lambda: client.closed)
+    assert client.of("closing") == [{"reason": "the lab was closed"}]

@@ -1,0 +1,341 @@
+"""The rim: checked messages become events, commands become messages, all is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
+from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
+from pathways_lab.runtime.registry import HostSeen
+from pathways_lab.runtime.rim import Rim
+from pathways_lab.timeline.queries import messages
+from pathways_lab.timeline.records import Event, Record
+
+ONE = 1 << 32
+TWO = 2 << 32
+LAYOUT = Layout((("x", 1),), ((),))
+
+
+def plan_on(slices: tuple[int, int], key: str = "plan") -> Plan:
+    """A call on one island, a transfer, a call on the other."""
+    value = [Value((1,), "float32", s, LAYOUT, 4) for s in (slices[0], *slices, slices[1])]
+    steps = (
+        Step(Call("f", slices[0], (0,), (1,), name="f", line=Line("a.py", 3, "f(x)"))),
+        Step(Transfer(1, 2)),
+        Step(Call("g", slices[1], (2,), (3,), name="g")),
+    )
+    return Plan(key, "train", tuple(value), steps, (0,), (3,), tuple(sorted(slices)))
+
+
+class Peer:
+    """Remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any], list[bytes]]] = []
+        self.pending = 0
+        self.gone = False
+
+    def send(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Any] = ()
+    ) -> int:
+        if self.gone:
+            raise ConnectionError
+        self.sent.append((op, fields or {}, [bytes(b) for b in buffers]))
+        return 100
+
+    def of(self, op: str) -> list[dict[str, Any]]:
+        return [fields for name, fields, _ in self.sent if name == op]
+
+
+class Script:
+    """A core that remembers events and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[m.Event] = []
+        self.answer: Callable[[m.Event], list[m.Command]] = lambda event: []
+
+    def handle(self, event: m.Event) -> list[m.Command]:
+        self.events.append(event)
+        return self.answer(event)
+
+
+class Lab:
+    """Two clients, two hosts on two islands, one slice of client 1 on each."""
+
+    def __init__(self) -> None:
+        self.core = Script()
+        self.now = 0.0
+        self.flushes = 0
+        self.rim = Rim(self.core, self._clock, self._due)
+        self.clients = [Peer(), Peer()]
+        for peer in self.clients:
+            self.rim.client_joined(self.rim.new_client("a label", 7), peer)
+        self.hosts = {f"i{i}/h": Peer() for i in range(2)}
+        for i, (name, peer) in enumerate(self.hosts.items()):
+            self.rim.host_joined(HostSeen(name, f"i{i}", 1, "cpu", 10, 1, 2, f"d{i}", False), peer)
+        for i in range(2):
+            binding = SliceBinding(
+                ONE + i, "kernel-1", f"i{i}", (1,), ("x",), ((f"i{i}/h", 0),), "cpu"
+            )
+            self.core.answer = lambda event, b=binding: [m.SliceBound("c", "kernel-1", b)]  # type: ignore[misc]
+            self.say(1, "slice", slice=ONE + i, request=pack(SliceRequest((1,), ("x",))))
+        self.core.answer = lambda event: []
+
+    def _clock(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def _due(self) -> None:
+        self.flushes += 1
+
+    def say(self, client: int, op: str, *buffers: bytes, **fields: Any) -> None:
+        self.rim.from_client(f"kernel-{client}", op, fields, [memoryview(b) for b in buffers], 50)
+
+    def records(self, client: int = 0) -> list[Record]:
+        self.rim.flush()
+        return [unpack(Record, r) for f in self.clients[client].of("records") for r in f["records"]]
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_joining_is_told_to_core_hosts_and_clients(lab: Lab) -> None:
+    kinds = [type(event).__name__ for event in lab.core.events]
+    assert kinds == ["ClientJoined"] * 2 + ["HostJoined"] * 2 + ["SliceRequested"] * 2
+    assert lab.hosts["i0/h"].of("peers")[-1] == {"peers": {"i0/h": "d0", "i1/h": "d1"}}
+    topology = lab.clients[1].of("topology")[-1]
+    assert [island["name"] for island in topology["islands"]] == ["i0", "i1"]
+    assert unpack(SliceBinding, topology["slices"][1]).slice == ONE + 1
+    assert unpack(SliceBinding, lab.hosts["i0/h"].of("bind")[0]["binding"]).slice == ONE
+
+
+def test_every_client_message_becomes_its_event(lab: Lab) -> None:
+    plan = plan_on((ONE, ONE + 1))
+    lab.core.events.clear()
+    lab.say(1, "function", b"code", function="f", slice=ONE, kind="export")
+    lab.say(1, "program", plan=pack(plan))
+    lab.say(1, "declare", buffer=ONE + 5, slice=ONE, nbytes=4, shape=[1], dtype="float32")
+    lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
+            arguments={0: 0})  # fmt: skip
+    lab.say(1, "cancel", run=ONE + 9)
+    lab.say(1, "drop", buffers=[ONE + 5, ONE + 6])
+    lab.say(1, "release-slice", slice=ONE)
+    bare = [type(event)(**{**_fields(event), "time": 0, "cause": ""}) for event in lab.core.events]
+    client = "kernel-1"
+    assert bare == [
+        m.FunctionAnnounced(0, "", client, "f", ONE),
+        m.ProgramRegistered(0, "", client, plan),
+        m.BufferDeclared(0, "", client, ONE + 5, ONE, 4),
+        m.RunSubmitted(0, "", client, ONE + 9, "plan", (None,), (ONE + 6,)),
+        m.RunCancelled(0, "", client, ONE + 9),
+        m.BuffersDropped(0, "", client, (ONE + 5, ONE + 6)),
+        m.SliceReleased(0, "", client, ONE),
+    ]
+    assert not lab.clients[0].of("refused")
+    assert len({event.cause for event in lab.core.events}) == 7
+
+
+def _fields(event: m.Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in type(event).__slots__}
+
+
+FOREIGN: list[tuple[str, dict[str, Any]]] = [
+    ("slice", {"slice": ONE + 3, "request": pack(SliceRequest((1,), ("x",)))}),
+    ("release-slice", {"slice": ONE}),
+    ("function", {"function": "f", "slice": ONE}),
+    ("program", {"plan": pack(plan_on((ONE, TWO), "other"))}),
+    ("program", {"plan": pack(plan_on((TWO, TWO), "plan"))}),
+    ("submit", {"run": ONE + 1, "plan": "plan", "inputs": [], "outputs": []}),
+    ("submit", {"run": TWO + 1, "plan": "plan", "inputs": [], "outputs": [TWO]}),
+    ("submit", {"run": TWO + 1, "plan": "p", "inputs": [ONE + 6], "outputs": []}),
+    ("submit", {"run": TWO + 1, "plan": "p", "inputs": [], "outputs": [ONE + 6]}),
+    ("declare", {"buffer": ONE, "slice": TWO, "nbytes": 4}),
+    ("declare", {"buffer": TWO, "slice": ONE, "nbytes": 4}),
+    ("drop", {"buffers": [TWO, ONE]}),
+    ("cancel", {"run": ONE}),
+]
+
+
+@pytest.mark.parametrize(("op", "fields"), FOREIGN)
+def test_a_client_may_only_name_its_own_ids(lab: Lab, op: str, fields: dict[str, Any]) -> None:
+    lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
+    lab.core.events.clear()
+    lab.say(2, op, b"code", **fields)
+    assert lab.core.events == []
+    (refused,) = lab.clients[1].of("refused")
+    assert unpack(Failure, refused["failure"]).kind == "refused"
+    assert lab.rim.rejected == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "says"),
+    [
+        ("nonsense", {}, "no message of clients"),
+        ("slice", {}, "'slice' is missing"),
+        ("slice", {"slice": "x"}, "not a whole number"),
+        ("slice", {"slice": ONE + 8, "request": 3}, "expected one of"),
+        ("function", {"slice": ONE, "function": "f"}, "code of the function"),
+        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [None], "outputs": []}, "arguments"),
+        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [None], "outputs": [],
+                    "arguments": {0: 7}}, "arguments"),
+        ("declare", {"buffer": ONE, "slice": ONE, "nbytes": -4}, "negative"),
+        ("drop", {"buffers": "all"}, "expected a list"),
+    ],
+)  # fmt: skip
+def test_malformed_messages_are_refused_with_the_reason(
+    lab: Lab, op: str, fields: dict[str, Any], says: str
+) -> None:
+    lab.core.events.clear()
+    lab.say(1, op, **fields)
+    assert lab.core.events == []
+    (refused,) = lab.clients[0].of("refused")
+    assert says in unpack(Failure, refused["failure"]).message
+
+
+def grants(run: int) -> list[m.Command]:
+    return [
+        m.Grant("c", "i0/h", run, "plan", 0, 3, 1, 40, -1, (None,), (ONE + 6,)),
+        m.Grant("c", "i1/h", run, "plan", 0, 3, 1, 70, -1, (None,), (ONE + 6,)),
+    ]
+
+
+def submitted(lab: Lab) -> None:
+    lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
+    lab.core.answer = lambda event: [m.ShareProgram("c", ("i0/h",), "plan"), *grants(ONE + 9)]
+    lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
+            arguments={0: 0})  # fmt: skip
+
+
+def test_arguments_travel_with_the_first_grant_to_each_host_only(lab: Lab) -> None:
+    submitted(lab)
+    lab.core.answer = lambda event: grants(ONE + 9)
+    lab.say(1, "cancel", run=ONE + 9)
+    for peer in lab.hosts.values():
+        (_, first, bytes_), (_, second, nothing) = [s for s in peer.sent if s[0] == "grant"]
+        assert (first["arguments"], bytes_, nothing) == ({0: 0}, [b"arg"], [])
+        assert "arguments" not in second
+        assert unpack_fields(m.Grant, first).plan == "plan"
+    assert unpack(Plan, lab.hosts["i0/h"].of("program")[0]["plan"]) == plan_on((ONE, ONE + 1))
+    lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
+    lab.say(1, "cancel", run=ONE + 9)
+    assert not lab.rim.registry.arguments
+    assert not lab.rim.registry.programs
+
+
+def test_submitting_twice_is_refused_and_leaves_the_first_alone(lab: Lab) -> None:
+    submitted(lab)
+    lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
+            arguments={0: 0})  # fmt: skip
+    assert len(lab.clients[0].of("refused")) == 1
+    assert ONE + 9 in lab.rim.registry.arguments
+
+
+def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
+    lab.say(1, "watch")
+    submitted(lab)
+    report = m.HostReport(0, "", "", finished=((ONE + 9, 0, 0.1),))
+    ended = m.RunEnded("c", "kernel-1", ONE + 9, "failed", Failure("execute", "because"))
+    lab.core.answer = lambda event: [m.Resolved("c", "kernel-1", (ONE + 6,)), ended]
+    own = [pack(Event("launched", 1.0, "i0", "i0/h", ONE + 9, 0))]
+    lab.rim.from_host("i0/h", "report", {**pack_fields(report), "records": own}, [], 60)
+    records = lab.records()
+    granted = [r for r in records if isinstance(r, Event) and r.kind == "granted"]
+    assert [(g.island, g.step, g.args["seq"], g.node) for g in granted] == [
+        ("i0", 0, 40, "f"),
+        ("i1", 2, 71, "g"),  # the transfer took 70 there
+    ]
+    assert granted[0].args["line"] == "a.py:3: f(x)"
+    kinds = [r.kind for r in records if isinstance(r, Event)]
+    for kind in ("host-joined", "slice-bound", "submitted", "launched", "resolved", "failed"):
+        assert kind in kinds
+    assert messages(records, ONE + 9) == {
+        ("submit", "kernel-1", "control"): 1,
+        ("grant", "control", "i0/h"): 1,
+        ("grant", "control", "i1/h"): 1,
+        ("report", "i0/h", "control"): 1,
+        ("run-ended", "control", "kernel-1"): 1,
+    }
+
+
+def test_code_is_kept_per_client_and_dropped_with_its_slice(lab: Lab) -> None:
+    lab.core.answer = lambda event: [m.Prepare("c", ("i0/h",), "f", ONE)]
+    lab.say(1, "function", b"code", function="f", slice=ONE, kind="export")
+    (op, fields, buffers) = lab.hosts["i0/h"].sent[-1]
+    assert (op, fields["kind"], buffers) == ("prepare", "export", [b"code"])
+    lab.core.answer = lambda event: [m.SliceFreed("c", ("i0/h",), ONE)]
+    lab.say(1, "release-slice", slice=ONE)
+    assert lab.hosts["i0/h"].of("unbind") == [{"slice": ONE}]
+    assert not lab.rim.registry.blobs
+    assert ONE not in lab.rim.registry.bindings
+
+
+def test_a_client_that_leaves_takes_its_parcels_along(lab: Lab) -> None:
+    submitted(lab)
+    lab.core.answer = lambda event: [m.SliceFreed("c", ("i0/h",), ONE)]
+    lab.rim.client_left("kernel-1", "gone")
+    lab.rim.client_left("kernel-1", "gone")
+    assert [type(e) for e in lab.core.events].count(m.ClientLeft) == 1
+    assert not lab.rim.registry.arguments
+    assert not lab.rim.registry.plans
+
+
+def test_output_goes_to_the_client_of_the_run_only(lab: Lab) -> None:
+    lab.rim.from_host("i1/h", "output", {"run": ONE + 9, "device": 3, "text": "hi"}, [], 10)
+    assert lab.clients[0].of("output") == [
+        {"host": "i1/h", "run": ONE + 9, "device": 3, "text": "hi"}
+    ]
+    assert not lab.clients[1].of("output")
+
+
+def test_a_new_incarnation_loses_the_old_one_first(lab: Lab) -> None:
+    old, new = lab.hosts["i0/h"], Peer()
+    lab.core.events.clear()
+    lab.rim.host_joined(HostSeen("i0/h", "i0", 1, "cpu", 10, 1, 2, "d9", False), new)
+    lab.rim.host_lost("i0/h", "the old link closed", old)
+    assert [type(e) for e in lab.core.events] == [m.HostLost, m.HostJoined]
+    assert lab.rim.is_current("i0/h", new)
+    assert not lab.rim.is_current("i0/h", old)
+
+
+def test_a_core_that_raises_fails_only_the_request(lab: Lab) -> None:
+    def broken(event: m.Event) -> list[m.Command]:
+        raise AssertionError("a bug")
+
+    lab.core.answer = broken
+    lab.say(1, "release-slice", slice=ONE)
+    failure = unpack(Failure, lab.clients[0].of("refused")[0]["failure"])
+    assert failure.kind == "internal"
+    assert "a bug" in failure.details
+
+
+def test_watchers_that_do_not_read_are_told_what_they_missed(lab: Lab) -> None:
+    lab.say(1, "watch")
+    lab.say(2, "watch")
+    lab.clients[0].sent.clear()
+    lab.clients[0].pending = 1 << 30
+    submitted(lab)
+    lab.rim.flush()
+    assert not lab.clients[0].of("records")
+    lab.clients[0].pending = 0
+    lab.say(1, "drop", buffers=[])
+    submitted(lab)
+    records = lab.records()
+    (dropped,) = [r for r in records if not isinstance(r, Event)]
+    assert dropped.name == "dropped"  # type: ignore[union-attr]
+    assert dropped.value > 3  # type: ignore[union-attr]
+    assert lab.flushes == 2
+
+
+def test_nobody_who_is_gone_stops_the_others(lab: Lab) -> None:
+    lab.hosts["i0/h"].gone = True
+    submitted(lab)
+    assert lab.hosts["i1/h"].of("grant")
