@@ -32,7 +32,11 @@ Run = int
 
 @dataclass(frozen=True, slots=True)
 class HostJoined:
-    """A device process is connected and owns *devices* devices."""
+    """A device process is connected and owns *devices* devices.
+
+    block: the shape in which they are wired (1 to 3 dimensions, () for a row);
+        an island's hosts are stacked along the first one, in name order.
+    """
 
     time: float
     cause: str
@@ -42,6 +46,7 @@ class HostJoined:
     kind: str
     memory: int
     """Bytes per device that the ledger may hand out."""
+    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,8 @@ class HostReport:
 
     finished: ``(run, step, device seconds)`` of steps that ended here, also
         poisoned ones; a transfer is finished on its receiving hosts when its
-        bytes are resident, on its sending hosts when its source may be freed.
+        bytes are resident, on its sending hosts when its source may be freed;
+        every host of a step's slices says so once, also one with nothing to send.
     failed: ``(run, step, why)`` of steps that could not give their value here.
     resident: uploaded buffers whose parts for this host have all arrived.
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
@@ -242,9 +248,10 @@ class Grant:
 
     The host launches those of them that involve it, in order, after everything
     that it was granted before.  *place* is the number, on the host's island, of
-    the first gang of the window, *previous* the last number sent to this host
-    under this *epoch* (-1: none), so that repeats are ignored and gaps are
-    reported.  inputs and outputs bind the plan's inputs and outputs, as in
+    the first gang of the window (the island's gangs in it, calls and transfers
+    alike, follow each other), *previous* the *place* of the last grant sent to
+    this host under this *epoch* (-1: none), so that repeats are ignored and gaps
+    are reported.  inputs and outputs bind the plan's inputs and outputs, as in
     RunSubmitted; they are filled in every window (hosts may see a late one).
     """
 
@@ -272,7 +279,11 @@ class FreeBuffers:
 
 @dataclass(frozen=True, slots=True)
 class AbortRun:
-    """Hosts forget a run that ended early: values, pending receives."""
+    """The run ends early: hosts forget its values and wait for nothing of it.
+
+    Gangs that were granted and not launched are still launched in their places
+    (other hosts may have entered them), missing inputs being zeros.
+    """
 
     cause: str
     hosts: tuple[str, ...]
@@ -281,7 +292,10 @@ class AbortRun:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Buffers of a client got their value, or never will (failure)."""
+    """Buffers of a client got their value, or never will (failure).
+
+    A buffer that got its value may be lost later: then it comes again, failed.
+    """
 
     cause: str
     client: str
@@ -291,7 +305,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run is over on all hosts.  outcome: ``"finished"``, ``"failed"``, ``"cancelled"``."""
+    """The run is over on all hosts; comes once per submitted run.
+
+    outcome: ``"finished"``, ``"failed"``, ``"cancelled"``.
+    """
 
     cause: str
     client: str

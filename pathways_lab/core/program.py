@@ -73,6 +73,7 @@ class Call:
     donated: tuple[int, ...] = ()
     name: str = ""
     line: Line = Line()
+    ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)

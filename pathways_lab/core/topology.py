@@ -56,3 +56,32 @@ class SliceBinding:
     def hosts(self) -> tuple[str, ...]:
         """Hosts of the slice, each once, in device order."""
         return tuple(dict.fromkeys(host for host, _ in self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """One host.  memory: bytes per device.  block: how its devices are wired."""
+
+    name: str
+    island: str
+    devices: int
+    kind: str
+    memory: int
+    block: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IslandInfo:
+    """An island with its grid (extents, 1 to 3 dimensions) and hosts in grid order."""
+
+    name: str
+    grid: tuple[int, ...]
+    hosts: tuple[HostInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Everything that exists, and the slices that are bound to it."""
+
+    islands: tuple[IslandInfo, ...]
+    slices: tuple[SliceBinding, ...]

@@ -1,0 +1,190 @@
+"""Who may begin: runs and uploads that wait for memory.
+
+Problem: memory is given to whole runs, with their peak; whoever does not fit
+waits, others may pass, but not for ever; and when nobody who is running can
+give anything back, waiting is a hang and must be told.
+
+Rule for maintainers: entries come here only when nothing but memory keeps them
+waiting.  An upload is an entry without gangs.
+
+Paper: section 4.6 (back-pressure).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.ledger import Ledger, Need
+from pathways_lab.core.liveness import Profile
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.runs import RunRecord
+from pathways_lab.core.store import BufferRecord, Store
+
+LOOK_AHEAD = 64
+"""How many waiting entries are tried when memory was given back."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A run or an upload (then *run* is None) that waits for memory.
+
+    lines, need: the bytes that it adds.
+    """
+
+    order: int
+    buffer: BufferRecord | None
+    run: RunRecord | None
+    lines: Profile
+    need: Need
+    overtaken: int = 0
+
+
+def _by_order(entry: Entry) -> int:
+    return entry.order
+
+
+@dataclass(slots=True)
+class Admission:
+    """Entries in order of submission.
+
+    overtaking: how often one may be passed.  changed: whether there is anything
+    to try again.  settled: whether it is known that waiting has a sense.
+    """
+
+    overtaking: int | None
+    entries: list[Entry] = field(default_factory=list)
+    changed: bool = False
+    settled: bool = False
+
+    def put(self, entry: Entry) -> None:
+        """An entry waits for memory from now on."""
+        insort(self.entries, entry, key=_by_order)
+        self.changed = True
+        self.settled = False
+
+    def remove(self, run: RunRecord | None = None, buffer: BufferRecord | None = None) -> None:
+        """A run or an upload ended before it was admitted."""
+        self.entries = [e for e in self.entries if (e.run, e.buffer) != (run, buffer)]
+        self.changed = True
+        self.settled = False
+
+    def next(self, ledger: Ledger, busy: bool) -> Entry | None:
+        """The first entry that fits, taken out; None when none does.
+
+        busy: whether something admitted is unfinished.  While it is, nobody
+        passes an entry that was overtaken too often on cells that it needs.
+        """
+        if not (self.changed or ledger.released):
+            return None
+        barred: set[int] = set()
+        for at, entry in enumerate(self.entries[:LOOK_AHEAD] if busy else self.entries):
+            if barred and any(cell in barred for cell, _ in entry.need):
+                continue
+            if ledger.lacking(entry.need, given(entry, ledger)):
+                if busy and self.overtaking is not None and entry.overtaken >= self.overtaking:
+                    barred.update(cell for cell, _ in entry.need)
+                continue
+            del self.entries[at]
+            for passed in self.entries[:at]:
+                passed.overtaken += 1
+            return entry
+        self.changed = ledger.released = False
+        return None
+
+
+def given(entry: Entry, ledger: Ledger) -> dict[int, int]:
+    """Held bytes per cell that the run takes over, because it donates them."""
+    found: dict[int, int] = {}
+    if entry.run is not None:
+        for p in entry.run.index.donors:
+            buffer = entry.run.inputs[p]
+            if buffer is not None and buffer.counted:
+                for cell in ledger.cells_of.get(buffer.slice, ()):
+                    found[cell] = found.get(cell, 0) + buffer.nbytes
+    return found
+
+
+def too_large(entry: Entry, ledger: Ledger) -> Failure | None:
+    """Why the entry could not be admitted even if it were alone."""
+    beside: dict[int, BufferRecord] = {}
+    if entry.run is not None:
+        for p, buffer in enumerate(entry.run.inputs):
+            index = entry.run.index
+            if buffer is not None and index.readers[p] and p not in index.donors:
+                beside[buffer.id] = buffer
+    for cell, _ in entry.need:
+        cover = ledger.cells[cell].slices
+        lines = [entry.lines[s] for s in cover if s in entry.lines]
+        own = max(sum(column) for column in zip(*lines, strict=True))
+        inputs = sum(b.nbytes for b in beside.values() if b.slice in cover)
+        limit = ledger.cells[cell].limit
+        if own + inputs > limit:
+            return Failure(
+                "memory",
+                f"{describe(entry)} needs {own + inputs:,} bytes per device of"
+                f" {ledger.cells[cell].island} ({inputs:,} of inputs and at most {own:,} more"
+                f" along its order) and they have {limit:,}",
+                "cut the arrays over more devices, donate inputs, or run smaller programs",
+            )
+    return None
+
+
+def describe(entry: Entry) -> str:
+    """A name for messages."""
+    if entry.run is not None:
+        return f"a run of {entry.run.index.plan.name!r}"
+    return f"upload {entry.buffer.name!r}" if entry.buffer else "nothing"
+
+
+def hopeless(
+    entries: Iterable[Entry], others: Iterable[RunRecord], active: Iterable[SliceId], ledger: Ledger
+) -> list[Entry]:
+    """Entries for which nothing can ever make room, none of *entries* fitting now.
+
+    others: queued runs that wait for something else than memory.
+    active: slices that unfinished admitted runs use.
+    Room can come on cells that running work covers, and on those of waiting
+    work that will itself find room.
+    """
+    hope = {c for s in active for c in ledger.cells_of.get(s, ())}
+    hope |= {c for run in others for s in run.index.plan.slices for c in ledger.cells_of.get(s, ())}
+    left = list(entries)
+    while True:
+        stuck = [e for e in left if not hope.issuperset(ledger.lacking(e.need, given(e, ledger)))]
+        if len(stuck) == len(left):
+            return stuck
+        hope |= {c for e in left if e not in stuck for c, _ in e.need}
+        left = stuck
+
+
+def stalemate(victim: Entry | RunRecord, stuck: Iterable[Entry], store: Store) -> Failure:
+    """Nothing moves any more: who needs what, and who holds it."""
+    ledger = store.ledger
+    stories = []
+    cells: set[int] = set()
+    for entry in list(stuck)[:4]:
+        lacking = ledger.lacking(entry.need, given(entry, ledger))
+        cells.update(lacking)
+        for cell, line in entry.need:
+            if cell in lacking:
+                limit, used = ledger.cells[cell].limit, ledger.used[cell]
+                stories.append(
+                    f"{describe(entry)} needs {line[0]:,} bytes per device of"
+                    f" {ledger.cells[cell].island}, {limit - used:,} of {limit:,} are free"
+                )
+                break
+    holders = [
+        f"{b.name or f'buffer {b.id}'} of {b.owner} ({b.nbytes:,} bytes on slice {b.slice},"
+        + (" kept by its handle)" if b.held else " kept by waiting runs)")
+        for b in store.largest(cells)[:8]
+    ]
+    name = describe(victim) if isinstance(victim, Entry) else f"a run of {victim.index.plan.name!r}"
+    return Failure(
+        "stalemate",
+        f"{name} was given up: nothing is running that could free memory, and nothing that"
+        f" waits fits. {'; '.join(stories)}. Held by {', '.join(holders) or 'nobody'}.",
+        "drop handles that are no longer needed, donate inputs, or use more devices",
+    )

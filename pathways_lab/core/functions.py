@@ -1,0 +1,95 @@
+"""Compiled functions: where they are ready, what memory they need, how long they take.
+
+Problem: hosts compile in the background; a gang may be granted only when every
+host of its slice has compiled it, and the peak of a run is known only when
+they have said how many temporary bytes the function needs.  The measured
+device times decide how far grants run ahead.
+
+Rule for maintainers: a function is known per slice.  A published estimate
+changes only when the measured time has moved by a quarter, so that windows
+that were cut from it stay valid meanwhile.
+
+Paper: section 4.2 (compilation in the background), section 4.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import SliceId
+
+FunctionKey = tuple[str, SliceId]
+
+SMOOTHING = 0.25
+TOLERANCE = 0.25
+
+
+@dataclass(slots=True)
+class FunctionRecord:
+    """pending: hosts that have not compiled it.  waiting: queued runs that need it."""
+
+    pending: set[str]
+    temporary: int = 0
+    failure: Failure | None = None
+    waiting: set[int] = field(default_factory=set)
+    measured: float | None = None
+    published: float | None = None
+
+
+@dataclass(slots=True)
+class Functions:
+    """version: changes whenever a published estimate does."""
+
+    assumed: float
+    records: dict[FunctionKey, FunctionRecord] = field(default_factory=dict)
+    version: int = 0
+
+    def announce(self, key: FunctionKey, hosts: tuple[str, ...]) -> bool:
+        """Whether *hosts* must compile it now: not when they did, or are at it."""
+        record = self.records.get(key)
+        if record is not None and record.failure is None:
+            return False
+        self.records[key] = FunctionRecord(set(hosts))
+        return True
+
+    def compiled(
+        self, key: FunctionKey, host: str, temporary: int, failure: Failure | None
+    ) -> set[int]:
+        """One host is done; returns the runs that need not wait for this function any more."""
+        record = self.records.get(key)
+        if record is None:
+            return set()
+        record.pending.discard(host)
+        record.temporary = max(record.temporary, temporary)
+        if failure is not None and record.failure is None:
+            record.failure = failure
+        if record.pending and record.failure is None:
+            return set()
+        waiting, record.waiting = record.waiting, set()
+        return waiting
+
+    def measure(self, key: FunctionKey, seconds: float) -> None:
+        """A gang of this function took *seconds* of its devices' time."""
+        record = self.records.get(key)
+        if record is None:
+            return
+        old = record.measured
+        new = seconds if old is None else old + SMOOTHING * (seconds - old)
+        record.measured = new
+        shown = record.published
+        if shown is None or abs(new - shown) > TOLERANCE * shown:
+            record.published = new
+            self.version += 1
+
+    def seconds(self, key: FunctionKey) -> float:
+        """Estimated device seconds of one gang."""
+        record = self.records.get(key)
+        if record is None or record.published is None:
+            return self.assumed
+        return record.published
+
+    def forget(self, slice_id: SliceId) -> None:
+        """The slice is gone, and its executables with it."""
+        for key in [k for k in self.records if k[1] == slice_id]:
+            del self.records[key]

@@ -1,0 +1,143 @@
+"""The gang scheduler: one order of gangs per island, and whose gang comes next.
+
+Problem: devices are FIFO queues that cannot be interrupted; two computations
+that communicate must be queued in the same order everywhere.  Every gang gets
+the next number of each island that it touches, all of them in one step, and
+every host hears of them in that order, so one order on all hosts holds by
+construction.  Grants run ahead of the data, but only so far that priorities
+and cancellation still act.
+
+Rule for maintainers: numbers are given out in :meth:`Order.place` and nowhere
+else.  Nothing here may grow with devices, nor with the number of runs that
+wait behind others on the same slices.
+
+Paper: section 4.4 (gang-scheduled dynamic dispatch).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pathways_lab.core.plans import Window
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.runs import RunRecord
+from pathways_lab.core.slices import Cell
+
+
+@dataclass(slots=True)
+class IslandOrder:
+    """epoch: of the numbers.  next: number to give.  last: per host, the last one sent."""
+
+    epoch: int = 0
+    next: int = 0
+    last: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Order:
+    """The places of all gangs on all islands."""
+
+    islands: dict[str, IslandOrder] = field(default_factory=dict)
+
+    def place(self, window: Window) -> list[tuple[str, int, int, int]]:
+        """Give a window its numbers on all its islands at once.
+
+        Returns ``(host, epoch, place, previous)`` for every host of it.
+        """
+        first: dict[str, int] = {}
+        for name, count in window.islands:
+            island = self.islands[name]
+            first[name] = island.next
+            island.next += count
+        found = []
+        for host, name in window.hosts:
+            island = self.islands[name]
+            place = first[name]
+            previous = island.last.get(host, -1)
+            assert place > previous, f"{host} would get place {place} after {previous}"
+            island.last[host] = place
+            found.append((host, island.epoch, place, previous))
+        return found
+
+    def end_epoch(self, name: str) -> None:
+        """A host is gone: the island's numbers begin anew."""
+        old = self.islands[name]
+        self.islands[name] = IslandOrder(old.epoch + 1)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How far grants run ahead: device microseconds granted and not finished, per cell."""
+
+    limit: int
+    cells_of: Mapping[SliceId, tuple[int, ...]] = field(default_factory=dict)
+    by_slice: dict[SliceId, int] = field(default_factory=dict)
+    ahead: list[int] = field(default_factory=list)
+
+    def divide(self, cells: tuple[Cell, ...], cells_of: Mapping[SliceId, tuple[int, ...]]) -> None:
+        """The slices changed."""
+        self.cells_of = cells_of
+        self.by_slice = {s: n for s, n in self.by_slice.items() if s in cells_of}
+        self.ahead = [sum(self.by_slice.get(s, 0) for s in cell.slices) for cell in cells]
+
+    def allows(self, window: Window) -> bool:
+        """Whether every device of the window is near enough to its end of work."""
+        ahead, limit = self.ahead, self.limit
+        for slice_id, _ in window.slices:
+            for cell in self.cells_of[slice_id]:
+                if ahead[cell] >= limit:
+                    return False
+        return True
+
+    def add(self, slice_id: SliceId, cost: int) -> None:
+        """Work was granted (or is finished, when negative)."""
+        cells = self.cells_of.get(slice_id)
+        if cells is not None:
+            self.by_slice[slice_id] = self.by_slice.get(slice_id, 0) + cost
+            for cell in cells:
+                self.ahead[cell] += cost
+
+
+def _by_order(run: RunRecord) -> int:
+    return run.order
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Runs whose next window could be granted at once, by the slices that they use.
+
+    Runs in one lane compete for the same devices, so only the first of each
+    lane need be looked at.
+    """
+
+    lanes: dict[tuple[SliceId, ...], list[RunRecord]] = field(default_factory=dict)
+
+    def put(self, run: RunRecord) -> None:
+        """The run's next window waits for nothing but its turn."""
+        if not run.open:
+            run.open = True
+            insort(self.lanes.setdefault(run.index.plan.slices, []), run, key=_by_order)
+
+    def take(self, run: RunRecord) -> None:
+        """The run leaves its lane."""
+        if run.open:
+            run.open = False
+            key = run.index.plan.slices
+            lane = self.lanes[key]
+            lane.remove(run)
+            if not lane:
+                del self.lanes[key]
+
+    def first(self, pace: Pace) -> RunRecord | None:
+        """The earliest submitted run that the pace allows to be granted."""
+        best: RunRecord | None = None
+        for lane in self.lanes.values():
+            run = lane[0]
+            if best is not None and run.order > best.order:
+                continue
+            assert run.window is not None
+            if pace.allows(run.window):
+                best = run
+        return best

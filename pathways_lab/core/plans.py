@@ -1,0 +1,191 @@
+"""What the core looks up about a registered plan, worked out once.
+
+Problem: a grant, a report or a failure must cost the same few microseconds
+for any plan; so who depends on whom, which hosts take part in which step and
+where windows end is computed when the plan is registered, by steps and hosts
+and never by devices.
+
+Rule for maintainers: an index is immutable except for what it caches.
+
+Paper: section 4.3 (compact sharded dataflow), section 4.5 (one message per
+subgraph).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pathways_lab.core.functions import FunctionKey, Functions
+from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
+from pathways_lab.core.liveness import Profile
+from pathways_lab.core.program import Call, Plan, SliceId
+from pathways_lab.core.rules import Rules
+from pathways_lab.core.topology import SliceBinding
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps ``first <= i < last`` of a plan: what one grant covers.
+
+    hosts: ``(host, island)`` of everyone with a step in it.
+    islands: ``(island, number of its gangs)``.
+    reads, donates: positions of plan inputs that its steps read, or consume.
+    done: positions whose last reader is in it.
+    costs: estimated device microseconds of each step; slices: of each slice.
+    seconds: of the busiest slice.
+    """
+
+    first: int
+    last: int
+    hosts: tuple[tuple[str, str], ...]
+    islands: tuple[tuple[str, int], ...]
+    reads: tuple[int, ...]
+    donates: tuple[int, ...]
+    done: tuple[int, ...]
+    costs: tuple[int, ...]
+    slices: tuple[tuple[SliceId, int], ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class PlanIndex:
+    """Per step: its slices, hosts, function, producers and consumers; per input: its readers.
+
+    gates: steps that may be granted only when their inputs are resident.
+    shared: hosts that have the plan.
+    profiles: bytes along the order, by the inputs that the run accounts for.
+    """
+
+    plan: Plan
+    client: str
+    hosts: tuple[str, ...]
+    step_slices: tuple[tuple[SliceId, ...], ...]
+    step_hosts: tuple[tuple[str, ...], ...]
+    step_islands: tuple[tuple[str, ...], ...]
+    functions: tuple[FunctionKey, ...]
+    step_function: tuple[FunctionKey | None, ...]
+    producers: tuple[tuple[int, ...], ...]
+    consumers: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    readers: tuple[tuple[int, ...], ...]
+    donors: Mapping[int, int]
+    results: tuple[tuple[int, ...], ...]
+    makers: tuple[int, ...]
+    waits: tuple[int, ...]
+    gates: frozenset[int]
+    home: Mapping[str, str]
+    shared: set[str] = field(default_factory=set)
+    profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
+    _windows: dict[int, Window] = field(default_factory=dict)
+    _estimates: int = -1
+
+    def window(self, first: int, functions: Functions, rules: Rules) -> Window:
+        """The window that begins at step *first*."""
+        if self._estimates != functions.version:
+            self._windows.clear()
+            self._estimates = functions.version
+        found = self._windows.get(first)
+        if found is None:
+            found = self._windows[first] = self._cut(first, functions, rules)
+        return found
+
+    def _cut(self, first: int, functions: Functions, rules: Rules) -> Window:
+        most = round(rules.window * 1e6)
+        slices: dict[SliceId, int] = {}
+        costs: list[int] = []
+        last = first
+        while last < len(self.plan.steps):
+            key = self.step_function[last]
+            cost = round(functions.seconds(key) * 1e6) if key else 0
+            total = slices.get(key[1], 0) + cost if key else 0
+            if last > first and (last in self.gates or not rules.peak or total > most):
+                break
+            if key:
+                slices[key[1]] = total
+            costs.append(cost)
+            last += 1
+        hosts: dict[str, str] = {}
+        islands: dict[str, int] = {}
+        reads: dict[int, None] = {}
+        for step in range(first, last):
+            for host in self.step_hosts[step]:
+                hosts[host] = self.home[host]
+            for island in self.step_islands[step]:
+                islands[island] = islands.get(island, 0) + 1
+            reads.update(dict.fromkeys(self.reads[step]))
+        return Window(
+            first,
+            last,
+            tuple(hosts.items()),
+            tuple(islands.items()),
+            tuple(reads),
+            tuple(p for p in reads if first <= self.donors.get(p, -1) < last),
+            tuple(p for p in reads if self.readers[p][-1] < last),
+            tuple(costs),
+            tuple(slices.items()),
+            max(slices.values(), default=0) / 1e6,
+        )
+
+
+def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]) -> PlanIndex:
+    """Work out everything about a checked *plan*; *bindings* holds all its slices."""
+    maker: dict[int, int] = {}
+    position = {value: p for p, value in enumerate(plan.inputs)}
+    slices: list[tuple[SliceId, ...]] = []
+    step_function: list[FunctionKey | None] = []
+    producers: list[tuple[int, ...]] = []
+    consumers: list[list[int]] = [[] for _ in plan.steps]
+    reads: list[tuple[int, ...]] = []
+    readers: list[list[int]] = [[] for _ in plan.inputs]
+    donors: dict[int, int] = {}
+    gates = set()
+    for index, step in enumerate(plan.steps):
+        node = step.node
+        used = dict.fromkeys(inputs_of(node))
+        touched = [plan.values[v].slice for v in (*used, *outputs_of(node))]
+        touched += [node.slice] if isinstance(node, Call) else []
+        slices.append(tuple(dict.fromkeys(s for s in touched if s is not None)))
+        step_function.append((node.function, node.slice) if isinstance(node, Call) else None)
+        producers.append(tuple(dict.fromkeys(maker[v] for v in used if v in maker)))
+        for producer in producers[-1]:
+            consumers[producer].append(index)
+        reads.append(tuple(position[v] for v in used if v in position))
+        for p in reads[-1]:
+            readers[p].append(index)
+        donors.update({position[v]: index for v in donated_of(node) if v in position})
+        maker.update(dict.fromkeys(outputs_of(node), index))
+        if isinstance(node, Call) and not node.ahead:
+            gates.add(index)
+    results: list[list[int]] = [[] for _ in plan.steps]
+    for p, value in enumerate(plan.outputs):
+        results[maker[value]].append(p)
+    slice_hosts = {s: bindings[s].hosts for s in plan.slices}
+    home = {h: bindings[s].island for s in plan.slices for h in slice_hosts[s]}
+    step_hosts = tuple(
+        tuple(dict.fromkeys(h for s in touched for h in slice_hosts[s])) for touched in slices
+    )
+    return PlanIndex(
+        plan=plan,
+        client=client,
+        hosts=tuple(home),
+        step_slices=tuple(slices),
+        step_hosts=step_hosts,
+        step_islands=tuple(
+            tuple(dict.fromkeys(bindings[s].island for s in touched)) for touched in slices
+        ),
+        functions=tuple(dict.fromkeys(f for f in step_function if f is not None)),
+        step_function=tuple(step_function),
+        producers=tuple(producers),
+        consumers=tuple(map(tuple, consumers)),
+        reads=tuple(reads),
+        readers=tuple(map(tuple, readers)),
+        donors=donors,
+        results=tuple(map(tuple, results)),
+        makers=tuple(maker[v] for v in plan.outputs),
+        waits=tuple(
+            len(h) + len(p) + len(r) for h, p, r in zip(step_hosts, producers, reads, strict=True)
+        ),
+        gates=frozenset(gates),
+        home=home,
+    )

@@ -1,0 +1,48 @@
+"""The rules of order, memory and pace, by name and by number.
+
+Problem: each rule of the core exists because something breaks without it.  A
+claim like that must be shown, so every rule that the core enforces can be
+switched off *by a test or a simulation*, and a search must then find a run
+that breaks.  The two rules that hosts keep (launch in the order of the grants;
+launch poisoned gangs everywhere) are switched off in the simulator's machine.
+
+Rule for maintainers: production code builds ``Rules()`` and nothing else.
+
+Paper: section 4.4 (gang-scheduled dynamic dispatch), section 4.5 (parallel
+asynchronous dispatch), section 4.6 (data management, back-pressure).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the core keeps to.
+
+    predecessors: a gang is granted only after the gangs that make its inputs
+        (and, if it donates a buffer, after the buffer's earlier readers).
+    peak: a run is admitted only with the peak of its memory reserved;
+        without it memory is granted gang by gang.
+    liveness: that peak is taken along the order in which gangs are granted;
+        without it each slice is looked at as if it ran alone and its
+        transfers took no time.
+    producers: a run is admitted only after the runs that make its inputs.
+    stalemate: when nothing can ever move again, say so and fail one run.
+    overtaking: how many times a waiting run may be overtaken; None: for ever.
+    window: estimated device seconds that one grant covers.
+    ahead: estimated device seconds that may be granted and unfinished on a
+        device before the next window waits.
+    assumed: device seconds of a function that was never measured (assumed).
+    """
+
+    predecessors: bool = True
+    peak: bool = True
+    liveness: bool = True
+    producers: bool = True
+    stalemate: bool = True
+    overtaking: int | None = 64
+    window: float = 0.1
+    ahead: float = 0.2
+    assumed: float = 0.005

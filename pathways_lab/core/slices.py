@@ -1,0 +1,247 @@
+"""The resource manager: which devices exist, and which slice holds which.
+
+Problem: users ask for virtual devices with a mesh shape and wishes; islands
+have hosts that come and go.  This machine binds slices to physical devices of
+one island, spreads them (a device may be shared by several slices), takes them
+back, and says clearly why a wish cannot be met.  It also divides the devices
+into *cells*, the sets of devices that the same slices cover: bytes and pace
+are counted per cell, so that nothing else in the core looks at devices.
+
+Rule for maintainers: slices own *devices*; bytes belong to the store, order to
+the gang scheduler.  Work here may grow with devices: it happens when a slice
+is bound, never when a gang is granted.
+
+Paper: section 4.1 (resource manager), section 3 (virtual device sets).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.lifecycles import SLICE
+from pathways_lab.core.messages import HostJoined
+from pathways_lab.core.placement import Choice, Grid, place
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.topology import (
+    HostInfo,
+    IslandInfo,
+    SliceBinding,
+    SliceRequest,
+    Topology,
+)
+
+
+@dataclass(slots=True)
+class SliceRecord:
+    """A slice: where it lies, in what state it is, and why it was lost.
+
+    told: its hosts were told to forget it.
+    """
+
+    binding: SliceBinding
+    hosts: tuple[str, ...]
+    state: str = SLICE.start
+    failure: Failure | None = None
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Devices that exactly these slices cover.  limit: bytes per device."""
+
+    slices: frozenset[SliceId]
+    limit: int
+    devices: int
+    island: str
+
+
+@dataclass(slots=True)
+class _Host:
+    info: HostInfo
+    loads: list[int]
+
+
+@dataclass(slots=True)
+class ResourceManager:
+    """Hosts, islands, slices.  *cells* and *cells_of* follow every change of slices.
+
+    version: changes whenever the cells do.
+    """
+
+    hosts: dict[str, _Host] = field(default_factory=dict)
+    slices: dict[SliceId, SliceRecord] = field(default_factory=dict)
+    cells: tuple[Cell, ...] = ()
+    cells_of: dict[SliceId, tuple[int, ...]] = field(default_factory=dict)
+    version: int = 0
+
+    def join(self, event: HostJoined) -> None:
+        """A new host with free devices."""
+        info = HostInfo(
+            event.host, event.island, event.devices, event.kind, event.memory, event.block
+        )
+        self.hosts[event.host] = _Host(info, [0] * event.devices)
+
+    def lose(self, host: str, failure: Failure) -> list[SliceRecord]:
+        """Forget a host; returns the slices that are lost with it."""
+        del self.hosts[host]
+        lost = [r for r in self.slices.values() if host in r.hosts and r.state != "lost"]
+        for record in lost:
+            if record.state == "bound":
+                self._hold(record.binding, -1)
+            record.state = SLICE.next(record.state, "lose", record.binding.slice)
+            record.failure = failure
+        self._divide()
+        return lost
+
+    def bind(self, slice_id: SliceId, client: str, request: SliceRequest) -> SliceBinding | Failure:
+        """Find devices and hold them.  A wish that cannot be met is a Failure."""
+        wrong = _malformed(request) or (
+            f"slice {slice_id} exists already" if slice_id in self.slices else ""
+        )
+        if wrong:
+            return Failure("refused", wrong, "ask again with a new, well-formed request")
+        best: tuple[Choice, str, list[tuple[str, int]]] | None = None
+        for island in self.islands():
+            if request.island not in (None, island):
+                continue
+            grid, devices, loads = self._ground(island, request)
+            choice = place(grid, loads, request.shape)
+            if choice is not None and (best is None or choice < best[0]):
+                best = choice, island, devices
+        if best is None:
+            return self._unmet(request)
+        (_, chosen), island, devices = best
+        where = tuple(devices[d] for d in chosen)
+        kind = self.hosts[where[0][0]].info.kind
+        binding = SliceBinding(slice_id, client, island, request.shape, request.axes, where, kind)
+        self.slices[slice_id] = SliceRecord(binding, binding.hosts)
+        self._hold(binding, 1)
+        self._divide()
+        return binding
+
+    def release(self, slice_id: SliceId) -> None:
+        """The slice takes no new work; its devices count as free."""
+        record = self.slices[slice_id]
+        if record.state == "bound":
+            record.state = SLICE.next(record.state, "release", slice_id)
+            self._hold(record.binding, -1)
+
+    def free(self, slice_id: SliceId) -> SliceRecord:
+        """Nothing uses the released or lost slice any more."""
+        record = self.slices.pop(slice_id)
+        record.state = SLICE.next(record.state, "free", slice_id)
+        self._divide()
+        return record
+
+    def islands(self) -> tuple[str, ...]:
+        """Names of the islands that have hosts, in order."""
+        return tuple(sorted({h.info.island for h in self.hosts.values()}, key=_natural))
+
+    def topology(self) -> Topology:
+        """The machine as it is now."""
+        islands = []
+        for island in self.islands():
+            members = self._members(island)
+            infos = tuple(h.info for h in members)
+            islands.append(IslandInfo(island, _grid(infos), infos))
+        bindings = tuple(r.binding for r in self.slices.values() if r.state == "bound")
+        return Topology(tuple(islands), bindings)
+
+    def _members(self, island: str) -> list[_Host]:
+        members = [h for h in self.hosts.values() if h.info.island == island]
+        return sorted(members, key=lambda h: _natural(h.info.name))
+
+    def _ground(
+        self, island: str, request: SliceRequest
+    ) -> tuple[Grid, list[tuple[str, int]], list[int | None]]:
+        """The island's grid, its devices row-major, and the load of those that will do."""
+        members = self._members(island)
+        devices: list[tuple[str, int]] = []
+        loads: list[int | None] = []
+        for host in members:
+            fits = request.kind in (None, host.info.kind) and host.info.memory >= request.memory
+            devices += [(host.info.name, d) for d in range(host.info.devices)]
+            loads += host.loads if fits else [None] * host.info.devices
+        return _grid(tuple(h.info for h in members)), devices, loads
+
+    def _hold(self, binding: SliceBinding, by: int) -> None:
+        for name, device in binding.devices:
+            host = self.hosts.get(name)
+            if host is not None:
+                host.loads[device] += by
+
+    def _divide(self) -> None:
+        """Divide the devices of all living slices into cells."""
+        cover: dict[tuple[str, int], list[SliceId]] = {}
+        for slice_id, record in self.slices.items():
+            if record.state != "lost":
+                for device in record.binding.devices:
+                    cover.setdefault(device, []).append(slice_id)
+        groups: dict[tuple[tuple[SliceId, ...], int, str], int] = {}
+        for (name, _), slices in cover.items():
+            info = self.hosts[name].info
+            key = (tuple(slices), info.memory, info.island)
+            groups[key] = groups.get(key, 0) + 1
+        self.cells = tuple(
+            Cell(frozenset(slices), memory, count, island)
+            for (slices, memory, island), count in groups.items()
+        )
+        of: dict[SliceId, list[int]] = {slice_id: [] for slice_id in self.slices}
+        for index, cell in enumerate(self.cells):
+            for slice_id in cell.slices:
+                of[slice_id].append(index)
+        self.cells_of = {slice_id: tuple(indices) for slice_id, indices in of.items()}
+        self.version += 1
+
+    def _unmet(self, request: SliceRequest) -> Failure:
+        """What was asked, what exists, what is free, and what to do."""
+        asked = f"{request.devices} devices in shape {request.shape}"
+        wishes = [
+            f"{label} {value}"
+            for label, value in (("island", request.island), ("kind", request.kind))
+            if value is not None
+        ]
+        wishes += [f"at least {request.memory:,} bytes per device"] if request.memory else []
+        asked += f" with {', '.join(wishes)}" if wishes else ""
+        lines = []
+        for island in self.islands():
+            members = self._members(island)
+            count = sum(h.info.devices for h in members)
+            free = sum(load == 0 for h in members for load in h.loads)
+            kinds = sorted({f"{h.info.kind}, {h.info.memory:,} bytes" for h in members})
+            lines.append(
+                f"{island} has {count} devices ({'; '.join(kinds)}), {free} of them unshared"
+            )
+        exists = "; ".join(lines) or "no host has joined"
+        return Failure(
+            "refused",
+            f"no island can hold the slice: asked for {asked}; {exists}",
+            "a slice lies on one island: ask for fewer devices there, or drop a constraint",
+        )
+
+
+def _malformed(request: SliceRequest) -> str:
+    if not 1 <= len(request.shape) <= 3 or any(size < 1 for size in request.shape):
+        return f"slice shape {request.shape} must have 1 to 3 sizes, each at least 1"
+    if len(set(request.axes)) != len(request.shape):
+        return f"shape {request.shape} needs one distinct axis name per size, got {request.axes}"
+    return ""
+
+
+def _grid(hosts: tuple[HostInfo, ...]) -> Grid:
+    """Blocks stacked along the first dimension; a row where hosts differ or say nothing."""
+    blocks = {h.block for h in hosts}
+    block = blocks.pop() if len(blocks) == 1 else ()
+    if not block or any(math.prod(block) != h.devices for h in hosts):
+        return (sum(h.devices for h in hosts),)
+    return (len(hosts) * block[0], *block[1:])
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key: ``host10`` after ``host2``."""
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
+    )

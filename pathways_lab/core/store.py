@@ -1,0 +1,179 @@
+"""The store: whose buffer is where, who still needs it, and when it is freed.
+
+Problem: a client counts references per logical buffer, hosts hold its shards,
+runs read it in an order that is fixed long before it is executed.  So every
+buffer has two ends of life: in the *order of grants* (its bytes are given back
+in the ledger when its handle is dropped and its last reader has its place) and
+in *reality* (hosts forget it when its last reader has ended).
+
+Rule for maintainers: the store knows runs by number only.  It owns bytes on
+devices; devices are the resource manager's, order is the gang scheduler's.
+
+Paper: section 4.2 (sharded logical buffers, handles), section 4.6 (object
+store, ownership, garbage collection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.ledger import Ledger
+from pathways_lab.core.lifecycles import BUFFER
+from pathways_lab.core.program import SliceId
+
+
+@dataclass(slots=True, eq=False)
+class BufferRecord:
+    """One logical buffer.
+
+    nbytes: on each device of *slice*.
+    held: its client has a handle.
+    apart: the reservation of the run that makes it covers it no longer.
+    counted: the ledger holds its bytes.
+    admitted: the run that makes it (or the upload) has its memory.
+    granted: the gang that makes it has its place.
+    made: that gang has ended everywhere, so that it may be forgotten there.
+    stored: hosts have something to forget.
+    arriving: of an upload, the hosts that do not have all their parts.
+    claims: runs, in order of submission, that read it and are not granted that
+        far, with the number of arguments that it is.
+    reads: arguments of runs that it is and that have not ended that far.
+    donor: the run that consumes it; taken: the donor's reservation covers it.
+    watched: runs to look at again when something of this changes.
+    listeners: ``(run, input position)`` to tell when it is resolved.
+    """
+
+    id: int
+    owner: str
+    slice: SliceId
+    nbytes: int
+    name: str
+    maker: int = 0
+    state: str = BUFFER.start
+    failure: Failure | None = None
+    held: bool = True
+    apart: bool = False
+    counted: bool = False
+    admitted: bool = False
+    granted: bool = False
+    made: bool = False
+    stored: bool = False
+    arriving: set[str] = field(default_factory=set)
+    claims: dict[int, int] = field(default_factory=dict)
+    reads: int = 0
+    donor: int = 0
+    taken: bool = False
+    watched: list[int] = field(default_factory=list)
+    listeners: list[tuple[int, int]] = field(default_factory=list)
+
+    def move(self, move: str) -> None:
+        """Go to the next state of the life cycle."""
+        self.state = BUFFER.next(self.state, move, self.id)
+
+
+@dataclass(slots=True)
+class Store:
+    """All buffers.  freed: per slice, what hosts are to forget since this was last taken."""
+
+    ledger: Ledger
+    buffers: dict[int, BufferRecord] = field(default_factory=dict)
+    by_slice: dict[SliceId, set[int]] = field(default_factory=dict)
+    freed: dict[SliceId, list[int]] = field(default_factory=dict)
+
+    def create(
+        self, buffer: int, owner: str, slice_id: SliceId, nbytes: int, name: str, maker: int = 0
+    ) -> BufferRecord:
+        """A promised buffer: an upload, or an output of run *maker*."""
+        record = BufferRecord(buffer, owner, slice_id, nbytes, name, maker)
+        self.buffers[buffer] = record
+        self.by_slice.setdefault(slice_id, set()).add(buffer)
+        return record
+
+    def count(self, record: BufferRecord) -> None:
+        """Its maker's reservation ends: the ledger holds what somebody can still use."""
+        if record.state == "freed":
+            return
+        record.apart = True
+        if not record.counted and not record.taken and record.failure is None:
+            record.counted = True
+            self.ledger.hold(record.slice, record.nbytes)
+            self.settle(record)
+
+    def take(self, record: BufferRecord) -> None:
+        """The reservation of its donor covers the buffer from now on."""
+        record.taken = True
+        self.uncount(record)
+
+    def give_back(self, record: BufferRecord) -> None:
+        """Its donor will never consume it."""
+        record.donor = 0
+        record.taken = False
+        if record.apart:
+            self.count(record)
+
+    def uncount(self, record: BufferRecord) -> None:
+        """The ledger holds the buffer's bytes no longer."""
+        if record.counted:
+            record.counted = False
+            self.ledger.hold(record.slice, -record.nbytes)
+
+    def claim(self, record: BufferRecord, run: int) -> None:
+        """A run was submitted that reads the buffer."""
+        record.claims[run] = record.claims.get(run, 0) + 1
+        record.reads += 1
+
+    def pass_by(self, record: BufferRecord, run: int) -> None:
+        """The run's last reader of the buffer is granted, or never will be."""
+        record.claims[run] -= 1
+        if not record.claims[run]:
+            del record.claims[run]
+            self.settle(record)
+
+    def read(self, record: BufferRecord) -> None:
+        """A run will not touch the buffer again, in reality."""
+        record.reads -= 1
+        self.settle(record)
+
+    def drop(self, record: BufferRecord) -> None:
+        """The client's handle is gone."""
+        record.held = False
+        self.settle(record)
+
+    def fail(self, record: BufferRecord, failure: Failure) -> None:
+        """The buffer will never have a value (any more)."""
+        record.move("fail")
+        record.failure = failure
+        self.settle(record)
+
+    def settle(self, record: BufferRecord) -> None:
+        """Give back what nobody needs: the bytes in the ledger, then those on hosts."""
+        if record.claims:
+            return
+        wanted = record.held and record.failure is None
+        if not wanted and (record.maker or record.state != "promised"):
+            self.uncount(record)  # an upload that nobody wants any more still arrives
+        if wanted or record.reads or not record.made:
+            return
+        if record.stored:
+            record.stored = False
+            self.freed.setdefault(record.slice, []).append(record.id)
+        if not record.held:
+            self._forget(record)
+
+    def _forget(self, record: BufferRecord) -> None:
+        self.uncount(record)
+        record.move("free")
+        del self.buffers[record.id]
+        self.by_slice[record.slice].discard(record.id)
+
+    def owned(self, client: str) -> list[BufferRecord]:
+        """Every buffer of a client."""
+        return [b for b in self.buffers.values() if b.owner == client]
+
+    def largest(self, cells: Iterable[int]) -> list[BufferRecord]:
+        """Counted buffers on these cells, the largest first."""
+        slices = {s for c in cells for s in self.ledger.cells[c].slices}
+        found = [self.buffers[b] for s in slices for b in self.by_slice.get(s, ())]
+        return sorted((b for b in found if b.counted), key=lambda b: (-b.nbytes, b.id))
