@@ -1,0 +1,535 @@
+"""Which granted step may start next on this host: pure decisions, no threads, no JAX.
+
+Problem: grants arrive ahead of data, in one order per island.  Every host must
+launch its gangs in that order and yet keep disjoint devices busy; devices
+shared by two differently cut slices must behave as one FIFO queue; memory is
+given back after the last use; and whatever fails, every granted gang is
+launched once, with zeros for what is missing, because other hosts have perhaps
+entered the same collective (rule 4).
+
+How: a gang knows the last gang before it on its lane and on each of its
+devices, and waits for *those*.  A gang behind one of the same lane waits until
+that one is handed over, for the lane is a queue; behind one of another lane on
+a device of this host, until that one is done, for lanes know nothing of each
+other; behind one that it meets only on devices of other hosts, until it is
+handed over.  So a gang that waits for its inputs is passed over only by gangs
+that share no device and no lane with it, on any host (rule 1), without
+anybody ever searching a queue.
+
+Rule for maintainers: the rim calls in, gets a list of actions, and carries
+them out in order; a lane launches what it is handed in the order of the
+:class:`Launch` actions.  Every granted step is reported exactly once.
+
+Paper: section 4.4 (gang scheduling: consistent order), section 4.5 (parallel
+asynchronous dispatch).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import Grant
+from pathways_lab.core.program import Call, Plan, SliceId, Transfer, Value
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.actions import (
+    Action,
+    Broken,
+    CancelReceive,
+    Key,
+    Launch,
+    Receive,
+    Report,
+    RunOver,
+    Send,
+)
+from pathways_lab.runtime.buffers import Buffers, Past
+from pathways_lab.runtime.slots import DONATED, FAILED, ISSUED, PENDING, READY, Reader, Slot
+
+
+@dataclass(slots=True, eq=False)
+class _Gang:
+    run: _Run
+    index: int
+    call: Call
+    lane: str
+    devices: tuple[tuple[str, int], ...]
+    alone: bool
+    seq: int
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    waits: int = 1
+    """Open conditions, and one for the registration itself."""
+    handed: bool = False
+    done: bool = False
+    poison: Failure | None = None
+    when_handed: list[_Gang] = field(default_factory=list)
+    when_done: list[_Gang] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Move:
+    """A transfer, as far as this host takes part in it."""
+
+    run: _Run
+    index: int
+    node: Transfer
+    seq: int
+    source: Slot | None = None
+    """Set while this host sends."""
+    reader: Reader = field(default_factory=Reader)
+    started: bool = False
+    """The rim was told to send."""
+    target: Slot | None = None
+    """Set while this host receives."""
+    failure: Failure | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    id: int
+    plan: Plan
+    end: int
+    """One more than the last step that concerns this host."""
+    values: dict[int, Slot] = field(default_factory=dict)
+    steps: dict[int, _Gang | _Move] = field(default_factory=dict)
+    """Granted and unfinished."""
+    complete: bool = False
+    """All steps up to the end were granted, or it was aborted."""
+    failure: Failure | None = None
+
+
+class Launcher:
+    """The queue of granted steps of one host, and what it holds.
+
+    All methods return the actions that became possible.  Payloads are opaque.
+    """
+
+    def __init__(self, host: str, island: str) -> None:
+        self.host = host
+        self.island = island
+        self._actions: list[Action] = []
+        self.buffers = Buffers(host, self._actions)
+        self._slices: dict[SliceId, tuple[SliceBinding, str]] = {}
+        self._plans: dict[str, Plan] = {}
+        self._alone: set[tuple[str, SliceId]] = set()
+        self._runs: dict[int, _Run] = {}
+        self._over: Past[int] = Past()
+        self._epoch = -1
+        self._place = -1
+        self._last_on_lane: dict[str, _Gang] = {}
+        self._last_on_device: dict[tuple[str, int], _Gang] = {}
+        self._ready: deque[_Gang] = deque()
+
+    # --- what the host knows ----------------------------------------------------------
+
+    def bind(self, binding: SliceBinding, lane: str = "") -> None:
+        """A slice exists.  lane: its queue on this host, "" when it has no device here."""
+        self._slices[binding.slice] = (binding, lane)
+
+    def unbind(self, slice_id: SliceId) -> list[Action]:
+        """A slice is gone, with every buffer on it."""
+        self._slices.pop(slice_id, None)
+        self._alone = {entry for entry in self._alone if entry[1] != slice_id}
+        return self.free(self.buffers.on_slice(slice_id))
+
+    def program(self, plan: Plan) -> None:
+        self._plans[plan.key] = plan
+
+    def launches_alone(self, function: str, slice_id: SliceId) -> None:
+        """This function calls back into Python, and may fail on one device only."""
+        self._alone.add((function, slice_id))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no granted step is unfinished."""
+        return not any(run.steps for run in self._runs.values())
+
+    def unfinished(self) -> list[tuple[Key, str]]:
+        """Granted steps that are not over, with what they are doing: for people."""
+        return [
+            ((run.id, index), "launched" if getattr(step, "handed", False) else "waiting")
+            for run in self._runs.values()
+            for index, step in run.steps.items()
+        ]
+
+    # --- grants -----------------------------------------------------------------------
+
+    def grant(self, grant: Grant, arguments: Mapping[int, Any] | None = None) -> list[Action]:
+        """Take one window.  arguments: payloads by plan input, with a run's first window.
+
+        An argument that could not be made is a :class:`Failure` in its place.
+        """
+        if grant.epoch < self._epoch or (grant.epoch == self._epoch and grant.place <= self._place):
+            return []
+        if grant.epoch > self._epoch:
+            self._epoch, self._place = grant.epoch, -1
+        broken = self._why_not(grant)
+        if broken:
+            return [Broken(broken)]
+        self._place = grant.place
+        plan = self._plans[grant.plan]
+        run = self._runs.get(grant.run)
+        if run is None:
+            run = self._runs[grant.run] = self._new_run(grant, plan, arguments or {})
+        seq = grant.place
+        for index in range(grant.first, min(grant.last, len(plan.steps))):
+            node = plan.steps[index].node
+            if isinstance(node, Call):
+                if self._lane(node.slice):
+                    self._add_gang(run, index, node, seq)
+            elif any(self._lane(s) for s in _slices(plan, node)):
+                self._add_move(run, index, node, seq)
+            seq += any(self._slices[s][0].island == self.island for s in _slices(plan, node))
+        run.complete = run.complete or grant.last >= run.end
+        self._end_if_over(run)
+        return self._take()
+
+    def _why_not(self, grant: Grant) -> str:
+        """What is wrong with a grant that is no repeat; "" when nothing is."""
+        where = f"{self.host} was granted place {grant.place} of epoch {grant.epoch}"
+        if grant.previous != self._place:
+            return f"{where} after place {grant.previous}, but the last one it saw is {self._place}"
+        if grant.run in self._over:
+            return f"{where} for run {grant.run}, which is over"
+        plan = self._plans.get(grant.plan)
+        if plan is None:
+            return f"{where} for a program that it was never sent"
+        unknown = [s for s in plan.slices if s not in self._slices]
+        return f"{where}, but was never told where slice {unknown[0]} is" if unknown else ""
+
+    def _lane(self, slice_id: SliceId | None) -> str:
+        return self._slices[slice_id][1] if slice_id is not None else ""
+
+    def _new_run(self, grant: Grant, plan: Plan, arguments: Mapping[int, Any]) -> _Run:
+        ours = [
+            index
+            for index, step in enumerate(plan.steps)
+            if any(self._lane(s) for s in _slices(plan, step.node))
+        ]
+        run = _Run(grant.run, plan, end=ours[-1] + 1 if ours else 0)
+        for position, (value, buffer) in enumerate(zip(plan.inputs, grant.inputs, strict=True)):
+            if not self._lane(plan.values[value].slice):
+                continue
+            slot = self.buffers.get(buffer) if buffer is not None else None
+            if slot is None:
+                what = f"argument {position}" if buffer is None else f"buffer {buffer}"
+                slot = self._new_slot(plan.values[value])
+                self._fill(slot, what, arguments.get(position) if buffer is None else None)
+            run.values[value] = slot
+            self.buffers.name(slot)
+        for value, buffer in zip(plan.outputs, grant.outputs, strict=True):
+            if self._lane(plan.values[value].slice):
+                self.buffers.bind(buffer, self._value(run, value))
+        return run
+
+    def _fill(self, slot: Slot, what: str, payload: Any) -> None:
+        """Give a new slot its payload, or its failure when there is none."""
+        if payload is None:
+            payload = Failure("internal", f"{what} is not on {self.host}", host=self.host)
+        if isinstance(payload, Failure):
+            slot.become(FAILED, payload)
+            return
+        slot.payload = payload
+        self.buffers.count(slot)
+        slot.become(READY)
+
+    def _new_slot(self, value: Value) -> Slot:
+        assert value.slice is not None
+        devices = self._slices[value.slice][0].devices
+        return Slot(value, tuple(local for host, local in devices if host == self.host))
+
+    def _value(self, run: _Run, value: int) -> Slot:
+        slot = run.values.get(value)
+        if slot is None:
+            slot = run.values[value] = self._new_slot(run.plan.values[value])
+            self.buffers.name(slot)
+        return slot
+
+    # --- gangs ------------------------------------------------------------------------
+
+    def _add_gang(self, run: _Run, index: int, call: Call, seq: int) -> None:
+        binding, lane = self._slices[call.slice]
+        gang = _Gang(
+            run,
+            index,
+            call,
+            lane,
+            binding.devices,
+            (call.function, call.slice) in self._alone,
+            seq,
+            tuple(self._value(run, v) for v in call.inputs),
+            tuple(self._value(run, v) for v in call.outputs),
+        )
+        run.steps[index] = gang
+        for slot in (*gang.inputs, *gang.outputs):
+            self.buffers.use(slot)
+        for before, until_done in self._before(gang).items():
+            (before.when_done if until_done else before.when_handed).append(gang)
+            gang.waits += 1
+        for slot in gang.inputs:
+            gang.waits += slot.when_issued(lambda: self._less(gang))
+        for position in call.donated:
+            for reader in gang.inputs[position].readers:
+                reader.when_over.append(lambda: self._less(gang))
+                gang.waits += 1
+        self._less(gang)
+
+    def _before(self, gang: _Gang) -> dict[_Gang, bool]:
+        """The gangs right before this one; True: wait until it is done, not only handed over."""
+        before: dict[_Gang, bool] = {}
+        last = self._last_on_lane.get(gang.lane)
+        if last is not None:
+            before[last] = last.alone or gang.alone
+        self._last_on_lane[gang.lane] = gang
+        for device in gang.devices:
+            last = self._last_on_device.get(device)
+            if last is not None and last.lane != gang.lane:
+                before[last] = before.get(last, False) or device[0] == self.host
+            self._last_on_device[device] = gang
+        return {g: done for g, done in before.items() if not (g.done or (g.handed and not done))}
+
+    def _less(self, gang: _Gang) -> None:
+        """One condition of the gang is met."""
+        gang.waits -= 1
+        if gang.waits == 0:
+            self._ready.append(gang)
+
+    def _hand_over(self, gang: _Gang) -> None:
+        call, run = gang.call, gang.run
+        gang.handed = True
+        gang.poison = next((s.failure for s in gang.inputs if s.lacking), None)
+        # What another buffer or another input names must survive the donation.
+        copies = tuple(
+            p
+            for p in call.donated
+            if len(gang.inputs[p].buffers) > 1 or gang.inputs.count(gang.inputs[p]) > 1
+        )
+        self._actions.append(
+            Launch(
+                (run.id, gang.index),
+                run.plan,
+                call,
+                gang.lane,
+                gang.inputs,
+                gang.outputs,
+                copies,
+                gang.alone,
+                gang.poison,
+                gang.seq,
+            )
+        )
+        for position in call.donated:
+            slot = gang.inputs[position]
+            if position not in copies and not slot.lacking:
+                self.buffers.uncount(slot)
+                slot.become(DONATED, self._donated(gang))
+        for slot in gang.outputs:
+            self.buffers.count(slot)
+            slot.become(FAILED if gang.poison else ISSUED, gang.poison)
+        followers, gang.when_handed = gang.when_handed, []
+        for follower in followers:
+            self._less(follower)
+
+    def _donated(self, gang: _Gang) -> Failure:
+        return Failure(
+            "execute",
+            f"the array was donated to {gang.call.name or 'a compiled function'}, "
+            "which has reused its memory",
+            remedy="do not use an array after donating it, or drop donate_argnums",
+            program=gang.run.plan.name,
+            node=gang.call.name,
+            host=self.host,
+            line=gang.call.line,
+        )
+
+    def done(self, key: Key, seconds: float, failure: Failure | None = None) -> list[Action]:
+        """A launched gang is over on the devices of this host, or could not start."""
+        run = self._runs[key[0]]
+        gang = run.steps[key[1]]
+        assert isinstance(gang, _Gang)
+        assert gang.handed
+        gang.done = True
+        if failure is not None and gang.poison is None:
+            # What an input failed of meanwhile is the cause; its echo here is not.
+            cause = next((s.failure for s in gang.inputs if s.state == FAILED), None)
+            gang.poison = cause or failure
+        for slot in gang.outputs:
+            if slot.state == ISSUED:
+                slot.become(FAILED if gang.poison else READY, gang.poison)
+            elif slot.state == DONATED and gang.poison is not None:
+                slot.become(FAILED, gang.poison)
+            if slot.state == FAILED:
+                self.buffers.uncount(slot)
+        self._actions.append(Report(key, seconds, gang.poison))
+        followers, gang.when_done = gang.when_done, []
+        for follower in followers:
+            self._less(follower)
+        if self._last_on_lane.get(gang.lane) is gang:
+            del self._last_on_lane[gang.lane]
+        for device in gang.devices:
+            if self._last_on_device.get(device) is gang:
+                del self._last_on_device[device]
+        for slot in (*gang.inputs, *gang.outputs):
+            self.buffers.release(slot)
+        self._finish(run, gang.index)
+        return self._take()
+
+    # --- transfers --------------------------------------------------------------------
+
+    def _add_move(self, run: _Run, index: int, node: Transfer, seq: int) -> None:
+        plan = run.plan
+        move = _Move(run, index, node, seq)
+        run.steps[index] = move
+        if self._lane(plan.values[node.output].slice):
+            move.target = self._value(run, node.output)
+            self.buffers.use(move.target)
+            self.buffers.count(move.target)
+            self._actions.append(Receive((run.id, index), plan, node, move.target, seq))
+        if self._lane(plan.values[node.input].slice):
+            move.source = self._value(run, node.input)
+            self.buffers.use(move.source)
+            move.source.readers.append(move.reader)
+            if not move.source.when_settled(lambda: self._send(move)):
+                self._send(move)
+
+    def _send(self, move: _Move) -> None:
+        source = move.source
+        if source is None:  # cancelled before its source was settled
+            return
+        move.started = True
+        failure = source.failure if source.lacking else None
+        key = (move.run.id, move.index)
+        self._actions.append(Send(key, move.run.plan, move.node, source, failure, move.seq))
+
+    def sent(self, key: Key, failure: Failure | None = None) -> list[Action]:
+        """The source of a transfer is not needed any more."""
+        move = self._runs[key[0]].steps[key[1]]
+        assert isinstance(move, _Move)
+        self._end_send(move, failure)
+        self._end_move(move)
+        return self._take()
+
+    def _end_send(self, move: _Move, failure: Failure | None) -> None:
+        assert move.source is not None
+        source, move.source = move.source, None
+        move.failure = move.failure or failure
+        self.buffers.end_reading(source, move.reader)
+
+    def received(
+        self, key: Key, payload: Any = None, failure: Failure | None = None
+    ) -> list[Action]:
+        """All parts of a transfer are here, or some never will be."""
+        run = self._runs.get(key[0])
+        move = run.steps.get(key[1]) if run else None
+        if not isinstance(move, _Move) or move.target is None:
+            return []  # cancelled while its last part came
+        self._end_receive(move, payload, failure)
+        self._end_move(move)
+        return self._take()
+
+    def _end_receive(self, move: _Move, payload: Any, failure: Failure | None) -> None:
+        assert move.target is not None
+        target, move.target = move.target, None
+        move.failure = move.failure or failure
+        target.payload = payload
+        target.become(FAILED if failure else READY, failure)
+        if failure is not None:
+            self.buffers.uncount(target)
+        self.buffers.release(target)
+
+    def _end_move(self, move: _Move) -> None:
+        if move.source is None and move.target is None:
+            self._actions.append(Report((move.run.id, move.index), 0.0, move.failure))
+            self._finish(move.run, move.index)
+
+    # --- ends -------------------------------------------------------------------------
+
+    def _finish(self, run: _Run, index: int) -> None:
+        del run.steps[index]
+        for value in run.plan.steps[index].frees:
+            slot = run.values.pop(value, None)
+            if slot is not None:
+                self.buffers.unname(slot)
+        self._end_if_over(run)
+
+    def _end_if_over(self, run: _Run) -> None:
+        if not run.complete or run.steps or run.id not in self._runs:
+            return
+        del self._runs[run.id]
+        self._over.add(run.id)
+        for slot in run.values.values():
+            if slot.state == PENDING:
+                missing = Failure("cancelled", f"run {run.id} ended before this value was made")
+                slot.become(FAILED, run.failure or missing)
+            self.buffers.unname(slot)
+        run.values.clear()
+        self._actions.append(RunOver(run.id))
+
+    def abort(self, run_id: int, failure: Failure) -> list[Action]:
+        """The run ended early: nothing of it is waited for; granted gangs still launch."""
+        run = self._runs.get(run_id)
+        if run is None:
+            if run_id in self._over:
+                return []
+            self._over.add(run_id)
+            return [RunOver(run_id)]
+        run.complete = True
+        run.failure = failure
+        for move in [step for step in run.steps.values() if isinstance(step, _Move)]:
+            if move.target is not None:
+                self._actions.append(CancelReceive((run_id, move.index)))
+                self._end_receive(move, None, failure)
+            if move.source is not None and not move.started:
+                self._end_send(move, failure)
+            self._end_move(move)
+        self._end_if_over(run)
+        return self._take()
+
+    # --- buffers of clients -----------------------------------------------------------
+
+    def uploaded(self, buffer: int, value: Value, payload: Any) -> list[Action]:
+        """All parts of an upload for this host are here (or why not: a Failure)."""
+        slot = self._new_slot(value)
+        self._fill(slot, f"buffer {buffer}", payload)
+        self.buffers.use(slot)
+        self.buffers.bind(buffer, slot)
+        self.buffers.release(slot)
+        return self._take()
+
+    def free(self, buffers: tuple[int, ...]) -> list[Action]:
+        """Clients do not know these buffers any more."""
+        for buffer in buffers:
+            self.buffers.free(buffer)
+        return self._take()
+
+    def fetch(self, fetch: Hashable, buffer: int) -> list[Action]:
+        """Somebody wants the bytes of a buffer; Serve or Refuse follows, perhaps later."""
+        self.buffers.fetch(fetch, buffer)
+        return self._take()
+
+    def served(self, slot: Slot, reader: Reader) -> list[Action]:
+        """The bytes that a Serve asked for were read."""
+        self.buffers.end_reading(slot, reader)
+        return self._take()
+
+    def forget_fetches(self, which: Callable[[Hashable], bool]) -> None:
+        """Those who asked are gone."""
+        self.buffers.forget_fetches(which)
+
+    def _take(self) -> list[Action]:
+        while self._ready:
+            self._hand_over(self._ready.popleft())
+        actions = self._actions[:]
+        self._actions.clear()
+        return actions
+
+
+def _slices(plan: Plan, node: Call | Transfer) -> tuple[SliceId, ...]:
+    if isinstance(node, Call):
+        return (node.slice,)
+    ends = (plan.values[node.input].slice, plan.values[node.output].slice)
+    return tuple(s for s in ends if s is not None)

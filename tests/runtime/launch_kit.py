@@ -1,0 +1,178 @@
+"""Plans in a few words, for tests of the pure part of a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.messages import Grant
+from pathways_lab.core.program import Call, Node, Plan, Step, Transfer, Value
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.actions import Action, Launch, Receive, Report, Send
+from pathways_lab.runtime.launch import Launcher
+
+HOST = "island0/host0"
+BYTES = 10
+"""Bytes of every value on every device."""
+
+
+def binding(slice_id: int, *devices: int, host: str = HOST) -> SliceBinding:
+    """A row of devices of one host."""
+    return SliceBinding(
+        slice_id,
+        "kernel-1",
+        host.partition("/")[0],
+        (len(devices),),
+        ("x",),
+        tuple((host, d) for d in devices),
+        "cpu",
+    )
+
+
+def value(slice_id: int, name: str) -> Value:
+    return Value((4,), "float32", slice_id, Layout((("x", 1),), ((),)), BYTES, name)
+
+
+@dataclass
+class PlanBuilder:
+    """Names become values: ``p.call(1, "f", ["a"], ["b"])``."""
+
+    key: str = "plan"
+    names: dict[str, int] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, slice_id: int, name: str) -> int:
+        if name not in self.names:
+            self.names[name] = len(self.values)
+            self.values.append(value(slice_id, name))
+        return self.names[name]
+
+    def call(
+        self,
+        slice_id: int,
+        function: str,
+        inputs: list[str],
+        outputs: list[str],
+        donated: tuple[int, ...] = (),
+    ) -> PlanBuilder:
+        self.nodes.append(
+            Call(
+                function,
+                slice_id,
+                tuple(self.add(slice_id, n) for n in inputs),
+                tuple(self.add(slice_id, n) for n in outputs),
+                donated,
+                function,
+            )
+        )
+        return self
+
+    def move(self, name: str, slice_id: int, output: str) -> PlanBuilder:
+        self.nodes.append(Transfer(self.names[name], self.add(slice_id, output)))
+        return self
+
+    def plan(self, inputs: list[str], outputs: list[str]) -> Plan:
+        """Every value is freed by the last step that uses or makes it."""
+        last: dict[int, int] = {}
+        for index, node in enumerate(self.nodes):
+            ends = (
+                (*node.inputs, *node.outputs)
+                if isinstance(node, Call)
+                else (node.input, node.output)
+            )
+            last.update(dict.fromkeys(ends, index))
+        steps = tuple(
+            Step(node, tuple(v for v, at in last.items() if at == index))
+            for index, node in enumerate(self.nodes)
+        )
+        return Plan(
+            self.key,
+            self.key,
+            tuple(self.values),
+            steps,
+            tuple(self.names[n] for n in inputs),
+            tuple(self.names[n] for n in outputs),
+            tuple(sorted({v.slice for v in self.values if v.slice is not None})),
+        )
+
+
+def grant(
+    run: int,
+    plan: Plan,
+    *,
+    place: int = 0,
+    previous: int = -1,
+    first: int = 0,
+    last: int | None = None,
+    inputs: tuple[int | None, ...] = (),
+    outputs: tuple[int, ...] = (),
+    epoch: int = 0,
+    host: str = HOST,
+) -> Grant:
+    return Grant(
+        f"run {run}",
+        host,
+        run,
+        plan.key,
+        first,
+        len(plan.steps) if last is None else last,
+        epoch,
+        place,
+        previous,
+        inputs,
+        outputs,
+    )
+
+
+class Bench:
+    """A launcher whose rim is this object: it notes actions and finishes things on demand."""
+
+    def __init__(self, *bindings: SliceBinding, host: str = HOST) -> None:
+        self.launcher = Launcher(host, host.partition("/")[0])
+        self.host = host
+        for b in bindings:
+            # A lane is named after the device set, as in the real runtime.
+            local = sorted(d for h, d in b.devices if h == host)
+            self.launcher.bind(b, ",".join(map(str, local)))
+        self.actions: list[Action] = []
+        self.place = -1
+
+    def take(self, actions: list[Action]) -> list[Action]:
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, Launch):
+                for slot in action.outputs:
+                    slot.payload = None if slot.state == "failed" else object()
+        return actions
+
+    def grant(self, made: Grant, **arguments: object) -> list[Action]:
+        made = replace(made, place=self.place + 1, previous=self.place, host=self.host)
+        self.place += 1
+        given = {int(k[1:]): v for k, v in arguments.items()}
+        return self.take(self.launcher.grant(made, given))
+
+    def launched(self) -> list[str]:
+        """Names of the functions handed over so far, in order."""
+        return [a.call.function for a in self.actions if isinstance(a, Launch)]
+
+    def launch(self, function: str) -> Launch:
+        (found,) = [
+            a for a in self.actions if isinstance(a, Launch) and a.call.function == function
+        ]
+        return found
+
+    def done(self, function: str, failure: object = None) -> list[Action]:
+        return self.take(self.launcher.done(self.launch(function).key, 0.5, failure))
+
+    def sends(self) -> list[Send]:
+        return [a for a in self.actions if isinstance(a, Send)]
+
+    def receives(self) -> list[Receive]:
+        return [a for a in self.actions if isinstance(a, Receive)]
+
+    def reports(self) -> list[Report]:
+        return [a for a in self.actions if isinstance(a, Report)]
+
+    def memory(self) -> int:
+        return sum(self.launcher.buffers.memory.values())
