@@ -151,7 +151,10 @@ class Child:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([descriptor], [], [], left)[0]:
                 raise self._died(f"said nothing for {timeout:g} s")
-            part = os.read(descriptor, 65536)
+            try:
+                part = os.read(descriptor, 65536)
+            except OSError:
+                part = b""
             if not part:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._popen.wait(1.0)
@@ -166,6 +169,10 @@ class Child:
         state = "" if code is None else f" with exit code {code}"
         return ChildDied(f"{self.name} (process {self.pid}) {how}{state}; {self.last_words()}")
 
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._popen.wait()
+
     def last_words(self, limit: int = 2000) -> str:
         """The end of its log, for error messages."""
         try:
@@ -176,10 +183,9 @@ class Child:
 
     def let_go(self) -> None:
         """Close the lifeline: the child begins to end.  Does not wait."""
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        assert self._popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()
 
     def end(self, patience: float = 3.0) -> None:
         """Close the lifeline and wait; after *patience* seconds kill.  Again is fine."""
@@ -189,6 +195,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
 
 
 def spawn(

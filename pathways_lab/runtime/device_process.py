@@ -1,0 +1,149 @@
+"""A worker's device process, kept alive: started, restarted, ended.
+
+Problem: an abort inside XLA kills a whole process, so the devices live in one
+that may die without taking the Dask worker along.  A new one takes its place
+(a new incarnation under the same name); what crashes at every start must not
+be restarted for ever.
+
+Rule for maintainers: no Dask here; the thread that watches never outlives
+:meth:`DeviceProcess.close`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+
+MODULE = "pathways_lab.runtime.host"
+_READY_SECONDS = 60.0
+_RESTARTS = 5
+_RESTART_WINDOW = 60.0
+"""More than so many restarts in so many seconds, and it stays down."""
+
+
+def device_configuration(
+    *,
+    control: str,
+    key: bytes,
+    data_key: bytes,
+    name: str,
+    island: str,
+    devices: int | None,
+    platform: str,
+    memory: int | None,
+    data_listen: str,
+    tls: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """What a device process is told; the keys are those of the control plane.
+
+    devices: None means what JAX finds.  memory: bytes per device, None means
+    what the device has.  tls: PEM texts ``ca``, ``cert``, ``key``, or None.
+    """
+    return {
+        "control": control,
+        "key": key.hex(),
+        "data_key": data_key.hex(),
+        "name": name,
+        "island": island,
+        "devices": devices,
+        "platform": platform,
+        "memory": memory,
+        "data_listen": data_listen,
+        "worker_pid": os.getpid(),
+        "tls": tls,
+    }
+
+
+class DeviceProcess:
+    """One device process after the other, under one name.
+
+    on_change: called in the watching thread with ``"ready"``, ``"died: …"`` or
+        ``"given up: …"``.
+    """
+
+    def __init__(
+        self,
+        configuration: dict[str, Any],
+        folder: Path,
+        on_change: Callable[[str], None] = lambda state: None,
+        module: str = MODULE,
+    ) -> None:
+        self.name: str = configuration["name"]
+        self.restarts = 0
+        self._configuration = configuration
+        self._folder = folder
+        self._on_change = on_change
+        self._module = module
+        self._closing = threading.Event()
+        self._settled = threading.Event()
+        self._failure = ""
+        self._child = self._spawn()
+        self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the present incarnation."""
+        return self._child.pid
+
+    def wait_ready(self) -> None:
+        """Until the first incarnation is known to the control plane.  Raises ChildDied."""
+        self._settled.wait()
+        if self._failure:
+            raise ChildDied(self._failure)
+
+    def close(self) -> None:
+        """End it and do not restart it.  Again is fine."""
+        self._closing.set()
+        self._child.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    def _spawn(self) -> Child:
+        return spawn(
+            self._module,
+            self._configuration,
+            name=f"device process {self.name}",
+            folder=self._folder,
+            # Read when the JAX client is made, and by libraries that it brings.
+            environment={"NPROC": str(self._configuration["devices"] or os.cpu_count() or 1)},
+        )
+
+    def _watch(self) -> None:
+        starts: list[float] = []
+        while True:
+            starts.append(time.monotonic())
+            try:
+                self._child.hear(_READY_SECONDS)
+                self._settled.set()
+                self._on_change("ready")
+                self._child.wait()
+                story = f"ended with exit code {self._child.exit_code}; {self._child.last_words()}"
+            except ChildDied as death:
+                self._child.end()
+                story = str(death)
+            if self._closing.is_set():
+                self._settled.set()
+                return
+            if not self._settled.is_set():
+                # The first start failed: the reason is for whoever waits.
+                self._failure = story
+                self._settled.set()
+                self._on_change(f"given up: {story}")
+                return
+            starts = [start for start in starts if start > time.monotonic() - _RESTART_WINDOW]
+            if len(starts) > _RESTARTS:
+                self._on_change(f"given up: {story}")
+                return
+            self._on_change(f"died: {story}")
+            self.restarts += 1
+            self._child.end()
+            self._child = self._spawn()
+            if self._closing.is_set():
+                self._child.end()

@@ -1,0 +1,71 @@
+"""Which island a Dask worker belongs to, and what its host is called.  Pure.
+
+Problem: Dask knows workers, not islands.  Whoever starts the workers must be
+able to say which of them are wired together, with what every launcher offers:
+a name, a resource, or an environment variable.
+
+The rule, first match wins:
+
+1. a worker name with a slash, ``--name island0/host1``: the island is what
+   stands before the slash, the host is the whole name;
+2. a resource, ``--resources "island=3"`` (island ``island3``) or
+   ``--resources "island:west=1"`` (island ``west``);
+3. the environment variable ``PATHWAYS_ISLAND`` of the worker;
+4. the name of the machine: its workers form one island.
+
+The number of devices, first match wins: the argument of ``attach``, a resource
+``devices=4`` of the worker, what JAX finds.
+
+Rule for maintainers: the docstring above is the documentation; tests cite it.
+
+Paper: section 4.1 (islands of accelerators behind one resource manager).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+VARIABLE = "PATHWAYS_ISLAND"
+
+
+class Place(NamedTuple):
+    """The island of a worker and the name of its host, unique on the cluster."""
+
+    island: str
+    host: str
+
+
+def place_of(
+    name: object, resources: Mapping[str, float], environment: Mapping[str, str], machine: str
+) -> Place:
+    """Apply the rule to one worker.
+
+    name: as Dask has it: text, a number, or the worker's address if none was given.
+    """
+    text = str(name)
+    named = "://" not in text
+    if named and "/" in text.strip("/"):
+        return Place(text.strip("/").split("/")[0], text.strip("/"))
+    island = _island_resource(resources) or environment.get(VARIABLE) or machine or "island0"
+    if named:
+        own = f"host{text}" if text.isdecimal() else text
+    else:
+        # An unnamed worker: its port tells it from others of the machine.
+        own = "host" + re.sub(r".*?(\d+)$", r"\1", text)
+    return Place(island, f"{island}/{own}")
+
+
+def devices_of(resources: Mapping[str, float], argument: int | None) -> int | None:
+    """How many devices a worker's host shall have; None: what JAX finds."""
+    if argument is not None:
+        return argument
+    return int(resources["devices"]) if "devices" in resources else None
+
+
+def _island_resource(resources: Mapping[str, float]) -> str:
+    for key in sorted(resources):
+        if key.startswith("island:"):
+            return key.removeprefix("island:")
+    return f"island{int(resources['island'])}" if "island" in resources else ""

@@ -1,0 +1,47 @@
+"""A device process without devices, for tests: joins the control plane and stays.
+
+The name says how it behaves: ``.../crashes-N`` dies N times right after it was
+ready, ``.../never`` dies before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.reactor import Reactor
+
+
+def main() -> None:
+    lifeline.begin()
+    config = lifeline.configuration()
+    name: str = config["name"]
+    if name.endswith("never"):
+        sys.exit("no devices today")
+    if config["control"]:
+        reactor = Reactor("host", lambda *message: None, lambda link, reason: lifeline.leave())
+        reactor.start()
+        hello = {
+            "role": "host", "name": name, "island": config["island"],
+            "devices": config["devices"] or 1, "kind": "cpu", "memory": config["memory"] or 0,
+            "pid": os.getpid(), "worker_pid": config["worker_pid"],
+            "data_address": config["data_listen"], "emulated": False,
+        }  # fmt: skip
+        link: Link = reactor.connect(config["control"], bytes.fromhex(config["key"]), hello)
+        assert link.name == "control"
+    lifeline.report(ready=True)
+    if "crashes-" in name:
+        marker = Path(config["data_listen"])
+        before = len(marker.read_text()) if marker.exists() else 0
+        if before < int(name.rpartition("-")[2]):
+            marker.write_text("x" * (before + 1))
+            os.abort()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Device processes are restarted when they die, but not for ever, and end with their worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
+from pathways_lab.runtime.lifeline import ChildDied
+
+pytestmark = pytest.mark.cluster
+FAKE = "tests.runtime.fake_host"
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def make(folder: Path, name: str, changes: list[str]) -> DeviceProcess:
+    config = device_configuration(
+        control="", key=b"k" * 32, data_key=b"d" * 32, name=name, island="i", devices=2,
+        platform="cpu", memory=None, data_listen=str(folder / "marker"),
+    )  # fmt: skip
+    return DeviceProcess(config, folder, changes.append, module=FAKE)
+
+
+def test_a_crashed_one_comes_back_under_the_same_name(tmp_path: Path) -> None:
+    changes: list[str] = []
+    process = make(tmp_path, "i/crashes-2", changes)
+    process.wait_ready()
+    until(lambda: changes.count("ready") == 3)
+    assert process.restarts == 2
+    assert "exit code -6" in changes[1]
+    pid = process.pid
+    process.close()
+    process.close()
+    assert not psutil.pid_exists(pid)
+    assert changes[-1] == "ready"
+
+
+def test_one_that_always_crashes_is_given_up(tmp_path: Path) -> None:
+    changes: list[str] = []
+    process = make(tmp_path, "i/crashes-99", changes)
+    until(lambda: changes[-1:] != [] and changes[-1].startswith("given up"))
+    assert process.restarts == 5
+    process.close()
+
+
+def test_the_reason_of_a_failed_start_reaches_whoever_waits(tmp_path: Path) -> None:
+    process = make(tmp_path, "i/never", [])
+    with pytest.raises(ChildDied, match=r"(?s)device process i/never .*no devices today"):
+        process.wait_ready()
+    assert process.restarts == 0
+    process.close()

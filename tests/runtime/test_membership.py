@@ -1,0 +1,35 @@
+"""The documented rule that makes islands out of Dask workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_lab.runtime.membership import devices_of, place_of
+
+
+@pytest.mark.parametrize(
+    ("name", "resources", "environment", "expected"),
+    [
+        ("island0/host1", {"island": 7}, {}, ("island0", "island0/host1")),
+        ("a/b/c", {}, {}, ("a", "a/b/c")),
+        ("w7", {"island": 3.0}, {}, ("island3", "island3/w7")),
+        (4, {"island:west": 1, "devices": 2}, {}, ("west", "west/host4")),
+        ("w7", {}, {"PATHWAYS_ISLAND": "lab"}, ("lab", "lab/w7")),
+        (0, {}, {}, ("node12", "node12/host0")),
+        ("tcp://10.0.0.7:40331", {}, {}, ("node12", "node12/host40331")),
+        ("/", {}, {}, ("node12", "node12//")),
+    ],
+)
+def test_first_match_wins(
+    name: object,
+    resources: dict[str, float],
+    environment: dict[str, str],
+    expected: tuple[str, str],
+) -> None:
+    assert place_of(name, resources, environment, "node12") == expected
+
+
+def test_the_number_of_devices() -> None:
+    assert devices_of({"devices": 4.0}, 2) == 2
+    assert devices_of({"devices": 4.0}, None) == 4
+    assert devices_of({}, None) is None
