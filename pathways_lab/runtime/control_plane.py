@@ -17,6 +17,7 @@ in one place on purpose: the order of gangs must be one.
 from __future__ import annotations
 
 import gc
+import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.registry import ClientSeen, HostSeen
 from pathways_lab.runtime.rim import Core, Rim
+from pathways_lab.runtime.tls import server_context
 from pathways_lab.runtime.wire import Limits
 
 _LIMITS = Limits(header=64 << 20, buffers=4096, body=1 << 30)
@@ -51,12 +53,23 @@ class ControlPlane:
     client_address, host_address: the real ones of the two listeners.
     """
 
-    def __init__(self, core: Core, keys: Keys, client_listen: str, host_listen: str) -> None:
+    def __init__(
+        self,
+        core: Core,
+        keys: Keys,
+        client_listen: str,
+        host_listen: str,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._keys = keys
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
         self.rim = Rim(core, time.monotonic, self._flush_later)
-        self.client_address = self.reactor.listen(client_listen, keys.client, self._meet_client)
-        self.host_address = self.reactor.listen(host_listen, keys.host, self._meet_host)
+        self.client_address = self.reactor.listen(
+            client_listen, keys.client, self._meet_client, context=context
+        )
+        self.host_address = self.reactor.listen(
+            host_listen, keys.host, self._meet_host, context=context
+        )
 
     def close(self, reason: str) -> None:
         """Tell the clients, close everything, wait at most a moment."""
@@ -65,6 +78,15 @@ class ControlPlane:
         self.reactor.call_soon(told.set)
         told.wait(0.2)
         self.reactor.close(reason)
+
+    def worker_removed(self, worker: str, reason: str) -> None:
+        """Dask gave up a worker: its host is lost, also if its process only hangs.  Any thread."""
+        self.reactor.call_soon(self._drop_worker, worker, reason)
+
+    def _drop_worker(self, worker: str, reason: str) -> None:
+        for link in self.reactor.links:
+            if isinstance(link.tag, HostSeen) and link.tag.worker == worker:
+                link.close(reason)
 
     def _flush_later(self) -> None:
         self.reactor.call_later(BATCH_SECONDS, self.rim.flush)
@@ -137,13 +159,22 @@ def main() -> None:
 
     config = lifeline.configuration()
     keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
-    plane = ControlPlane(Control(), keys, config["client_listen"], config["host_listen"])
+    context = server_context(config["tls"])
+    plane = ControlPlane(Control(), keys, config["client_listen"], config["host_listen"], context)
     lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     lifeline.report(client_address=plane.client_address, host_address=plane.host_address)
+    threading.Thread(target=_obey, args=(plane,), name="membership", daemon=True).start()
     # What start-up allocated stays: the collector need not walk it again.
     gc.collect()
     gc.freeze()
     plane.reactor.run_forever()
+
+
+def _obey(plane: ControlPlane) -> None:
+    """What the parent says later: which workers are gone."""
+    while True:
+        news = lifeline.configuration()
+        plane.worker_removed(news["removed"], news["reason"])
 
 
 if __name__ == "__main__":

@@ -38,12 +38,14 @@ def device_configuration(
     platform: str,
     memory: int | None,
     data_listen: str,
+    worker: str = "",
     tls: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a device process is told; the keys are those of the control plane.
 
     devices: None means what JAX finds.  memory: bytes per device, None means
-    what the device has.  tls: PEM texts ``ca``, ``cert``, ``key``, or None.
+    what the device has.  worker: Dask's name of the worker.  tls: PEM texts
+    ``ca``, ``cert``, ``key``, or None.
     """
     return {
         "control": control,
@@ -55,6 +57,7 @@ def device_configuration(
         "platform": platform,
         "memory": memory,
         "data_listen": data_listen,
+        "worker": worker,
         "worker_pid": os.getpid(),
         "tls": tls,
     }

@@ -45,6 +45,8 @@ class HostSeen:
     data_address: str
     emulated: bool
     block: tuple[int, ...] = ()
+    worker: str = ""
+    """Dask's name of the worker that owns the process."""
 
 
 @dataclass(slots=True)

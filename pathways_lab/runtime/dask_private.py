@@ -1,0 +1,69 @@
+"""All that is used of Dask beyond its documentation, in one place.
+
+Problem: plugins get Dask's own objects, and a few things that we need of them
+are not documented: they may move with any release.
+
+Rule for maintainers: no other module reads undocumented attributes of Dask's
+objects; ``tests/runtime/test_dask_private.py`` fails with the name of whatever
+moved.  What is documented (plugins, ``run_on_scheduler``, ``Security``,
+``Scheduler``, ``Worker``) is used directly.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+Role = Literal["client", "scheduler", "worker"]
+
+
+def resources_of(worker: Any) -> Mapping[str, float]:
+    """The abstract resources with which a worker was started."""
+    resources: Mapping[str, float] = worker.state.total_resources
+    return resources
+
+
+def name_of_known_worker(scheduler: Any, address: str) -> str | None:
+    """The name of a worker in the scheduler's table, or None when it is not there."""
+    worker = scheduler.workers.get(address)
+    return None if worker is None else str(worker.name)
+
+
+def known_workers(scheduler: Any) -> tuple[str, ...]:
+    """The addresses of the workers that the scheduler knows."""
+    return tuple(scheduler.workers)
+
+
+def security_of(owner: Any) -> Any:
+    """The Security of a Scheduler, Worker, Client or cluster, or None."""
+    return getattr(owner, "security", None)
+
+
+def pems_of(security: Any, role: Role) -> dict[str, str] | None:
+    """The TLS credentials in a Security, as PEM texts; None when it has none."""
+    parts = {
+        "ca": security and security.tls_ca_file,
+        "cert": security and getattr(security, f"tls_{role}_cert"),
+        "key": security and getattr(security, f"tls_{role}_key"),
+    }
+    if not all(parts.values()):
+        return None
+    return {name: text if "\n" in text else Path(text).read_text() for name, text in parts.items()}
+
+
+def host_of(address: str) -> str:
+    """The host part of a Dask address; ``127.0.0.1`` for ``inproc://``."""
+    parts = urlsplit(address)
+    return "127.0.0.1" if parts.scheme == "inproc" else parts.hostname or ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a Dask address can be reached from its own machine only."""
+    host = host_of(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,113 @@
+"""Starting the control plane's process, and what its owner must remember of it.
+
+Problem: the plugin in the Dask scheduler starts it, and so does the embedded
+lab's scheduler process, before it even imports Dask; both must do the same.
+
+Rule for maintainers: no Dask here.  Keys leave this record only over Dask's own
+connections (to owners) and over lifelines (to children).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.auth import new_key
+from pathways_lab.runtime.lifeline import Child, spawn
+
+MODULE = "pathways_lab.runtime.control_plane"
+_START_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class ControlSettings:
+    """Where a control plane listens, and its keys.
+
+    host: None for Unix sockets in *folder*; else the interface's address for TCP.
+    tls: PEM texts for TCP connections that leave the machine.
+    """
+
+    folder: Path
+    client_key: bytes
+    host_key: bytes
+    data_key: bytes
+    host: str | None = None
+    tls: dict[str, str] | None = None
+
+    @classmethod
+    def fresh(
+        cls,
+        folder: Path | None = None,
+        host: str | None = None,
+        tls: dict[str, str] | None = None,
+    ) -> ControlSettings:
+        """New keys, and a new private folder unless one is given."""
+        return cls(folder or private_folder(), new_key(), new_key(), new_key(), host, tls)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> ControlSettings:
+        """The inverse of :meth:`plain`."""
+        return cls(
+            folder=Path(plain["folder"]),
+            client_key=bytes.fromhex(plain["client_key"]),
+            host_key=bytes.fromhex(plain["host_key"]),
+            data_key=bytes.fromhex(plain["data_key"]),
+            host=plain["host"],
+            tls=plain["tls"],
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """For a lifeline."""
+        return {
+            "folder": str(self.folder),
+            "client_key": self.client_key.hex(),
+            "host_key": self.host_key.hex(),
+            "data_key": self.data_key.hex(),
+            "host": self.host,
+            "tls": self.tls,
+            "client_listen": self.listen("client"),
+            "host_listen": self.listen("host"),
+        }
+
+    def listen(self, door: str) -> str:
+        """Where to listen for ``"client"`` or ``"host"`` links; a Unix one is also the address."""
+        if self.host is None:
+            return f"unix:{self.folder}/{door}"
+        return f"tcp://{self.host}:0"
+
+
+class ControlProcess:
+    """A running control plane.  client_address, host_address: known after :meth:`wait_ready`."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.client_address = self.host_address = ""
+        self._child: Child = spawn(
+            MODULE, settings.plain(), name="control plane", folder=settings.folder
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    def wait_ready(self) -> None:
+        """Until it listens.  Raises ChildDied with the end of its log."""
+        if not self.client_address:
+            report = self._child.hear(_START_SECONDS)
+            self.host_address = report["host_address"]
+            self.client_address = report["client_address"]
+
+    def worker_removed(self, worker: str, reason: str) -> None:
+        """Dask says that the worker of this name is gone."""
+        self._child.tell({"removed": worker, "reason": reason})
+
+    def close(self) -> None:
+        """End it; its folder goes too.  Again is fine."""
+        self._child.end()
+        remove_folder(self.settings.folder)

@@ -1,0 +1,214 @@
+"""Two Dask plugins make a Pathways lab out of a Dask cluster.
+
+Problem: clusters exist already (a queueing system, Kubernetes, SSH, a laptop);
+nobody should have to start other programs on them.  Dask gives membership,
+placement, bootstrap, security and failure detection; everything fast happens in
+processes of our own, started from here:
+
+* :class:`ControlPlugin`, on the scheduler, starts the control plane as a child
+  and feeds it membership.  The scheduler's own loop stalls for tens of
+  milliseconds under load, so nothing is ordered inside it.
+* :class:`HostsPlugin`, on every worker now and later, starts the device process
+  as a child and replaces it when it dies.
+
+Rule for maintainers: a second registration, also at the same time, finds the
+first; nothing here blocks Dask's event loop.  Keys travel only inside plugins
+and answers, that is, over Dask's own connections: whoever holds the Dask
+credentials is an owner of the lab.
+
+Paper: section 4.1; Dask takes the place of the cluster manager below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from distributed import SchedulerPlugin, WorkerPlugin
+
+from pathways_lab.runtime import dask_private
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
+from pathways_lab.runtime.launching import ControlProcess, ControlSettings
+from pathways_lab.runtime.membership import devices_of, place_of
+
+log = logging.getLogger("pathways_lab")
+
+_planes: WeakKeyDictionary[Any, asyncio.Future[ControlProcess]] = WeakKeyDictionary()
+"""The control plane of every scheduler in this process: one each, whoever asks first."""
+
+
+class ControlPlugin(SchedulerPlugin):
+    """Runs the control plane beside the Dask scheduler.
+
+    local: hosts and clients are on the scheduler's machine: Unix sockets.
+        Otherwise TCP with the cluster's TLS credentials.
+    """
+
+    name = "pathways-control"
+    idempotent = True
+
+    def __init__(self, local: bool) -> None:
+        self.local = local
+        self._names: dict[str, str] = {}
+
+    async def start(self, scheduler: Any) -> None:
+        """Start the control plane, or wait for the one that is being started."""
+        plane = _planes.get(scheduler)
+        if plane is None:
+            plane = _planes[scheduler] = asyncio.ensure_future(self._start(scheduler))
+        self._plane = await asyncio.shield(plane)
+        for address in dask_private.known_workers(scheduler):
+            self.add_worker(scheduler, address)
+
+    async def _start(self, scheduler: Any) -> ControlProcess:
+        try:
+            return await asyncio.to_thread(self._launch, scheduler)
+        except BaseException:
+            # The next one who asks may try again.
+            _planes.pop(scheduler, None)
+            raise
+
+    def _launch(self, scheduler: Any) -> ControlProcess:
+        host = None if self.local else dask_private.host_of(scheduler.address)
+        pems = dask_private.pems_of(dask_private.security_of(scheduler), "scheduler")
+        if host is not None and pems is None:
+            raise PermissionError(_plain_text(scheduler.address))
+        process = ControlProcess(ControlSettings.fresh(host=host, tls=pems if host else None))
+        try:
+            process.wait_ready()
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def add_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Remember its name: when it is removed, Dask tells only the address."""
+        name = dask_private.name_of_known_worker(scheduler, worker)
+        if name is not None:
+            self._names[worker] = name
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Its host is lost, also when the device process only hangs."""
+        name = self._names.pop(worker, None)
+        if name is not None and self._plane.alive:
+            self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
+
+    async def close(self) -> None:
+        """The scheduler ends: the control plane tells its clients and ends too."""
+        await asyncio.to_thread(self._plane.close)
+
+
+def adopt(scheduler: Any, process: ControlProcess) -> None:
+    """Let the plugin of *scheduler* use a control plane that was started before it."""
+    future: asyncio.Future[ControlProcess] = asyncio.get_running_loop().create_future()
+    future.set_result(process)
+    _planes[scheduler] = future
+
+
+async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
+    """For ``Client.run_on_scheduler``: addresses and keys of the lab, None when there is none."""
+    plane = _planes.get(dask_scheduler)
+    if plane is None:
+        return None
+    process = await asyncio.shield(plane)
+    return {
+        **process.settings.plain(),
+        "client_address": process.client_address,
+        "host_address": process.host_address,
+        "pid": process.pid,
+        "alive": process.alive,
+        "hosts_are_there": getattr(dask_scheduler, _EMBEDDED, False),
+    }
+
+
+_EMBEDDED = "pathways_lab_embedded"
+
+
+def mark_embedded(scheduler: Any) -> None:
+    """Its workers brought their device processes along: never install them again."""
+    setattr(scheduler, _EMBEDDED, True)
+
+
+class HostsPlugin(WorkerPlugin):
+    """Runs a device process beside every Dask worker.
+
+    control: what :func:`control_of` answers.
+    devices_per_host, memory, platform: see :func:`pathways_lab.runtime.attach.attach`.
+    """
+
+    name = "pathways-hosts"
+    idempotent = True
+
+    def __init__(
+        self,
+        control: dict[str, Any],
+        devices_per_host: int | None,
+        memory: int | None,
+        platform: str,
+    ) -> None:
+        self.control = control
+        self.devices_per_host = devices_per_host
+        self.memory = memory
+        self.platform = platform
+
+    async def setup(self, worker: Any) -> None:
+        """Start the device process and wait until the control plane knows it.
+
+        A failure (no such device, no memory) is raised with the end of its log.
+        """
+        self._folder = private_folder()
+        self._process = await asyncio.to_thread(
+            DeviceProcess, self._configuration(worker), self._folder, self._changed
+        )
+        try:
+            await asyncio.to_thread(self._process.wait_ready)
+        except BaseException:
+            await self.teardown(worker)
+            raise
+
+    async def teardown(self, worker: Any) -> None:
+        """The worker ends, and with it the device process."""
+        await asyncio.to_thread(self._process.close)
+        remove_folder(self._folder)
+
+    def _configuration(self, worker: Any) -> dict[str, Any]:
+        resources = dask_private.resources_of(worker)
+        place = place_of(worker.name, resources, os.environ, socket.gethostname())
+        settings = ControlSettings.from_plain(self.control)
+        if settings.host is None:
+            pems, data_listen = None, f"unix:{self._folder}/data"
+        else:
+            pems = dask_private.pems_of(dask_private.security_of(worker), "worker")
+            if pems is None:
+                raise PermissionError(_plain_text(worker.address))
+            data_listen = f"tcp://{dask_private.host_of(worker.address)}:0"
+        return device_configuration(
+            control=self.control["host_address"],
+            key=settings.host_key,
+            data_key=settings.data_key,
+            name=place.host,
+            island=place.island,
+            devices=devices_of(resources, self.devices_per_host),
+            platform=self.platform,
+            memory=self.memory,
+            data_listen=data_listen,
+            worker=str(worker.name),
+            tls=pems,
+        )
+
+    def _changed(self, state: str) -> None:
+        if state != "ready":
+            log.warning("device process %s", state)
+
+
+def _plain_text(address: str) -> str:
+    return (
+        f"the Dask cluster at {address} is reachable from other machines and sends in the clear, "
+        "so anybody on the network could run code in the lab; start it with TLS credentials "
+        "(distributed.Security) or on loopback"
+    )
