@@ -1,0 +1,236 @@
+"""Shards between NumPy and JAX, without copies where that is safe.
+
+Problem: bytes come from links and other clients' devices as plain memory, and
+become JAX arrays of exactly one layout.  JAX's CPU devices take NumPy memory
+as it is when it is aligned to 64 bytes, and give theirs as NumPy views; both
+are then read-only for everybody, and a donation of such an array copies
+instead of overwriting (tested).  Random keys live as their key data.
+
+Rule for maintainers: whoever writes into memory stops before it becomes a JAX
+array.  Only shards are ever made here, never a whole sharded array.
+
+Paper: section 4.2 (sharded buffers), section 4.6.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
+from pathways_lab.core.program import Value
+from pathways_lab.runtime.devices import Place
+
+Array = np.ndarray[Any, Any]
+ALIGNMENT = 64
+_POOLED = 64 * 1024
+"""Memory from this size on is kept for the next array of its size."""
+_POOL_BYTES = 256 << 20
+"""How much memory may lie unused."""
+
+_WIDE = {"float64", "int64", "uint64", "complex128"}
+_KEY_IMPLEMENTATIONS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+
+
+# --- types --------------------------------------------------------------------------
+
+
+def is_key(dtype: str) -> bool:
+    """Whether this is JAX's name of a random key type, like ``key<fry>``."""
+    return dtype.startswith("key<")
+
+
+def key_implementation(dtype: str) -> str:
+    name = dtype[len("key<") : -1]
+    return _KEY_IMPLEMENTATIONS.get(name, name)
+
+
+@functools.cache
+def key_type(dtype: str) -> Any:
+    """JAX's type object of a random key type."""
+    implementation = key_implementation(dtype)
+    return jax.eval_shape(lambda: jax.random.key(0, impl=implementation)).dtype
+
+
+@functools.cache
+def _key_data(dtype: str) -> tuple[tuple[int, ...], str]:
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), key_type(dtype)))
+    return tuple(data.shape), str(data.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Physical:
+    """How a value lies in memory: random keys have a trailing dimension of integers."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    layout: Layout
+
+    @property
+    def shard(self) -> tuple[int, ...]:
+        return shard_shape(self.layout, self.shape)
+
+    def boxes(self) -> tuple[Box, ...]:
+        return boxes(self.layout, self.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def physical(shape: tuple[int, ...], dtype: str, layout: Layout) -> Physical:
+    """The memory of a value of this shape, JAX type name and layout."""
+    if not is_key(dtype):
+        return Physical(shape, np.dtype(jnp.dtype(dtype)), layout)
+    trailing, data = _key_data(dtype)
+    spec = layout.spec + ((),) * len(trailing)
+    return Physical(shape + trailing, np.dtype(data), replace(layout, spec=spec))
+
+
+def physical_of(value: Value) -> Physical:
+    assert value.layout is not None
+    return physical(value.shape, value.dtype, value.layout)
+
+
+# --- memory -------------------------------------------------------------------------
+
+
+class Memory:
+    """Aligned memory that is used again when the arrays in it are gone.
+
+    Fresh pages cost more than the copy that goes into them.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        """Bytes ever asked of the system: for tests and statistics."""
+        self._free: dict[int, deque[Array]] = {}
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array, aligned; its memory comes back when nobody holds it."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size < _POOLED:
+            return _aligned(size).view(dtype).reshape(shape)
+        raw = None
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                raw = free.pop()
+                self._idle -= size
+        if raw is None:
+            raw = _aligned(size)
+            self.allocated += size
+        # The memory is shared by a second owner; views refer to that one, and
+        # its end means that neither NumPy nor JAX has one left.
+        owner = np.frombuffer(raw.data, np.uint8)
+        weakref.finalize(owner, self._give_back, raw).atexit = False
+        return owner.view(dtype).reshape(shape)
+
+    def _give_back(self, raw: Array) -> None:
+        # A finalizer may run anywhere, also in take(): never wait for the lock.
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._idle + raw.nbytes <= _POOL_BYTES:
+                    self._free.setdefault(raw.nbytes, deque()).append(raw)
+                    self._idle += raw.nbytes
+            finally:
+                self._lock.release()
+
+
+def _aligned(size: int) -> Array:
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The memory of a C-ordered array, of any type, without a copy."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def from_bytes(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array over received bytes.  Raises ValueError when their number is wrong."""
+    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = memoryview(data).nbytes
+    if size != wanted:
+        raise ValueError(f"{size} bytes for a shard {dtype}{list(shape)} of {wanted} bytes")
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+
+
+# --- arrays -------------------------------------------------------------------------
+
+
+def wide(*dtypes: np.dtype[Any]) -> AbstractContextManager[Any]:
+    """While active, this thread may make arrays of these types: JAX shrinks 64 bits else."""
+    if any(dtype.name in _WIDE for dtype in dtypes):
+        enabled: AbstractContextManager[Any] = jax.enable_x64(True)
+        return enabled
+    return nullcontext()
+
+
+def join(value: Value, place: Place, shards: Mapping[int, Any]) -> jax.Array:
+    """The value from its shards on this host: NumPy or one-device JAX arrays by device number."""
+    kind = physical_of(value)
+    with wide(kind.dtype):
+        parts = [jax.device_put(shards[number], place.devices[number]) for number in place.numbers]
+        return jax.make_array_from_single_device_arrays(
+            kind.shape, place.sharding(kind.layout), parts, dtype=kind.dtype
+        )
+
+
+def shards_of(array: jax.Array, place: Place) -> dict[int, jax.Array]:
+    """One-device arrays by device number, of this host's devices."""
+    by_device = {shard.device: shard.data for shard in array.addressable_shards}
+    return {number: by_device[place.devices[number]] for number in place.numbers}
+
+
+def zeros(value: Value, place: Place) -> jax.Array:
+    """Zeros in the shape of a value that is missing."""
+    kind = physical_of(value)
+    blank = np.zeros(kind.shard, kind.dtype)
+    return join(value, place, dict.fromkeys(place.numbers, blank))
+
+
+class Argument:
+    """A small array that came whole with a grant; cut and put on the devices when needed."""
+
+    def __init__(self, data: Any, value: Value, place: Place) -> None:
+        kind = physical_of(value)
+        self._whole = from_bytes(data, kind.shape, kind.dtype)
+        self._value = value
+        self._place = place
+        self._lock = threading.Lock()
+        self._array: jax.Array | None = None
+
+    def array(self) -> jax.Array:
+        with self._lock:
+            if self._array is None:
+                cuts = physical_of(self._value).boxes()
+                shards = {
+                    number: np.ascontiguousarray(self._whole[index(cuts[number])])
+                    for number in self._place.numbers
+                }
+                self._array = join(self._value, self._place, shards)
+            return self._array
+
+
+def resolved(payload: Any) -> jax.Array | None:
+    """The array behind a slot's payload; None when it has none."""
+    return payload.array() if isinstance(payload, Argument) else payload
+
+
+def index(box: Box, origin: Box | None = None) -> tuple[slice, ...]:
+    """A box as a NumPy index, of the whole array or of a part that begins at *origin*."""
+    starts = tuple(start for start, _ in origin) if origin is not None else (0,) * len(box)
+    return tuple(slice(a - o, b - o) for (a, b), o in zip(box, starts, strict=True))

@@ -1,0 +1,203 @@
+"""The devices of a host, as JAX devices, whatever they are made of.
+
+Problem: devices must behave like devices: each a FIFO queue, disjoint ones in
+parallel.  An accelerator's own client does that.  A JAX CPU client does not:
+it runs one multi-device computation at a time, and cheap one-device ones in
+whoever calls.  So on CPUs every *footprint*, the set of devices that a slice
+covers, has a client of its own, made when it is first needed (2 ms), and a
+lane of its own; gangs of overlapping footprints are chained by the launcher.
+
+Rule for maintainers: everything that knows the kind of device is behind
+:class:`IslandRuntime`.  :meth:`IslandRuntime.open` may wait for other hosts
+and is never called in a thread that others wait for.
+
+Paper: section 4.5 (hosts own their devices), appendix A (pluggable runtimes).
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import jax_private
+
+Owned = tuple[str, int]
+"""Host and local device number."""
+
+_KEPT = 4
+"""Footprints without a slice that keep their client and compiled code."""
+
+
+def footprint_of(binding: SliceBinding) -> tuple[Owned, ...]:
+    """The devices of a slice, whatever their order in its mesh."""
+    return tuple(sorted(binding.devices))
+
+
+class Footprint:
+    """The JAX devices behind one set of devices, and the code compiled for them.
+
+    devices: by host and local number; of other hosts only where the runtime is
+        one of several processes.
+    lane: the name of the queue that launches on them.
+    executables: compiled functions, filled by :mod:`pathways_lab.runtime.functions`.
+    """
+
+    def __init__(self, lane: str, devices: Mapping[Owned, Any]) -> None:
+        self.lane = lane
+        self.devices = dict(devices)
+        self.executables: dict[Any, Any] = {}
+        self.compiling = threading.Lock()
+
+
+class Place:
+    """A slice on this host: its devices in mesh order, and shardings over them.
+
+    devices: JAX devices, row-major over the slice.
+    numbers: positions in it of the devices that belong to this host.
+    locals: the host's own numbers of those, in the same order.
+    """
+
+    def __init__(self, binding: SliceBinding, host: str, footprint: Footprint) -> None:
+        self.binding = binding
+        self.footprint = footprint
+        self.devices = tuple(footprint.devices[owned] for owned in binding.devices)
+        ours = [(n, local) for n, (name, local) in enumerate(binding.devices) if name == host]
+        self.numbers = tuple(number for number, _ in ours)
+        self.locals = tuple(local for _, local in ours)
+        self._shardings: dict[Layout, NamedSharding] = {}
+
+    def sharding(self, layout: Layout) -> NamedSharding:
+        """The JAX sharding that a layout means here.  Its mesh may name other axes than ours."""
+        known = self._shardings.get(layout)
+        if known is None:
+            grid = np.empty(len(self.devices), dtype=object)
+            grid[:] = self.devices
+            names = tuple(name for name, _ in layout.mesh)
+            mesh = Mesh(grid.reshape(tuple(size for _, size in layout.mesh)), names)
+            spec = PartitionSpec(*(axes if axes else None for axes in layout.spec))
+            known = self._shardings[layout] = NamedSharding(mesh, spec)
+        return known
+
+
+class IslandRuntime(abc.ABC):
+    """What a device process needs to know of its devices.
+
+    kind: ``"cpu"``, ``"gpu"``, ``"tpu"``.  count: devices of this host.
+    memory: bytes per device that may be handed out.
+    emulated: whether they only stand in for accelerators.
+    """
+
+    kind: str
+    count: int
+    memory: int
+    emulated: bool
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[Owned, ...], tuple[Footprint, set[SliceId]]] = OrderedDict()
+
+    @abc.abstractmethod
+    def lane(self, binding: SliceBinding) -> str:
+        """The queue on which gangs of this slice are launched; never empty, never waits."""
+
+    @abc.abstractmethod
+    def _make(self, binding: SliceBinding) -> Footprint:
+        """The JAX devices behind a set of devices that has none yet."""
+
+    def open(self, binding: SliceBinding) -> Place:
+        """The slice's JAX devices, made if need be.  May wait.  Raises what JAX raises."""
+        key = footprint_of(binding)
+        with self._lock:
+            if key not in self._open:
+                self._open[key] = (self._make(binding), set())
+            footprint, slices = self._open[key]
+            slices.add(binding.slice)
+            self._open.move_to_end(key)
+        return Place(binding, self.host, footprint)
+
+    def close(self, binding: SliceBinding) -> None:
+        """The slice is gone.  What was compiled is kept for a few sets of devices."""
+        with self._lock:
+            entry = self._open.get(footprint_of(binding))
+            if entry is not None:
+                entry[1].discard(binding.slice)
+            unused = [key for key, (_, slices) in self._open.items() if not slices]
+            for key in unused[:-_KEPT]:
+                del self._open[key]
+        if len(unused) > _KEPT:
+            # JAX's own caches would keep the client with its threads alive.
+            jax.clear_caches()
+
+
+class CpuRuntime(IslandRuntime):
+    """CPU devices of one process that stand in for accelerators."""
+
+    kind = "cpu"
+    emulated = True
+
+    def __init__(self, host: str, devices: int | None = None, memory: int | None = None) -> None:
+        super().__init__(host)
+        self.count = devices or os.cpu_count() or 1
+        self.memory = memory or psutil.virtual_memory().available // (2 * self.count)
+
+    def lane(self, binding: SliceBinding) -> str:
+        return "+".join(f"{host}:{number}" for host, number in footprint_of(binding))
+
+    def _make(self, binding: SliceBinding) -> Footprint:
+        owned = footprint_of(binding)
+        strangers = sorted({host for host, _ in owned} - {self.host})
+        if strangers:
+            raise NotImplementedError(
+                f"slice {binding.slice} spans {self.host} and {', '.join(strangers)}; "
+                "CPU devices of several hosts cannot compute together here"
+            )
+        made = jax_private.make_cpu_client(len(owned)).local_devices()
+        return Footprint(self.lane(binding), dict(zip(owned, made, strict=True)))
+
+
+class PlatformRuntime(IslandRuntime):
+    """The devices that JAX finds: its own client, whose devices are queues already."""
+
+    emulated = False
+
+    def __init__(self, host: str, memory: int | None = None) -> None:
+        super().__init__(host)
+        self._devices = jax.local_devices()
+        self.kind = {"cuda": "gpu", "rocm": "gpu"}.get(
+            self._devices[0].platform, self._devices[0].platform
+        )
+        self.count = len(self._devices)
+        stats = self._devices[0].memory_stats() or {}
+        self.memory = memory or int(stats.get("bytes_limit", 0)) or 16 << 30
+
+    def lane(self, binding: SliceBinding) -> str:
+        return self.host
+
+    def _make(self, binding: SliceBinding) -> Footprint:
+        owned = footprint_of(binding)
+        return Footprint(self.host, {o: self._devices[o[1]] for o in owned if o[0] == self.host})
+
+
+def find_runtime(
+    host: str, platform: str, devices: int | None, memory: int | None
+) -> IslandRuntime:
+    """The runtime for this process.
+
+    platform: ``"cpu"``, or ``"auto"`` for accelerators where JAX finds them.
+    """
+    if platform != "cpu" and jax.default_backend() != "cpu":
+        return PlatformRuntime(host, memory)
+    return CpuRuntime(host, devices, memory)

@@ -1,0 +1,212 @@
+"""Lanes: order, bounded flight, stamps, survival; and devices that behave like devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import emulated as emulated_module
+from pathways_lab.runtime.devices import CpuRuntime, Place
+from pathways_lab.runtime.emulated import emulated
+from pathways_lab.runtime.lanes import IN_FLIGHT, Lanes, Times
+
+
+class Scripted:
+    """A job that ends when told to."""
+
+    def __init__(self, log: list[str], name: str, *, devices: tuple[int, ...] = (0,)) -> None:
+        self.log, self.name, self.devices = log, name, devices
+        self.may_end = threading.Event()
+        self.ended = threading.Event()
+        self.fails_at = ""
+        self.error: BaseException | None = None
+        self.times: Times | None = None
+
+    def start(self) -> str:
+        self.log.append(f"start {self.name}")
+        if self.fails_at == "start":
+            raise ValueError("cannot start")
+        return self.name
+
+    def wait(self, receipt: Any) -> None:
+        assert receipt == self.name
+        assert self.may_end.wait(10)
+        if self.fails_at == "wait":
+            raise ValueError("broke")
+
+    def over(self, times: Times, error: BaseException | None) -> None:
+        self.log.append(f"over {self.name}")
+        self.times, self.error = times, error
+        self.ended.set()
+
+
+@pytest.fixture
+def lanes() -> Any:
+    deaths: list[BaseException] = []
+    made = Lanes(deaths.append)
+    yield made
+    made.close()
+    assert deaths == []
+
+
+def test_starts_and_ends_keep_their_order(lanes: Lanes) -> None:
+    log: list[str] = []
+    jobs = [Scripted(log, str(n)) for n in range(3)]
+    for job in jobs:
+        lanes.put("a", job)
+    for job in reversed(jobs):
+        job.may_end.set()
+    assert jobs[2].ended.wait(10)
+    assert [entry for entry in log if entry.startswith("start")] == [
+        "start 0",
+        "start 1",
+        "start 2",
+    ]
+    assert [entry for entry in log if entry.startswith("over")] == ["over 0", "over 1", "over 2"]
+
+
+def test_flight_is_bounded(lanes: Lanes) -> None:
+    log: list[str] = []
+    jobs = [Scripted(log, str(n)) for n in range(IN_FLIGHT + 2)]
+    for job in jobs:
+        lanes.put("a", job)
+    other = Scripted(log, "other")
+    lanes.put("b", other)
+    other.may_end.set()
+    assert other.ended.wait(10)  # another lane is not held up
+    assert log.count(f"start {IN_FLIGHT}") == 0
+    for job in jobs:
+        job.may_end.set()
+    assert jobs[-1].ended.wait(10)
+
+
+@pytest.mark.parametrize("where", ["start", "wait"])
+def test_a_failing_job_fails_alone(lanes: Lanes, where: str) -> None:
+    log: list[str] = []
+    bad, good = Scripted(log, "bad"), Scripted(log, "good")
+    bad.fails_at = where
+    for job in (bad, good):
+        job.may_end.set()
+        lanes.put("a", job)
+    assert good.ended.wait(10)
+    assert isinstance(bad.error, ValueError)
+    assert good.error is None
+
+
+def test_a_gang_begins_when_its_devices_are_free(lanes: Lanes) -> None:
+    log: list[str] = []
+    first, second = Scripted(log, "1", devices=(0, 1)), Scripted(log, "2", devices=(1, 2))
+    lanes.put("a", first)
+    lanes.put("b", second)
+    first.may_end.set()
+    assert first.ended.wait(10)
+    second.may_end.set()
+    assert second.ended.wait(10)
+    assert first.times
+    assert second.times
+    assert second.times.start >= first.times.end
+    assert second.times.called < first.times.end
+
+
+def test_a_dead_lane_is_told() -> None:
+    deaths: list[BaseException] = []
+    dead = threading.Event()
+    lanes = Lanes(lambda error: (deaths.append(error), dead.set()))
+
+    class Bug(Scripted):
+        def over(self, times: Times, error: BaseException | None) -> None:
+            raise RuntimeError("a bug")
+
+    job = Bug([], "x")
+    job.may_end.set()
+    lanes.put("a", job)
+    assert dead.wait(10)
+    assert str(deaths[0]) == "a bug"
+
+
+# --- devices that behave like devices -----------------------------------------------------
+
+
+class Sleep:
+    """A gang of ``emulated(ms)`` on a slice."""
+
+    def __init__(self, place: Place, ms: float, ends: threading.Semaphore) -> None:
+        layout = Layout((("x", len(place.devices)),), (("x",),))
+        cut = place.sharding(layout)
+        struct = jax.ShapeDtypeStruct((len(place.devices),), np.float32, sharding=cut)
+        self.call = jax.jit(emulated(ms), out_shardings=cut).lower(struct).compile()
+        self.input = jax.device_put(np.ones(len(place.devices), np.float32), cut)
+        self.devices = place.locals
+        self.ends = ends
+
+    def start(self) -> Any:
+        return self.call(self.input)
+
+    def wait(self, receipt: Any) -> None:
+        receipt.block_until_ready()
+
+    def over(self, times: Times, error: BaseException | None) -> None:
+        assert error is None
+        self.ends.release()
+
+
+def wall(lanes: Lanes, runtime: CpuRuntime, slices: list[tuple[int, ...]], ms: float) -> float:
+    """Milliseconds for one gang per entry, each on the devices that it names."""
+    ends = threading.Semaphore(0)
+    work = []
+    for number, devices in enumerate(slices):
+        owned = tuple(("h", d) for d in devices)
+        binding = SliceBinding(number, "k", "i", (len(devices),), ("x",), owned, "cpu")
+        place = runtime.open(binding)
+        work.append((runtime.lane(binding), Sleep(place, ms, ends)))
+    best = 1e9
+    for _ in range(3):
+        start = time.monotonic()
+        for lane, job in work:
+            lanes.put(lane, job)
+        for _ in work:
+            assert ends.acquire(timeout=20)
+        best = min(best, (time.monotonic() - start) * 1e3)
+    return best
+
+
+@pytest.mark.skipif(emulated_module.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        ([(0,), (1,), (2,), (3,)], 1),
+        ([(0,), (0,)], 2),
+        ([(0, 1), (2, 3)], 1),
+        ([(0, 1, 2, 3), (0, 1, 2, 3)], 2),
+        ([(0,), (1, 2, 3)], 1),
+        ([(0, 1), (2,), (3,)], 1),
+    ],
+)
+def test_devices_behave_like_devices(
+    lanes: Lanes, slices: list[tuple[int, ...]], expected: int
+) -> None:
+    """50 ms gangs on disjoint devices take 50 ms together, on the same ones 100 ms."""
+    took = wall(lanes, CpuRuntime("h", 4), slices, 50)
+    assert 50 * expected - 1 < took < 50 * expected + 25
+
+
+@pytest.mark.skipif(emulated_module.compiler() is None, reason="no C++ compiler")
+def test_one_client_for_all_would_not_behave_like_devices(lanes: Lanes) -> None:
+    """Why every footprint has its own client: on one, disjoint gangs wait for each other."""
+    runtime = CpuRuntime("h", 4)
+    every = runtime.open(
+        SliceBinding(9, "k", "i", (4,), ("x",), tuple(("h", d) for d in range(4)), "cpu")
+    )
+
+    class Shared(CpuRuntime):
+        def open(self, binding: SliceBinding) -> Place:
+            return Place(binding, "h", every.footprint)
+
+    assert wall(lanes, Shared("h", 4), [(0, 1), (2, 3)], 50) > 95
