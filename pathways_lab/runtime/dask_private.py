@@ -37,6 +37,18 @@ def known_workers(scheduler: Any) -> tuple[str, ...]:
     return tuple(scheduler.workers)
 
 
+def load_dashboard(scheduler: Any) -> str:
+    """Add the pages of Dask's dashboard to a scheduler that runs without; its address.
+
+    Importing them takes about a second, which the start of a lab must not cost.
+    """
+    from distributed.dashboard import scheduler as pages
+
+    server = scheduler.services["dashboard"]
+    pages.connect(scheduler.http_application, server, scheduler, prefix="")
+    return f"http://127.0.0.1:{server.port}/status"
+
+
 def security_of(owner: Any) -> Any:
     """The Security of a Scheduler, Worker, Client or cluster, or None."""
     return getattr(owner, "security", None)

@@ -66,6 +66,7 @@ def device_configuration(
 class DeviceProcess:
     """One device process after the other, under one name.
 
+    environment: variables to set in addition to this process's own.
     on_change: called in the watching thread with ``"ready"``, ``"died: …"`` or
         ``"given up: …"``.
     """
@@ -76,6 +77,7 @@ class DeviceProcess:
         folder: Path,
         on_change: Callable[[str], None] = lambda state: None,
         module: str = MODULE,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.name: str = configuration["name"]
         self.restarts = 0
@@ -83,6 +85,9 @@ class DeviceProcess:
         self._folder = folder
         self._on_change = on_change
         self._module = module
+        # NPROC is read when the JAX client is made.
+        processors = configuration["devices"] or os.cpu_count() or 1
+        self._environment = {"NPROC": str(processors), **(environment or {})}
         self._closing = threading.Event()
         self._settled = threading.Event()
         self._failure = ""
@@ -114,8 +119,7 @@ class DeviceProcess:
             self._configuration,
             name=f"device process {self.name}",
             folder=self._folder,
-            # Read when the JAX client is made, and by libraries that it brings.
-            environment={"NPROC": str(self._configuration["devices"] or os.cpu_count() or 1)},
+            environment=self._environment,
         )
 
     def _watch(self) -> None:

@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -120,6 +121,7 @@ class Child:
         self.pid = popen.pid
         self._popen = popen
         self._heard = b""
+        self._waiting: deque[dict[str, Any]] = deque()
 
     def __repr__(self) -> str:
         return f"<{self.name}, process {self.pid}>"
@@ -142,27 +144,33 @@ class Child:
         except OSError:
             raise self._died("ended early") from None
 
+    def fileno(self) -> int:
+        """For selectors: ready for reading when :meth:`reports` has something or raises."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout.fileno()
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Reports that are there; waits for a part of one.  Raises ChildDied at the end."""
+        try:
+            part = os.read(self.fileno(), 65536)
+        except (OSError, ValueError):
+            part = b""
+        if not part:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(1.0)
+            raise self._died("ended early")
+        *lines, self._heard = (self._heard + part).split(b"\n")
+        return [json.loads(line) for line in lines]
+
     def hear(self, timeout: float) -> dict[str, Any]:
         """Its next report.  Raises ChildDied when it ends first or *timeout* seconds pass."""
-        assert self._popen.stdout is not None
-        descriptor = self._popen.stdout.fileno()
         deadline = time.monotonic() + timeout
-        while b"\n" not in self._heard:
+        while not self._waiting:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([descriptor], [], [], left)[0]:
+            if not select.select([self], [], [], left)[0]:
                 raise self._died(f"said nothing for {timeout:g} s")
-            try:
-                part = os.read(descriptor, 65536)
-            except OSError:
-                part = b""
-            if not part:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._popen.wait(1.0)
-                raise self._died("ended early")
-            self._heard += part
-        line, _, self._heard = self._heard.partition(b"\n")
-        report: dict[str, Any] = json.loads(line)
-        return report
+            self._waiting.extend(self.reports())
+        return self._waiting.popleft()
 
     def _died(self, how: str) -> ChildDied:
         code = self.exit_code

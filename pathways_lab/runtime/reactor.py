@@ -151,16 +151,29 @@ class Reactor:
         tag: Any = None,
         name: str | None = None,
         context: ssl.SSLContext | None = None,
+        retry: bool = False,
     ) -> Link:
         """A link to *address*; waits until both ends are authenticated and greeted.
 
+        retry: the other end may not listen yet: try until the timeout.
         name: what to call the other end (default: the name in its hello).
         ``link.peer`` is its hello, ``link.clock_offset`` the difference of clocks.
         Raises Refused, AuthenticationError, WireError, TimeoutError, OSError.
         """
         if self.is_current():
             raise RuntimeError("connect() waits: use connect_soon() in the reactor's thread")
-        sock, decoder, messages, offset = meet(address, key, hello, timeout, self._limits, context)
+        deadline, left = time.monotonic() + timeout, timeout
+        while True:
+            try:
+                sock, decoder, messages, offset = meet(
+                    address, key, hello, left, self._limits, context
+                )
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                time.sleep(0.01 if retry else 0.0)
+                left = deadline - time.monotonic()
+                if not retry or left <= 0:
+                    raise
         peer = messages[0].fields
         link = Link(self, sock, name or str(peer.get("name", address)), peer, decoder, tag)
         link.clock_offset = offset

@@ -31,7 +31,8 @@ def main() -> None:
             "pid": os.getpid(), "worker_pid": config["worker_pid"],
             "data_address": config["data_listen"], "emulated": False,
         }  # fmt: skip
-        link: Link = reactor.connect(config["control"], bytes.fromhex(config["key"]), hello)
+        key = bytes.fromhex(config["key"])
+        link: Link = reactor.connect(config["control"], key, hello, timeout=30, retry=True)
         assert link.name == "control"
     lifeline.report(ready=True)
     if "crashes-" in name:

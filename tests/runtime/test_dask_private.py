@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ def test_undocumented_attributes_of_a_running_cluster() -> None:
 
     async def look() -> None:
         async with (
-            distributed.Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+            distributed.Scheduler(
+                host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0"
+            ) as scheduler,
             distributed.Worker(
                 scheduler.address, name="island0/host1", nthreads=1, resources={"devices": 2}
             ) as worker,
@@ -29,10 +32,18 @@ def test_undocumented_attributes_of_a_running_cluster() -> None:
             name = dask_private.name_of_known_worker(scheduler, worker.address)
             assert name == "island0/host1"
             assert dask_private.name_of_known_worker(scheduler, "tcp://127.0.0.1:1") is None
+            page = dask_private.load_dashboard(scheduler)
+            assert "<html" in await asyncio.to_thread(_read, page)
             for owner in (scheduler, worker, client):
                 assert isinstance(dask_private.security_of(owner), distributed.Security)
 
     asyncio.run(look())
+
+
+def _read(page: str) -> str:
+    with urllib.request.urlopen(page, timeout=20) as response:
+        text: str = response.read().decode()
+    return text
 
 
 def test_credentials_come_out_of_memory_and_files(tmp_path: Path) -> None:

@@ -245,6 +245,19 @@ def test_timers_and_connecting_without_waiting(ends: Callable[..., End]) -> None
     assert {type(result) for result in seen[2:]} == {Link, ConnectionRefusedError}
 
 
+def test_a_listener_that_comes_later_is_waited_for(
+    ends: Callable[..., End], tmp_path: Path
+) -> None:
+    server, client = ends("server"), ends("client")
+    address = f"unix:{tmp_path}/later"
+    with pytest.raises(FileNotFoundError):
+        client.reactor.connect(address, KEY, {}, timeout=0.02, retry=True)
+    timer = threading.Timer(0.05, server.reactor.listen, (address, KEY, {"name": "server"}))
+    timer.start()
+    assert client.reactor.connect(address, KEY, {}, retry=True).name == "server"
+    timer.join()
+
+
 def test_long_socket_paths_are_refused_with_the_remedy(ends: Callable[..., End]) -> None:
     with pytest.raises(ValueError, match="shorter folder"):
         ends("server").reactor.listen("unix:/" + "x" * 120, KEY, {})

@@ -1,0 +1,197 @@
+"""Make a running Dask cluster into a lab, or find the lab that it already is.
+
+Problem: the same call must work on a cluster that somebody else has started,
+for the first notebook and for the second, and for people who were given no
+Dask credentials but only an invitation.
+
+Who may do what: whoever holds the Dask credentials is an *owner*.  A *lab
+file* (JSON, readable by its owner only) may hold less: with nothing but the
+control plane's address and key in it, its reader is a *client*.
+
+Rule for maintainers: only documented Dask API here; every failure says what to
+do.  Importing this module must not import Dask: a client needs none.
+
+Paper: section 3 (users reach the system through a client library).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.core.errors import Failure, PathwaysError
+
+if TYPE_CHECKING:
+    import distributed
+
+VARIABLE = "PATHWAYS_LAB"
+"""A Dask scheduler's address (credentials as in Dask's own configuration), or a lab file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlAddress:
+    """Where a control plane takes clients, and the key for it.
+
+    tls: PEM texts ``ca``, ``cert``, ``key`` when the link leaves the machine.
+    """
+
+    address: str
+    key: bytes
+    tls: dict[str, str] | None = None
+
+
+def write_lab_file(path: str | Path, control: ControlAddress) -> None:
+    """An invitation: who can read the file can connect as a client.  Mode 0600."""
+    content = {
+        "control": {"address": control.address, "key": control.key.hex(), "tls": control.tls}
+    }
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)
+        json.dump(content, file)
+
+
+def read_lab_file(path: str | Path) -> ControlAddress:
+    """The inverse of :func:`write_lab_file`.  Raises PathwaysError for anything else."""
+    try:
+        control = json.loads(Path(path).read_text())["control"]
+        return ControlAddress(control["address"], bytes.fromhex(control["key"]), control["tls"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _error(
+            f"{str(path)!r} is not a lab file: {error!r}",
+            "ask the owner of the lab for a new one (lab.invite(path))",
+        ) from error
+
+
+def attach(
+    target: object = None,
+    *,
+    devices_per_host: int | None = None,
+    memory: int | None = None,
+    platform: str = "auto",
+    timeout: float = 60.0,
+) -> ControlAddress:
+    """Find the lab behind *target*; make one by plugins if there is none yet.
+
+    target: a ``distributed.Client``; a Dask cluster object; the address of a
+        Dask scheduler; the path of a lab file; None: the environment variable
+        PATHWAYS_LAB, which holds one of the last two.
+    devices_per_host, memory (bytes per device), platform (``"auto"`` or
+        ``"cpu"``): only for the one who makes the lab; None means what the
+        worker's resources or JAX say.
+    timeout: seconds to wait for a first worker.
+
+    Raises PathwaysError.
+    """
+    if target is None:
+        target = os.environ.get(VARIABLE)
+        if not target:
+            raise _error(
+                f"there is nothing to connect to: the environment variable {VARIABLE} is not set",
+                "give a Dask address, Client or cluster, or the path of a lab file; "
+                "pathways_lab.start() makes a lab on this machine",
+            )
+    if isinstance(target, str | Path) and "://" not in str(target):
+        return read_lab_file(target)
+    client, ours = _client_of(target)
+    try:
+        return _attach(client, devices_per_host, memory, platform, timeout)
+    finally:
+        if ours:
+            client.close()
+
+
+def _client_of(target: Any) -> tuple[distributed.Client, bool]:
+    """A Dask client for *target*, and whether it is ours to close."""
+    import distributed
+
+    if isinstance(target, distributed.Client):
+        if target.asynchronous:
+            raise _error(
+                "an asynchronous distributed.Client cannot be used here",
+                "give the scheduler's address, or a Client made without asynchronous=True",
+            )
+        return target, False
+    if not isinstance(target, str) and not hasattr(target, "scheduler_address"):
+        raise _error(
+            f"cannot connect to {type(target).__name__} {target!r:.60}",
+            "give a Dask address, a distributed.Client, a Dask cluster, or a lab file",
+        )
+    try:
+        return distributed.Client(target, set_as_default=False), True
+    except (OSError, TypeError, ValueError) as error:
+        # Dask raises TypeError for a tls:// address without credentials.
+        raise _error(
+            f"the Dask scheduler at {target!r:.80} cannot be reached: {error}",
+            "check the address, and for tls:// Dask's configuration of certificates",
+        ) from error
+
+
+def _attach(
+    client: distributed.Client,
+    devices_per_host: int | None,
+    memory: int | None,
+    platform: str,
+    timeout: float,
+) -> ControlAddress:
+    from pathways_lab.runtime import dask_private
+    from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, control_of
+
+    address: str = client.scheduler_info()["address"]
+    local = dask_private.is_loopback(address)
+    pems = dask_private.pems_of(dask_private.security_of(client), "client")
+    if not local and pems is None:
+        raise _error(
+            f"the Dask cluster at {address} sends in the clear and is reachable from other "
+            "machines: anybody on the network could run code in the lab",
+            "start it with TLS credentials (distributed.Security), or on loopback",
+        )
+    try:
+        control = client.run_on_scheduler(control_of)
+        if control is None:
+            client.register_plugin(ControlPlugin(local))
+            control = client.run_on_scheduler(control_of)
+    except (ImportError, AttributeError) as error:
+        raise _error(
+            f"the Dask scheduler at {address} cannot load pathways_lab: {error}",
+            "install the same version of pathways_lab for the scheduler, workers and notebook",
+        ) from error
+    assert control is not None
+    if not control["alive"]:
+        raise _error(
+            f"the control plane of the lab at {address} has died",
+            "restart the Dask scheduler; the scheduler's log has its last lines",
+        )
+    if not control["hosts_are_there"]:
+        _install_hosts(client, HostsPlugin(control, devices_per_host, memory, platform), timeout)
+    return ControlAddress(
+        control["client_address"],
+        bytes.fromhex(control["client_key"]),
+        None if local else pems,
+    )
+
+
+def _install_hosts(client: distributed.Client, plugin: Any, timeout: float) -> None:
+    try:
+        client.wait_for_workers(1, timeout=timeout)
+    except TimeoutError as error:
+        raise _error(
+            f"the Dask cluster has no workers after {timeout:g} s",
+            "start workers, or give a longer timeout",
+        ) from error
+    try:
+        client.register_plugin(plugin)
+    except Exception as error:
+        # Let the next attempt, perhaps with other arguments, try again.
+        client.unregister_worker_plugin(plugin.name)
+        raise _error(
+            f"a device process could not be started on a Dask worker: {error}",
+            "see the last lines of its log above; platform='cpu' does without accelerators",
+        ) from error
+
+
+def _error(message: str, remedy: str) -> PathwaysError:
+    return PathwaysError(Failure("refused", message, remedy))

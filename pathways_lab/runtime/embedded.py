@@ -1,0 +1,284 @@
+"""A lab on this machine: a Dask cluster and its devices, in seconds, and gone without trace.
+
+Problem: one call must start a dozen processes, show what it is doing, and
+leave none of them behind, whatever happens: an interrupt in the middle, a
+closed notebook, a killed kernel.
+
+How: every process hangs on a lifeline of its parent (see
+:mod:`pathways_lab.runtime.lifeline`).  All of them start at once, because keys
+and socket paths are decided here; only the Dask scheduler's address has to be
+waited for.  Nothing is imported into this process but what it needs, so a
+notebook pays nothing for Dask until it asks for a Dask client, and a script
+needs no ``__main__`` guard.
+
+Rule for maintainers: whatever has been started is reachable from ``close``
+before anything can fail; ``close`` may be called at any time, any number of times.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import selectors
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.accelerators import assign_accelerators
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.runtime.budget import Budget, available_memory, plan_budget
+from pathways_lab.runtime.device_process import MODULE, device_configuration
+from pathways_lab.runtime.launching import ControlSettings
+from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+from pathways_lab.runtime.progress import Progress, Show
+
+if TYPE_CHECKING:
+    import distributed
+
+_START_SECONDS = 120.0
+_QUIET = {
+    "DASK_LOGGING__DISTRIBUTED": "error",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False",
+    "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False",
+}
+"""Dask's configuration in our own cluster: no warnings in notebooks, no sampling of stacks."""
+
+
+@dataclass
+class EmbeddedCluster:
+    """A running lab of this machine.
+
+    address: of the Dask scheduler (``tls://127.0.0.1:…``).
+    control: where clients of the lab connect.
+    pids: ``scheduler``, ``control``, ``workers``, ``devices``, as they were started.
+    budget: the memory that it may take.  seconds: how long the start took.
+    folder: private; logs of all processes, sockets.  Removed at the end.
+    """
+
+    budget: Budget
+    folder: Path
+    control: ControlAddress = field(repr=False)
+    address: str = ""
+    seconds: float = 0.0
+    pids: dict[str, list[int]] = field(default_factory=dict)
+    _children: list[Child] = field(default_factory=list, repr=False)
+    _pems: dict[str, str] = field(default_factory=dict, repr=False)
+    _dashboard: str = field(default="", repr=False)
+    _owner: int = field(default_factory=os.getpid, repr=False)
+
+    @property
+    def security(self) -> distributed.Security:
+        """The temporary credentials: who has them is an owner of this lab."""
+        import distributed
+
+        return distributed.Security(
+            require_encryption=True,
+            tls_ca_file=self._pems["ca"],
+            tls_client_cert=self._pems["cert"],
+            tls_client_key=self._pems["key"],
+        )
+
+    def dask_client(self) -> distributed.Client:
+        """A Dask client of this cluster; the caller closes it."""
+        import distributed
+
+        return distributed.Client(self.address, security=self.security, set_as_default=False)
+
+    def dashboard(self) -> str:
+        """Where Dask's dashboard is, on loopback.  The first call loads it: about a second."""
+        if not self._dashboard:
+            scheduler = self._children[0]
+            scheduler.tell({"wish": "dashboard"})
+            self._dashboard = scheduler.hear(_START_SECONDS)["address"]
+        return self._dashboard
+
+    @property
+    def alive(self) -> bool:
+        """Whether all processes that were started here run."""
+        return bool(self._children) and all(child.alive for child in self._children)
+
+    def close(self) -> None:
+        """End every process and remove the folder.  Again is fine, also after an interrupt."""
+        if os.getpid() != self._owner:
+            # A fork of the notebook must not close the notebook's lab.
+            return
+        atexit.unregister(self.close)
+        for child in self._children:
+            child.let_go()
+        for child in self._children:
+            child.end()
+        remove_folder(self.folder)
+
+    def __enter__(self) -> EmbeddedCluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def start_cluster(
+    islands: int = 2,
+    hosts_per_island: int = 1,
+    devices_per_host: int = 4,
+    memory: int | None = None,
+    platform: str = "auto",
+    progress: Show | None = None,
+    *,
+    host_module: str = MODULE,
+) -> EmbeddedCluster:
+    """Start a lab on this machine and wait until its devices are there.
+
+    memory: bytes per device that programs may use (None: see ``.budget``).
+    platform: ``"cpu"``, or ``"auto"``: accelerators when there are enough of them.
+    progress: called with a Progress whenever something is there.
+    host_module: the module that is a device process, for tests.
+
+    Raises PathwaysError with the numbers when memory does not suffice, and with
+    the last lines of its log when a process does not start.
+    """
+    numbers = {
+        "islands": islands,
+        "hosts_per_island": hosts_per_island,
+        "devices_per_host": devices_per_host,
+    }
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
+    started = time.monotonic()
+    hosts = islands * hosts_per_island
+    budget = plan_budget(hosts, devices_per_host, memory, available_memory())
+    folder = private_folder()
+    settings = ControlSettings.fresh(folder)
+    cluster = EmbeddedCluster(
+        budget, folder, ControlAddress(settings.listen("client"), settings.client_key)
+    )
+    atexit.register(cluster.close)
+    try:
+        environments = assign_accelerators(hosts, devices_per_host, platform)
+        _spawn_all(
+            cluster,
+            settings,
+            [
+                {
+                    "folder": str(folder),
+                    "module": host_module,
+                    "environment": environments[island * hosts_per_island + host],
+                    "device": device_configuration(
+                        control=settings.listen("host"),
+                        key=settings.host_key,
+                        data_key=settings.data_key,
+                        name=f"island{island}/host{host}",
+                        island=f"island{island}",
+                        devices=devices_per_host,
+                        platform=platform if environments[0] else "cpu",
+                        memory=memory if environments[0] else budget.device_memory,
+                        data_listen=f"unix:{folder}/data-{island}-{host}",
+                        worker=f"island{island}/host{host}",
+                    ),
+                }
+                for island in range(islands)
+                for host in range(hosts_per_island)
+            ],
+        )
+        _Start(cluster, progress or (lambda progress: None), started).wait()
+    except BaseException as error:
+        try:
+            cluster.close()
+        except KeyboardInterrupt:
+            cluster.close()
+        if isinstance(error, ChildDied):
+            raise _error(
+                f"the lab did not start: {error}",
+                "`python -m pathways_lab doctor` checks what it needs",
+            ) from error
+        raise
+    return cluster
+
+
+def _spawn_all(
+    cluster: EmbeddedCluster,
+    settings: ControlSettings,
+    workers: list[dict[str, Any]],
+) -> None:
+    """Start the scheduler's process and the workers' processes."""
+    configuration = {"folder": str(cluster.folder), "control": settings.plain()}
+    parts = [("scheduler", "pathways_lab.runtime.embedded_scheduler", configuration)]
+    for worker in workers:
+        name = f"worker {worker['device']['name']}"
+        parts.append((name, "pathways_lab.runtime.embedded_worker", worker))
+    for name, module, config in parts:
+        child = spawn(module, None, name=name, folder=cluster.folder, environment=_QUIET)
+        cluster._children.append(child)
+        child.tell(config)
+
+
+class _Start:
+    """Waits for the reports of all processes, in any order."""
+
+    def __init__(self, cluster: EmbeddedCluster, show: Show, started: float) -> None:
+        self.cluster = cluster
+        self.show = show
+        self.started = started
+        self.scheduler, *self.workers = cluster._children
+        self.done = 0
+        self.total = 2 + 2 * len(self.workers)
+        self.pids: dict[str, list[int]] = {
+            "scheduler": [self.scheduler.pid],
+            "control": [],
+            "workers": [worker.pid for worker in self.workers],
+            "devices": [],
+        }
+
+    def wait(self) -> None:
+        """Raises ChildDied."""
+        self._tell("starting processes")
+        deadline = self.started + _START_SECONDS
+        with selectors.DefaultSelector() as selector:
+            for child in self.cluster._children:
+                selector.register(child, selectors.EVENT_READ, child)
+            while self.done < self.total:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    waiting = ", ".join(child.name for child in self.cluster._children)
+                    raise ChildDied(f"nothing happened for {_START_SECONDS:g} s in {waiting}")
+                for key, _ in ready:
+                    for report in key.data.reports():
+                        self._take(key.data, report)
+        self.cluster.pids = self.pids
+        self.cluster.seconds = time.monotonic() - self.started
+
+    def _take(self, child: Child, report: dict[str, Any]) -> None:
+        stage = report["stage"]
+        if stage == "failed":
+            raise ChildDied(report["reason"])
+        self.done += 1
+        if stage == "control":
+            self.pids["control"].append(report["pid"])
+            self._tell("control plane is there")
+        elif stage == "scheduler":
+            cluster = self.cluster
+            cluster.address, cluster._pems = report["address"], report["tls"]
+            for worker in self.workers:
+                worker.tell({"address": cluster.address, "tls": cluster._pems})
+            self._tell("Dask scheduler is there")
+        elif stage == "device":
+            self.pids["devices"].append(report["pid"])
+            self._tell(f"devices of {child.name.removeprefix('worker ')} are there")
+        elif stage == "worker":
+            self._tell(f"{child.name} is there")
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(Exception):
+            self.show(Progress(text, self.done, self.total, time.monotonic() - self.started))
+
+
+def _error(message: str, remedy: str) -> PathwaysError:
+    return PathwaysError(Failure("refused", message, remedy))

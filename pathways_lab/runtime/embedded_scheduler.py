@@ -1,0 +1,85 @@
+"""The embedded lab's Dask scheduler: ``python -m pathways_lab.runtime.embedded_scheduler``.
+
+Problem: the scheduler must not share the notebook kernel's process, and the
+lab must be there in seconds although importing Dask takes one by itself.
+
+How: the control plane is started before Dask is imported; the plugin in the
+scheduler adopts it.  Credentials are made here and reported to the parent.
+
+Rule for maintainers: no work before :func:`pathways_lab.runtime.lifeline.begin`;
+everything listens on loopback and demands the temporary credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.address import remove_folder
+from pathways_lab.runtime.launching import ControlProcess, ControlSettings
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+
+def main() -> None:
+    """The process: configuration in, addresses out, then serve until the parent is gone."""
+    lifeline.begin()
+    config = lifeline.configuration()
+    folder = Path(config["folder"])
+    lifeline.at_end(lambda: remove_folder(folder))
+    control = ControlProcess(ControlSettings.from_plain(config["control"]))
+    lifeline.at_end(control.close)
+    control.wait_ready()
+    lifeline.report(stage="control", pid=control.pid, address=control.client_address)
+
+    asyncio.run(_serve(control))
+    lifeline.leave()
+
+
+async def _serve(control: ControlProcess) -> None:
+    from distributed import Scheduler, Security
+
+    from pathways_lab.runtime import dask_private
+    from pathways_lab.runtime.plugins import ControlPlugin, adopt, mark_embedded
+
+    security = Security.temporary()
+    scheduler = Scheduler(
+        host="127.0.0.1",
+        port=0,
+        protocol="tls",
+        security=security,
+        # Its pages are loaded when somebody asks for them; its web server is there already.
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",
+        plugins=[ControlPlugin(local=True)],
+    )
+    adopt(scheduler, control)
+    mark_embedded(scheduler)
+    async with scheduler:
+        lifeline.report(
+            stage="scheduler",
+            address=scheduler.address,
+            tls=dask_private.pems_of(security, "worker"),
+        )
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_fulfil, args=(scheduler, loop), daemon=True).start()
+        await scheduler.finished()
+
+
+def _fulfil(scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
+    """What the parent asks for later: the dashboard."""
+    from pathways_lab.runtime import dask_private
+
+    def load() -> None:
+        lifeline.report(stage="dashboard", address=dask_private.load_dashboard(scheduler))
+
+    lifeline.configuration()
+    loop.call_soon_threadsafe(load)
+
+
+if __name__ == "__main__":
+    main()

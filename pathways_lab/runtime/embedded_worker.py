@@ -1,0 +1,83 @@
+"""One Dask worker of the embedded lab: ``python -m pathways_lab.runtime.embedded_worker``.
+
+Problem: a host is a Dask worker and its device process; both take seconds to
+import what they need, and neither needs the other for it.
+
+How: the device process is started first (all that it must know is decided by
+the parent), then Dask is imported, then the scheduler's address is awaited on
+the lifeline.
+
+Rule for maintainers: no work before :func:`pathways_lab.runtime.lifeline.begin`;
+what is started here ends here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.device_process import DeviceProcess
+from pathways_lab.runtime.lifeline import ChildDied
+
+
+def main() -> None:
+    """The process: configuration in, progress out, then serve until the parent is gone."""
+    lifeline.begin()
+    config = lifeline.configuration()
+    folder = Path(config["folder"])
+    device = DeviceProcess(
+        {**config["device"], "worker_pid": os.getpid()},
+        folder,
+        module=config["module"],
+        environment=config["environment"],
+    )
+    lifeline.at_end(device.close)
+    threading.Thread(target=_tell_when_ready, args=(device,), daemon=True).start()
+
+    import asyncio
+
+    import distributed  # noqa: F401 (loaded while the scheduler starts)
+
+    asyncio.run(_serve(config["device"]["name"], folder, lifeline.configuration()))
+    lifeline.leave()
+
+
+def _tell_when_ready(device: DeviceProcess) -> None:
+    try:
+        device.wait_ready()
+    except ChildDied as death:
+        lifeline.report(stage="failed", reason=str(death))
+    else:
+        lifeline.report(stage="device", pid=device.pid)
+
+
+async def _serve(name: str, folder: Path, cluster: dict[str, Any]) -> None:
+    from distributed import Security, Worker
+
+    tls = cluster["tls"]
+    security = Security(
+        require_encryption=True,
+        tls_ca_file=tls["ca"],
+        tls_worker_cert=tls["cert"],
+        tls_worker_key=tls["key"],
+    )
+    async with Worker(
+        cluster["address"],
+        name=name,
+        nthreads=1,
+        # Bytes are the store's business, and Dask's tasks here are small.
+        memory_limit=0,
+        local_directory=str(folder / name.replace("/", "-")),
+        security=security,
+        host="127.0.0.1",
+        dashboard=False,
+    ) as worker:
+        lifeline.report(stage="worker")
+        await worker.finished()
+
+
+if __name__ == "__main__":
+    main()

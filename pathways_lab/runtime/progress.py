@@ -1,0 +1,42 @@
+"""How far the start of a lab has come, for whoever shows it.
+
+Problem: the start takes seconds; a terminal shows a line, a notebook a bar,
+a script nothing.
+
+Rule for maintainers: shown from the thread that waits, never from another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, TextIO
+
+
+class Progress(NamedTuple):
+    """text: what is happening or done.  done of total parts.  seconds since the start."""
+
+    text: str
+    done: int
+    total: int
+    seconds: float
+
+    def __str__(self) -> str:
+        bar = "█" * self.done + "░" * (self.total - self.done)
+        return f"{bar} {self.text} ({self.seconds:.1f} s)"
+
+
+Show = Callable[[Progress], object]
+
+
+def line(stream: TextIO | None = None) -> Show:
+    """One line that is rewritten in a terminal; nothing where there is no terminal."""
+    out = stream or sys.stderr
+
+    def show(progress: Progress) -> None:
+        if out.isatty():
+            end = "\n" if progress.done == progress.total else ""
+            out.write(f"\r\x1b[K{progress}{end}")
+            out.flush()
+
+    return show

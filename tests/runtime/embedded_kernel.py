@@ -1,0 +1,18 @@
+"""A script without a ``__main__`` guard that starts a lab and waits: a kernel to be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from pathways_lab.runtime.embedded import start_cluster
+
+print(json.dumps({"pid": os.getpid()}), flush=True)
+cluster = start_cluster(2, 1, 2, host_module=sys.argv[1], platform="cpu")
+print(
+    json.dumps({"pids": cluster.pids, "folder": str(cluster.folder)}),
+    flush=True,
+)
+time.sleep(600)

@@ -1,0 +1,43 @@
+"""Helpers for tests that start real processes: trees, and whether they are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(pids: Iterable[int], seconds: float) -> list[int]:
+    """Those that still run after *seconds*; returns as soon as there are none."""
+    left = list(pids)
+    deadline = time.monotonic() + seconds
+    while left and time.monotonic() < deadline:
+        time.sleep(0.01)
+        left = [pid for pid in left if runs(pid)]
+    return left
+
+
+def tree(pid: int) -> list[int]:
+    """The descendants of a process."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)

@@ -1,0 +1,293 @@
+"""The embedded lab: starts, says what it takes, and is gone without trace, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.runtime import embedded
+from pathways_lab.runtime.accelerators import assign_accelerators, gpus
+from pathways_lab.runtime.attach import attach, write_lab_file
+from pathways_lab.runtime.auth import AuthenticationError, new_key
+from pathways_lab.runtime.budget import MIB, available_memory, plan_budget
+from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.runtime.progress import Progress, line
+from pathways_lab.runtime.reactor import Reactor
+from tests.runtime.processes import gone, runs, tree, until
+
+FAKE = "tests.runtime.fake_host"
+ROOT = Path(__file__).parents[2]
+
+
+# --- pure ------------------------------------------------------------------------
+
+
+def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    budget = plan_budget(2, 4, None, 8 << 30)
+    assert budget.device_memory * 8 <= budget.available
+    assert budget.total == budget.processes + 8 * budget.device_memory
+    with pytest.raises(PathwaysError) as caught:
+        plan_budget(2, 4, 2 << 30, 8 << 30)
+    assert "2 hosts with 4 devices" in str(caught.value)
+    assert "8.0 GiB are free" in str(caught.value)
+    assert "remedy" in str(caught.value)
+    with pytest.raises(PathwaysError):
+        plan_budget(20, 8, None, 1 << 30)
+
+
+def test_available_memory_is_a_fact_of_this_machine() -> None:
+    assert 0 < available_memory() <= psutil.virtual_memory().total
+
+
+def test_every_host_gets_gpus_of_its_own() -> None:
+    names = ["0", "1", "2", "3"]
+    given = assign_accelerators(2, 2, "auto", names)
+    assert given == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    assert assign_accelerators(3, 2, "auto", names) == [{}, {}, {}]
+    assert assign_accelerators(1, 1, "cpu", names) == [{}]
+    with pytest.raises(PathwaysError, match="this machine has 4"):
+        assign_accelerators(3, 2, "gpu", names)
+    with pytest.raises(PathwaysError, match="'auto', 'cpu' or 'gpu'"):
+        assign_accelerators(3, 2, "tpu!", names)
+
+
+def test_gpus_are_found_without_asking_any_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert gpus(tmp_path) == ["2", "10"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")
+    assert gpus(tmp_path) == ["GPU-7", "1"]
+
+
+def test_progress_is_one_line_in_terminals_and_nothing_elsewhere(tmp_path: Path) -> None:
+    assert str(Progress("a", 1, 3, 0.52)) == "█░░ a (0.5 s)"
+    with open(tmp_path / "out", "w") as file:
+        line(file)(Progress("a", 1, 3, 0.5))
+    assert (tmp_path / "out").read_text() == ""
+
+
+def test_wrong_numbers_are_refused_before_anything_starts() -> None:
+    with pytest.raises(PathwaysError, match="islands is 0"):
+        start_cluster(islands=0)
+
+
+# --- with processes ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[EmbeddedCluster]:
+    cluster = start_cluster(2, 1, 2, memory=MIB, platform="cpu", host_module=FAKE)
+    yield cluster
+    cluster.close()
+
+
+def everything(cluster: EmbeddedCluster) -> list[int]:
+    return [pid for pids in cluster.pids.values() for pid in pids]
+
+
+@pytest.mark.cluster
+def test_all_processes_are_there_and_in_their_places(lab: EmbeddedCluster) -> None:
+    assert lab.alive
+    assert {name: len(pids) for name, pids in lab.pids.items()} == {
+        "scheduler": 1, "control": 1, "workers": 2, "devices": 2,
+    }  # fmt: skip
+    assert psutil.Process(lab.pids["control"][0]).ppid() == lab.pids["scheduler"][0]
+    for device in lab.pids["devices"]:
+        assert psutil.Process(device).ppid() in lab.pids["workers"]
+    assert lab.seconds < 60
+
+
+@pytest.mark.cluster
+def test_a_client_sees_the_hosts_and_a_stranger_nothing(lab: EmbeddedCluster) -> None:
+    reactor = Reactor("test", lambda *message: None, lambda link, reason: None)
+    reactor.start()
+    link = reactor.connect(lab.control.address, lab.control.key, {"role": "client", "name": "me"})
+    islands = link.peer["topology"]["islands"]
+    hosts = [host["name"] for island in islands for host in island["hosts"]]
+    assert hosts == ["island0/host0", "island1/host0"]
+    assert {h["memory"] for island in islands for h in island["hosts"]} == {MIB}
+    with pytest.raises(AuthenticationError):
+        reactor.connect(lab.control.address, new_key(), {"role": "client", "name": "stranger"})
+    reactor.close()
+
+
+@pytest.mark.cluster
+def test_nothing_is_open_to_other_accounts(lab: EmbeddedCluster) -> None:
+    """One private folder; TCP listeners on loopback only, and those of Dask with TLS."""
+    assert stat.S_IMODE(lab.folder.stat().st_mode) == 0o700
+    for pid in everything(lab):
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr.ip == "127.0.0.1"
+    assert lab.address.startswith("tls://127.0.0.1:")
+    secrets = (lab.control.key.hex(), "BEGIN PRIVATE")
+    for pid in everything(lab):
+        process = psutil.Process(pid)
+        visible = " ".join(process.cmdline()) + str(process.environ())
+        assert not any(secret in visible for secret in secrets)
+
+
+@pytest.mark.cluster
+def test_it_is_a_real_dask_cluster(lab: EmbeddedCluster) -> None:
+    import distributed
+
+    with lab.dask_client() as client:
+        assert client.submit(sum, [1, 2]).result(timeout=20) == 3
+        workers = client.scheduler_info()["workers"].values()
+        assert {w["name"] for w in workers} == {"island0/host0", "island1/host0"}
+    with pytest.raises((OSError, TypeError)):
+        distributed.Client(lab.address, timeout=5)
+    assert lab.dashboard().startswith("http://127.0.0.1:")
+    assert lab.dashboard() == lab.dashboard()
+
+
+@pytest.mark.cluster
+def test_attaching_to_it_finds_the_same_control_plane(lab: EmbeddedCluster, tmp_path: Path) -> None:
+    """By its Dask client, and by an invitation that holds nothing else."""
+    with lab.dask_client() as client:
+        assert attach(client) == attach(client) == lab.control
+    invitation = tmp_path / "lab.json"
+    write_lab_file(invitation, lab.control)
+    assert stat.S_IMODE(invitation.stat().st_mode) == 0o600
+    assert attach(str(invitation)) == lab.control
+    assert [runs(pid) for pid in everything(lab)] == [True] * 6
+
+
+@pytest.mark.cluster
+def test_a_killed_device_process_is_replaced(lab: EmbeddedCluster) -> None:
+    worker = lab.pids["workers"][0]
+    (old,) = tree(worker)
+    os.kill(old, signal.SIGKILL)
+    until(lambda: tree(worker) not in ([], [old]))
+    assert lab.alive
+
+
+@pytest.mark.cluster
+def test_closing_twice_leaves_nothing(tmp_path: Path) -> None:
+    cluster = start_cluster(1, 2, 1, memory=MIB, platform="cpu", host_module=FAKE)
+    pids = everything(cluster)
+    assert len(pids) == 6
+    started = time.monotonic()
+    cluster.close()
+    cluster.close()
+    assert time.monotonic() - started < 5
+    assert gone(pids, 1.0) == []
+    assert not cluster.folder.exists()
+    assert not cluster.alive
+
+
+@pytest.mark.cluster
+def test_the_reason_of_a_failed_start_is_told_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[EmbeddedCluster] = []
+    spawn_all = embedded._spawn_all
+    monkeypatch.setattr(
+        embedded,
+        "_spawn_all",
+        lambda cluster, *rest: (started.append(cluster), spawn_all(cluster, *rest)),
+    )
+    with pytest.raises(
+        PathwaysError, match=r"(?s)the lab did not start: device process .*No module"
+    ):
+        start_cluster(1, 1, 1, memory=MIB, platform="cpu", host_module="no_such_module")
+    assert not started[0].alive
+    assert not started[0].folder.exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.4])
+def test_an_interrupted_start_cleans_up(after: float) -> None:
+    before = set(tree(os.getpid()))
+    seen: set[int] = set()
+
+    def interrupt(progress: Progress) -> None:
+        signal.setitimer(signal.ITIMER_REAL, after or 1e-6)
+
+    def strike(*_: object) -> None:
+        seen.update(tree(os.getpid()))
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_cluster(1, 1, 1, MIB, "cpu", progress=interrupt, host_module=FAKE)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert seen
+    assert gone(seen - before, 3.0) == []
+
+
+def kernel() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("embedded_kernel.py")), FAKE],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def told(out: IO[str] | None) -> dict[str, dict[str, list[int]]]:
+    assert out is not None
+    reply: dict[str, dict[str, list[int]]] = json.loads(out.readline())
+    return reply
+
+
+@pytest.mark.cluster
+def test_no_process_outlives_a_killed_kernel() -> None:
+    """Nothing could run in the kernel: the lifelines alone do it, within two seconds."""
+    process = kernel()
+    told(process.stdout)
+    reply = told(process.stdout)
+    pids = [pid for group in reply["pids"].values() for pid in group]
+    assert len(pids) == 6
+    process.kill()
+    assert gone(pids, 2.0) == []
+    process.wait()
+    until(lambda: not Path(str(reply["folder"])).exists(), 2.0)
+
+
+@pytest.mark.cluster
+def test_no_process_outlives_a_kernel_killed_during_the_start() -> None:
+    process = kernel()
+    told(process.stdout)
+    until(lambda: len(tree(process.pid)) >= 4)
+    pids = tree(process.pid)
+    process.kill()
+    assert gone(pids, 2.0) == []
+    process.wait()
+
+
+@pytest.mark.cluster
+def test_a_script_that_ends_takes_its_lab_along() -> None:
+    """Also without ``close`` and without a ``__main__`` guard."""
+    code = (
+        "from pathways_lab.runtime.embedded import start_cluster\n"
+        f"c = start_cluster(1, 1, 1, 1 << 20, 'cpu', host_module={FAKE!r})\n"
+        "print(*[p for ps in c.pids.values() for p in ps])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, cwd=ROOT, timeout=100,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert gone([int(pid) for pid in done.stdout.split()], 1.0) == []
