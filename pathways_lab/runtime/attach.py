@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.device_process import MODULE
 
 if TYPE_CHECKING:
     import distributed
@@ -73,6 +74,7 @@ def attach(
     memory: int | None = None,
     platform: str = "auto",
     timeout: float = 60.0,
+    host_module: str = MODULE,
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -83,6 +85,7 @@ def attach(
         ``"cpu"``): only for the one who makes the lab; None means what the
         worker's resources or JAX say.
     timeout: seconds to wait for a first worker.
+    host_module: the module that is a device process, for tests.
 
     Raises PathwaysError.
     """
@@ -98,7 +101,7 @@ def attach(
         return read_lab_file(target)
     client, ours = _client_of(target)
     try:
-        return _attach(client, devices_per_host, memory, platform, timeout)
+        return _attach(client, (devices_per_host, memory, platform, host_module), timeout)
     finally:
         if ours:
             client.close()
@@ -131,11 +134,7 @@ def _client_of(target: Any) -> tuple[distributed.Client, bool]:
 
 
 def _attach(
-    client: distributed.Client,
-    devices_per_host: int | None,
-    memory: int | None,
-    platform: str,
-    timeout: float,
+    client: distributed.Client, hosts: tuple[int | None, int | None, str, str], timeout: float
 ) -> ControlAddress:
     from pathways_lab.runtime import dask_private
     from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, control_of
@@ -166,7 +165,7 @@ def _attach(
             "restart the Dask scheduler; the scheduler's log has its last lines",
         )
     if not control["hosts_are_there"]:
-        _install_hosts(client, HostsPlugin(control, devices_per_host, memory, platform), timeout)
+        _install_hosts(client, HostsPlugin(control, *hosts), timeout)
     return ControlAddress(
         control["client_address"],
         bytes.fromhex(control["client_key"]),

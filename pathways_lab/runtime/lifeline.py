@@ -58,12 +58,22 @@ def begin() -> None:
     """
     global _reports
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _wake_when_parent_dies()
     _reports = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     lifeline = os.fdopen(os.dup(0), "rb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()
+
+
+def _wake_when_parent_dies() -> None:
+    """A stopped process cannot see the end of its lifeline: let the system continue it then."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))
 
 
 def _watch(lifeline: BinaryIO) -> None:

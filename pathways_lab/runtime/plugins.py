@@ -138,7 +138,7 @@ class HostsPlugin(WorkerPlugin):
     """Runs a device process beside every Dask worker.
 
     control: what :func:`control_of` answers.
-    devices_per_host, memory, platform: see :func:`pathways_lab.runtime.attach.attach`.
+    devices_per_host, memory, platform, host_module: see :func:`pathways_lab.runtime.attach.attach`.
     """
 
     name = "pathways-hosts"
@@ -150,11 +150,13 @@ class HostsPlugin(WorkerPlugin):
         devices_per_host: int | None,
         memory: int | None,
         platform: str,
+        host_module: str,
     ) -> None:
         self.control = control
         self.devices_per_host = devices_per_host
         self.memory = memory
         self.platform = platform
+        self.host_module = host_module
 
     async def setup(self, worker: Any) -> None:
         """Start the device process and wait until the control plane knows it.
@@ -163,7 +165,11 @@ class HostsPlugin(WorkerPlugin):
         """
         self._folder = private_folder()
         self._process = await asyncio.to_thread(
-            DeviceProcess, self._configuration(worker), self._folder, self._changed
+            DeviceProcess,
+            self._configuration(worker),
+            self._folder,
+            self._changed,
+            self.host_module,
         )
         try:
             await asyncio.to_thread(self._process.wait_ready)

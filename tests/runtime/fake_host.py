@@ -14,6 +14,7 @@ from pathlib import Path
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.tls import client_context
 
 
 def main() -> None:
@@ -30,9 +31,13 @@ def main() -> None:
             "devices": config["devices"] or 1, "kind": "cpu", "memory": config["memory"] or 0,
             "pid": os.getpid(), "worker_pid": config["worker_pid"],
             "data_address": config["data_listen"], "emulated": False,
+            "worker": config["worker"],
         }  # fmt: skip
         key = bytes.fromhex(config["key"])
-        link: Link = reactor.connect(config["control"], key, hello, timeout=30, retry=True)
+        context = client_context(config["tls"])
+        link: Link = reactor.connect(
+            config["control"], key, hello, timeout=30, retry=True, context=context
+        )
         assert link.name == "control"
     lifeline.report(ready=True)
     if "crashes-" in name:

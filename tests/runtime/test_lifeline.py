@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,17 @@ def test_a_stopped_child_is_killed_by_end(start: Callable[..., Child]) -> None:
     child.end(patience=0.2)
     assert time.monotonic() - started < 5
     assert child.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a stopped child")
+def test_a_stopped_grandchild_goes_too(start: Callable[..., Child]) -> None:
+    child = start(depth=2)
+    pids = child.hear(20)["pids"]
+    os.kill(pids[-1], signal.SIGSTOP)
+    os.kill(pids[-2], signal.SIGSTOP)
+    os.kill(child.pid, signal.SIGKILL)
+    assert gone(pids)
+    child.end()
 
 
 def test_ctrl_c_is_for_the_parent_and_notebook_variables_stay_with_it(

@@ -1,0 +1,191 @@
+"""A Dask cluster that somebody else started becomes a lab by plugins only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.runtime.attach import VARIABLE, ControlAddress, attach, write_lab_file
+from pathways_lab.runtime.reactor import Reactor
+from tests.runtime.processes import gone, runs, tree, until
+
+distributed = pytest.importorskip("distributed")
+FAKE = "tests.runtime.fake_host"
+
+
+# --- pure ------------------------------------------------------------------------
+
+
+def test_an_invitation_is_all_that_a_client_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = ControlAddress("tcp://127.0.0.1:7", b"k" * 32, {"ca": "a", "cert": "b", "key": "c"})
+    write_lab_file(tmp_path / "lab.json", control)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "lab.json"))
+    assert attach() == control
+
+
+def test_every_wrong_target_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(PathwaysError, match="PATHWAYS_LAB is not set"):
+        attach()
+    with pytest.raises(PathwaysError, match="is not a lab file"):
+        attach(str(tmp_path / "absent.json"))
+    (tmp_path / "other.json").write_text(json.dumps({"control": 3}))
+    with pytest.raises(PathwaysError, match="is not a lab file"):
+        attach(tmp_path / "other.json")
+    with pytest.raises(PathwaysError, match="cannot connect to int"):
+        attach(3)
+
+
+# --- with processes ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with distributed.LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=None,
+        resources={"island:west": 1},
+        security=distributed.Security.temporary(),
+    ) as cluster:
+        yield cluster
+
+
+class Kernel:
+    """A client of the lab that remembers the topology."""
+
+    def __init__(self, control: ControlAddress) -> None:
+        self.hosts: dict[str, dict[str, Any]] = {}
+        self.closing: list[str] = []
+        self.reactor = Reactor("kernel", self._message, lambda link, reason: None)
+        self.reactor.start()
+        hello = {"role": "client", "name": "kernel", "pid": os.getpid()}
+        self.link = self.reactor.connect(control.address, control.key, hello)
+        self._topology(self.link.peer["topology"])
+
+    def _message(self, link: Any, op: str, fields: dict[str, Any], buffers: Any) -> None:
+        if op == "topology":
+            self._topology(fields)
+        elif op == "closing":
+            self.closing.append(fields["reason"])
+
+    def _topology(self, topology: dict[str, Any]) -> None:
+        self.hosts = {h["name"]: h for i in topology["islands"] for h in i["hosts"]}
+
+
+@pytest.mark.cluster
+def test_life_of_a_lab_on_a_foreign_cluster(cluster: Any) -> None:
+    """One story, because every step needs the one before it."""
+    # Two clients at the same time, one by object and one by Dask client: one control plane.
+    with distributed.Client(cluster) as client:
+        found: list[ControlAddress] = []
+        threads = [
+            threading.Thread(
+                target=lambda t=target: found.append(
+                    attach(t, devices_per_host=3, platform="cpu", host_module=FAKE)
+                )
+            )
+            for target in (cluster, client)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 2
+        assert found[0] == found[1] == attach(cluster, host_module=FAKE)
+
+    kernel = Kernel(found[0])
+    until(lambda: len(kernel.hosts) == 2)
+    assert {name.split("/")[0] for name in kernel.hosts} == {"west"}
+    assert {host["devices"] for host in kernel.hosts.values()} == {3}
+
+    # The hosts are children of the Dask workers, and come back when they die.
+    before = {name: host["pid"] for name, host in kernel.hosts.items()}
+    one = next(iter(before))
+    assert before[one] in tree(kernel.hosts[one]["worker_pid"])
+    os.kill(before[one], signal.SIGKILL)
+    until(lambda: kernel.hosts.get(one, {}).get("pid") not in (None, before[one]))
+
+    # Workers that join later bring a host, workers that leave take theirs along.
+    cluster.scale(3)
+    until(lambda: len(kernel.hosts) == 3, 30)
+    cluster.scale(1)
+    until(lambda: len(kernel.hosts) == 1, 30)
+
+    # The scheduler ends: clients are told, everything is gone.
+    pids = [kernel.hosts[name]["pid"] for name in kernel.hosts]
+    cluster.close()
+    until(lambda: kernel.closing)
+    assert "Dask scheduler" in kernel.closing[0]
+    assert gone(pids, 5.0) == []
+    kernel.reactor.close()
+
+
+@pytest.mark.cluster
+def test_a_hung_host_is_lost_when_dask_gives_up_its_worker() -> None:
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None
+    ) as cluster:
+        kernel = Kernel(attach(cluster, host_module=FAKE))
+        (host,) = kernel.hosts.values()
+        os.kill(host["pid"], signal.SIGSTOP)
+        cluster.scale(0)
+        until(lambda: not kernel.hosts, 30)
+        until(lambda: not runs(host["pid"]), 10)
+        kernel.reactor.close()
+
+
+@pytest.mark.cluster
+def test_a_device_process_that_cannot_start_is_told_with_its_log_and_can_be_tried_again() -> None:
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        with pytest.raises(PathwaysError, match="No module named no_such_module"):
+            attach(cluster, host_module="no_such_module")
+        control = attach(cluster, host_module=FAKE)
+        kernel = Kernel(control)
+        assert len(kernel.hosts) == 1
+        kernel.reactor.close()
+
+
+@pytest.mark.cluster
+def test_plain_text_beyond_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathways_lab.runtime import dask_private
+
+    monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
+        pytest.raises(PathwaysError, match="sends in the clear"),
+    ):
+        attach(cluster)
+
+
+@pytest.mark.cluster
+def test_with_tls_between_machines_everything_is_encrypted(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if loopback were a network: TCP with the cluster's credentials on every link."""
+    from pathways_lab.runtime import dask_private
+
+    monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1",
+        dashboard_address=None, security=distributed.Security.temporary(),
+    ) as encrypted:  # fmt: skip
+        control = attach(encrypted, host_module=FAKE)
+        assert control.address.startswith("tcp://127.0.0.1:")
+        assert control.tls is not None
