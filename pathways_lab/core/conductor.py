@@ -73,6 +73,8 @@ class Conductor:
         self._resolved: dict[tuple[str, Failure | None], list[int]] = {}
         self._starved: list[RunRecord] = []
         self._submitted = 0
+        self._early: dict[int, set[str]] = {}
+        self._orphans: dict[int, set[str]] = {}
 
     # --- beginning -----------------------------------------------------------
 
@@ -96,6 +98,7 @@ class Conductor:
             time=event.time,
             left=list(index.waits),
             reads=list(map(len, index.readers)),
+            uses=list(index.uses),
             gangs=["waiting"] * len(index.waits),
         )
         self.runs[run.id] = self.queued[run.id] = run
@@ -128,12 +131,15 @@ class Conductor:
     def upload(self, buffer: BufferRecord, hosts: tuple[str, ...]) -> Failure | None:
         """A declared buffer waits for its memory; a Failure when there can be none."""
         self._submitted += 1
-        buffer.arriving = set(hosts)
+        buffer.arriving = set(hosts) - self._early.pop(buffer.id, set())
         lines = {buffer.slice: [buffer.nbytes, buffer.nbytes]}
-        entry = Entry(self._submitted, buffer, None, lines, self.store.ledger.need(lines))
+        need = self.store.ledger.need(lines, upload=True)
+        entry = Entry(self._submitted, buffer, None, lines, need)
         failure = too_large(entry, self.store.ledger)
         if failure is None:
             self.admission.put(entry)
+            if not buffer.arriving:
+                self.arrive(buffer)
         return failure
 
     def compiled(
@@ -141,6 +147,7 @@ class Conductor:
     ) -> None:
         """A host has compiled a function, or could not."""
         waiting = self.functions.compiled(key, host, temporary, failure)
+        self.admission.settled = False
         for run in [self.runs[r] for r in sorted(waiting) if r in self.runs]:
             if failure is not None:
                 self.fail(run, self._compile_failure(run, key, replace(failure, host=host)))
@@ -156,6 +163,10 @@ class Conductor:
         """A queued run becomes an entry for admission when only memory is missing (rule 6)."""
         if run.id not in self.queued or run.open or run.pending:
             return
+        for p, buffer in enumerate(run.inputs):
+            if buffer is not None and buffer.failure is not None and run.index.readers[p]:
+                self.fail(run, buffer.failure)
+                return
         if self.rules.producers:
             for p, buffer in enumerate(run.inputs):
                 if buffer is None or not run.index.readers[p]:
@@ -383,7 +394,7 @@ class Conductor:
         ledger.divide(resources.cells, resources.cells_of)
         self.pace.divide(resources.cells, resources.cells_of)
         for entry in self.admission.entries:
-            entry.need = ledger.need(entry.lines)
+            entry.need = ledger.need(entry.lines, upload=entry.run is None)
 
     # --- what hosts report -----------------------------------------------------------
 
@@ -403,22 +414,39 @@ class Conductor:
         if run.report(step, host):
             self._todo.append((self._settle, (run, step)))
 
-    def uploaded(self, buffer: BufferRecord, host: str) -> None:
-        """All parts of an upload for one host are there."""
-        if host in buffer.arriving:
+    def uploaded(self, number: int, host: str) -> None:
+        """All parts of an upload for one host are there (perhaps before it was declared)."""
+        buffer = self.store.buffers.get(number)
+        if buffer is not None and host in buffer.arriving:
             buffer.arriving.remove(host)
             if not buffer.arriving and buffer.state == "promised":
                 self.arrive(buffer)
+        elif number in self._orphans:
+            self._orphans[number].discard(host)
+            if not self._orphans[number]:
+                del self._orphans[number]
+            self.out.append(FreeBuffers(self.cause, (host,), (number,)))
+        elif buffer is None:
+            self._early.setdefault(number, set()).add(host)
+
+    def reject_upload(self, number: int, hosts: Iterable[str]) -> None:
+        """Nobody wants the bytes of an upload that may still be under way to *hosts*."""
+        early = self._early.pop(number, set())
+        if early:
+            self.out.append(FreeBuffers(self.cause, tuple(sorted(early)), (number,)))
+        coming = set(hosts) - early
+        if coming:
+            self._orphans[number] = coming
 
     def arrive(self, buffer: BufferRecord) -> None:
         """A buffer has its value everywhere."""
         buffer.move("arrive")
-        buffer.made = True
         self._resolved.setdefault((buffer.owner, None), []).append(buffer.id)
         self._tell(buffer)
         self._wake(buffer)
-        self.store.settle(buffer)
-        self._forget_upload(buffer)
+        if not buffer.maker:
+            self.store.make(buffer)
+            self._forget_upload(buffer)
 
     def drop(self, buffer: BufferRecord) -> None:
         """The client's handle is gone."""
@@ -448,12 +476,12 @@ class Conductor:
         if key is not None:
             self.pace.add(key[1], -cost)
         for p in index.results[step]:
-            buffer = run.outputs[p]
-            buffer.made = True
-            if buffer.failure is None:
-                self.arrive(buffer)
-            else:
-                self.store.settle(buffer)
+            if run.outputs[p].failure is None:
+                self.arrive(run.outputs[p])
+        for p in index.touches[step]:
+            run.uses[p] -= 1
+            if not run.uses[p]:
+                self.store.make(run.outputs[p])
         for p in index.reads[step]:
             self._read(run, p, 1, index.donors.get(p) == step)
         if run.over:
@@ -505,8 +533,7 @@ class Conductor:
         uploaded = not buffer.maker
         self.store.fail(buffer, failure)
         if uploaded:
-            buffer.made = True
-            self.store.settle(buffer)
+            self.store.make(buffer)
         self._resolved.setdefault((buffer.owner, failure), []).append(buffer.id)
         listeners, buffer.listeners = buffer.listeners, []
         for number, p in listeners:
@@ -529,6 +556,7 @@ class Conductor:
         """A buffer's bytes are gone, or will never come."""
         if not buffer.maker:
             self.admission.remove(buffer=buffer)
+            self.reject_upload(buffer.id, self.alive(buffer.arriving))
         self.fail_buffer(buffer, failure)
 
     def forget_slice(self, slice_id: SliceId) -> None:
@@ -566,7 +594,6 @@ class Conductor:
         run.window = None
         for step in run.stop(failure):
             for p in run.index.results[step]:
-                run.outputs[p].made = True
                 self.fail_buffer(run.outputs[p], failure)
         for p, readers in enumerate(run.index.readers):
             buffer = run.inputs[p]
@@ -580,7 +607,7 @@ class Conductor:
             self._end(run)
 
     def lose(self, run: RunRecord, slices: frozenset[SliceId], failure: Failure) -> None:
-        """Slices that a run uses are gone: so is the rest of it."""
+        """Slices that a run uses are gone: so is all of it that has not ended."""
         index = run.index
         if run.position and not run.aborted:
             run.aborted = True
@@ -588,9 +615,11 @@ class Conductor:
         if run.failure is None:
             run.failure = failure
         self.cut(run, failure)
-        for step in [s for s in run.waiting if slices.intersection(index.step_slices[s])]:
+        for step in list(run.waiting):
             self.poison(run, step, self._explain(run, step, failure, failure.host))
-            if run.gangs[step] == "granted" and run.lose(step):
+            if slices.isdisjoint(index.step_slices[step]) or run.gangs[step] == "lost":
+                continue
+            if run.lose(step):
                 self._todo.append((self._settle, (run, step)))
 
     # --- ending ----------------------------------------------------------------------
@@ -607,6 +636,7 @@ class Conductor:
             for buffer in run.outputs:
                 if buffer.granted:
                     self.store.count(buffer)
+                self.store.make(buffer)
             self.store.ledger.release(run.id)
             for p, step in run.index.donors.items():
                 donated = run.inputs[p]

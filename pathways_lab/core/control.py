@@ -162,9 +162,7 @@ class Control:
             if run is not None:
                 conductor.finished(run, step, host, seconds)
         for number in event.resident:
-            buffer = conductor.store.buffers.get(number)
-            if buffer is not None:
-                conductor.uploaded(buffer, host)
+            conductor.uploaded(number, host)
 
     # --- clients ---------------------------------------------------------------------
 
@@ -299,13 +297,15 @@ class Control:
             return
         failure = self._usable(event.client, event.slice)
         if failure is not None:
+            record = self.resources.slices.get(event.slice)
+            self.conductor.reject_upload(event.buffer, record.hosts if record else ())
             self._refuse(event, subject, failure)
             return
         buffer = store.create(event.buffer, event.client, event.slice, event.nbytes, "upload")
         buffer.stored = True
         failure = self.conductor.upload(buffer, self.resources.slices[event.slice].hosts)
         if failure is not None:
-            self.conductor.fail_buffer(buffer, failure)
+            self.conductor.lose_buffer(buffer, failure)
 
     def _run_submitted(self, event: RunSubmitted) -> None:
         """Every submitted run ends once and resolves its outputs, refused ones too."""

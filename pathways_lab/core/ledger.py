@@ -69,7 +69,7 @@ class Ledger:
                 used[cell] += line[reservation.position]
         return used
 
-    def need(self, lines: Profile) -> Need:
+    def need(self, lines: Profile, *, upload: bool = False) -> Need:
         """The peaks of a profile on every cell that its slices touch."""
         touched = {cell for s in lines for cell in self.cells_of.get(s, ())}
         by_cover: dict[frozenset[SliceId], Sequence[int]] = {}
@@ -78,7 +78,8 @@ class Ledger:
             cover = self.cells[cell].slices.intersection(lines)
             if cover not in by_cover:
                 several = [lines[s] for s in cover]
-                by_cover[cover] = _granted(several) if self.by_gang else peaks(several)
+                by_gang = self.by_gang and not upload
+                by_cover[cover] = _granted(several) if by_gang else peaks(several)
             found.append((cell, by_cover[cover]))
         return tuple(found)
 

@@ -52,6 +52,8 @@ class Window:
 class PlanIndex:
     """Per step: its slices, hosts, function, producers and consumers; per input: its readers.
 
+    results: per step, the output positions that it makes; touches: makes or reads.
+    uses: per output position, how many steps touch it.
     gates: steps that may be granted only when their inputs are resident.
     shared: hosts that have the plan.
     profiles: bytes along the order, by the inputs that the run accounts for.
@@ -71,7 +73,8 @@ class PlanIndex:
     readers: tuple[tuple[int, ...], ...]
     donors: Mapping[int, int]
     results: tuple[tuple[int, ...], ...]
-    makers: tuple[int, ...]
+    touches: tuple[tuple[int, ...], ...]
+    uses: tuple[int, ...]
     waits: tuple[int, ...]
     gates: frozenset[int]
     home: Mapping[str, str]
@@ -157,9 +160,12 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         maker.update(dict.fromkeys(outputs_of(node), index))
         if isinstance(node, Call) and not node.ahead:
             gates.add(index)
-    results: list[list[int]] = [[] for _ in plan.steps]
-    for p, value in enumerate(plan.outputs):
-        results[maker[value]].append(p)
+    result = {value: p for p, value in enumerate(plan.outputs)}
+    results = [[result[v] for v in outputs_of(s.node) if v in result] for s in plan.steps]
+    touches = [
+        made + [result[v] for v in dict.fromkeys(inputs_of(s.node)) if v in result]
+        for made, s in zip(results, plan.steps, strict=True)
+    ]
     slice_hosts = {s: bindings[s].hosts for s in plan.slices}
     home = {h: bindings[s].island for s in plan.slices for h in slice_hosts[s]}
     step_hosts = tuple(
@@ -182,7 +188,8 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         readers=tuple(map(tuple, readers)),
         donors=donors,
         results=tuple(map(tuple, results)),
-        makers=tuple(maker[v] for v in plan.outputs),
+        touches=tuple(map(tuple, touches)),
+        uses=tuple(sum(p in step for step in touches) for p in range(len(plan.outputs))),
         waits=tuple(
             len(h) + len(p) + len(r) for h, p, r in zip(step_hosts, producers, reads, strict=True)
         ),

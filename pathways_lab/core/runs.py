@@ -32,6 +32,7 @@ class RunRecord:
     waiting: per granted step, the hosts that have not reported it.
     left: per step, how many hosts, producers and inputs it still waits for.
     reads: per input position, how many of its steps have not ended.
+    uses: per output position, how many steps that make or read it have not.
     poison: per step whose results are worthless, why.
     cut: why the steps from *position* on will never be granted.
     unsettled: granted steps that are not settled.
@@ -50,6 +51,7 @@ class RunRecord:
     time: float
     left: list[int]
     reads: list[int]
+    uses: list[int]
     state: str = RUN.start
     position: int = 0
     gangs: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ class BufferRecord:
     counted: the ledger holds its bytes.
     admitted: the run that makes it (or the upload) has its memory.
     granted: the gang that makes it has its place.
-    made: that gang has ended everywhere, so that it may be forgotten there.
+    made: that run has ended with it, in reality, so that it may be forgotten.
     stored: hosts have something to forget.
     arriving: of an upload, the hosts that do not have all their parts.
     claims: runs, in order of submission, that read it and are not granted that
@@ -136,6 +136,11 @@ class Store:
         record.reads -= 1
         self.settle(record)
 
+    def make(self, record: BufferRecord) -> None:
+        """The run that makes the buffer will not touch it again; an upload has come."""
+        record.made = True
+        self.settle(record)
+
     def drop(self, record: BufferRecord) -> None:
         """The client's handle is gone."""
         record.held = False
@@ -149,7 +154,7 @@ class Store:
 
     def settle(self, record: BufferRecord) -> None:
         """Give back what nobody needs: the bytes in the ledger, then those on hosts."""
-        if record.claims:
+        if record.claims or record.state == "freed":
             return
         wanted = record.held and record.failure is None
         if not wanted and (record.maker or record.state != "promised"):

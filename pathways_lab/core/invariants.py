@@ -1,0 +1,90 @@
+"""What must be true of the core after every event.
+
+Problem: a wrong decision shows as a hang or as wrong memory long after it was
+made.  :func:`check` looks at the whole state at once and says what is wrong
+while the event that caused it is still at hand.
+
+Rule for maintainers: for tests, the search and the simulator; nothing in the
+core calls it.  It may be slow, and it may look into every machine.
+
+Paper: section 4.4 (one order), section 4.6 (memory).
+"""
+
+from __future__ import annotations
+
+from pathways_lab.core.conductor import Conductor
+from pathways_lab.core.control import Control
+from pathways_lab.core.ledger import Ledger
+from pathways_lab.core.runs import RunRecord
+
+
+def check(control: Control) -> None:
+    """Raise AssertionError when the state of the core contradicts its rules."""
+    conductor = control.conductor
+    _memory(conductor.store.ledger, conductor)
+    _pace(conductor)
+    for run in conductor.runs.values():
+        _run(conductor, run)
+    _references(conductor)
+    for slice_id, count in conductor.users.items():
+        using = sum(slice_id in r.index.plan.slices for r in conductor.runs.values())
+        assert using == count, f"slice {slice_id} counts {count} runs and has {using}"
+
+
+def _memory(ledger: Ledger, conductor: Conductor) -> None:
+    """Rule 5: the ledger adds up and is never over its limit."""
+    recounted = ledger.recount()
+    assert ledger.used == recounted, f"ledger says {ledger.used}, its entries {recounted}"
+    for cell, used in zip(ledger.cells, ledger.used, strict=True):
+        assert 0 <= used <= cell.limit, f"{used} of {cell.limit} bytes used on {set(cell.slices)}"
+    held: dict[int, int] = {}
+    for buffer in conductor.store.buffers.values():
+        if buffer.counted and buffer.slice in ledger.cells_of:
+            held[buffer.slice] = held.get(buffer.slice, 0) + buffer.nbytes
+    for slice_id, nbytes in ledger.held.items():
+        assert held.get(slice_id, 0) == nbytes, f"slice {slice_id} holds {held}, not {nbytes}"
+    admitted = {r.id for r in conductor.runs.values() if r.state in ("admitted", "cut")}
+    assert admitted == ledger.reserved.keys(), "reservations are not those of admitted runs"
+
+
+def _pace(conductor: Conductor) -> None:
+    """What is granted ahead adds up."""
+    ahead: dict[int, int] = {}
+    for run in conductor.runs.values():
+        for step, cost in run.charged.items():
+            key = run.index.step_function[step]
+            if key is not None:
+                ahead[key[1]] = ahead.get(key[1], 0) + cost
+    for slice_id, cost in conductor.pace.by_slice.items():
+        assert ahead.get(slice_id, 0) == cost, f"slice {slice_id} is {cost} us ahead"
+
+
+def _run(conductor: Conductor, run: RunRecord) -> None:
+    """Rules 2 and 6, and the counters of one run."""
+    rules, index = conductor.rules, run.index
+    granted = {s for s, state in enumerate(run.gangs) if state not in ("waiting", "cancelled")}
+    assert granted == set(range(run.position)), f"run {run.id} was granted out of its order"
+    settled = {s for s in granted if run.gangs[s] != "granted" and s not in run.waiting}
+    assert run.unsettled == len(granted) - len(settled), f"run {run.id} miscounts"
+    if rules.predecessors:
+        for step in granted:
+            for p in index.reads[step]:
+                buffer = run.inputs[p]
+                assert buffer is None or buffer.granted or buffer.state != "promised", (
+                    f"step {step} of run {run.id} was granted before buffer {buffer.id} was"
+                )
+    if run.state != "queued" and rules.producers:
+        for p, buffer in enumerate(run.inputs):
+            assert buffer is None or not index.readers[p] or buffer.admitted or buffer.failure, (
+                f"run {run.id} was admitted before the maker of buffer {buffer.id}"
+            )
+    assert (run.state == "queued") == (run.id in conductor.queued)
+
+
+def _references(conductor: Conductor) -> None:
+    """Claims and readings of buffers are those of runs that exist."""
+    for buffer in conductor.store.buffers.values():
+        for number in buffer.claims:
+            assert number in conductor.runs, f"buffer {buffer.id} is claimed by run {number}"
+        assert not buffer.donor or buffer.state == "donated" or buffer.reads >= 0
+        assert buffer.reads >= 0, f"buffer {buffer.id} was read too often"

@@ -1,0 +1,1 @@
+"""The simulator: the same core, driven by one heap of future events."""

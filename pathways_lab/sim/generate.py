@@ -1,0 +1,300 @@
+"""Random workloads: machines, slices, programs and clients that misbehave.
+
+Problem: the rules of order and memory must hold for programs nobody thought
+of.  A workload is drawn from one seed: programs that span islands, results of
+one run that feed the next, donated and dropped handles, uploads, failing
+steps, cancelled runs, dying hosts and clients, and memory that is too small
+for comfort.
+
+Rule for maintainers: sizes are units of memory (a few), not real bytes, so
+that the interesting cases are likely; everything comes from the given
+generator.
+
+Paper: none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.lowering import lower
+from pathways_lab.core.messages import (
+    BuffersDropped,
+    Command,
+    Event,
+    FunctionAnnounced,
+    ProgramRegistered,
+    Resolved,
+    RunCancelled,
+    RunEnded,
+    RunSubmitted,
+    SliceBound,
+    SliceRequested,
+)
+from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Value
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.sim.machine import Costs, FunctionCost, Machine
+from pathways_lab.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How wild a workload is.  Probabilities are per run, step or handle.
+
+    spread: how unequal delays are (0: equal).
+    """
+
+    islands: int = 2
+    hosts: int = 2
+    devices: int = 2
+    clients: int = 2
+    slices: int = 3
+    programs: int = 2
+    nodes: int = 5
+    runs: int = 6
+    memory: tuple[int, int] = (10, 28)
+    donate: float = 0.2
+    reuse: float = 0.6
+    drop: float = 0.8
+    cancel: float = 0.05
+    fail: float = 0.02
+    lose: float = 0.1
+    leave: float = 0.05
+    blocking: float = 0.05
+    spread: float = 3.0
+
+
+def replicated(slice_id: SliceId, devices: int, units: int, name: str) -> Value:
+    """A value that every device of a slice holds whole."""
+    return Value((units,), "uint8", slice_id, layout(devices), units, name)
+
+
+def layout(devices: int) -> Layout:
+    """Replicated over a row of devices."""
+    return Layout((("x", devices),), ((),))
+
+
+def random_plan(rng: random.Random, slices: dict[SliceId, int], shape: Shape, name: str) -> Plan:
+    """A program of up to *shape.nodes* calls on random slices.
+
+    slices: number of devices by slice.
+    """
+    values: list[Value] = []
+    nodes: list[Call] = []
+    inputs: list[int] = []
+    signatures: dict[str, Signature] = {}
+    free: list[int] = []
+
+    def add(slice_id: SliceId, units: int, kind: str) -> int:
+        values.append(replicated(slice_id, slices[slice_id], units, f"{kind}{len(values)}"))
+        return len(values) - 1
+
+    for _ in range(rng.randint(1, 3)):
+        inputs.append(add(rng.choice(sorted(slices)), rng.randint(1, 4), "in"))
+        free.append(inputs[-1])
+    for number in range(rng.randint(1, shape.nodes)):
+        slice_id = rng.choice(sorted(slices))
+        used = rng.sample(free, min(len(free), rng.randint(1, 2)))
+        local = [p for p, v in enumerate(used) if values[v].slice == slice_id]
+        donated = tuple(p for p in local if rng.random() < shape.donate)
+        made = [add(slice_id, rng.randint(1, 4), "v") for _ in range(rng.choice((1, 1, 2)))]
+        key = f"{name}.f{number}"
+        row = layout(slices[slice_id])
+        signatures[key] = Signature(key, slice_id, (row,) * len(used), (row,) * len(made))
+        nodes.append(
+            Call(key, slice_id, tuple(used), tuple(made), donated, f"f{number}",
+                 ahead=rng.random() >= shape.blocking)
+        )  # fmt: skip
+        for p in donated:
+            free.remove(used[p])
+        free += made
+    outputs = rng.sample(free, rng.randint(1, min(3, len(free))))
+    program = Program(name, tuple(values), tuple(nodes), tuple(inputs), tuple(outputs), signatures)
+    return lower(program)
+
+
+@dataclass(slots=True)
+class _Handle:
+    slice: SliceId
+    nbytes: int
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class RandomClient:
+    """Asks for slices, submits runs that feed on each other, drops, cancels, leaves.
+
+    ended: by run, how often it ended and how.  resolved: by buffer, outcomes.
+    """
+
+    world: World
+    name: str
+    number: int
+    shape: Shape
+    rng: random.Random
+    asked: dict[SliceId, SliceRequest] = field(default_factory=dict)
+    bound: dict[SliceId, int] = field(default_factory=dict)
+    plans: list[Plan] = field(default_factory=list)
+    handles: dict[int, _Handle] = field(default_factory=dict)
+    runs: list[int] = field(default_factory=list)
+    outputs: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, list[RunEnded]] = field(default_factory=dict)
+    resolved: dict[int, list[Resolved]] = field(default_factory=dict)
+    left: bool = False
+    _next: int = 0
+
+    def begin(self) -> None:
+        """Connect and ask for slices."""
+        self.world.connect(self)
+        machine = self.world.machine
+        most = machine.hosts_per_island * machine.devices_per_host
+        for _ in range(self.rng.randint(1, self.shape.slices)):
+            self._next += 1
+            slice_id = (self.number << 32) | self._next
+            request = SliceRequest((self.rng.randint(1, most),), ("x",))
+            self.asked[slice_id] = request
+            self.send(lambda t, s=slice_id, r=request: SliceRequested(t, "ask", self.name, s, r))
+
+    def send(self, make: Callable[..., Event]) -> None:
+        """An event to the control plane."""
+        self.world.tell(self.name, make)
+
+    def told(self, command: Command) -> None:
+        """Slices first; when all are there, programs and runs."""
+        if isinstance(command, SliceBound):
+            self.bound[command.binding.slice] = len(command.binding.devices)
+            if len(self.bound) == len(self.asked):
+                self._work()
+        elif isinstance(command, Resolved):
+            for buffer in command.buffers:
+                self.resolved.setdefault(buffer, []).append(command)
+        elif isinstance(command, RunEnded):
+            self.ended.setdefault(command.run, []).append(command)
+
+    def _work(self) -> None:
+        for number in range(self.rng.randint(1, self.shape.programs)):
+            plan = random_plan(self.rng, self.bound, self.shape, f"{self.name}.p{number}")
+            self.plans.append(plan)
+            for step in plan.steps:
+                if isinstance(step.node, Call):
+                    node = step.node
+                    self.send(
+                        lambda t, n=node: FunctionAnnounced(
+                            t, "announce", self.name, n.function, n.slice
+                        )
+                    )
+            self.send(lambda t, p=plan: ProgramRegistered(t, "register", self.name, p))
+        time = 0.0
+        for _ in range(self.rng.randint(1, self.shape.runs)):
+            time += self.rng.expovariate(1 / 0.002)
+            self.world.agenda.after(time, self._submit)
+        if self.rng.random() < self.shape.leave:
+            self.world.agenda.after(self.rng.random() * 0.1, self._leave)
+
+    def _submit(self) -> None:
+        if self.left:
+            return
+        plan = self.rng.choice(self.plans)
+        donated = {
+            plan.inputs.index(v)
+            for step in plan.steps
+            if isinstance(step.node, Call)
+            for v in (step.node.inputs[p] for p in step.node.donated)
+            if v in plan.inputs
+        }
+        inputs: list[int | None] = []
+        for p, value_id in enumerate(plan.inputs):
+            inputs.append(self._input(plan.values[value_id], p in donated, inputs))
+        run = self._number()
+        outputs = []
+        for value_id in plan.outputs:
+            value = plan.values[value_id]
+            assert value.slice is not None
+            outputs.append(self._number())
+            self.handles[outputs[-1]] = _Handle(value.slice, value.nbytes)
+            self.outputs[outputs[-1]] = run
+        self.runs.append(run)
+        self.send(
+            lambda t: RunSubmitted(
+                t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs)
+            )
+        )
+        for buffer in (*inputs, *outputs):
+            if buffer is not None and self.rng.random() < self.shape.drop:
+                self.world.agenda.after(self.rng.random() * 0.02, self._drop, buffer)
+        if self.rng.random() < self.shape.cancel:
+            self.world.agenda.after(
+                self.rng.random() * 0.01,
+                self.send,
+                lambda t: RunCancelled(t, "cancel", self.name, run),
+            )
+
+    def _input(self, value: Value, donated: bool, taken: list[int | None]) -> int | None:
+        assert value.slice is not None
+        fitting = [
+            b
+            for b, h in self.handles.items()
+            if (h.slice, h.nbytes, h.gone) == (value.slice, value.nbytes, False) and b not in taken
+        ]
+        if fitting and self.rng.random() < self.shape.reuse:
+            buffer = self.rng.choice(fitting)
+        elif self.rng.random() < 0.5:
+            return None
+        else:
+            buffer = self._number()
+            self.handles[buffer] = _Handle(value.slice, value.nbytes)
+            self.world.declare(self.name, buffer, value.slice, value.nbytes)
+        self.handles[buffer].gone = donated
+        return buffer
+
+    def _drop(self, buffer: int) -> None:
+        handle = self.handles.pop(buffer, None)
+        if handle is not None and not self.left:
+            self.send(lambda t: BuffersDropped(t, "drop", self.name, (buffer,)))
+
+    def drop_all(self) -> None:
+        """Drop every handle that is left."""
+        for buffer in list(self.handles):
+            self._drop(buffer)
+
+    def _leave(self) -> None:
+        self.left = True
+        self.world.disconnect(self.name, "random")
+
+    def _number(self) -> int:
+        self._next += 1
+        return (self.number << 32) | self._next
+
+
+def random_machine(rng: random.Random, shape: Shape) -> Machine:
+    """A small machine, perhaps with too little memory."""
+    functions = {
+        f"kernel-{c}.p{p}.f{n}": FunctionCost(
+            rng.choice((0.0002, 0.001, 0.01)), rng.random() < 0.8, rng.choice((0, 0, 1, 2)),
+            rng.choice((0.0, 0.001, 0.02)),
+        )
+        for c in range(1, shape.clients + 1)
+        for p in range(shape.programs)
+        for n in range(shape.nodes)
+    }  # fmt: skip
+    return Machine(
+        islands=rng.randint(1, shape.islands),
+        hosts_per_island=rng.randint(1, shape.hosts),
+        devices_per_host=rng.randint(1, shape.devices),
+        memory=rng.randint(*shape.memory),
+        costs=Costs(island=2e4, dcn=1e4, local=1e5, jitter=0.0),
+        depth=rng.choice((1, 2, 8)),
+        functions=functions,
+    )
+
+
+def uneven(spread: float) -> Callable[[random.Random, float], float]:
+    """Durations that are sometimes ten times longer than others."""
+
+    def vary(rng: random.Random, seconds: float) -> float:
+        return seconds * float(10 ** (spread * (rng.random() - 0.5)))
+
+    return vary

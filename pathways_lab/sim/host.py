@@ -1,0 +1,493 @@
+"""A simulated host: it launches in the order of its grants, and waits for memory.
+
+Problem: the rules that hosts must keep are half of what makes a cluster free of
+deadlock, so they are modelled exactly, and everything else roughly:
+
+* steps begin in the order of the grants; one that must wait holds up all later
+  ones that share a device with it, and no others;
+* memory is taken in that order too, when a step begins, and a step waits until
+  earlier ones have really freed it; uploads and arguments wait in the host's
+  own memory for their first reader;
+* a device is a FIFO queue that cannot be interrupted; a collective holds its
+  devices from its turn on until all its partners have come;
+* a missing input becomes zeros: the gang is launched all the same.
+
+Rule for maintainers: this is the specification of a device process; the real
+one is tested against it.
+
+Paper: section 4.4, section 4.5 (host-side work of executors).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
+from pathways_lab.core.messages import Grant
+from pathways_lab.core.program import Call, Plan, SliceId, Transfer
+
+if TYPE_CHECKING:
+    from pathways_lab.sim.world import World
+
+
+@dataclass(slots=True, eq=False)
+class HostValue:
+    """One value's shards on one host.
+
+    ready: a reader may be queued behind its maker.  done: its bytes exist.
+    taken: it occupies device memory.  readers: steps here that have not ended.
+    kept: a buffer, freed by message.  bad: no value came about here.
+    """
+
+    nbytes: int
+    devices: tuple[int, ...]
+    readers: int = 0
+    kept: bool = False
+    ready: bool = False
+    done: bool = False
+    taken: bool = False
+    bad: bool = False
+    sends: list[Task] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Gang:
+    """One computation on all hosts of a slice.
+
+    come: parts whose devices have its turn.  broken: a host of it is dead.
+    """
+
+    run: int
+    step: int
+    hosts: tuple[str, ...]
+    seconds: float
+    collective: bool
+    come: list[Part] = field(default_factory=list)
+    start: float = -1.0
+    broken: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A gang on one host.  turns: devices that have not come to it yet.
+
+    launched: it left the launch thread.  over: it has ended.
+    """
+
+    host: Host
+    task: Task
+    gang: Gang
+    turns: int
+    temporary: int
+    launched: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Movement:
+    """A transfer on all its hosts.
+
+    sources: hosts whose part does not exist yet.  sent: tasks of those whose
+    part does.  arrived: hosts that have their bytes; waiting: tasks of hosts
+    that have room for them.  dead: it will never be complete.  roles: sends and
+    receives that have not ended.
+    """
+
+    run: int
+    step: int
+    sources: set[str]
+    targets: tuple[str, ...]
+    start: float = -1.0
+    sent: list[tuple[Host, Task]] = field(default_factory=list)
+    arrived: set[str] = field(default_factory=set)
+    waiting: dict[str, Task] = field(default_factory=dict)
+    dead: bool = False
+    roles: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RunHere:
+    """What one host knows of one run.
+
+    open: its granted steps that have not ended.  left: all that have not.
+    """
+
+    grant: Grant
+    plan: Plan
+    values: dict[int, HostValue] = field(default_factory=dict)
+    open: int = 0
+    left: int = 0
+    aborted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A step of a run on this host.  devices: those whose order it must keep.
+
+    roles: of a transfer, what this host still has to do (send, receive).
+    """
+
+    run: RunHere
+    step: int
+    node: Call | Transfer
+    devices: tuple[int, ...]
+    seq: int
+    begun: bool = False
+    roles: int = 0
+
+
+class Host:
+    """See the module's docstring."""
+
+    def __init__(self, world: World, name: str, island: str) -> None:
+        self.world = world
+        self.name = name
+        self.island = island
+        count = world.machine.devices_per_host
+        self.used = [0] * count
+        self.most = 0
+        self.launches: list[tuple[int, int, tuple[int, ...]]] = []
+        self.queues: list[deque[Part]] = [deque() for _ in range(count)]
+        self.running: list[list[Part]] = [[] for _ in range(count)]
+        self.pending: list[Task] = []
+        self.runs: dict[int, RunHere] = {}
+        self.buffers: dict[int, HostValue] = {}
+        self.thread = 0.0
+        self.ingress = 0.0
+        self.last_place: tuple[int, int] = (0, -1)
+        self.finished: list[tuple[int, int, float]] = []
+        self.failed: list[tuple[int, int, Failure]] = []
+        self.resident: list[int] = []
+        self.flushing = False
+
+    # --- messages ----------------------------------------------------------------
+
+    def grant(self, grant: Grant) -> None:
+        """A window of a run."""
+        world = self.world
+        if world.keep_order:
+            epoch, last = self.last_place
+            assert grant.previous == (last if epoch == grant.epoch else -1), f"gap at {self.name}"
+            self.last_place = grant.epoch, grant.place
+        here = self.runs.get(grant.run)
+        if here is None:
+            here = self.runs[grant.run] = RunHere(grant, world.plans[grant.plan])
+            self._bind(here)
+        seq = grant.place
+        for step in range(grant.first, grant.last):
+            node = here.plan.steps[step].node
+            slices = world.step_slices(grant.plan)[step]
+            if any(world.islands[s] == self.island for s in slices):
+                seq += 1
+            local = [world.local[s].get(self.name) for s in slices]
+            if not any(local):
+                continue
+            here.open += 1
+            self.pending.append(Task(here, step, node, self._order_devices(node, here), seq - 1))
+        self.pump()
+
+    def _order_devices(self, node: Call | Transfer, here: RunHere) -> tuple[int, ...]:
+        """A gang keeps its place on its devices, a transfer where its receive buffer lies."""
+        if isinstance(node, Call):
+            return self.world.local[node.slice][self.name]
+        where = here.plan.values[node.output].slice
+        assert where is not None
+        return self.world.local[where].get(self.name, ())
+
+    def _bind(self, here: RunHere) -> None:
+        """Inputs become values of the run; count the readers of all values on this host."""
+        plan = here.plan
+        for p, value in enumerate(plan.inputs):
+            number = here.grant.inputs[p]
+            where = plan.values[value].slice
+            if where is None or self.name not in self.world.local[where]:
+                continue
+            if number is None:
+                argument = self._value(plan.values[value].nbytes, where)
+                argument.ready = argument.done = True
+                here.values[value] = argument
+            else:
+                found = self.buffers.get(number)
+                if found is None:
+                    found = self.buffers[number] = self._value(plan.values[value].nbytes, where)
+                    found.kept = True
+                here.values[value] = found
+        outputs = {v: here.grant.outputs[p] for p, v in enumerate(plan.outputs)}
+        for step in plan.steps:
+            for value in outputs_of(step.node):
+                where = plan.values[value].slice
+                assert where is not None
+                if self.name in self.world.local[where]:
+                    number = outputs.get(value)
+                    made = self.buffers.get(number) if number is not None else None
+                    if made is None:
+                        made = self._value(plan.values[value].nbytes, where)
+                    here.values[value] = made
+                    if number is not None:
+                        made.kept = True
+                        self.buffers[number] = made
+        for step, slices in zip(plan.steps, self.world.step_slices(plan.key), strict=True):
+            if any(self.name in self.world.local[s] for s in slices):
+                here.left += 1
+                for value in dict.fromkeys(inputs_of(step.node)):
+                    if value in here.values:
+                        here.values[value].readers += 1
+
+    def _value(self, nbytes: int, where: SliceId) -> HostValue:
+        return HostValue(nbytes, self.world.local[where][self.name])
+
+    def free(self, buffers: tuple[int, ...]) -> None:
+        """Forget buffers; nothing that was granted reads them any more."""
+        for number in buffers:
+            value = self.buffers.pop(number, None)
+            if value is not None:
+                assert not value.sends, f"buffer {number} is freed while it is sent"
+                value.kept = False
+                self._drop(value)
+        self.pump()
+
+    def abort(self, run: int) -> None:
+        """A run ends early: wait for nothing of it, keep nothing of it."""
+        here = self.runs.get(run)
+        if here is None:
+            return
+        here.aborted = True
+        for value in here.values.values():
+            if not value.kept and not value.done:
+                value.ready = True
+        self.world.network.give_up(run)
+        self._forget(here)
+        self.pump()
+
+    def _forget(self, here: RunHere) -> None:
+        if here.aborted and not here.open:
+            self.runs.pop(here.grant.run, None)
+            for value in here.values.values():
+                if not value.kept:
+                    self._drop(value)
+
+    def upload(self, buffer: int, where: SliceId, nbytes: int) -> None:
+        """A client's bytes have come; they take device memory with their first reader."""
+        value = self.buffers.get(buffer)
+        if value is None:
+            value = self.buffers[buffer] = self._value(nbytes, where)
+        value.kept = value.ready = value.done = True
+        self.resident.append(buffer)
+        self.flush_soon()
+
+    # --- beginning steps -------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Begin every step that may begin now."""
+        blocked: set[int] = set()
+        every = len(self.used)
+        begun = False
+        for task in self.pending:
+            if task.begun:
+                continue  # by a pump inside this one
+            if len(blocked) == every and task.devices:
+                continue
+            if blocked and not blocked.isdisjoint(task.devices):
+                blocked.update(task.devices)
+            elif self._may_begin(task):
+                task.begun = begun = True
+                self._begin(task)
+            else:
+                blocked.update(task.devices)
+        if begun:
+            self.pending = [t for t in self.pending if not t.begun]
+
+    def _may_begin(self, task: Task) -> bool:
+        values = task.run.values
+        node = task.node
+        if isinstance(node, Transfer):
+            output = values.get(node.output)
+            return output is None or self._fits(output.devices, output.nbytes)
+        if any(len(self.queues[d]) >= self.world.machine.depth for d in task.devices):
+            return False
+        mine = [values[v] for v in inputs_of(node)]
+        if not all(v.ready or v.bad for v in mine):
+            return False
+        if any(values[v].sends for v in donated_of(node)):
+            return False
+        return self._fits(task.devices, self._need(task))
+
+    def _need(self, task: Task) -> int:
+        node = task.node
+        assert isinstance(node, Call)
+        values = task.run.values
+        made = sum(values[v].nbytes for v in node.outputs)
+        reused = sum(values[v].nbytes for v in donated_of(node))
+        waiting = sum(values[v].nbytes for v in dict.fromkeys(node.inputs) if not values[v].taken)
+        temporary = self.world.machine.cost(node.function).temporary
+        return waiting + made - min(made, reused) + temporary
+
+    def _fits(self, devices: tuple[int, ...], nbytes: int) -> bool:
+        limit = self.world.machine.memory
+        return all(self.used[d] + nbytes <= limit for d in devices)
+
+    def _take(self, value: HostValue) -> None:
+        if not value.taken:
+            value.taken = True
+            self._add(value.devices, value.nbytes)
+
+    def _drop(self, value: HostValue) -> None:
+        if value.taken:
+            value.taken = False
+            self._add(value.devices, -value.nbytes)
+
+    def _add(self, devices: tuple[int, ...], nbytes: int) -> None:
+        for d in devices:
+            self.used[d] += nbytes
+            if self.used[d] > self.most:
+                self.most = self.used[d]
+
+    def _release(self, value: HostValue) -> None:
+        """Give back a value that no step here will read and no message will free."""
+        if not value.readers and not value.kept and value.done:
+            self._drop(value)
+
+    def _begin(self, task: Task) -> None:
+        node, values = task.node, task.run.values
+        if isinstance(node, Transfer):
+            self.world.network.begin(self, task)
+            return
+        poisoned = any(values[v].bad for v in node.inputs)
+        if poisoned and not self.world.launch_poisoned:
+            self._skip(task)
+            return
+        cost = self.world.machine.cost(node.function)
+        for v in dict.fromkeys(node.inputs):
+            self._take(values[v])
+        for v in donated_of(node):
+            self._drop(values[v])
+        for v in node.outputs:
+            self._take(values[v])
+            values[v].ready = True
+            values[v].bad = poisoned
+        self._add(task.devices, cost.temporary)
+        if self.world.remember:
+            self.launches.append((task.run.grant.run, task.step, task.devices))
+        self.thread = max(self.thread, self.world.agenda.now) + self.world.vary(
+            self.world.machine.costs.launch
+        )
+        gang = self.world.gang(task, cost)
+        part = Part(self, task, gang, len(task.devices), cost.temporary)
+        for d in task.devices:
+            self.queues[d].append(part)
+        self.world.agenda.at(self.thread, self._launched, part)
+
+    def _launched(self, part: Part) -> None:
+        if self.world.alive(self):
+            part.launched = True
+            for d in part.task.devices:
+                self._turn(d)
+
+    def _turn(self, device: int) -> None:
+        """Give the device to the next computations in its queue, as many as it has streams."""
+        running, queue = self.running[device], self.queues[device]
+        while len(running) < self.world.machine.streams and len(running) < len(queue):
+            part = queue[len(running)]
+            if not part.launched:
+                return
+            running.append(part)
+            part.turns -= 1
+            if part.turns == 0:
+                self.world.come(part)
+
+    def _skip(self, task: Task) -> None:
+        """Without the rule of poisoned gangs: do not enter what others enter."""
+        node = task.node
+        assert isinstance(node, Call)
+        for v in node.outputs:
+            value = task.run.values[v]
+            value.ready = value.done = value.bad = True
+        why = Failure("execute", "an input is missing on this host")
+        self.failed.append((task.run.grant.run, task.step, why))
+        self.end(task, 0.0)
+
+    # --- ending steps ------------------------------------------------------------------
+
+    def part_ended(self, part: Part, seconds: float, failure: Failure | None) -> None:
+        """A gang has ended here."""
+        task = part.task
+        node = task.node
+        assert isinstance(node, Call)
+        for d in task.devices:
+            self.running[d].remove(part)
+            self.queues[d].remove(part)
+        part.over = True
+        self._add(task.devices, -part.temporary)
+        for v in node.outputs:
+            value = task.run.values[v]
+            value.done = True
+            if failure is not None:
+                value.bad = True
+        if failure is not None:
+            self.failed.append((task.run.grant.run, task.step, failure))
+        for v in node.outputs:
+            self._sent(task.run.values[v])
+        self.end(task, seconds)
+        for d in task.devices:
+            self._turn(d)
+
+    def receive(self, value: HostValue) -> None:
+        """Room for a transfer's bytes is taken, in the order of the grants."""
+        self._take(value)
+
+    def received(self, task: Task, bad: bool) -> None:
+        """A transfer's bytes are here; *bad*: they never will be, zeros stand for them."""
+        node = task.node
+        assert isinstance(node, Transfer)
+        value = task.run.values[node.output]
+        value.ready = value.done = True
+        value.bad = value.bad or bad
+        self._sent(value)
+
+    def sent(self, task: Task) -> None:
+        """A transfer has taken its bytes from here."""
+        task.run.values[task.node.input].sends.remove(task)  # type: ignore[union-attr]
+
+    def _sent(self, value: HostValue) -> None:
+        """The bytes exist: transfers that waited for them go."""
+        for task in list(value.sends):
+            self.world.network.ready(self, task)
+
+    def end(self, task: Task, seconds: float) -> None:
+        """A step has ended here: report it, free what it was the last to use."""
+        here = task.run
+        node = task.node
+        for v in dict.fromkeys(inputs_of(node)):
+            value = here.values.get(v)
+            if value is not None:
+                value.readers -= 1
+                self._release(value)
+        for v in outputs_of(node):
+            value = here.values.get(v)
+            if value is not None:
+                self._release(value)
+        here.open -= 1
+        here.left -= 1
+        self.finished.append((here.grant.run, task.step, seconds))
+        if here.aborted:
+            self._forget(here)
+        elif not here.left:
+            self.runs.pop(here.grant.run, None)
+        self.flush_soon()
+        self.pump()
+
+    def flush_soon(self) -> None:
+        """Report soon, together with what else happens meanwhile."""
+        if not self.flushing:
+            self.flushing = True
+            self.world.agenda.after(self.world.vary(self.world.machine.costs.report), self._flush)
+
+    def _flush(self) -> None:
+        self.flushing = False
+        finished, self.finished = self.finished, []
+        failed, self.failed = self.failed, []
+        resident, self.resident = self.resident, []
+        self.world.report(self, tuple(finished), tuple(failed), tuple(resident))

@@ -1,0 +1,128 @@
+"""Simulated transfers: from the hosts of one slice to those of another.
+
+Problem: what decides order and memory must be exact (a source is kept until
+its bytes have left, a receive buffer is taken in the order of the grants, early
+bytes wait in the host's own memory); how long it takes may be rough: every
+target host receives its shards through one interface, one after the other.
+
+Rule for maintainers: no piece of a shard is modelled; the bytes of an exchange
+are those of the target's shards.
+
+Paper: section 4.3 (sharded edges), section 4.5 (transfers over the DCN).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pathways_lab.core.program import Transfer
+from pathways_lab.sim.host import Host, Movement, Task
+
+if TYPE_CHECKING:
+    from pathways_lab.sim.world import World
+
+
+class Network:
+    """All transfers under way."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.moving: dict[tuple[int, int], Movement] = {}
+
+    def begin(self, host: Host, task: Task) -> None:
+        """A host has come to a transfer: what it must receive has room now."""
+        world, node, here = self.world, task.node, task.run
+        assert isinstance(node, Transfer)
+        key = here.grant.run, task.step
+        source, target = here.plan.values[node.input].slice, here.plan.values[node.output].slice
+        assert source is not None and target is not None
+        movement = self.moving.get(key)
+        if movement is None:
+            movement = self.moving[key] = Movement(
+                *key, set(world.local[source]), tuple(world.local[target])
+            )
+            movement.roles = len(world.local[source]) + len(world.local[target])
+        if here.aborted:
+            movement.dead = True
+        task.roles = (host.name in world.local[source]) + (host.name in world.local[target])
+        if host.name in world.local[target]:
+            host.receive(here.values[node.output])
+            movement.waiting[host.name] = task
+        if host.name in world.local[source]:
+            value = here.values[node.input]
+            value.sends.append(task)
+            if value.done:
+                self.ready(host, task)
+        self._deliver(movement)
+
+    def ready(self, host: Host, task: Task) -> None:
+        """The bytes of one source host exist."""
+        movement = self.moving[task.run.grant.run, task.step]
+        movement.sources.discard(host.name)
+        movement.sent.append((host, task))
+        if movement.dead:
+            self._deliver(movement)
+        elif not movement.sources:
+            movement.start = self.world.agenda.now
+            last = movement.start
+            for name in movement.targets:
+                if name in self.world.hosts:
+                    arrival = self._arrival(host, self.world.hosts[name], task)
+                    last = max(last, arrival)
+                    self.world.agenda.at(arrival, self._arrive, movement, name)
+            self.world.agenda.at(last, self._left, movement)
+
+    def _arrival(self, source: Host, target: Host, task: Task) -> float:
+        costs, node, here = self.world.machine.costs, task.node, task.run
+        assert isinstance(node, Transfer)
+        value = here.plan.values[node.output]
+        assert value.slice is not None
+        nbytes = value.nbytes * len(self.world.local[value.slice][target.name])
+        if source is target:
+            latency, rate = 0.0, costs.local
+        elif source.island == target.island:
+            latency, rate = costs.island_latency, costs.island
+        else:
+            latency, rate = costs.dcn_latency, costs.dcn
+        now = self.world.agenda.now
+        target.ingress = max(target.ingress, now) + self.world.vary(nbytes / rate)
+        return target.ingress + self.world.vary(latency)
+
+    def _arrive(self, movement: Movement, name: str) -> None:
+        movement.arrived.add(name)
+        self._deliver(movement)
+
+    def _left(self, movement: Movement) -> None:
+        """All bytes have left their sources."""
+        sent, movement.sent = movement.sent, []
+        for host, task in sent:
+            if self.world.alive(host):
+                host.sent(task)
+                self._role_ended(movement, host, task)
+
+    def _deliver(self, movement: Movement) -> None:
+        for name, task in list(movement.waiting.items()):
+            if name in movement.arrived or movement.dead:
+                del movement.waiting[name]
+                host = self.world.hosts.get(name)
+                if host is not None:
+                    host.received(task, bad=name not in movement.arrived)
+                    self._role_ended(movement, host, task)
+        if movement.dead and movement.sent:
+            self._left(movement)
+
+    def _role_ended(self, movement: Movement, host: Host, task: Task) -> None:
+        task.roles -= 1
+        movement.roles -= 1
+        if not movement.roles:
+            self.moving.pop((movement.run, movement.step), None)
+        if not task.roles:
+            host.end(task, 0.0)
+            self.world.note_transfer(movement, host, task)
+
+    def give_up(self, run: int) -> None:
+        """A run ends early: none of its transfers is waited for."""
+        for key, movement in list(self.moving.items()):
+            if key[0] == run:
+                movement.dead = True
+                self._deliver(movement)

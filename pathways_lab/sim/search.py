@@ -1,0 +1,198 @@
+"""The search: does any random workload break the rules, or break without them?
+
+``python -m pathways_lab.sim.search --seeds 10000`` runs that many workloads
+with every rule in force and checks after every event, and at the end, that
+
+* nothing is stuck: every run ended once, every handle resolved,
+* gangs that share a device began in one order on all hosts,
+* memory was never over its limit, and is empty when all clients have gone.
+
+``--without RULE`` switches one rule off and looks for a workload that breaks.
+
+Rule for maintainers: a rule for which no counter-example is found is either
+not needed or not tested; both are bugs.
+
+Paper: none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pathways_lab.core.errors import InvalidTransition
+from pathways_lab.core.invariants import check
+from pathways_lab.core.rules import Rules
+from pathways_lab.sim.generate import RandomClient, Shape, random_machine, uneven
+from pathways_lab.sim.world import World
+
+WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    "order": {"keep_order": False},
+    "predecessors": {"predecessors": False},
+    "peak": {"peak": False},
+    "liveness": {"liveness": False},
+    "producers": {"producers": False},
+    "stalemate": {"stalemate": False},
+    "poison": {"launch_poisoned": False},
+}
+"""By the rule's name, what switches it off: of :class:`Rules`, or of the world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one workload showed.  broken: what went wrong, or ""."""
+
+    seed: int
+    broken: str
+    runs: int
+    outcomes: Mapping[str, int]
+    events: int
+
+
+def search(
+    seed: int, shape: Shape | None = None, without: str = "", checks: bool = True
+) -> Verdict:
+    """One workload."""
+    rng = random.Random(seed)
+    shape = shape or Shape()
+    off = dict(WITHOUT[without]) if without else {}
+    world_off = {k: off.pop(k) for k in ("keep_order", "launch_poisoned") if k in off}
+    world = World(
+        random_machine(rng, shape),
+        seed,
+        replace(Rules(window=rng.choice((0.001, 0.005, 0.1))), **off),
+        vary=uneven(shape.spread),
+        **world_off,
+    )
+    failing = random.Random(seed + 1)
+    world.fails = lambda run, step, host: failing.random() < shape.fail
+    if checks:
+        world.observers.append(lambda event, commands: check(world.control))
+    clients = [
+        RandomClient(world, f"kernel-{n}", n, shape, random.Random(seed * 1000 + n))
+        for n in range(1, rng.randint(1, shape.clients) + 1)
+    ]
+    for client in clients:
+        client.begin()
+    if rng.random() < shape.lose:
+        name = rng.choice(sorted(world.hosts))
+        world.agenda.after(rng.random() * 0.05, world.lose, name)
+        if rng.random() < 0.5:
+            world.agenda.after(0.06, world.join, name, name.partition("/")[0])
+    broken = ""
+    try:
+        if world.agenda.run(calls=200_000) == 200_000:
+            broken = "the simulation does not end"
+        broken = broken or _ended(world, clients) or _one_order(world)
+        for client in clients:
+            client.drop_all()
+            if not client.left:
+                world.disconnect(client.name)
+        world.agenda.run(calls=200_000)
+        broken = broken or _empty(world)
+    except (AssertionError, InvalidTransition) as error:
+        broken = broken or f"{type(error).__name__}: {error}"
+    outcomes: dict[str, int] = {}
+    for client in clients:
+        for told in client.ended.values():
+            kind = told[0].failure.kind if told[0].failure else told[0].outcome
+            outcomes[kind] = outcomes.get(kind, 0) + 1
+    return Verdict(seed, broken, sum(len(c.runs) for c in clients), outcomes, world.agenda.made)
+
+
+def _ended(world: World, clients: list[RandomClient]) -> str:
+    """Every run of every client that stayed ended once, and its outputs with it."""
+    for client in clients:
+        if client.left:
+            continue
+        for run in client.runs:
+            told = client.ended.get(run, [])
+            if len(told) != 1:
+                return f"run {run} of {client.name} ended {len(told)} times"
+        for buffer, run in client.outputs.items():
+            told_of = client.resolved.get(buffer, [])
+            if not told_of:
+                return f"output {buffer} of run {run} never resolved"
+            if any(r.failure is not None for r in told_of[:-1]) or len(told_of) > 2:
+                return f"output {buffer} of run {run} resolved {len(told_of)} times"
+    if world.control.conductor.runs:
+        return f"runs {sorted(world.control.conductor.runs)} never ended"
+    return ""
+
+
+def _one_order(world: World) -> str:
+    """The orders of all devices together have no cycle."""
+    after: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for host in world.hosts.values():
+        last: dict[int, tuple[int, int]] = {}
+        for run, step, devices in host.launches:
+            for device in devices:
+                if device in last:
+                    after.setdefault(last[device], set()).add((run, step))
+                last[device] = run, step
+    state: dict[tuple[int, int], int] = {}
+    for first in after:
+        stack = [(first, iter(sorted(after[first])))]
+        if first in state:
+            continue
+        state[first] = 1
+        while stack:
+            gang, rest = stack[-1]
+            for following in rest:
+                if state.get(following) == 1:
+                    return f"gangs {gang} and {following} began in different orders"
+                if following not in state:
+                    state[following] = 1
+                    stack.append((following, iter(sorted(after.get(following, ())))))
+                    break
+            else:
+                state[gang] = 2
+                stack.pop()
+    return ""
+
+
+def _empty(world: World) -> str:
+    """Nothing is left of clients that have gone."""
+    conductor = world.control.conductor
+    if conductor.runs or conductor.store.buffers or world.control.slices:
+        return (
+            f"left behind: runs {list(conductor.runs)}, buffers {list(conductor.store.buffers)},"
+            f" slices {list(world.control.slices)}"
+        )
+    for host in world.hosts.values():
+        if any(host.used):
+            return f"{host.name} still holds {host.used}"
+    return ""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="pathways_lab.sim.search", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--without", choices=sorted(WITHOUT), default="")
+    parser.add_argument("--keep-going", action="store_true", help="count all that break")
+    chosen = parser.parse_args(arguments)
+    outcomes: dict[str, int] = {}
+    broken = runs = events = 0
+    for seed in range(chosen.first, chosen.first + chosen.seeds):
+        verdict = search(seed, without=chosen.without)
+        runs += verdict.runs
+        events += verdict.events
+        for kind, count in verdict.outcomes.items():
+            outcomes[kind] = outcomes.get(kind, 0) + count
+        if verdict.broken:
+            broken += 1
+            print(f"seed {seed}: {verdict.broken}")
+            if not chosen.keep_going:
+                break
+    print(f"{chosen.seeds} workloads, {runs} runs, {events} events, {broken} broken; {outcomes}")
+    return int(bool(broken) != bool(chosen.without))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,363 @@
+"""A simulated cluster: the real core, simulated hosts, links and clients.
+
+Problem: policies, sizes and faults must be tried out without a cluster, and
+with exactly the decisions that the cluster would make.  So the core that
+decides here is the one that decides there; this module is its rim: it owns the
+time, carries events and commands, and remembers what happened.
+
+Rule for maintainers: messages on one link never overtake each other (unless
+the rule of one order is switched off on purpose); random numbers come from the
+one generator, in the order of the agenda.
+
+Paper: section 5 (the configurations that can be simulated here).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from pathways_lab.core.control import Control
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import (
+    AbortRun,
+    BufferDeclared,
+    ClientJoined,
+    ClientLeft,
+    Command,
+    Event,
+    FreeBuffers,
+    Grant,
+    HostJoined,
+    HostLost,
+    HostReport,
+    Prepare,
+    ProgramRegistered,
+    Refused,
+    Resolved,
+    RunEnded,
+    RunSubmitted,
+    ShareProgram,
+    SliceBound,
+    SliceFreed,
+)
+from pathways_lab.core.plans import index_plan
+from pathways_lab.core.program import Call, Plan, SliceId
+from pathways_lab.core.rules import Rules
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.sim.agenda import Agenda
+from pathways_lab.sim.host import Gang, Host, Movement, Part, Task
+from pathways_lab.sim.machine import FunctionCost, Machine
+from pathways_lab.sim.network import Network
+from pathways_lab.timeline import records
+
+
+class Client(Protocol):
+    """Whoever drives the simulation: it answers to what the control plane tells it."""
+
+    name: str
+
+    def told(self, command: Command) -> None:
+        """A message from the control plane."""
+
+
+class World:
+    """Control plane, hosts, network and clients in simulated time.
+
+    keep_order: hosts hear of grants in the order in which they were made.
+    launch_poisoned: gangs whose input is missing are launched all the same.
+    fails: whether a step fails on a host, given ``(run, step, host)``.
+    records: the timeline, when *remember*.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        seed: int = 0,
+        rules: Rules | None = None,
+        *,
+        keep_order: bool = True,
+        launch_poisoned: bool = True,
+        remember: bool = True,
+        vary: Callable[[random.Random, float], float] | None = None,
+    ) -> None:
+        self.machine = machine
+        self.random = random.Random(seed)
+        self.agenda = Agenda()
+        self.control = Control(rules)
+        self.network = Network(self)
+        self.keep_order = keep_order
+        self.launch_poisoned = launch_poisoned
+        self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
+        self.observers: list[Callable[[Event, list[Command]], None]] = []
+        self.records: list[records.Record] = []
+        self.remember = remember
+        self.hosts: dict[str, Host] = {}
+        self.clients: dict[str, Client] = {}
+        self.plans: dict[str, Plan] = {}
+        self.islands: dict[SliceId, str] = {}
+        self.local: dict[SliceId, dict[str, tuple[int, ...]]] = {}
+        self._bindings: dict[SliceId, SliceBinding] = {}
+        self._members: dict[SliceId, list[Host | None]] = {}
+        self._steps: dict[str, tuple[tuple[SliceId, ...], ...]] = {}
+        self._gangs: dict[tuple[int, int], Gang] = {}
+        self._links: dict[str, float] = {}
+        self._owners: dict[int, str] = {}
+        self._vary = vary
+        self._busy = 0.0
+        for host, island in machine.hosts():
+            self.join(host, island)
+
+    # --- time and links ----------------------------------------------------------
+
+    def vary(self, seconds: float) -> float:
+        """A duration with the machine's jitter."""
+        if self._vary is not None:
+            return self._vary(self.random, seconds)
+        return seconds * (1.0 + self.machine.costs.jitter * (self.random.random() - 0.5))
+
+    def _carry(self, link: str, call: Callable[..., None], *args: object) -> None:
+        """Deliver over a link: later messages arrive later."""
+        due = max(self.agenda.now, self._busy) + self.vary(self.machine.costs.control_latency)
+        self._links[link] = due = max(due, self._links.get(link, 0.0))
+        self.agenda.at(due, call, *args)
+
+    def tell(self, link: str, make: Callable[[float], Event]) -> None:
+        """Send an event to the control plane; *make* gets the time of its arrival."""
+        self._carry(f"{link}>", self._handle, make)
+
+    def _handle(self, make: Callable[[float], Event]) -> None:
+        event = make(self.agenda.now)
+        if isinstance(event, HostReport) and event.host not in self.hosts:
+            return
+        if isinstance(event, ProgramRegistered):
+            self.plans[event.plan.key] = event.plan
+        if isinstance(event, RunSubmitted):
+            self._owners[event.run] = event.client
+            self._note("submitted", run=event.run, client=event.client)
+        commands = self.control.handle(event)
+        self._busy = max(self._busy, self.agenda.now) + self.machine.costs.decision
+        for command in commands:
+            self._carry_out(command)
+        for observer in self.observers:
+            observer(event, commands)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Grant():
+                self._note("granted", host=command.host, run=command.run)
+                if self.keep_order:
+                    self._carry(command.host, self._at_host, command.host, Host.grant, command)
+                else:
+                    delay = self.vary(self.machine.costs.control_latency)
+                    self.agenda.after(delay, self._at_host, command.host, Host.grant, command)
+            case FreeBuffers():
+                for host in command.hosts:
+                    self._carry(host, self._at_host, host, Host.free, command.buffers)
+            case AbortRun():
+                for host in command.hosts:
+                    self._carry(host, self._at_host, host, Host.abort, command.run)
+            case Prepare():
+                for host in command.hosts:
+                    self._carry(host, self._compile, host, command)
+            case SliceBound():
+                self._bind(command.binding)
+                self._to_client(command.client, command)
+            case Refused() | Resolved() | RunEnded():
+                if isinstance(command, RunEnded):
+                    self._note(command.outcome, run=command.run, client=command.client)
+                    self._owners.pop(command.run, None)
+                self._to_client(command.client, command)
+            case ShareProgram() | SliceFreed():
+                pass
+
+    def _to_client(self, name: str, command: Command) -> None:
+        client = self.clients.get(name)
+        if client is not None:
+            self._carry(f">{name}", client.told, command)
+
+    def _at_host(self, name: str, call: Callable[..., None], *args: object) -> None:
+        host = self.hosts.get(name)
+        if host is not None:
+            call(host, *args)
+
+    def _bind(self, binding: SliceBinding) -> None:
+        local: dict[str, list[int]] = {}
+        for host, device in binding.devices:
+            local.setdefault(host, []).append(device)
+        self._bindings[binding.slice] = binding
+        self._members[binding.slice] = [self.hosts.get(h) for h in local]
+        self.local[binding.slice] = {h: tuple(sorted(d)) for h, d in local.items()}
+        self.islands[binding.slice] = binding.island
+
+    def step_slices(self, key: str) -> tuple[tuple[SliceId, ...], ...]:
+        """The slices of every step of a plan."""
+        if key not in self._steps:
+            plan = self.plans[key]
+            self._steps[key] = index_plan(plan, "", self._bindings).step_slices
+        return self._steps[key]
+
+    # --- hosts -----------------------------------------------------------------------
+
+    def alive(self, host: Host | None) -> bool:
+        """Whether this very device process still runs."""
+        return host is not None and self.hosts.get(host.name) is host
+
+    def join(self, name: str, island: str) -> None:
+        """A device process starts."""
+        self.hosts[name] = Host(self, name, island)
+        m = self.machine
+        self.tell(
+            name,
+            lambda t: HostJoined(
+                t, "join", name, island, m.devices_per_host, m.kind, m.memory, m.block
+            ),
+        )
+
+    def lose(self, name: str, reason: str = "it was killed") -> None:
+        """A device process dies; collectives with it fail on the others."""
+        host = self.hosts.pop(name, None)
+        if host is None:
+            return
+        self.tell(name, lambda t: HostLost(t, "lost", name, reason))
+        for gang in list(self._gangs.values()):
+            if name in gang.hosts:
+                self._break(gang)
+
+    def _compile(self, name: str, command: Prepare) -> None:
+        cost = self.machine.cost(command.function)
+        self.agenda.after(self.vary(cost.compile), self._compiled, name, command, cost.temporary)
+
+    def _compiled(self, name: str, command: Prepare, temporary: int) -> None:
+        ready = ((command.function, command.slice, temporary, None),)
+        self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))
+
+    def report(
+        self,
+        host: Host,
+        finished: tuple[tuple[int, int, float], ...],
+        failed: tuple[tuple[int, int, Failure], ...],
+        resident: tuple[int, ...],
+    ) -> None:
+        """What a host has gathered."""
+        if self.alive(host):
+            self.tell(
+                host.name,
+                lambda t: HostReport(t, "report", host.name, finished, failed, resident),
+            )
+
+    # --- gangs -----------------------------------------------------------------------
+
+    def gang(self, task: Task, cost: FunctionCost) -> Gang:
+        """The gang that a task is a part of."""
+        key = task.run.grant.run, task.step
+        found = self._gangs.get(key)
+        if found is None:
+            node = task.node
+            assert isinstance(node, Call)
+            hosts = tuple(self.local[node.slice])
+            found = Gang(*key, hosts, self.vary(cost.seconds), cost.collective)
+            found.broken = any(not self.alive(h) for h in self._members[node.slice])
+            self._gangs[key] = found
+        return found
+
+    def come(self, part: Part) -> None:
+        """All devices of a gang on one host have its turn."""
+        gang = part.gang
+        gang.come.append(part)
+        if gang.broken:
+            self._break(gang)
+        elif not gang.collective:
+            self.agenda.after(
+                self.vary(gang.seconds), self._part_ends, part, self.agenda.now, gang.seconds
+            )
+        elif len(gang.come) == len(gang.hosts):
+            gang.start = self.agenda.now
+            self.agenda.after(gang.seconds, self._gang_ends, gang)
+
+    def _gang_ends(self, gang: Gang) -> None:
+        if self._gangs.pop((gang.run, gang.step), None) is not None:
+            for part in gang.come:
+                self._part_ends(part, gang.start, gang.seconds)
+
+    def _part_ends(self, part: Part, start: float, seconds: float) -> None:
+        host, gang = part.host, part.gang
+        if part.over or not self.alive(host):
+            return
+        failure = None
+        if self.fails(gang.run, gang.step, host.name):
+            failure = Failure("execute", "the computation failed (simulated)")
+        self._note_gang(part, start)
+        host.part_ended(part, seconds, failure)
+
+    def _break(self, gang: Gang) -> None:
+        """A collective has lost a partner: it fails where it was entered."""
+        gang.broken = True
+        parts, gang.come = gang.come, []
+        for part in parts:
+            if self.alive(part.host) and not part.over:
+                part.host.part_ended(
+                    part, 0.0, Failure("lost", "a partner of the collective was lost")
+                )
+
+    # --- clients ---------------------------------------------------------------------
+
+    def connect(self, client: Client) -> None:
+        """A client connects."""
+        self.clients[client.name] = client
+        self.tell(client.name, lambda t: ClientJoined(t, "join", client.name))
+
+    def disconnect(self, name: str, reason: str = "closed") -> None:
+        """A client goes, or dies."""
+        self.clients.pop(name, None)
+        self.tell(name, lambda t: ClientLeft(t, "leave", name, reason))
+
+    def declare(self, client: str, buffer: int, where: SliceId, nbytes: int) -> None:
+        """A client uploads a buffer: it says so, and its bytes come to the hosts."""
+        self.tell(client, lambda t: BufferDeclared(t, "declare", client, buffer, where, nbytes))
+        for host, devices in self.local[where].items():
+            seconds = nbytes * len(devices) / self.machine.costs.dcn
+            delay = self.vary(self.machine.costs.dcn_latency + seconds)
+            self.agenda.after(delay, self._at_host, host, Host.upload, buffer, where, nbytes)
+
+    # --- what is remembered ------------------------------------------------------------
+
+    def _note(self, kind: str, host: str = "", run: int = 0, client: str = "") -> None:
+        if self.remember:
+            self.records.append(
+                records.Event(
+                    kind, self.agenda.now, host.rpartition("/")[0], host, run, client=client
+                )
+            )
+
+    def _note_gang(self, part: Part, start: float) -> None:
+        if self.remember:
+            self._note_span("gang", part.host, part.task, start, {})
+
+    def note_transfer(self, movement: Movement, host: Host, task: Task) -> None:
+        """A transfer has ended on a host."""
+        if self.remember and movement.start >= 0.0:
+            self._note_span("transfer", host, task, movement.start, {})
+
+    def _note_span(
+        self, kind: str, host: Host, task: Task, start: float, args: dict[str, object]
+    ) -> None:
+        run, node = task.run.grant.run, task.node
+        self.records.append(
+            records.Span(
+                kind,
+                start,
+                self.agenda.now,
+                host.island,
+                host.name,
+                task.devices,
+                run,
+                task.step,
+                task.run.plan.name,
+                node.name,
+                self._owners.get(run, ""),
+                str(node.line) if node.line.number else "",
+                {"seq": task.seq, "simulated": True, **args},
+            )
+        )
