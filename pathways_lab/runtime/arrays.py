@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,9 @@ _POOL_BYTES = 256 << 20
 """How much memory may lie unused."""
 
 _WIDE = {"float64", "int64", "uint64", "complex128"}
-_KEY_IMPLEMENTATIONS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+_KEY_IMPLEMENTATIONS = (
+    "threefry2x32", "rbg", "unsafe_rbg", "threefry4x32", "philox2x32", "philox4x32",
+)  # fmt: skip
 
 
 # --- types --------------------------------------------------------------------------
@@ -50,16 +52,26 @@ def is_key(dtype: str) -> bool:
     return dtype.startswith("key<")
 
 
-def key_implementation(dtype: str) -> str:
-    name = dtype[len("key<") : -1]
-    return _KEY_IMPLEMENTATIONS.get(name, name)
-
-
 @functools.cache
+def _key_types() -> dict[str, tuple[str, Any]]:
+    """JAX's names of random key types: the implementation, and the type object."""
+    known = {}
+    for name in _KEY_IMPLEMENTATIONS:
+        # An older JAX has fewer of them.
+        with suppress(ValueError):
+            made = jax.eval_shape(functools.partial(jax.random.key, 0, impl=name)).dtype
+            known[str(made)] = (name, made)
+    return known
+
+
+def key_implementation(dtype: str) -> str:
+    """What ``jax.random.key(impl=...)`` calls a random key type.  Raises KeyError."""
+    return _key_types()[dtype][0]
+
+
 def key_type(dtype: str) -> Any:
-    """JAX's type object of a random key type."""
-    implementation = key_implementation(dtype)
-    return jax.eval_shape(lambda: jax.random.key(0, impl=implementation)).dtype
+    """JAX's type object of a random key type.  Raises KeyError."""
+    return _key_types()[dtype][1]
 
 
 @functools.cache
@@ -218,7 +230,7 @@ class Argument:
             if self._array is None:
                 cuts = physical_of(self._value).boxes()
                 shards = {
-                    number: np.ascontiguousarray(self._whole[index(cuts[number])])
+                    number: np.asarray(self._whole[index(cuts[number])], order="C")
                     for number in self._place.numbers
                 }
                 self._array = join(self._value, self._place, shards)

@@ -24,8 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jax._src import callback as _callback
+from jax._src import config as _config
+from jax._src import core as _core
 from jax._src import debugging as _debugging
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
@@ -34,6 +38,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 from pathways_lab.core.layout import Layout
 
@@ -96,6 +101,24 @@ def user_frames(source_info: Any) -> list[tuple[str, int]]:
         (frame.file_name, frame.start_line)
         for frame in source_info_util.user_frames(source_info.traceback)
     ]
+
+
+def replay(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of a recorded equation for other operands, in its own context."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    where = source_info_util.current_name_stack() + equation.source_info.name_stack
+    with (
+        source_info_util.user_context(equation.source_info.traceback, name_stack=where),
+        equation.ctx.manager,
+    ):
+        results = equation.primitive.bind(*operands, **parameters)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def whole_tracebacks() -> Any:
+    """A context in which JAX leaves tracebacks whole, so that they tell who raised an error."""
+    context: Any = _config.traceback_filtering
+    return context("off")
 
 
 # --- lowered code: shardings without devices --------------------------------
@@ -213,6 +236,53 @@ _CALLBACKS = (
 
 CALLBACK_NAMES = frozenset(primitive.name for primitive in _CALLBACKS)
 """Names of the primitives that call back into Python when they run."""
+
+
+# --- callbacks that know where they run -----------------------------------------
+
+Wrap = Callable[[Callable[..., Any], bool, Callable[[], tuple[Any, ...]]], Callable[..., Any]]
+"""``wrap(callback, numbered, blanks)``: what is called instead.  When *numbered*,
+the first argument is the number of the calling device in the mesh, for
+callbacks that run on every device; the others run once, on the first device.
+``blanks()`` are results of the right shapes without content."""
+
+_emit_callback = _callback.emit_python_callback
+_wrapping = threading.local()
+
+
+@contextlib.contextmanager
+def callbacks_wrapped(wrap: Wrap) -> Iterator[None]:
+    """While this thread lowers a function, every Python callback in it goes through *wrap*."""
+    vars(_callback)["emit_python_callback"] = _emit_wrapped
+    before = getattr(_wrapping, "wrap", None)
+    _wrapping.wrap = wrap
+    try:
+        yield
+    finally:
+        _wrapping.wrap = before
+
+
+def _emit_wrapped(
+    context: Any, callback: Any, token: Any, operands: Any, avals: Any, results: Any, **options: Any
+) -> Any:
+    wrap: Wrap | None = getattr(_wrapping, "wrap", None)
+    if wrap is None:
+        return _emit_callback(context, callback, token, operands, avals, results, **options)
+    axes = context.module_context.axis_context
+    numbered = isinstance(axes, _sharding_impls.SPMDAxisContext) and set(axes.manual_axes) == set(
+        axes.mesh.axis_names
+    )
+    if numbered:
+        number = _core.ShapedArray((), np.dtype(np.uint32))
+        operands = [_stablehlo.partition_id(), *operands]
+        avals = [number, *avals]
+        context = context.replace(avals_in=[number, *context.avals_in])
+
+    def blanks() -> tuple[Any, ...]:
+        return tuple(np.zeros(aval.shape, aval.dtype) for aval in results)
+
+    wrapped = wrap(callback, numbered, blanks)
+    return _emit_callback(context, wrapped, token, operands, avals, results, **options)
 
 
 # --- stand-ins ----------------------------------------------------------------

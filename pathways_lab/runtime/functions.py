@@ -1,0 +1,272 @@
+"""Compiled functions on a host: from the code that travelled to what a lane calls.
+
+Problem: compiling takes from 50 ms to minutes and must neither hold up the
+host nor happen twice; what arrives is either a ``jax.export`` artefact or a
+pickled function; and whoever launches must learn when and how a gang ended
+even if all its results were donated meanwhile, or it has none.
+
+How: a small pool compiles ahead of time for the devices of the slice.  Every
+executable returns one more array, the *receipt*: a byte on each device that is
+there when the gang is over, and raises what went wrong.  Random keys enter and
+leave as their key data.
+
+Rule for maintainers: shardings are pinned on both sides; one content, one set
+of layouts, one order of devices: one compilation.
+
+Paper: section 4.2 (registering computations), section 4.5.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Line, SliceId
+from pathways_lab.runtime import arrays, emulated, jax_private
+from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.output import Gangs, Output
+
+_KEPT = 256
+"""Executables that a footprint keeps for functions that may come again."""
+
+warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+
+Types = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and JAX type name per leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A compiled function as it travels, for one slice.
+
+    function: key of its content.  kind: ``"export"`` or ``"pickle"``.
+    donated: positions of leaves that it may overwrite.
+    """
+
+    function: str
+    slice: SliceId
+    kind: str
+    name: str
+    in_layouts: tuple[Layout, ...]
+    out_layouts: tuple[Layout, ...]
+    in_types: Types
+    out_types: Types
+    donated: tuple[int, ...]
+    line: Line
+    blob: Any
+
+    @classmethod
+    def from_wire(cls, fields: dict[str, Any], blob: Any) -> Code:
+        """Raises KeyError, TypeError, ValueError for what is no description of a function."""
+        if fields["kind"] not in ("export", "pickle"):
+            raise ValueError(f"a function of kind {fields['kind']!r}")
+        return cls(
+            fields["function"],
+            fields["slice"],
+            fields["kind"],
+            fields["name"],
+            tuple(unpack(Layout, layout) for layout in fields["in_layouts"]),
+            tuple(unpack(Layout, layout) for layout in fields["out_layouts"]),
+            tuple((tuple(shape), dtype) for shape, dtype in fields["in_types"]),
+            tuple((tuple(shape), dtype) for shape, dtype in fields["out_types"]),
+            tuple(fields["donated"]),
+            unpack(Line, fields["line"]),
+            blob,
+        )
+
+
+class Executable:
+    """A function compiled for the devices of one slice.
+
+    temporary: bytes per device that it needs while it runs.
+    calls_python: it has callbacks: it must run alone, and may fail on one device only.
+    gangs: which of its gangs runs now; only for those that call Python.
+    seconds: what compiling took.
+    """
+
+    def __init__(self, compiled: Any, gangs: Gangs, calls_python: bool, seconds: float) -> None:
+        self._compiled = compiled
+        self.gangs = gangs
+        self.calls_python = calls_python
+        self.seconds = seconds
+        memory = compiled.memory_analysis()
+        self.temporary = int(getattr(memory, "temp_size_in_bytes", 0) or 0)
+
+    def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+        """Launch it: results (perhaps not there yet), and the receipt."""
+        *results, receipt = self._compiled(*arguments)
+        return results, receipt
+
+
+def _callable(code: Code) -> Callable[..., Any]:
+    """The flat function; calls only from within a computation."""
+    if code.kind == "pickle":
+        loaded: Callable[..., Any] = cloudpickle.loads(code.blob)
+        return loaded
+    if emulated.TARGET.encode() in bytes(code.blob) and not emulated.register():
+        raise RuntimeError(
+            "pw.emulated() needs a C++ compiler on the host for functions that were exported "
+            "where there is one: install g++ or clang++, or set CXX"
+        )
+    called: Callable[..., Any] = jax.export.deserialize(bytearray(code.blob)).call
+    return called
+
+
+def compile_code(code: Code, place: Place, output: Output) -> Executable:
+    """Compile for the devices of *place*.  Raises whatever is wrong with the function."""
+    started = time.monotonic()
+    ins = [arrays.physical(*t, layout) for t, layout in _pairs(code.in_types, code.in_layouts)]
+    outs = [arrays.physical(*t, layout) for t, layout in _pairs(code.out_types, code.out_layouts)]
+    everywhere = place.sharding(Layout(_mesh(code, place), ()))
+    gangs = Gangs()
+    callbacks = 0
+
+    def wrap(callback: Callable[..., Any], *how: Any) -> Callable[..., Any]:
+        nonlocal callbacks
+        callbacks += 1
+        return output.wrap(gangs)(callback, *how)
+
+    with arrays.wide(*(kind.dtype for kind in (*ins, *outs))), jax_private.callbacks_wrapped(wrap):
+        flat = _callable(code)
+
+        def whole(*leaves: Any) -> tuple[Any, ...]:
+            results = jax.tree.leaves(
+                flat(*(_from_data(x, t[1]) for x, t in zip(leaves, code.in_types, strict=True)))
+            )
+            data = [_to_data(result) for result in results]
+            _check_results(code, outs, data)
+            return (*data, jnp.zeros((), jnp.uint8))
+
+        whole.__name__ = whole.__qualname__ = code.name or "function"
+        jitted = jax.jit(
+            whole,
+            in_shardings=tuple(place.sharding(kind.layout) for kind in ins),
+            out_shardings=(*(place.sharding(kind.layout) for kind in outs), everywhere),
+            donate_argnums=code.donated,
+        )
+        lowered = jitted.lower(*(jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in ins))
+        compiled = lowered.compile()
+    return Executable(compiled, gangs, callbacks > 0, time.monotonic() - started)
+
+
+def _pairs(
+    types: Types, layouts: tuple[Layout, ...]
+) -> list[tuple[tuple[tuple[int, ...], str], Layout]]:
+    return list(zip(types, layouts, strict=True))
+
+
+def _mesh(code: Code, place: Place) -> tuple[tuple[str, int], ...]:
+    for layout in (*code.in_layouts, *code.out_layouts):
+        return layout.mesh
+    return tuple(zip(place.binding.axes, place.binding.shape, strict=True))
+
+
+def _from_data(leaf: Any, dtype: str) -> Any:
+    if not arrays.is_key(dtype):
+        return leaf
+    return jax.random.wrap_key_data(leaf, impl=arrays.key_implementation(dtype))
+
+
+def _to_data(leaf: Any) -> Any:
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _check_results(code: Code, outs: list[arrays.Physical], results: list[Any]) -> None:
+    """What a pickled function returns must be what its client said."""
+    found = [(tuple(i.shape), np.dtype(i.dtype)) for i in results]
+    wanted = [(kind.shape, kind.dtype) for kind in outs]
+    if found != wanted:
+        raise TypeError(
+            f"{code.name} returns {[f'{d}{list(s)}' for s, d in found]} on the host, "
+            f"but returned {[f'{d}{list(s)}' for s, d in wanted]} when it was captured; "
+            "does it depend on something that differs between the two?"
+        )
+
+
+class Compiler:
+    """The pool that compiles in the background.
+
+    compilations: how many were done, for tests and statistics.
+    """
+
+    def __init__(self, host: str, output: Output, threads: int = 2) -> None:
+        self.compilations = 0
+        self._host = host
+        self._output = output
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run something else that takes long, such as opening devices."""
+        self._pool.submit(work)
+
+    def prepare(
+        self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
+    ) -> None:
+        """Compile unless it is compiled; done(result, start, end) is called in a pool thread.
+
+        start, end: monotonic seconds of the compilation; equal when there was none.
+        """
+        self._pool.submit(self._prepare, code, place, done)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(
+        self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
+    ) -> None:
+        key = (code.function, code.in_layouts, code.out_layouts, code.donated, place.devices)
+        footprint = place.footprint
+        start = time.monotonic()
+        with footprint.compiling:
+            future: Future[Executable] | None = footprint.executables.get(key)
+            ours = future is None
+            if future is None:
+                future = footprint.executables[key] = Future()
+                while len(footprint.executables) > _KEPT:
+                    footprint.executables.pop(next(iter(footprint.executables)))
+        if ours:
+            self._compile(code, place, future)
+        error = future.exception()
+        if error is None:
+            done(future.result(), start, time.monotonic() if ours else start)
+            return
+        with footprint.compiling:
+            # A failure is not remembered: what was missing may be there next time.
+            if footprint.executables.get(key) is future:
+                del footprint.executables[key]
+        done(compile_failure(code, self._host, error), start, time.monotonic())
+
+    def _compile(self, code: Code, place: Place, future: Future[Executable]) -> None:
+        try:
+            self.compilations += 1
+            future.set_result(compile_code(code, place, self._output))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def compile_failure(code: Code, host: str, error: BaseException) -> Failure:
+    """Why a function cannot run on a host, with everything that is known."""
+    text = str(error).strip() or type(error).__name__
+    return Failure(
+        "compile",
+        f"{code.name or 'a compiled function'} cannot be compiled: {text.splitlines()[0]}",
+        node=code.name,
+        host=host,
+        line=code.line,
+        details="".join(traceback.format_exception(error)),
+    )

@@ -1,0 +1,110 @@
+"""What user code prints on a host, with the run and the device that it came from.
+
+Problem: ``jax.debug.print`` and ``print`` in callbacks write to the standard
+output of a process that nobody looks at, in threads of XLA.  The text belongs
+under the cell of whoever launched the gang.
+
+How: every Python callback of a compiled function is wrapped when the function
+is lowered; while it runs, its thread is labelled with the gang and the device,
+and ``sys.stdout`` is a stream that looks at the label.  A function with
+callbacks runs alone on its lane, so its executable knows its gang.
+
+Rule for maintainers: text is never lost and never printed here; what comes
+from unlabelled threads is sent too, as run 0.
+
+Paper: none; the single-controller view of printing.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pathways_lab.runtime.jax_private import Wrap
+
+Send = Callable[[int, int, str], None]
+"""``(run, device number in the slice or -1, text)``, called in any thread."""
+
+
+class Gangs:
+    """The gang that an executable with callbacks is running now.
+
+    key: run and step; set by the lane that launches it.
+    errors: device number and exception of callbacks that raised.
+    """
+
+    def __init__(self) -> None:
+        self.key: tuple[int, int] = (0, -1)
+        self.errors: list[tuple[int, Exception]] = []
+
+
+class Output(io.TextIOBase):
+    """A text stream that sends each line with the label of the writing thread."""
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self._send = send
+        self._local = threading.local()
+
+    def install(self) -> None:
+        """Become ``sys.stdout``."""
+        sys.stdout = self
+
+    # --- labels -------------------------------------------------------------------
+
+    def wrap(self, gangs: Gangs) -> Wrap:
+        """For :func:`jax_private.callbacks_wrapped`: label what callbacks of these gangs print.
+
+        A callback that raises is noted, and its results are zeros: an error on
+        one device would leave the others waiting in the next collective, until
+        XLA ends the process.  Whoever launched the gang must look at its errors.
+        """
+
+        def wrap(
+            callback: Callable[..., Any], numbered: bool, blanks: Callable[[], tuple[Any, ...]]
+        ) -> Callable[..., Any]:
+            def labelled(*args: Any) -> Any:
+                device = int(args[0]) if numbered else 0
+                before = getattr(self._local, "label", None)
+                self._local.label = (gangs.key[0], device)
+                try:
+                    return callback(*(args[1:] if numbered else args))
+                except Exception as error:
+                    gangs.errors.append((device, error))
+                    return blanks()
+                finally:
+                    self._finish_line()
+                    self._local.label = before
+
+            return labelled
+
+        return wrap
+
+    # --- the stream ---------------------------------------------------------------
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        pending = getattr(self._local, "pending", "") + text
+        lines, newline, rest = pending.rpartition("\n")
+        self._local.pending = rest
+        if newline:
+            self._emit(lines + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        """Lines leave when they end; a flushed beginning waits for its end."""
+
+    def _finish_line(self) -> None:
+        pending = getattr(self._local, "pending", "")
+        self._local.pending = ""
+        if pending:
+            self._emit(pending)
+
+    def _emit(self, text: str) -> None:
+        run, device = getattr(self._local, "label", None) or (0, -1)
+        self._send(run, device, text)

@@ -1,0 +1,299 @@
+"""Compiling on a host: types, keys, donation, receipts, callbacks and what they print."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Value
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.devices import CpuRuntime, Place
+from pathways_lab.runtime.functions import Code, Compiler, Executable, compile_code
+from pathways_lab.runtime.output import Output
+from tests.runtime.host_kit import HOST, binding, code, key_array, layout, registered
+
+SLICE = binding(1, (2, 2), [0, 1, 2, 3])
+CUT = layout(SLICE, "a")
+GRID = layout(SLICE, "a", "b")
+WHOLE = layout(SLICE, None)
+ONE = Layout(GRID.mesh, ())
+
+
+@pytest.fixture(scope="module")
+def place() -> Place:
+    return CpuRuntime(HOST, 4).open(SLICE)
+
+
+def no_output() -> Output:
+    return Output(lambda run, device, text: None)
+
+
+def put(place: Place, data: Any, dtype: str, where: Layout, shape: tuple[int, ...]) -> jax.Array:
+    kind = arrays.physical(shape, dtype, where)
+    whole = np.asarray(data, kind.dtype)
+    cuts = kind.boxes()
+    shards = {n: np.asarray(whole[arrays.index(cuts[n])], order="C") for n in place.numbers}
+    return arrays.join(Value(shape, dtype, 1, where, 0), place, shards)
+
+
+def run(place: Place, made: Code, *data: Any) -> list[Any]:
+    executable = compile_code(made, place, no_output())
+    inputs = [
+        put(place, d, dtype, where, shape)
+        for d, (shape, dtype), where in zip(data, made.in_types, made.in_layouts, strict=True)
+    ]
+    results, receipt = executable(inputs)
+    receipt.block_until_ready()
+    assert receipt.shape == ()
+    return results
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "bool", "float64"])
+def test_types_survive(place: Place, dtype: str) -> None:
+    made = code_of(lambda x: (x[::-1],), [((4,), dtype)], [CUT], [((4,), dtype)], [WHOLE])
+    (out,) = run(place, made, [0, 1, 1, 0])
+    assert str(out.dtype) == dtype
+    assert np.asarray(out).astype(int).tolist() == [0, 1, 1, 0]
+
+
+def code_of(
+    function: Any,
+    in_types: Sequence[Any],
+    ins: Sequence[Layout],
+    out_types: Sequence[Any],
+    outs: Sequence[Layout],
+    **options: Any,
+) -> Code:
+    wide = any(dtype == "float64" for _, dtype in (*in_types, *out_types))
+    with arrays.wide(np.dtype("float64" if wide else "float32")):
+        return code(
+            function,
+            SLICE,
+            list(zip(in_types, ins, strict=True)),
+            list(zip(out_types, outs, strict=True)),
+            **options,
+        )
+
+
+@pytest.mark.parametrize("dtype", ["key<fry>", "key<rbg>"])
+@pytest.mark.parametrize("kind", ["export", "pickle"])
+def test_random_keys_are_their_data(place: Place, dtype: str, kind: str) -> None:
+    def draw(key: Any) -> Any:
+        a, b = jax.random.split(key)
+        return jax.random.uniform(a, (4,)), jnp.stack([b, b])
+
+    types = [((4,), "float32"), ((2,), dtype)]
+    made = code_of(draw, [((), dtype)], [ONE], types, [CUT, CUT], kind=kind)
+    drawn, keys = run(place, made, key_array(7, (), dtype))
+    a, b = jax.random.split(
+        jax.random.wrap_key_data(key_array(7, (), dtype), impl=arrays.key_implementation(dtype))
+    )
+    assert np.array_equal(drawn, jax.random.uniform(a, (4,)))
+    assert np.array_equal(np.asarray(keys)[1], jax.random.key_data(b))
+    assert keys.dtype == np.uint32
+
+
+def test_no_inputs_no_outputs_empty_and_scalar(place: Place) -> None:
+    nothing = code_of(lambda: (), [], [], [], [])
+    assert run(place, nothing) == []
+    made = code_of(
+        lambda e, s: (e, s + 1),
+        [((0, 3), "float32"), ((), "int32")],
+        [layout(SLICE, None, None), ONE],
+        [((0, 3), "float32"), ((), "int32")],
+        [layout(SLICE, None, None), ONE],
+    )
+    empty, scalar = run(place, made, np.zeros((0, 3)), 4)
+    assert empty.shape == (0, 3)
+    assert int(scalar) == 5
+
+
+def test_donation_happens_in_place_and_the_receipt_survives_it(place: Place) -> None:
+    types = [((1024, 1024), "float32")]
+    made = code_of(lambda x: (x + 1,), types, [GRID], types, [GRID], donated=(0,))
+    executable = compile_code(made, place, no_output())
+    # An array made by a computation: one that NumPy still sees is copied instead.
+    fresh = code_of(lambda: (jnp.zeros((1024, 1024)),), [], [], types, [GRID])
+    (x,), _ = compile_code(fresh, place, no_output())([])
+    where = x.addressable_data(0).unsafe_buffer_pointer()
+    (y,), first = executable([x])
+    (z,), second = executable([y])
+    assert x.is_deleted()
+    assert y.is_deleted()
+    first.block_until_ready()
+    second.block_until_ready()
+    assert z.addressable_data(0).unsafe_buffer_pointer() == where
+    assert float(np.asarray(z)[3, 3]) == 2.0
+
+
+def test_layouts_may_name_other_axes_than_the_slice(place: Place) -> None:
+    flat = Layout((("x", 4),), (("x",),))
+    made = code_of(lambda x: (x * 2,), [((8,), "float32")], [flat], [((8,), "float32")], [flat])
+    (out,) = run(place, made, np.arange(8))
+    assert out.addressable_data(0).shape == (2,)
+    assert np.array_equal(out, np.arange(8) * 2)
+
+
+# --- the pool --------------------------------------------------------------------------------
+
+
+def prepared(compiler: Compiler, made: Code, place: Place) -> Executable | Failure:
+    box: list[Any] = []
+    there = threading.Event()
+
+    def done(result: Any, start: float, end: float) -> None:
+        box.append(result)
+        there.set()
+
+    compiler.prepare(made, place, done)
+    assert there.wait(60)
+    found: Executable | Failure = box[0]
+    return found
+
+
+def test_nothing_is_compiled_twice_for_one_placement() -> None:
+    runtime, compiler = CpuRuntime(HOST, 4), Compiler(HOST, no_output())
+    made = code_of(lambda x: (x + 1,), [((4,), "float32")], [CUT], [((4,), "float32")], [CUT])
+    first = prepared(compiler, made, runtime.open(SLICE))
+    runtime.close(SLICE)
+    again = binding(2, (2, 2), [0, 1, 2, 3])  # another slice on the same devices
+    assert prepared(compiler, made, runtime.open(again)) is first
+    assert compiler.compilations == 1
+    other = binding(3, (2, 2), [3, 2, 1, 0])  # the same devices in another order
+    assert prepared(compiler, made, runtime.open(other)) is not first
+    assert compiler.compilations == 2
+    compiler.close()
+
+
+def test_a_broken_function_is_a_failure_with_its_line(place: Place) -> None:
+    def broken(x: Any) -> Any:
+        raise RuntimeError("only on the host")
+
+    made = code_of(broken, [((4,), "float32")], [CUT], [], [], kind="pickle", name="broken")
+    compiler = Compiler(HOST, no_output())
+    failure = prepared(compiler, made, place)
+    compiler.close()
+    assert isinstance(failure, Failure)
+    assert failure.kind == "compile"
+    assert failure.host == HOST
+    assert failure.line.number == 3
+    assert "only on the host" in failure.message
+    assert "Traceback" in failure.details
+
+
+def test_a_pickled_function_must_return_what_was_captured(place: Place) -> None:
+    made = code_of(
+        lambda x: (x, x), [((4,), "float32")], [CUT], [((4,), "float32")], [CUT], kind="pickle"
+    )
+    with pytest.raises(TypeError, match="when it was captured"):
+        compile_code(made, place, no_output())
+
+
+# --- callbacks ------------------------------------------------------------------------------
+
+
+def printed(place: Place, made: Code, *data: Any) -> tuple[Executable, list[tuple[int, int, str]]]:
+    lines: list[tuple[int, int, str]] = []
+    output = Output(lambda run, device, text: lines.append((run, device, text)))
+    executable = compile_code(made, place, output)
+    executable.gangs.key = (42, 0)
+    import sys
+
+    stdout = sys.stdout
+    output.install()
+    try:
+        inputs = [
+            put(place, d, dtype, where, shape)
+            for d, (shape, dtype), where in zip(data, made.in_types, made.in_layouts, strict=True)
+        ]
+        _, receipt = executable(inputs)
+        receipt.block_until_ready()
+        jax.effects_barrier()
+    finally:
+        sys.stdout = stdout
+    return executable, lines
+
+
+def test_prints_of_every_device_carry_its_number(place: Place) -> None:
+    def f(x: Any) -> Any:
+        def body(v: Any) -> Any:
+            jax.debug.print("got {v}", v=v[0])
+            return v
+
+        mesh = place.sharding(CUT).mesh
+        spec = jax.sharding.PartitionSpec(("a", "b"))
+        return (jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(x),)
+
+    made = in_process(f, [((4,), "int32")], [CUT], [((4,), "int32")], [CUT])
+    executable, lines = printed(place, made, np.arange(4) * 10)
+    assert executable.calls_python
+    assert sorted(lines) == [(42, n, f"got {10 * n}\n") for n in range(4)]
+
+
+def in_process(f: Any, *args: Any) -> Code:
+    """A function that refers to real devices, which do not pickle."""
+    return code_of(registered(f), *args, kind="pickle")
+
+
+def test_prints_of_a_whole_array_come_once(place: Place) -> None:
+    def f(x: Any) -> Any:
+        jax.debug.print("sum {s}", s=x.sum())
+        jax.debug.callback(lambda s: print("no newline", end=""), x.sum())
+        return ()
+
+    made = in_process(f, [((4,), "int32")], [CUT], [], [])
+    _, lines = printed(place, made, np.arange(4))
+    assert sorted(lines) == [(42, 0, "no newline"), (42, 0, "sum 6\n")]
+
+
+def test_values_of_callbacks_and_their_errors(place: Place) -> None:
+    def f(x: Any) -> Any:
+        def on_host(v: Any) -> Any:
+            if v.max() > 5:
+                raise ValueError("too large")
+            return v * 2
+
+        return (jax.pure_callback(on_host, jax.ShapeDtypeStruct((4,), np.int32), x),)
+
+    made = in_process(f, [((4,), "int32")], [CUT], [((4,), "int32")], [CUT])
+    executable = compile_code(made, place, no_output())
+    (out,), receipt = executable([put(place, np.arange(4), "int32", CUT, (4,))])
+    assert np.asarray(out).tolist() == [0, 2, 4, 6]
+    assert executable.gangs.errors == []
+    _, receipt = executable([put(place, np.arange(4) + 5, "int32", CUT, (4,))])
+    receipt.block_until_ready()  # nothing hangs, and the error is not lost
+    ((device, error),) = executable.gangs.errors
+    assert device == 0
+    assert str(error) == "too large"
+
+
+def test_an_error_on_one_device_does_not_leave_the_others_waiting(place: Place) -> None:
+    def f(x: Any) -> Any:
+        def on_host(v: Any) -> Any:
+            if v[0] == 20:
+                raise ValueError("not this one")
+            return v
+
+        def body(v: Any) -> Any:
+            v = jax.pure_callback(on_host, jax.ShapeDtypeStruct(v.shape, v.dtype), v)
+            return jax.lax.psum(v, ("a", "b"))
+
+        spec = jax.sharding.PartitionSpec(("a", "b"))
+        whole = jax.sharding.PartitionSpec()
+        mesh = place.sharding(CUT).mesh
+        return (jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=whole)(x),)
+
+    made = in_process(f, [((4,), "int32")], [CUT], [((1,), "int32")], [WHOLE])
+    executable = compile_code(made, place, no_output())
+    (out,), receipt = executable([put(place, np.arange(4) * 10, "int32", CUT, (4,))])
+    receipt.block_until_ready()
+    assert np.asarray(out).tolist() == [40]
+    assert [(d, str(e)) for d, e in executable.gangs.errors] == [(2, "not this one")]
