@@ -1,1 +1,84 @@
-"""Pathways Lab: one notebook drives many accelerators as one machine."""
+"""Pathways Lab: one notebook drives many accelerators as one machine.
+
+``import pathways_lab as pw`` is cheap: JAX, Dask and everything that draws are
+imported when a name is first used.  :data:`__all__` is the whole public
+surface, and a test keeps it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathways_lab.client.bodies import LargeConstantWarning
+    from pathways_lab.client.devices import Slice
+    from pathways_lab.client.functions import jit
+    from pathways_lab.client.handles import Handle
+    from pathways_lab.client.lab import Lab, connect, current, make_virtual_device_set, start
+    from pathways_lab.client.patch import patched
+    from pathways_lab.client.pmap import pmap
+    from pathways_lab.client.program import device_put, program
+    from pathways_lab.core.errors import Failure, PathwaysError
+    from pathways_lab.runtime.emulated import emulated
+
+__all__ = [
+    "Failure",
+    "Handle",
+    "Lab",
+    "LargeConstantWarning",
+    "PathwaysError",
+    "Slice",
+    "connect",
+    "current",
+    "device_put",
+    "emulated",
+    "jit",
+    "make_virtual_device_set",
+    "patched",
+    "pmap",
+    "program",
+    "start",
+]
+
+_HOMES = {
+    "Failure": "core.errors",
+    "Handle": "client.handles",
+    "Lab": "client.lab",
+    "LargeConstantWarning": "client.bodies",
+    "PathwaysError": "core.errors",
+    "Slice": "client.devices",
+    "connect": "client.lab",
+    "current": "client.lab",
+    "device_put": "client.program",
+    "emulated": "runtime.emulated",
+    "jit": "client.functions",
+    "make_virtual_device_set": "client.lab",
+    "patched": "client.patch",
+    "pmap": "client.pmap",
+    "program": "client.program",
+    "start": "client.lab",
+}
+
+
+def _open_view(lab: Lab, *panels: str, **options: Any) -> Any:
+    from pathways_lab.notebook.view import View
+
+    return View(lab.timeline, panels, **options)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pathways_lab' has no attribute {name!r}")
+    module = importlib.import_module(f"pathways_lab.{home}")
+    if home == "client.lab":
+        from pathways_lab.client import hooks
+
+        hooks.open_view = hooks.open_view or _open_view
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

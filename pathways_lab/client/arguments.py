@@ -1,0 +1,180 @@
+"""Arguments of a call, in JAX's sense: static or not, donated or not, and their leaves.
+
+Problem: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
+``donate_argnames`` and pytree prefixes of shardings must mean exactly what
+they mean to ``jax.jit``.
+
+Rule for maintainers: pure functions over signatures and trees; nothing here
+knows of slices or runs.
+
+Paper: section 3 (user code changes nothing but its devices).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pathways_lab.client import failures
+
+Numbers = int | Sequence[int] | None
+Names = str | Iterable[str] | None
+
+
+def _numbers(given: Numbers) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _names(given: Names) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A call's arguments: what JAX sees, and what is part of the code.
+
+    positions: original position of each dynamic positional argument.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    positions: tuple[int, ...]
+    static: tuple[tuple[int | str, Any], ...]
+
+    @property
+    def static_key(self) -> tuple[Any, ...]:
+        """Hashable, and different for values that only compare equal (1, 1.0, True)."""
+        return tuple((where, _typed(value)) for where, value in self.static)
+
+
+def _typed(value: Any) -> tuple[Any, ...]:
+    if type(value) is tuple:
+        return (tuple, *map(_typed, value))
+    return (type(value), value)
+
+
+class Roles:
+    """Which arguments of *function* are static and which are donated."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Numbers = None,
+        static_argnames: Names = None,
+        donate_argnums: Numbers = None,
+        donate_argnames: Names = None,
+    ) -> None:
+        self.parameters = _parameters(function)
+        nums, names = _numbers(static_argnums), _names(static_argnames)
+        # As in JAX: given only one of the two, the other follows from the signature.
+        if nums and not names:
+            names = tuple(self._name(n) or "" for n in nums)
+        elif names and not nums:
+            nums = tuple(n for n, parameter in enumerate(self.parameters) if parameter in names)
+        self._static_nums, self._static_names = nums, frozenset(filter(None, names))
+        donated, donated_names = _numbers(donate_argnums), _names(donate_argnames)
+        if donated_names and not donated:
+            donated = tuple(n for n, name in enumerate(self.parameters) if name in donated_names)
+        self._donated_nums, self._donated_names = donated, frozenset(donated_names)
+        both = set(self._static_nums) & set(self._donated_nums)
+        if both:
+            raise ValueError(f"arguments {sorted(both)} are both static and donated")
+
+    def _name(self, number: int) -> str | None:
+        if -len(self.parameters) <= number < len(self.parameters):
+            return self.parameters[number]
+        return None
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
+        """Take the static arguments out."""
+        if not self._static_nums and not self._static_names:
+            return Split(args, kwargs, tuple(range(len(args))), ())
+        nums = {n % len(args) if n < 0 else n for n in self._static_nums if args}
+        dynamic = tuple(n for n in range(len(args)) if n not in nums)
+        static: list[tuple[int | str, Any]] = [(n, a) for n, a in enumerate(args) if n in nums]
+        static += [(name, kwargs[name]) for name in sorted(kwargs) if name in self._static_names]
+        for where, value in static:
+            _check_hashable(where, value)
+        rest = {name: value for name, value in kwargs.items() if name not in self._static_names}
+        return Split(tuple(args[n] for n in dynamic), rest, dynamic, tuple(static))
+
+    def donated(self, split: Split) -> tuple[int, ...]:
+        """Which flat leaves are donated."""
+        if not self._donated_nums and not self._donated_names:
+            return ()
+        count = len(split.args) + sum(isinstance(where, int) for where, _ in split.static)
+        nums = {n % count if n < 0 else n for n in self._donated_nums if count}
+        flags: list[bool] = []
+        for position, value in zip(split.positions, split.args, strict=True):
+            flags += [position in nums] * len(jax.tree.leaves(value))
+        for name in sorted(split.kwargs):
+            donated = name in self._donated_names
+            flags += [donated] * len(jax.tree.leaves(split.kwargs[name]))
+        return tuple(index for index, flag in enumerate(flags) if flag)
+
+    def labels(self, split: Split) -> tuple[str, ...]:
+        """A name for each flat leaf, as users would write it: ``params['w']``."""
+        labels: list[str] = []
+        for position, value in zip(split.positions, split.args, strict=True):
+            name = self._name(position) or f"argument {position}"
+            labels += _paths(name, value)
+        for name in sorted(split.kwargs):
+            labels += _paths(name, split.kwargs[name])
+        return tuple(labels)
+
+
+def _paths(name: str, tree: Any) -> list[str]:
+    return [name + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters that may be given by position."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in signature.parameters.values() if p.kind in kinds)
+
+
+def _check_hashable(where: int | str, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise failures.capture_failure(
+            f"static argument {where!r} is a {type(value).__name__}, which is not hashable",
+            "static arguments are part of the code: use a tuple, a number, a string,"
+            " or a frozen dataclass",
+        ) from None
+
+
+def is_placement(entry: Any) -> bool:
+    """Where a pytree prefix of shardings ends."""
+    return entry is None or isinstance(entry, PartitionSpec | NamedSharding)
+
+
+def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
+    """One entry of *prefix* per leaf of *tree*.
+
+    Raises PathwaysError when *prefix* is no prefix of *tree*; *what* names it.
+    """
+    if is_placement(prefix):
+        return [prefix] * len(jax.tree.leaves(tree))
+    try:
+        full = jax.tree.broadcast(prefix, tree, is_leaf=is_placement)
+    except ValueError as error:
+        text = str(error).replace("broadcast_prefix prefix_tree", what)
+        raise failures.capture_failure(
+            f"{what} does not have the structure of what it places: {' '.join(text.split())}",
+            "give one entry for all, a tuple with one entry per argument, or a tree prefix",
+        ) from None
+    return jax.tree.leaves(full, is_leaf=is_placement)

@@ -1,0 +1,141 @@
+"""Leaves of arguments: their types, and their bytes on the wire.
+
+Problem: a leaf may be a handle, a NumPy or JAX array, a NumPy or Python scalar.
+Programs know only its :class:`ArrayType`; the wire carries plain bytes.  JAX's
+rules decide: 64-bit types shrink unless ``jax_enable_x64`` is on, Python
+scalars are weakly typed, and random keys are arrays of their own dtype that
+travel as their key data.
+
+Rule for maintainers: JAX itself is asked (``jax.typeof``); no table of dtypes.
+
+Paper: section 4.2 (buffers are logical and typed).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pathways_lab.client import failures
+from pathways_lab.core.layout import Layout, shard_shape
+
+SMALL = 64 * 1024
+"""Arguments up to this many bytes ride in the message that submits the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """What is known of an array before it exists.  dtype: JAX's name of it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The same for JAX."""
+        return jax.ShapeDtypeStruct(self.shape, dtype_of(self.dtype), weak_type=self.weak)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return nbytes(self.shape, self.dtype)
+
+
+def type_of(aval: Any) -> ArrayType:
+    """The type of anything with shape and dtype: an aval, a struct, an array."""
+    return ArrayType(tuple(aval.shape), str(aval.dtype), bool(getattr(aval, "weak_type", False)))
+
+
+def host_type(leaf: Any) -> ArrayType | None:
+    """The type that JAX gives to a host leaf; None when it is no array or number."""
+    try:
+        return type_of(jax.typeof(leaf))
+    except TypeError:
+        return None
+
+
+def host_bytes(leaf: Any, kind: ArrayType) -> np.ndarray[Any, Any]:
+    """A host leaf as a C-ordered NumPy array of the dtype that travels."""
+    if is_key(kind.dtype):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf, dtype=wire_type(kind.dtype).dtype, order="C")
+
+
+def from_bytes(data: np.ndarray[Any, Any], dtype: str) -> Any:
+    """What users get of fetched bytes: a NumPy array, or a JAX array of random keys."""
+    if not is_key(dtype):
+        return data
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=_key_impl(dtype))
+
+
+# --- dtypes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WireType:
+    """How one element travels: a NumPy dtype, and trailing dimensions for random keys."""
+
+    dtype: np.dtype[Any]
+    trailing: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize * math.prod(self.trailing)
+
+
+def is_key(dtype: str) -> bool:
+    """Whether arrays of this dtype are random keys."""
+    return dtype.startswith("key<")
+
+
+@functools.cache
+def dtype_of(name: str) -> Any:
+    """JAX's dtype of this name."""
+    if is_key(name):
+        return jax.eval_shape(lambda: jax.random.key(0, impl=_key_impl(name))).dtype
+    return jnp.dtype(name)
+
+
+_KEY_IMPLEMENTATIONS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+
+
+def _key_impl(dtype: str) -> str:
+    tag = dtype[len("key<") : -1]
+    return _KEY_IMPLEMENTATIONS.get(tag, tag)
+
+
+@functools.cache
+def wire_type(name: str) -> WireType:
+    """How arrays of this dtype travel."""
+    if not is_key(name):
+        return WireType(np.dtype(jnp.dtype(name)), ())
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype_of(name)))
+    return WireType(np.dtype(data.dtype), tuple(data.shape))
+
+
+def nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of an array."""
+    return math.prod(shape) * wire_type(dtype).itemsize
+
+
+def shard_bytes(kind: ArrayType, layout: Layout) -> int:
+    """Bytes of one device's shard."""
+    return nbytes(shard_shape(layout, kind.shape), kind.dtype)
+
+
+def no_array(leaf: Any, what: str) -> Exception:
+    """The error for an argument leaf that is neither array nor number."""
+    return failures.capture_failure(
+        f"{what} is of type {type(leaf).__name__}, and a program computes on arrays and numbers",
+        "declare it static (static_argnums, static_argnames), or read it from outside",
+    )

@@ -1,0 +1,108 @@
+"""Islands, hosts and devices as users see them: plain data from the control plane.
+
+Rule for maintainers: no behaviour beyond lookups and looks.
+
+Paper: section 4.1 (resource manager).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical device.  number: on its host.  memory: bytes that programs may use."""
+
+    host: str
+    number: int
+    kind: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One device process.  pid: its own; worker_pid: of the Dask worker that started it.
+
+    devices: how many.  memory: bytes per device.  emulated: they are CPU devices
+    standing in for accelerators.
+    """
+
+    name: str
+    pid: int
+    worker_pid: int
+    devices: int
+    kind: str
+    memory: int
+    data_address: str
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """Hosts whose devices run collectives together."""
+
+    name: str
+    hosts: tuple[Host, ...]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return sum(host.devices for host in self.hosts)
+
+
+def islands_of(topology: dict[str, Any]) -> tuple[Island, ...]:
+    """The islands in a topology message."""
+    return tuple(
+        Island(
+            island["name"],
+            tuple(
+                Host(**{field: host[field] for field in Host.__slots__ if field in host})
+                for host in island["hosts"]
+            ),
+        )
+        for island in topology["islands"]
+    )
+
+
+def devices_of(islands: Sequence[Island]) -> tuple[Device, ...]:
+    """All devices, island by island."""
+    return tuple(
+        Device(host.name, number, host.kind, host.memory)
+        for island in islands
+        for host in island.hosts
+        for number in range(host.devices)
+    )
+
+
+def as_text(islands: Sequence[Island]) -> str:
+    """One line per host."""
+    lines = []
+    for island in islands:
+        lines.append(f"{island.name}: {island.devices} devices")
+        for host in island.hosts:
+            lines.append(
+                f"  {host.name}: {_kind(host)}, {host.memory / 2**20:,.0f} MiB each,"
+                f" process {host.pid}"
+            )
+    return "\n".join(lines) or "no hosts"
+
+
+def _kind(host: Host) -> str:
+    return f"{host.devices} x {host.kind}{' (emulated)' if host.emulated else ''}"
+
+
+def as_html(islands: Sequence[Island]) -> str:
+    """A table with one row per host."""
+    rows = "".join(
+        f"<tr><td>{html.escape(island.name)}</td><td>{html.escape(host.name)}</td>"
+        f"<td>{html.escape(_kind(host))}</td>"
+        f"<td>{host.memory / 2**20:,.0f} MiB</td><td>{host.pid}</td></tr>"
+        for island in islands
+        for host in island.hosts
+    )
+    head = "".join(f"<th>{t}</th>" for t in ("island", "host", "devices", "each", "process"))
+    return f"<table><tr>{head}</tr>{rows}</table>"

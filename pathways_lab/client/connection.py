@@ -1,0 +1,382 @@
+"""The kernel's link to the control plane.
+
+Problem: everything that the kernel wants of the cluster is one message on one
+link, sent by the thread that wants it; everything that comes back settles
+something.  Objects die at any moment, also inside a garbage collection, where
+nothing may be sent: their ids are only enqueued, and travel with the next
+message or with the next tick.
+
+Rule for maintainers: ids are made here (the client's number in the high 32
+bits); a handler runs in the reactor's thread and only settles, counts and
+stores.  Users' code is never called from it.
+
+Paper: section 4.2 (client), section 4.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.client import failures
+from pathways_lab.client.export import Executable
+from pathways_lab.client.stats import Traffic
+from pathways_lab.client.waiting import Board, Pending
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program import Line, Plan, SliceId
+from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.reactor import Reactor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Bytes
+
+_TICK = 0.1
+"""Seconds after which ids of dropped handles are sent at the latest."""
+
+
+class Buffer(Pending):
+    """The kernel's side of one logical buffer.  run: which run makes it (0: an upload)."""
+
+    __slots__ = ("__weakref__", "id", "run")
+
+    def __init__(self, identity: int, run: int) -> None:
+        super().__init__()
+        self.id = identity
+        self.run = run
+
+
+class Run(Pending):
+    """A submitted run.  inputs: buffers that it waits for."""
+
+    __slots__ = ("id", "inputs", "outputs")
+
+    def __init__(
+        self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
+    ) -> None:
+        super().__init__()
+        self.id = identity
+        self.inputs = inputs
+        self.outputs = outputs
+
+
+class SliceAnswer(Pending):
+    """The answer to a request for a slice."""
+
+    __slots__ = ("binding",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.binding: SliceBinding | None = None
+
+
+class Connection:
+    """One authenticated link, and everything that is pending on it.
+
+    name: what the control plane calls this kernel.  topology: islands with
+    hosts as the control plane last told.  traffic: counters.
+    on_records, on_output, on_topology: called in the reactor's thread.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key: bytes,
+        *,
+        context: ssl.SSLContext | None = None,
+        label: str = "kernel",
+        timeout: float = 10.0,
+    ) -> None:
+        self.board = Board()
+        self.context = context
+        self.traffic = Traffic()
+        self.closed: Failure | None = None
+        self.on_records: Callable[[list[Any]], None] = lambda _: None
+        self.on_output: Callable[[dict[str, Any]], None] = lambda _: None
+        self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
+        self.on_data_closed: Callable[[Link, str], None] | None = None
+        self.on_closed: Callable[[Failure], None] = lambda _: None
+        self._buffers: dict[int, Buffer] = {}
+        self._runs: dict[int, Run] = {}
+        self._slices: dict[SliceId, SliceAnswer] = {}
+        self._known: set[tuple[str, SliceId]] = set()
+        self._plans: dict[str, tuple[SliceId, ...]] = {}
+        self._dropped: deque[int] = deque()
+        self._registering = threading.Lock()
+        self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
+        self.reactor.start()
+        hello = {"role": "client", "name": label, "pid": os.getpid()}
+        try:
+            self.link = self.reactor.connect(address, key, hello, timeout, context=context)
+        except BaseException:
+            self.reactor.close()
+            raise
+        peer = self.link.peer
+        self.name = str(peer["client"])
+        self.data_key = bytes(peer["data_key"])
+        self.emulated = bool(peer.get("emulated", False))
+        self.topology: dict[str, Any] = peer.get("topology") or {"islands": [], "slices": []}
+        self._high = int(peer["number"]) << 32
+        self._numbers = itertools.count(1)
+        self.reactor.call_later(_TICK, self._tick)
+
+    # --- identities -------------------------------------------------------------
+
+    def new_id(self) -> int:
+        """A fresh id for a slice, a run or a buffer."""
+        return self._high | next(self._numbers)
+
+    def new_buffer(self, run: int = 0) -> Buffer:
+        """A buffer that *run* makes, or that is uploaded."""
+        buffer = Buffer(self.new_id(), run)
+        self._buffers[buffer.id] = buffer
+        return buffer
+
+    def drop(self, identity: int) -> None:
+        """Forget a buffer.  Only enqueues: may be called from a finalizer."""
+        self._dropped.append(identity)
+
+    # --- sending ----------------------------------------------------------------
+
+    def send(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
+    ) -> None:
+        """Send to the control plane.  Raises PathwaysError when the lab is gone."""
+        if self._dropped:
+            self._send_drops()
+        self._send(op, fields, buffers)
+
+    def _send(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
+    ) -> None:
+        try:
+            self.link.send(op, fields, buffers)
+        except LinkClosed as error:
+            raise PathwaysError(self.closed or _lost(str(error))) from None
+        self.traffic.sent[op] += 1
+
+    def _send_drops(self) -> None:
+        dropped: list[int] = []
+        while self._dropped:
+            try:
+                dropped.append(self._dropped.popleft())
+            except IndexError:
+                break
+        for identity in dropped:
+            self._buffers.pop(identity, None)
+        if dropped:
+            self._send("drop", {"buffers": dropped})
+
+    def _tick(self) -> None:
+        if self.closed is None:
+            if self._dropped:
+                with contextlib.suppress(PathwaysError):
+                    self._send_drops()
+            self.reactor.call_later(_TICK, self._tick)
+
+    def request_slice(self, request: SliceRequest, timeout: float = 60.0) -> SliceBinding:
+        """Ask for devices and wait for the answer.  Raises PathwaysError when refused."""
+        identity, answer = self.new_id(), SliceAnswer()
+        self._slices[identity] = answer
+        try:
+            self.send("slice", {"slice": identity, "request": pack(request)})
+            self.board.wait(lambda: answer.done, timeout, "binding the slice")
+        finally:
+            self._slices.pop(identity, None)
+        if answer.failure is not None or answer.binding is None:
+            raise PathwaysError(answer.failure or _lost("no answer"))
+        return answer.binding
+
+    def release_slice(self, slice_id: SliceId) -> None:
+        """Give a slice back, with everything that was registered for it."""
+        with self._registering:
+            self._known = {known for known in self._known if known[1] != slice_id}
+            self._plans = {key: on for key, on in self._plans.items() if slice_id not in on}
+        if self.closed is None:
+            self.send("release-slice", {"slice": slice_id})
+
+    def register(self, plan: Plan, functions: Iterable[tuple[Executable, SliceId]]) -> None:
+        """Send the plan and its code, unless they were sent before."""
+        if plan.key in self._plans:
+            return
+        with self._registering:
+            for code, place in functions:
+                if (code.key, place) not in self._known:
+                    self._announce(code, place)
+                    self._known.add((code.key, place))
+            if plan.key not in self._plans:
+                self.send("program", {"plan": pack(plan)})
+                self._plans[plan.key] = plan.slices
+
+    def _announce(self, code: Executable, place: SliceId) -> None:
+        fields = {
+            "function": code.key,
+            "slice": place,
+            "kind": code.kind,
+            "name": code.name,
+            "in_layouts": [pack(layout) for layout in code.in_layouts],
+            "out_layouts": [pack(layout) for layout in code.out_layouts],
+            "in_types": [[list(kind.shape), kind.dtype] for kind in code.in_types],
+            "out_types": [[list(kind.shape), kind.dtype] for kind in code.out_types],
+            "donated": list(code.donated),
+            "line": pack(code.line),
+        }
+        self.send("function", fields, [code.blob])
+
+    def submit(
+        self,
+        plan: Plan,
+        inputs: Sequence[Buffer | None],
+        arguments: dict[int, int],
+        payload: Sequence[Bytes],
+        priority: int = 0,
+    ) -> tuple[Buffer, ...]:
+        """One run of a registered plan: exactly one message.  Its output buffers, pending."""
+        identity = self.new_id()
+        outputs = tuple(self.new_buffer(identity) for _ in plan.outputs)
+        waits = tuple(buffer for buffer in inputs if buffer is not None and not buffer.done)
+        run = self._runs[identity] = Run(identity, waits, outputs)
+        fields = {
+            "run": identity,
+            "plan": plan.key,
+            "inputs": [None if buffer is None else buffer.id for buffer in inputs],
+            "outputs": [buffer.id for buffer in outputs],
+            "priority": priority,
+            "arguments": arguments,
+        }
+        try:
+            self.send("submit", fields, payload)
+        except PathwaysError as error:
+            self._runs.pop(identity, None)
+            self.board.settle((run, *outputs), error.failure)
+            raise
+        self.traffic.runs += 1
+        return outputs
+
+    def cancel(self, buffers: Iterable[Buffer]) -> None:
+        """Cancel what is not granted of the runs that make *buffers* and of what they wait for."""
+        seen: set[int] = set()
+        todo = [buffer.run for buffer in buffers]
+        while todo:
+            run = self._runs.get(todo.pop())
+            if run is not None and run.id not in seen:
+                seen.add(run.id)
+                todo += [buffer.run for buffer in run.inputs]
+        for identity in sorted(seen):
+            self.send("cancel", {"run": identity})
+
+    # --- receiving: in the reactor's thread ----------------------------------------
+
+    def _message(
+        self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
+    ) -> None:
+        if link.peer.get("role") != "control":
+            if self.on_data is not None:
+                self.on_data(link, op, fields, buffers)
+            return
+        self.traffic.received[op] += 1
+        handler = self._HANDLERS.get(op)
+        if handler is not None:
+            handler(self, fields)
+
+    def _resolved(self, fields: dict[str, Any]) -> None:
+        known = map(self._buffers.get, fields["buffers"])
+        self.board.settle([buffer for buffer in known if buffer], _failure(fields))
+
+    def _run_ended(self, fields: dict[str, Any]) -> None:
+        run = self._runs.pop(fields["run"], None)
+        if run is not None:
+            failure = _failure(fields)
+            if failure is None and fields["outcome"] == "cancelled":
+                failure = Failure("cancelled", "the run was cancelled")
+            # Outputs that nobody resolved do not stay open behind an ended run.
+            self.board.settle((run, *(run.outputs if failure else ())), failure)
+
+    def _slice_bound(self, fields: dict[str, Any]) -> None:
+        binding = unpack(SliceBinding, fields["binding"])
+        answer = self._slices.get(binding.slice)
+        if answer is not None:
+            answer.binding = binding
+            self.board.settle((answer,), None)
+
+    def _refused(self, fields: dict[str, Any]) -> None:
+        """Whatever was asked for does not happen: fail what hangs on it."""
+        failure = unpack(Failure, fields["failure"])
+        kind, _, number = str(fields["subject"]).partition(" ")
+        identity = int(number) if number.isdecimal() else 0
+        if kind == "slice" and identity in self._slices:
+            self.board.settle((self._slices[identity],), failure)
+        elif kind == "run" and identity in self._runs:
+            run = self._runs.pop(identity)
+            self.board.settle((run, *run.outputs), failure)
+        elif kind == "buffer" and identity in self._buffers:
+            self.board.settle((self._buffers[identity],), failure)
+        # Anything else (a function, a program) fails the runs that need it.
+
+    def _closing(self, fields: dict[str, Any]) -> None:
+        self._fail(_lost(str(fields.get("reason", "the lab was closed"))))
+
+    def _topology(self, fields: dict[str, Any]) -> None:
+        self.topology = fields
+
+    def _records(self, fields: dict[str, Any]) -> None:
+        self.on_records(fields["records"])
+
+    def _output(self, fields: dict[str, Any]) -> None:
+        self.on_output(fields)
+
+    _HANDLERS: dict[str, Callable[[Connection, dict[str, Any]], None]] = {  # noqa: RUF012
+        "resolved": _resolved,
+        "run-ended": _run_ended,
+        "slice-bound": _slice_bound,
+        "refused": _refused,
+        "closing": _closing,
+        "topology": _topology,
+        "records": _records,
+        "output": _output,
+    }
+
+    # --- the end --------------------------------------------------------------------
+
+    def _link_closed(self, link: Link, reason: str) -> None:
+        if link.peer.get("role") != "control":
+            if self.on_data_closed is not None:
+                self.on_data_closed(link, reason)
+        else:
+            self._fail(_lost(reason))
+
+    def _fail(self, failure: Failure) -> None:
+        if self.closed is not None:
+            return
+        self.closed = failure
+        pending: list[Pending] = [*self._runs.values(), *self._slices.values()]
+        self._runs.clear()
+        # A value that was there is gone with the lab as well.
+        self.board.settle([*pending, *self._buffers.values()], failure)
+        self.on_closed(failure)
+
+    def close(self, reason: str = "the lab was closed") -> None:
+        """Leave the lab: the control plane frees everything of this kernel."""
+        self._fail(_lost(reason))
+        self.reactor.close(reason)
+
+
+def _failure(fields: dict[str, Any]) -> Failure | None:
+    packed = fields.get("failure")
+    return None if packed is None else unpack(Failure, packed)
+
+
+def _lost(reason: str) -> Failure:
+    return failures.failure(
+        "lost",
+        f"the lab is gone: {reason}",
+        "start a new one with pw.start(), or pw.connect(...) again",
+        line=Line(),
+    ).failure

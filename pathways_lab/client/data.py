@@ -1,0 +1,207 @@
+"""Values between the kernel and the hosts: uploads and fetches.
+
+Problem: bytes never pass through the control plane.  The kernel talks to the
+hosts directly, over links made on demand: an upload sends each host only the
+shards of its own devices; a fetch asks the fewest devices that together hold
+the array, and puts the parts together in the thread that wants it.
+
+Rule for maintainers: handlers run in the reactor's thread and only store; the
+copying is done by whoever waits.  What is sent is a copy that nobody changes.
+
+Paper: section 4.2 (data reach the client only when asked for).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+
+from pathways_lab.client import failures, layouts
+from pathways_lab.client.arrays import ArrayType, shard_bytes, wire_type
+from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.waiting import Pending
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.layout import Box, Layout, boxes
+from pathways_lab.core.program import Line
+from pathways_lab.runtime.auth import AuthenticationError
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.link import Link, LinkClosed
+
+
+class Fetch(Pending):
+    """Parts of one array on their way.  parts: by device number."""
+
+    __slots__ = ("cover", "hosts", "missing", "parts")
+
+    def __init__(self, cover: dict[int, Box], hosts: dict[str, list[int]]) -> None:
+        super().__init__()
+        self.cover = cover
+        self.hosts = hosts
+        self.missing = set(cover)
+        self.parts: dict[int, memoryview] = {}
+
+
+class DataLinks:
+    """The kernel's links to hosts, each made when it is first needed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._links: dict[str, Link] = {}
+        self._connecting = threading.Lock()
+        self._fetches: dict[int, tuple[Fetch, str]] = {}
+        self._numbers = itertools.count(1)
+        connection.on_data = self._message
+        connection.on_data_closed = self._closed
+
+    # --- up -----------------------------------------------------------------------
+
+    def upload(
+        self, data: np.ndarray[Any, Any], kind: ArrayType, on: Slice, layout: Layout
+    ) -> Buffer:
+        """Send *data* to the devices of *on*; returns the buffer at once, pending.
+
+        data: the whole array as it travels (:func:`arrays.host_bytes`).
+        """
+        connection = self._connection
+        buffer = connection.new_buffer()
+        packed, places = pack(layout), boxes(layout, kind.shape)
+        description = {
+            "buffer": buffer.id,
+            "slice": on.id,
+            "shape": list(kind.shape),
+            "dtype": kind.dtype,
+            "layout": packed,
+        }
+        connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout)})
+        by_host: dict[str, list[int]] = {}
+        for device, host in enumerate(on.hosts):
+            by_host.setdefault(host, []).append(device)
+        for host, devices in by_host.items():
+            copies: dict[Box, np.ndarray[Any, Any]] = {}
+            for device in devices:
+                if places[device] not in copies:
+                    copies[places[device]] = layouts.shard(data, places[device])
+            self._send(
+                host,
+                "put",
+                {**description, "devices": devices},
+                [_bytes(copies[places[device]]) for device in devices],
+            )
+            connection.traffic.uploads += 1
+        return buffer
+
+    # --- down ---------------------------------------------------------------------
+
+    def fetch(self, buffer: Buffer, kind: ArrayType, on: Slice, layout: Layout) -> Fetch:
+        """Ask for the whole array; hosts answer as soon as it is there."""
+        cover = layouts.cover(layout, kind.shape, on.hosts)
+        hosts: dict[str, list[int]] = {}
+        for device in cover:
+            hosts.setdefault(on.hosts[device], []).append(device)
+        fetch = Fetch(cover, hosts)
+        for host, devices in hosts.items():
+            number = next(self._numbers)
+            self._fetches[number] = (fetch, host)
+            fields = {"id": number, "buffer": buffer.id, "devices": devices}
+            try:
+                self._send(host, "fetch", fields)
+            except PathwaysError as error:
+                self._fetches.pop(number, None)
+                self._connection.board.settle((fetch,), error.failure)
+            self._connection.traffic.fetches += 1
+        return fetch
+
+    @staticmethod
+    def assemble(fetch: Fetch, kind: ArrayType) -> np.ndarray[Any, Any]:
+        """The whole array, as it travels, from the parts of a fetch that is done."""
+        wire = wire_type(kind.dtype)
+        shape = (*kind.shape, *wire.trailing)
+        if len(fetch.cover) == 1:
+            (part,) = fetch.parts.values()
+            return np.frombuffer(part, wire.dtype).reshape(shape)
+        whole = np.empty(shape, wire.dtype)
+        for device, box in fetch.cover.items():
+            extent = tuple(stop - start for start, stop in box)
+            shard = np.frombuffer(fetch.parts[device], wire.dtype)
+            whole[layouts.index_of(box)] = shard.reshape((*extent, *wire.trailing))
+        return whole
+
+    # --- links ----------------------------------------------------------------------
+
+    def _send(self, host: str, op: str, fields: dict[str, Any], buffers: Any = ()) -> None:
+        try:
+            self._link(host).send(op, fields, buffers)
+        except LinkClosed as error:
+            raise PathwaysError(_unreachable(host, str(error))) from None
+
+    def _link(self, host: str) -> Link:
+        link = self._links.get(host)
+        if link is not None and link.closed is None:
+            return link
+        with self._connecting:
+            link = self._links.get(host)
+            if link is not None and link.closed is None:
+                return link
+            address = self._address(host)
+            hello = {"role": "client", "name": self._connection.name}
+            try:
+                link = self._connection.reactor.connect(
+                    address,
+                    self._connection.data_key,
+                    hello,
+                    name=host,
+                    context=self._connection.context,
+                )
+            except (OSError, AuthenticationError) as error:
+                raise PathwaysError(_unreachable(host, str(error))) from error
+            self._links[host] = link
+            return link
+
+    def _address(self, host: str) -> str:
+        for island in self._connection.topology["islands"]:
+            for entry in island["hosts"]:
+                if entry["name"] == host:
+                    return str(entry["data_address"])
+        raise PathwaysError(_unreachable(host, "it is not in the lab any more"))
+
+    # --- in the reactor's thread ------------------------------------------------------
+
+    def _message(
+        self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
+    ) -> None:
+        entry = self._fetches.pop(fields.get("id", 0), None)
+        if entry is None:
+            return
+        fetch, host = entry
+        if op == "fetched":
+            for device, part in zip(fetch.hosts[host], buffers, strict=True):
+                fetch.parts[device] = part
+                fetch.missing.discard(device)
+            if not fetch.missing:
+                self._connection.board.settle((fetch,), None)
+        else:
+            self._connection.board.settle((fetch,), unpack(Failure, fields["failure"]))
+
+    def _closed(self, link: Link, reason: str) -> None:
+        lost = [n for n, (_, host) in tuple(self._fetches.items()) if host == link.name]
+        for number in lost:
+            fetch, host = self._fetches.pop(number)
+            self._connection.board.settle((fetch,), _unreachable(host, reason))
+
+
+def _bytes(shard: np.ndarray[Any, Any]) -> Any:
+    """The bytes of an array, whatever its dtype, without a copy."""
+    return shard.reshape(-1).view(np.uint8).data
+
+
+def _unreachable(host: str, reason: str) -> Failure:
+    return failures.failure(
+        "lost",
+        f"host {host} cannot be reached: {reason}",
+        "values on other hosts are not affected; make the lost ones again",
+        line=Line(),
+    ).failure

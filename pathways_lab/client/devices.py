@@ -1,0 +1,296 @@
+"""Virtual devices, and the slices that they are cut into.
+
+Problem: a user's program names devices before it is known where they are, in
+a process that owns none.  A :class:`VirtualDevice` looks to JAX like a device,
+so that ``jax.sharding.Mesh``, shardings, ``shard_map``, tracing and lowering
+work on it unchanged; nothing can be computed on it here.  A :class:`Slice` is
+a mesh of them that the control plane has bound to physical devices of one
+island.
+
+Rule for maintainers: no connection is made here; a slice knows its lab only
+through :class:`Owner`.
+
+Paper: section 3 (virtual device sets), section 4.1 (resource manager).
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways_lab.client import failures
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import binding as bindings
+
+
+class Owner(Protocol):
+    """What a slice needs of its lab."""
+
+    def release_slice(self, slice_id: SliceId) -> None:
+        """Give the devices back."""
+
+
+class VirtualClient:
+    """What JAX asks of ``device.client``: only names."""
+
+    runtime_type = "virtual"
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def process_index(self) -> int:
+        return 0
+
+
+class VirtualDevice:
+    """One device of a slice: goes where JAX takes a device.
+
+    id: unique in this kernel.  slice: the :class:`Slice`.  number: row-major
+    position in it.  host: the physical host behind it.
+    """
+
+    def __init__(self, owner: Slice, number: int, identity: int) -> None:
+        self.slice = owner
+        self.number = number
+        self.id = identity
+        self.local_hardware_id = number
+        self.process_index = 0
+        self.platform = owner.kind
+        self.device_kind = f"virtual {owner.kind}"
+        self.client = owner.client
+
+    @property
+    def host(self) -> str:
+        return self.slice.binding.devices[self.number][0]
+
+    def __repr__(self) -> str:
+        return f"VirtualDevice({self.slice.name}, {self.number})"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bindings.device, (self.slice.id, self.number)
+
+
+_next_identity = 0
+
+
+def _identities(count: int) -> range:
+    global _next_identity
+    first, _next_identity = _next_identity, _next_identity + count
+    return range(first, first + count)
+
+
+class Slice:
+    """A mesh of virtual devices on one island.
+
+    shape, axes: sizes and names of the mesh axes.  binding: the physical
+    devices.  Use :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in
+    ``pw.jit``.
+    """
+
+    def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
+        self.binding = binding
+        self.id = binding.slice
+        self.name = f"s{binding.slice & 0xFFFFFFFF}"
+        self.shape = binding.shape
+        self.axes = binding.axes
+        self.kind = binding.kind
+        self.client = VirtualClient(binding.kind)
+        self.released = False
+        self.owner = owner
+        identities = _identities(len(binding.devices))
+        self.devices: tuple[VirtualDevice, ...] = tuple(
+            VirtualDevice(self, number, identity) for number, identity in enumerate(identities)
+        )
+        _slices[self.id] = self
+
+    @property
+    def tpus(self) -> list[VirtualDevice]:
+        """The devices, as the paper names them, whatever their kind."""
+        return list(self.devices)
+
+    @property
+    def island(self) -> str:
+        return self.binding.island
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each device."""
+        return tuple(host for host, _ in self.binding.devices)
+
+    @property
+    def axis_sizes(self) -> tuple[tuple[str, int], ...]:
+        """``((axis name, size), ...)``: the mesh of a layout."""
+        return tuple(zip(self.axes, self.shape, strict=True))
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The slice as a ``jax.sharding.Mesh``."""
+        return self.mesh_of(self.axis_sizes)
+
+    def mesh_of(self, axes: tuple[tuple[str, int], ...]) -> Mesh:
+        """The same devices, in the same order, as a mesh of other axes."""
+        shape = tuple(size for _, size in axes)
+        grid = np.empty(len(self.devices), dtype=object)
+        grid[:] = self.devices
+        return Mesh(grid.reshape(shape), tuple(name for name, _ in axes))
+
+    def sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
+        """``NamedSharding(slice.mesh, spec)``; without *spec* a whole copy on each device."""
+        return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
+
+    def release(self) -> None:
+        """Give the devices back.  Values on the slice are lost; handles to them fail."""
+        if not self.released:
+            self.released = True
+            if self.owner is not None:
+                self.owner.release_slice(self.id)
+
+    def __enter__(self) -> Slice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.axis_sizes)
+        state = ", released" if self.released else ""
+        return f"<Slice {self.name} ({axes}) on {self.island}{state}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{d.number}</td><td>{html.escape(host)}</td><td>{local}</td></tr>"
+            for d, (host, local) in zip(self.devices, self.binding.devices, strict=True)
+        )
+        return (
+            f"<details><summary>{html.escape(repr(self))}</summary><table>"
+            f"<tr><th>device</th><th>host</th><th>its device</th></tr>{rows}</table></details>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.binding,)
+
+
+_slices: weakref.WeakValueDictionary[SliceId, Slice] = weakref.WeakValueDictionary()
+
+
+def _restored(binding: SliceBinding) -> Any:
+    """An unpickled slice: itself in its kernel; on a host its mesh of real devices."""
+    known = _slices.get(binding.slice)
+    return known if known is not None else HostSlice(binding)
+
+
+class HostSlice:
+    """What a slice is to code that runs on its hosts: its mesh, of physical devices."""
+
+    def __init__(self, binding: SliceBinding) -> None:
+        self.binding = binding
+        self.id, self.shape, self.axes = binding.slice, binding.shape, binding.axes
+        self.island, self.kind = binding.island, binding.kind
+        self.devices = tuple(
+            bindings.device(binding.slice, number) for number in range(len(binding.devices))
+        )
+
+    @property
+    def tpus(self) -> list[Any]:
+        return list(self.devices)
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        grid = np.empty(len(self.devices), dtype=object)
+        grid[:] = self.devices
+        return Mesh(grid.reshape(self.shape), self.axes)
+
+    def sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
+
+
+def _own_device(slice_id: SliceId, number: int) -> VirtualDevice | None:
+    known = _slices.get(slice_id)
+    return None if known is None else known.devices[number]
+
+
+bindings.resolve_with(_own_device)
+
+
+def slice_of_devices(devices: Sequence[Any] | Slice) -> Slice:
+    """The slice that a sequence of virtual devices makes up.
+
+    Raises PathwaysError for local devices and for parts of a slice.
+    """
+    if isinstance(devices, Slice):
+        return devices
+    found = list(devices)
+    if not found or not all(isinstance(device, VirtualDevice) for device in found):
+        raise failures.failure(
+            "refused",
+            f"devices={found!r} are not the virtual devices of a slice",
+            "pass slice.tpus, or the slice itself",
+        )
+    owner: Slice = found[0].slice
+    if found != list(owner.devices):
+        raise failures.failure(
+            "refused",
+            f"{len(found)} devices are not slice {owner.name} ({len(owner.devices)} devices,"
+            " in their own order)",
+            f"ask for a slice of {len(found)} devices: add_slice(tpu_devices={len(found)})",
+        )
+    return owner
+
+
+class SliceMaker(Protocol):
+    """What a device set needs of its lab."""
+
+    def slice(
+        self,
+        shape: int | tuple[int, ...],
+        axes: tuple[str, ...] | None = None,
+        *,
+        island: str | None = None,
+        kind: str | None = None,
+        memory: int | str = 0,
+    ) -> Slice: ...
+
+
+class VirtualDeviceSet:
+    """A set of slices that are asked for one by one (the paper's way to ask)."""
+
+    def __init__(self, lab: SliceMaker) -> None:
+        self._lab = lab
+        self.slices: list[Slice] = []
+
+    def add_slice(
+        self,
+        tpu_devices: int | tuple[int, ...],
+        *,
+        axes: tuple[str, ...] | None = None,
+        island: str | None = None,
+        kind: str | None = None,
+        memory: int | str = 0,
+    ) -> Slice:
+        """A slice of so many devices, or of a mesh shape, of whatever kind the cluster has."""
+        made = self._lab.slice(tpu_devices, axes, island=island, kind=kind, memory=memory)
+        self.slices.append(made)
+        return made
+
+    @property
+    def devices(self) -> list[VirtualDevice]:
+        """All devices of the set, slice by slice."""
+        return [device for entry in self.slices for device in entry.devices]
+
+    def __iter__(self) -> Iterator[Slice]:
+        return iter(self.slices)
+
+    def __repr__(self) -> str:
+        return f"<VirtualDeviceSet of {len(self.slices)} slices, {len(self.devices)} devices>"

@@ -1,0 +1,154 @@
+"""From a traced function to code that travels.
+
+Problem: hosts must run exactly the user's function, on layouts that everybody
+knows beforehand, without the kernel having a single device.  The function is
+lowered to StableHLO by ``jax.export`` for the kind of its slice; Shardy's
+propagation over that code says where unspecified arguments and results go, and
+they are pinned there; the hash of the code is the function's key, so that the
+same function in a re-executed cell is the same function.
+
+Functions that call back into Python cannot be exported: they travel by value
+(cloudpickle) and are lowered by the hosts; their layouts are found the same
+way, on a copy without the callbacks.
+
+Rule for maintainers: the key covers everything that a host needs to compile;
+two functions with one key must be interchangeable.
+
+Paper: section 4.2 (registering computations), section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import jax
+from jax import export as jax_export
+
+from pathways_lab.client import failures, jaxprs, layouts, stats
+from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.devices import Slice
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Line
+from pathways_lab.runtime import jax_private
+
+if TYPE_CHECKING:
+    from pathways_lab.client.bodies import Body
+
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+"""What JAX calls a kind of device when it lowers for it."""
+
+
+@dataclass(frozen=True)
+class Executable:
+    """Code for one placement.
+
+    key: hash of the content.  kind: ``"export"`` (blob is a ``jax.export``
+    artefact of the flat function) or ``"pickle"`` (blob is the flat function
+    by value).  donated: flat positions.
+    """
+
+    key: str
+    kind: str
+    blob: bytes
+    name: str
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+    in_layouts: tuple[Layout, ...]
+    out_layouts: tuple[Layout, ...]
+    donated: tuple[int, ...]
+    line: Line
+
+
+def make(
+    body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None]
+) -> Executable:
+    """Lower and pack *body* for *place*.  wanted, out: layouts that are already decided."""
+    stats.work.exported += 1
+    platform = PLATFORMS.get(place.kind, place.kind)
+    _pin(body, place, wanted, out)
+    structs = [
+        jax.ShapeDtypeStruct(
+            struct.shape,
+            struct.dtype,
+            sharding=None if layout is None else layouts.sharding_of(layout, place),
+            weak_type=kind.weak,
+        )
+        for kind, layout in zip(body.in_types, wanted, strict=True)
+        for struct in (kind.struct,)
+    ]
+    out_shardings = [
+        None if layout is None else layouts.sharding_of(layout, place) for layout in out
+    ]
+    jitted = jax.jit(body.call, out_shardings=out_shardings)
+    if body.calls_python:
+        kind, blob = "pickle", _pickled(body)
+        text = jax_private.lower_without_callbacks(jitted.trace(*structs), [platform])
+    else:
+        kind = "export"
+        blob, text = _exported(body, jitted, structs, platform)
+    code = jax_private.read_lowered(
+        text, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]
+    )
+    in_layouts = _settled(wanted, code.inputs, body.in_types, place)
+    out_layouts = _settled(out, code.outputs, body.out_types, place)
+    identity = (body.in_types, body.out_types, in_layouts, out_layouts, body.donated, kind)
+    digest = hashlib.sha256(code.text.encode())
+    digest.update(repr(identity).encode())
+    if kind == "pickle":
+        digest.update(blob)
+    return Executable(
+        digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
+        in_layouts, out_layouts, body.donated, body.line,
+    )  # fmt: skip
+
+
+def _pin(body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None]) -> None:
+    """Decide as much as JAX needs to know on how many devices it lowers."""
+    if any(layout is not None for layout in (*wanted, *out)):
+        return
+    if place in jaxprs.slices_named(body.jaxpr.jaxpr):
+        return
+    wanted[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.in_types]
+    if not wanted:
+        out[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.out_types]
+
+
+def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tuple[bytes, str]:
+    disabled = [
+        jax_export.DisabledSafetyCheck.custom_call(target)
+        for target in sorted(jaxprs.foreign_calls(body.jaxpr.jaxpr))
+    ]
+    with jax_private.exporting_without_backend():
+        exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
+        exported = exporter(*structs)
+        return bytes(exported.serialize()), exported.mlir_module()
+
+
+def _pickled(body: Body) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(body.call))
+    except Exception as error:
+        raise failures.capture_failure(
+            f"compiled function {body.name!r} calls back into Python, so it is sent by value,"
+            f" and it cannot be pickled: {error}",
+            "do not close over locks, files, sockets, or handles",
+            node=body.name,
+        ) from error
+
+
+def _settled(
+    decided: list[Layout | None],
+    found: tuple[Layout | None, ...],
+    kinds: tuple[ArrayType, ...],
+    place: Slice,
+) -> tuple[Layout, ...]:
+    """What was decided; else what propagation found, where it cuts evenly; else whole copies."""
+    settled = []
+    for layout, propagated, kind in zip(decided, found, kinds, strict=True):
+        if layout is None and propagated is not None and layouts.fits(propagated, kind, place):
+            layout = propagated
+        settled.append(layout or layouts.replicated(place, len(kind.shape)))
+    return tuple(settled)

@@ -1,0 +1,259 @@
+"""Compiled functions: ``pw.jit``.
+
+Problem: users keep JAX's names and meanings and change only where things run.
+A :class:`CompiledFunction` is called like the Python function; depending on
+where the call stands (:mod:`~pathways_lab.client.scopes`) it is a run of one
+node, a node of the program being captured, or part of another compiled
+function.
+
+Rule for maintainers: a repeated call finds its :class:`Body` in one lookup and
+must neither trace nor lower.
+
+Paper: section 3 (compiled functions), section 4.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import jax
+from jax.core import Tracer
+
+from pathways_lab.client import arrays, failures, layouts, lines, scopes
+from pathways_lab.client.arguments import Names, Numbers, Roles, Split, broadcast, is_placement
+from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.bodies import Body
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.flat import FlatFunction
+from pathways_lab.client.handles import Handle
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A call with its arguments: leaves are handles, stand-ins and host arrays."""
+
+    function: CompiledFunction
+    body: Body
+    leaves: tuple[Any, ...]
+
+    @property
+    def slice(self) -> Slice | None:
+        return self.function.slice
+
+
+class CompiledFunction:
+    """A Python function that runs as one sharded computation on one slice.
+
+    slice: where it runs; None when the arguments decide.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        on: Slice | None = None,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
+        static_argnums: Numbers = None,
+        static_argnames: Names = None,
+        donate_argnums: Numbers = None,
+        donate_argnames: Names = None,
+        kwargs_sharding: Any = None,
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"pw.jit takes a function, got {type(function).__name__}")
+        functools.update_wrapper(self, function, updated=())
+        self.function = function
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
+        if isinstance(in_shardings, list):
+            in_shardings = tuple(in_shardings)
+        self._in, self._out, self._kwargs = in_shardings, out_shardings, kwargs_sharding
+        self._static = (static_argnums, static_argnames)
+        self._donate = (donate_argnums, donate_argnames)
+        self._roles = Roles(
+            function, static_argnums, static_argnames, donate_argnums, donate_argnames
+        )
+        self.slice = _inferred(on, in_shardings, out_shardings, self.name)
+        self._bodies: dict[Any, Body] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        scope = scopes.current()
+        if isinstance(scope, scopes.Body):
+            return self.as_jit(*args, **kwargs)
+        call = self.bind(args, kwargs)
+        if scope is not None:
+            return scope.record_call(call)  # type: ignore[attr-defined]
+        if any(isinstance(leaf, Tracer) for leaf in call.leaves):
+            raise failures.in_transformation(
+                self.name, "a transformation such as jax.grad or jax.jit"
+            )
+        from pathways_lab.client import single
+
+        return single.run_call(call)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
+        """Flatten the arguments and find (or make) the body for their types."""
+        split = self._roles.split(args, kwargs)
+        leaves, tree = jax.tree.flatten((split.args, split.kwargs))
+        kinds = tuple(
+            leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves
+        )
+        try:
+            body = self._bodies.get((tree, kinds, split.static_key))
+        except TypeError:
+            body = None
+        if body is None:
+            body = self._trace(split, tree, leaves, kinds)
+        return BoundCall(self, body, tuple(leaves))
+
+    def _trace(
+        self, split: Split, tree: Any, leaves: list[Any], kinds: Sequence[ArrayType | None]
+    ) -> Body:
+        labels = self._roles.labels(split)
+        for leaf, kind, label in zip(leaves, kinds, labels, strict=True):
+            if kind is None:
+                raise arrays.no_array(leaf, f"{label} of {self.name!r}")
+        requested = [
+            layouts.check_requested(entry, "an entry of in_shardings")
+            for entry in broadcast(self._in, split.args, "in_shardings")
+        ] + [self._kwargs] * len(jax.tree.leaves(split.kwargs))
+        body = Body(
+            FlatFunction(self.function, tree, split.static, self.name),
+            self.name,
+            [kind for kind in kinds if kind is not None],
+            requested=requested,
+            out_prefix=self._out,
+            donated=self._roles.donated(split),
+            labels=labels,
+            line=lines.of_function(self.function),
+            owner=self.function,
+        )
+        self._bodies[(tree, tuple(kinds), split.static_key)] = body
+        return body
+
+    @functools.cached_property
+    def as_jit(self) -> Callable[..., Any]:
+        """The same as ``jax.jit`` sees it: inside the body of another compiled function."""
+        return _plain_jit(self.function, *self._static)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        where = f" on {self.slice.name}" if self.slice else ""
+        return f"<compiled function {self.name}{where}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In a device process there are no slices to choose from: plain JAX.
+        return _plain_jit, (self.function, *self._static)
+
+
+def _plain_jit(
+    function: Callable[..., Any], static_argnums: Numbers, static_argnames: Names
+) -> Callable[..., Any]:
+    options: dict[str, Any] = {}
+    if static_argnums is not None:
+        options["static_argnums"] = static_argnums
+    if static_argnames is not None:
+        options["static_argnames"] = static_argnames
+    return jax.jit(function, **options)
+
+
+def _inferred(on: Slice | None, in_shardings: Any, out_shardings: Any, name: str) -> Slice | None:
+    """The slice that ``on=`` and the shardings agree on."""
+    if on is not None and not isinstance(on, Slice):
+        raise failures.failure(
+            "refused",
+            f"on={on!r} of {name!r} is not a slice",
+            "on=lab.slice(...), or on=pw.make_virtual_device_set().add_slice(tpu_devices=n)",
+        )
+    found: dict[Slice, None] = {} if on is None else {on: None}
+    for entry in jax.tree.leaves((in_shardings, out_shardings), is_leaf=is_placement):
+        owner = layouts.slice_of_sharding(entry)
+        if owner is not None:
+            found[owner] = None
+    if len(found) > 1:
+        names = " and ".join(owner.name for owner in found)
+        raise failures.failure(
+            "refused",
+            f"compiled function {name!r} names slices {names}, and it runs on one slice",
+            "use shardings over the mesh of one slice; make one function per slice",
+        )
+    return next(iter(found), None)
+
+
+@overload
+def jit(
+    function: None = None,
+    /,
+    *,
+    on: Slice | None = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+    donate_argnums: Numbers = ...,
+    donate_argnames: Names = ...,
+    name: str | None = ...,
+) -> Callable[[Callable[..., Any]], CompiledFunction]: ...
+@overload
+def jit(
+    function: Callable[..., Any],
+    /,
+    *,
+    on: Slice | None = ...,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+    donate_argnums: Numbers = ...,
+    donate_argnames: Names = ...,
+    name: str | None = ...,
+) -> CompiledFunction: ...
+def jit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    on: Slice | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    donate_argnums: Numbers = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Compile *function* into one sharded computation on a slice.
+
+    on: the slice; may be left out when a sharding names its mesh, or when the
+        arguments are handles on one slice.
+    in_shardings: a pytree prefix of the positional arguments; entries are
+        ``PartitionSpec``, ``NamedSharding`` over ``slice.mesh``, or None (where
+        the argument is; a host array goes where the code wants it).
+    out_shardings: the same for the results; None lets Shardy's propagation decide.
+    static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
+    name: what the function is called in views and errors.
+
+    Arguments elsewhere are moved and resharded automatically.  A call returns a
+    pytree of handles at once.  Also usable as ``@pw.jit(on=s)``.
+
+    Raises PathwaysError for shardings that name no slice or several.
+    """
+    options: dict[str, Any] = {
+        "on": on,
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "name": name,
+    }
+    if function is None:
+        return lambda given: CompiledFunction(given, **options)
+    return CompiledFunction(function, **options)

@@ -1,0 +1,275 @@
+"""The graph between capture and the core: nodes with code, values with places.
+
+Problem: what was captured speaks of Python objects (bodies of functions, host
+arrays, handles); the core wants a location-free :class:`Program` of plain
+data, and hosts want code for definite layouts.  Here layouts flow through the
+nodes in capture order, code is made for them, and the result is a
+:class:`Prepared` program that can be run any number of times.
+
+Rule for maintainers: this is the only place that builds core programs.
+Nothing here looks at values; everything is decided from types and layouts.
+
+Paper: section 4.2 (lowering), section 4.3 (the compact graph).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pathways_lab.client import layouts, stats
+from pathways_lab.client.arrays import ArrayType, shard_bytes
+from pathways_lab.client.bodies import Body
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.export import Executable
+from pathways_lab.client.handles import Handle
+from pathways_lab.core import lowering
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import (
+    Call,
+    Line,
+    Node,
+    Plan,
+    Program,
+    Signature,
+    SliceId,
+    Transfer,
+    Value,
+)
+
+# --- where inputs come from -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Flat argument *index* of the call."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An array that the program closes over.  data: as it travels."""
+
+    data: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A handle that the program closes over; the program keeps it alive."""
+
+    handle: Handle
+
+
+Source = Argument | Constant | Held
+
+
+# --- values and nodes -------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Ref:
+    """One value of the graph, on one slice.
+
+    layout: None until it is decided (inputs from the host take what their
+    first consumer wants).  source: set for inputs.
+    """
+
+    type: ArrayType
+    slice: Slice
+    layout: Layout | None = None
+    name: str = ""
+    source: Source | None = None
+
+
+@dataclass(eq=False)
+class CallNode:
+    """A call of a compiled function, or (glue) a group of ordinary operations made into one."""
+
+    body: Body
+    slice: Slice
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    name: str
+    line: Line
+    glue: bool = False
+
+
+@dataclass(eq=False)
+class TransferNode:
+    """An explicit move.  requested: the layout to take, or None for the nearest."""
+
+    input: Ref
+    output: Ref
+    requested: layouts.Requested
+    line: Line
+
+
+GraphNode = CallNode | TransferNode
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program that is ready to run.
+
+    inputs: the source of each plan input, with its type and place.
+    functions: the code that its nodes call, with the slices.
+    outputs: type and place of each plan output.
+    donated: plan inputs that a run consumes, each with the node that does it.
+    """
+
+    name: str
+    program: Program
+    plan: Plan
+    inputs: tuple[Ref, ...]
+    functions: tuple[tuple[Executable, SliceId], ...]
+    outputs: tuple[Ref, ...]
+    donated: dict[int, tuple[str, Line]] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Slice:
+        """One of its slices: the first that it names."""
+        return (self.inputs or self.outputs)[0].slice
+
+
+def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Prepared:
+    """Give every value its layout and every node its code; lower the result.
+
+    outputs: distinct values that nodes make.
+    Raises PathwaysError for illegal programs, at the user's own line.
+    """
+    builder = _Builder(_first_wishes(nodes))
+    for node in nodes:
+        builder.add(node)
+    program = Program(
+        name,
+        tuple(builder.values),
+        tuple(builder.nodes),
+        tuple(builder.numbers[ref] for ref in builder.inputs),
+        tuple(builder.numbers[ref] for ref in outputs),
+        builder.signatures,
+    )
+    stats.work.lowered += 1
+    plan = lowering.lower(program)
+    return Prepared(
+        name,
+        program,
+        plan,
+        tuple(builder.inputs),
+        tuple(builder.functions.values()),
+        tuple(outputs),
+        builder.donated,
+    )
+
+
+def uses(nodes: Iterable[GraphNode]) -> Iterator[tuple[GraphNode, Ref]]:
+    """Every ``(node, value that it reads)``."""
+    for node in nodes:
+        for ref in node.inputs if isinstance(node, CallNode) else (node.input,):
+            yield node, ref
+
+
+def _first_wishes(nodes: Sequence[GraphNode]) -> dict[Ref, Layout]:
+    """What the first node that reads a value, where it is, asks of its layout."""
+    wishes: dict[Ref, Layout] = {}
+    for node in nodes:
+        if isinstance(node, TransferNode):
+            ref, on = node.input, node.output.slice
+            if ref.slice is on and ref not in wishes and node.requested is not None:
+                wishes[ref] = layouts.layout_of(node.requested, on, ref.type)
+            continue
+        for index, ref in enumerate(node.inputs):
+            if ref.slice is node.slice and ref not in wishes:
+                wanted = node.body.wanted(index, node.slice)
+                if wanted is not None:
+                    wishes[ref] = wanted
+    return wishes
+
+
+class _Builder:
+    """Numbers values, flows layouts, collects code."""
+
+    def __init__(self, wishes: dict[Ref, Layout]) -> None:
+        self.wishes = wishes
+        self.values: list[Value] = []
+        self.numbers: dict[Ref, int] = {}
+        self.inputs: list[Ref] = []
+        self.nodes: list[Node] = []
+        self.signatures: dict[str, Signature] = {}
+        self.functions: dict[tuple[str, SliceId], tuple[Executable, SliceId]] = {}
+        self.donated: dict[int, tuple[str, Line]] = {}
+
+    def add(self, node: GraphNode) -> None:
+        if isinstance(node, TransferNode):
+            self._transfer(node)
+        else:
+            self._call(node)
+
+    def _call(self, node: CallNode) -> None:
+        wanted = [self._layout_for(node, index, ref) for index, ref in enumerate(node.inputs)]
+        # Glue makes its results where they are wanted; a compiled function is
+        # the same code wherever its results go.
+        pinned = [self.wishes.get(ref) for ref in node.outputs] if node.glue else None
+        code = node.body.on(node.slice, wanted, pinned)
+        for ref, layout in zip(node.inputs, code.in_layouts, strict=True):
+            if ref.layout is None:
+                ref.layout = layout
+        inputs = tuple(self._number(ref) for ref in node.inputs)
+        for ref, layout in zip(node.outputs, code.out_layouts, strict=True):
+            ref.layout = layout
+        outputs = tuple(self._number(ref) for ref in node.outputs)
+        for position in code.donated:
+            ref = node.inputs[position]
+            if ref.source is not None:
+                self.donated[self.inputs.index(ref)] = (node.name, node.line)
+        self.functions[code.key, node.slice.id] = (code, node.slice.id)
+        self.signatures[code.key] = Signature(
+            node.name, node.slice.id, code.in_layouts, code.out_layouts
+        )
+        self.nodes.append(
+            Call(code.key, node.slice.id, inputs, outputs, code.donated, node.name, node.line)
+        )
+
+    def _layout_for(self, node: CallNode, index: int, ref: Ref) -> Layout | None:
+        """The layout in which the code takes an argument; None leaves it to the code."""
+        wanted = node.body.wanted(index, node.slice)
+        if wanted is not None:
+            return wanted
+        if ref.slice is node.slice:
+            return ref.layout or self.wishes.get(ref)
+        assert ref.layout is not None, "a value on another slice was made by an earlier node"
+        return layouts.carried_over(ref.layout, node.slice, ref.type)
+
+    def _transfer(self, node: TransferNode) -> None:
+        source, target = node.input, node.output
+        if node.requested is not None:
+            target.layout = layouts.layout_of(node.requested, target.slice, target.type)
+        if source.layout is None:
+            source.layout = layouts.replicated(source.slice, len(source.type.shape))
+        if target.layout is None:
+            target.layout = layouts.carried_over(source.layout, target.slice, target.type)
+        if (source.slice, source.layout) == (target.slice, target.layout):
+            self.numbers[target] = self._number(source)
+            return
+        given, made = self._number(source), self._number(target)
+        name = f"{source.name or 'value'} to {target.slice.name}"
+        self.nodes.append(Transfer(given, made, name, node.line))
+
+    def _number(self, ref: Ref) -> int:
+        known = self.numbers.get(ref)
+        if known is not None:
+            return known
+        assert ref.layout is not None
+        if ref.source is not None:
+            self.inputs.append(ref)
+        number = self.numbers[ref] = len(self.values)
+        self.values.append(
+            Value(
+                ref.type.shape, ref.type.dtype, ref.slice.id, ref.layout,
+                shard_bytes(ref.type, ref.layout), ref.name,
+            )
+        )  # fmt: skip
+        return number

@@ -1,0 +1,22 @@
+"""What a front end may plug into the client, without the client knowing any.
+
+Problem: a lab shows live views and the progress of its start, but how depends
+on where it is used (a notebook, a terminal, a script), and the client must not
+import what draws.
+
+Rule for maintainers: set by whoever stands above the client (the public
+package, the notebook extension); the client works with all of them unset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pathways_lab.runtime.progress import Show
+
+open_view: Callable[..., Any] | None = None
+"""``open_view(lab, *panels, **options)``: a live view of a lab's timeline."""
+
+show_progress: Callable[[], Show] | None = None
+"""Makes a display of the start of a lab; None: one line in a terminal."""

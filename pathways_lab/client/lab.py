@@ -1,0 +1,348 @@
+"""The lab: one object for a cluster that this kernel drives.
+
+Problem: a newcomer's first line starts a cluster, a colleague's joins one that
+runs; afterwards both use the same object.  What is never asked for is never
+started, and what was started ends with the kernel.
+
+Rule for maintainers: thin; everything is done by the session, the connection
+and the runtime.  One embedded lab per kernel.
+
+Paper: section 3 (users), section 4.1 (resource manager).
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.client import cluster, failures, hooks
+from pathways_lab.client.cluster import Device, Island
+from pathways_lab.client.connection import Connection
+from pathways_lab.client.devices import Slice, VirtualDeviceSet
+from pathways_lab.client.session import Session
+from pathways_lab.client.stats import Stats
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.runtime import attach, tls
+from pathways_lab.runtime import progress as displays
+from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Record, Span
+
+if TYPE_CHECKING:
+    import distributed
+
+_AXES = ("x", "y", "z")
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+class Lab:
+    """A cluster that this kernel drives.
+
+    session: the connection and what runs on it.  timeline: what happened.
+    name: what the cluster calls this kernel.  embedded: the cluster that was
+    started for it, or None.
+    """
+
+    def __init__(
+        self,
+        control: ControlAddress,
+        embedded: EmbeddedCluster | None = None,
+        label: str = "kernel",
+    ) -> None:
+        self.embedded = embedded
+        self.slices: list[Slice] = []
+        self._control = control
+        self._compiled = 0
+        self._closed = False
+        connection = Connection(
+            control.address, control.key, context=tls.client_context(control.tls), label=label
+        )
+        self.session = Session(connection)
+        self.name = connection.name
+        offset = connection.link.clock_offset
+        self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
+        connection.on_records = self._remember
+        connection.on_closed = self._lost
+        connection.send("watch", {"on": True})
+        atexit.register(self.close)
+
+    # --- devices ------------------------------------------------------------------------
+
+    @property
+    def islands(self) -> tuple[Island, ...]:
+        """Islands with their hosts, as they are now."""
+        return cluster.islands_of(self.session.connection.topology)
+
+    def devices(self) -> tuple[Device, ...]:
+        """All physical devices."""
+        return cluster.devices_of(self.islands)
+
+    def slice(
+        self,
+        shape: int | tuple[int, ...],
+        axes: str | tuple[str, ...] | None = None,
+        *,
+        island: str | None = None,
+        kind: str | None = None,
+        memory: int | str = 0,
+    ) -> Slice:
+        """Virtual devices in a mesh, bound to physical devices of one island.
+
+        shape: a number of devices, or 1 to 3 mesh sizes.
+        axes: a name per mesh axis (default ``x``, ``y``, ``z``).
+        island, kind (``"cpu"``, ``"gpu"``, ``"tpu"``), memory (least bytes per
+            device, or text like ``"2 GB"``): constraints.
+
+        Raises PathwaysError that says what was asked, what exists, what is free.
+        """
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        names = _AXES[: len(sizes)] if axes is None else (axes,) if isinstance(axes, str) else axes
+        _check_shape(sizes, tuple(names))
+        request = SliceRequest(sizes, tuple(names), island, kind, _bytes(memory))
+        made = Slice(self.session.connection.request_slice(request), self)
+        self.slices.append(made)
+        return made
+
+    def release_slice(self, slice_id: SliceId) -> None:
+        """Give a slice back (see :meth:`Slice.release`)."""
+        self.slices = [entry for entry in self.slices if entry.id != slice_id]
+        if not self._closed:
+            self.session.connection.release_slice(slice_id)
+
+    # --- what happened -------------------------------------------------------------------
+
+    @property
+    def submitted(self) -> int:
+        """Messages that submitted a run: one per run."""
+        return self.session.connection.traffic.sent["submit"]
+
+    def stats(self) -> Stats:
+        """Counters: captured, lowered, exported, compiled, messages."""
+        return self.session.connection.traffic.snapshot(self._compiled)
+
+    def view(self, *panels: str, **options: Any) -> Any:
+        """A live view of the timeline.  panels: names of panels; none means all."""
+        if hooks.open_view is None:
+            raise failures.failure(
+                "refused", "no front end is there to show a view", "import pathways_lab as pw"
+            )
+        return hooks.open_view(self, *panels, **options)
+
+    def _remember(self, packed: list[Any]) -> None:
+        records: list[Record] = [unpack(Record, entry) for entry in packed]
+        self._compiled += sum(isinstance(r, Span) and r.kind == "compile" for r in records)
+        self.timeline.extend(records)
+
+    # --- sharing, and the Dask side -----------------------------------------------------------
+
+    def invite(self, path: str | Path) -> None:
+        """Write a lab file: whoever can read it can ``pw.connect(path)`` as a client."""
+        attach.write_lab_file(path, self._control)
+
+    def dask_client(self) -> distributed.Client:
+        """A Dask client of the embedded cluster; the caller closes it."""
+        if self.embedded is None:
+            raise failures.failure(
+                "refused",
+                "this lab was not started here",
+                "use the distributed.Client of the cluster that you connected to",
+            )
+        return self.embedded.dask_client()
+
+    # --- the end -----------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the lab; an embedded cluster ends with it.  Again is fine."""
+        global _current
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if _current is self:
+            _current = None
+        for entry in self.slices:
+            entry.released = True
+        self.slices = []
+        try:
+            self.session.connection.close()
+        finally:
+            if self.embedded is not None:
+                self.embedded.close()
+
+    def _lost(self, failure: Failure) -> None:
+        """The connection is gone: nothing runs any more (called in the reactor's thread)."""
+        global _current
+        if _current is self:
+            _current = None
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Lab, closed>"
+        islands = self.islands
+        count = sum(island.devices for island in islands)
+        return f"<Lab {self.name}: {len(islands)} islands, {count} devices>"
+
+    def _repr_html_(self) -> str:
+        return repr(self).strip("<>") + ("" if self._closed else cluster.as_html(self.islands))
+
+
+def _check_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
+    good = 1 <= len(shape) <= 3 and all(isinstance(n, int) and n >= 1 for n in shape)
+    if not good:
+        raise failures.failure(
+            "refused",
+            f"a slice of shape {shape} cannot be: a mesh has 1 to 3 sizes, each at least 1",
+            "for example lab.slice((2, 4), axes=('data', 'model'))",
+        )
+    if len(axes) != len(shape) or len(set(axes)) != len(axes):
+        raise failures.failure(
+            "refused",
+            f"axes {axes} do not fit shape {shape}: one different name per size is needed",
+            f"for example axes={_AXES[: len(shape)]}",
+        )
+
+
+def _bytes(given: int | str) -> int:
+    """A number of bytes, or text like ``"512 MiB"``."""
+    if isinstance(given, int):
+        return given
+    digits = given.strip().rstrip("BGIKMbgikm ")
+    unit = _UNITS.get(given.strip()[len(digits) :].strip().upper())
+    try:
+        if unit is None:
+            raise ValueError
+        return int(float(digits) * unit)
+    except ValueError:
+        raise failures.failure(
+            "refused", f"memory={given!r} is no size", "write bytes, or text like '512 MiB'"
+        ) from None
+
+
+# --- the kernel's lab ---------------------------------------------------------------------------
+
+_current: Lab | None = None
+
+
+def current() -> Lab:
+    """The lab of this kernel; the first use starts an embedded one."""
+    return _current if _current is not None and not _current.closed else start()
+
+
+def is_running() -> bool:
+    """Whether this kernel has a lab."""
+    return _current is not None and not _current.closed
+
+
+def start(
+    islands: int = 2,
+    hosts_per_island: int = 1,
+    devices_per_host: int = 4,
+    *,
+    memory: int | str | None = None,
+    platform: str = "auto",
+    progress: bool | Callable[[displays.Progress], object] = True,
+) -> Lab:
+    """Start a lab on this machine: a local Dask cluster whose workers own devices.
+
+    memory: bytes per device that programs may use, or text like ``"1 GiB"``
+        (default: a share of what is free).
+    platform: ``"auto"`` takes accelerators when there are enough; ``"cpu"``
+        takes CPU devices.
+    progress: show how far the start is; or a function that is told.
+
+    It ends with the kernel, with :meth:`Lab.close`, and when another is started.
+    Raises PathwaysError with the numbers when memory does not suffice.
+    """
+    global _current
+    if _current is not None:
+        _current.close()
+    show = progress if callable(progress) else _display() if progress else None
+    made = start_cluster(
+        islands,
+        hosts_per_island,
+        devices_per_host,
+        None if memory is None else _bytes(memory),
+        platform,
+        show,
+    )
+    try:
+        _current = Lab(made.control, made)
+    except BaseException:
+        made.close()
+        raise
+    return _current
+
+
+def _display() -> displays.Show:
+    return displays.line() if hooks.show_progress is None else hooks.show_progress()
+
+
+def connect(
+    target: object = None,
+    *,
+    devices_per_host: int | None = None,
+    memory: int | str | None = None,
+    platform: str = "auto",
+    timeout: float = 60.0,
+) -> Lab:
+    """Join the lab on a Dask cluster, or make one there by plugins if there is none.
+
+    target: a ``distributed.Client``, a Dask cluster, the address of a Dask
+        scheduler, the path of a lab file, or None: what the environment
+        variable PATHWAYS_LAB says.
+    devices_per_host, memory, platform: only for the one who makes the lab.
+    timeout: seconds to wait for a first worker and host.
+
+    Raises PathwaysError that says what is missing.
+    """
+    global _current
+    control = attach.attach(
+        target,
+        devices_per_host=devices_per_host,
+        memory=None if memory is None else _bytes(memory),
+        platform=platform,
+        timeout=timeout,
+    )
+    try:
+        lab = Lab(control)
+    except OSError as error:
+        raise PathwaysError(
+            Failure(
+                "lost",
+                f"the lab at {control.address} does not answer: {error}",
+                "is it still running?  Ask its owner for a new lab file",
+            )
+        ) from error
+    _current = lab
+    return lab
+
+
+def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:
+    """A set to which slices of virtual devices are added (of the kernel's lab)."""
+    return VirtualDeviceSet(lab or current())

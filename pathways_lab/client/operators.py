@@ -1,0 +1,191 @@
+"""Operators and array methods on handles: ``h + 1``, ``h[0]``, ``h.mean()``.
+
+Problem: results of programs should feel like arrays.  Outside of a program
+each operator is a program of one node on the handle's slice; inside one, the
+handle becomes an input of the program and the operator part of it.
+
+Rule for maintainers: the table is the whole list; each entry is a compiled
+function made once.  Unknown operands are left to the other side, as in JAX.
+
+Paper: section 3 (without a program every call is one of its own).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_lab.client import failures, scopes
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "matmul": operator.matmul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+}
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": operator.abs,
+    "invert": operator.invert,
+}
+_METHODS = (
+    *("all", "any", "argmax", "argmin", "astype", "clip", "conj", "cumprod", "cumsum", "dot"),
+    *("flatten", "max", "mean", "min", "prod", "ravel", "repeat", "reshape", "round", "sort"),
+    *("squeeze", "std", "sum", "swapaxes", "take", "transpose", "var"),
+)
+_PROPERTIES = ("T", "mT", "real", "imag")
+
+
+class Operators:
+    """What a handle inherits."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            index = np.asarray(index)
+        pattern, dynamic = _split(index)
+        return _apply("getitem", _getitem, self, *dynamic, spec=pattern)
+
+
+@functools.cache
+def _compiled(name: str, function: Callable[..., Any]) -> Any:
+    from pathways_lab.client.functions import CompiledFunction
+
+    return CompiledFunction(function, static_argnames=("spec",), name=name)
+
+
+def _apply(name: str, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+    """*function* of the operands, as a node of whatever the call stands in."""
+    scope = scopes.current()
+    if isinstance(scope, scopes.Body):
+        raise failures.capture_failure(
+            f"compiled function {scope.name!r} reads a handle from outside",
+            "pass the handle as an argument",
+            node=scope.name,
+        )
+    if scope is not None:
+        return function(*map(scope.lift, operands), **options)  # type: ignore[attr-defined]
+    return _compiled(name, function)(*operands, **options)
+
+
+def _is_operand(value: Any) -> bool:
+    kinds = (Operators, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+    return isinstance(value, kinds)
+
+
+def _binary(name: str, function: Callable[[Any, Any], Any], swapped: bool) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        if not _is_operand(other):
+            return NotImplemented
+        operands = (other, self) if swapped else (self, other)
+        return _apply(name, function, *operands)
+
+    return method
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> Any:
+    return lambda self: _apply(name, function, self)
+
+
+def _method(name: str) -> Any:
+    def call(array: Any, *dynamic: Any, spec: tuple[Any, ...]) -> Any:
+        pattern, given = spec
+        return getattr(array, name)(*_joined(pattern, dynamic), **dict(given))
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # NumPy's functions pass ``out=None`` to methods of this name.
+        given = {key: value for key, value in kwargs.items() if key != "out" or value is not None}
+        pattern, dynamic = _split(args)
+        spec = (pattern, _hashable(sorted(given.items())))
+        return _apply(name, call, self, *dynamic, spec=spec)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"As ``jax.Array.{name}``, on the handle's slice."
+    return method
+
+
+def _property(name: str) -> Any:
+    def get(array: Any) -> Any:
+        return getattr(array, name)
+
+    return property(lambda self: _apply(name, get, self), doc=f"As ``jax.Array.{name}``.")
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+for _name, _function in _BINARY.items():
+    setattr(Operators, f"__{_name}__", _binary(_name, _function, swapped=False))
+    setattr(Operators, f"__r{_name}__", _binary(_name, _function, swapped=True))
+for _name, _function in _COMPARE.items():
+    setattr(Operators, f"__{_name}__", _binary(_name, _function, swapped=False))
+for _name, _one in _UNARY.items():
+    setattr(Operators, f"__{_name}__", _unary(_name, _one))
+for _name in _METHODS:
+    setattr(Operators, _name, _method(_name))
+for _name in _PROPERTIES:
+    setattr(Operators, _name, _property(_name))
+
+
+# --- patterns: what is static and what is an array --------------------------------------
+
+_ARRAY = "array"
+_SLICE = "slice"
+
+
+def _split(given: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """Arguments or an index as a hashable pattern, and the arrays in it."""
+    pattern: list[Any] = []
+    dynamic: list[Any] = []
+    for entry in given if isinstance(given, tuple) else (given,):
+        if isinstance(entry, slice):
+            pattern.append((_SLICE, entry.start, entry.stop, entry.step))
+        elif isinstance(entry, Operators | jax.Array | np.ndarray):
+            pattern.append((_ARRAY,))
+            dynamic.append(entry)
+        else:
+            pattern.append(_hashable(entry))
+    return tuple(pattern), dynamic
+
+
+def _joined(pattern: tuple[Any, ...], dynamic: Iterable[Any]) -> list[Any]:
+    """The inverse of :func:`_split`."""
+    rest = iter(dynamic)
+    joined: list[Any] = []
+    for entry in pattern:
+        if isinstance(entry, tuple) and entry[:1] == (_SLICE,):
+            joined.append(slice(*entry[1:]))
+        elif entry == (_ARRAY,):
+            joined.append(next(rest))
+        else:
+            joined.append(entry)
+    return joined
+
+
+def _getitem(array: Any, *dynamic: Any, spec: tuple[Any, ...]) -> Any:
+    return array[tuple(_joined(spec, dynamic))]

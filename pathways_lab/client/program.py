@@ -1,0 +1,332 @@
+"""Programs: ``@pw.program``, and what a captured program is.
+
+Problem: one Python function that calls many compiled functions becomes one
+program, captured once per set of argument types and places, lowered once, and
+then run with one message each time.
+
+Rule for maintainers: a repeated call is one lookup and one run; capture sees
+only types, so the cache key is types, places and static values.
+
+Paper: section 3 (the program tracer), section 4.2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import jax
+
+from pathways_lab.client import arrays, capture, failures, layouts
+from pathways_lab.client.arguments import Names, Numbers, Roles
+from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.capture import Capture, Captured, Standin
+from pathways_lab.client.devices import Slice, VirtualDevice
+from pathways_lab.client.flat import with_static
+from pathways_lab.client.graph import Argument, Constant, Held, Prepared, Ref, prepare
+from pathways_lab.client.handles import Handle
+from pathways_lab.client.placing import Given, place
+from pathways_lab.client.single import session_of
+from pathways_lab.core import lowering
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output *index* of the run."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An input that is returned untouched; on: where a host array goes, if anywhere."""
+
+    source: Argument | Constant | Held
+    type: ArrayType
+    name: str
+    on: Slice | None
+
+
+class CapturedProgram:
+    """A program for one set of argument types and places, ready to run.
+
+    name: of the program.  prepared: None when nothing in it runs.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        inputs: Sequence[Ref | Given],
+        default: Slice | None = None,
+    ) -> None:
+        self.name = captured.name
+        self.jaxpr = captured.jaxpr
+        self._tree = captured.tree
+        try:
+            graph = place(captured, inputs, default)
+            made = [x for x in graph.results if isinstance(x, Ref) and x.source is None]
+            outputs = list(dict.fromkeys(made))
+            self.prepared: Prepared | None = None
+            if graph.nodes:
+                self.prepared = prepare(captured.name, graph.nodes, outputs)
+        except Exception as error:
+            failures.reraise(error, program=captured.name)
+        numbers = {ref: Output(number) for number, ref in enumerate(outputs)}
+        on = default or _first_slice(inputs, self.prepared)
+        self._leaves = tuple(
+            self._result(graph.results[leaf.index], numbers, on)
+            if isinstance(leaf, Standin)
+            else leaf
+            for leaf in captured.leaves
+        )
+
+    @staticmethod
+    def _result(item: Ref | Given, numbers: dict[Ref, Output], on: Slice | None) -> Output | Passed:
+        if isinstance(item, Ref) and item.source is None:
+            return numbers[item]
+        assert item.source is not None
+        where = item.slice if isinstance(item, Ref) else on
+        return Passed(item.source, item.type, item.name, where)
+
+    def run(self, leaves: Sequence[Any], priority: int = 0) -> Any:
+        """Submit one run with these flat arguments; its results, at once."""
+        handles: list[Handle] = []
+        if self.prepared is not None:
+            session = session_of(self.prepared.place)
+            handles = session.run(self.prepared, leaves, priority)
+        results = [self._leaf(leaf, leaves, handles) for leaf in self._leaves]
+        return jax.tree.unflatten(self._tree, results)
+
+    def _leaf(self, leaf: Any, leaves: Sequence[Any], handles: list[Handle]) -> Any:
+        if isinstance(leaf, Output):
+            return handles[leaf.index]
+        if not isinstance(leaf, Passed):
+            return leaf
+        if isinstance(leaf.source, Held):
+            return leaf.source.handle
+        source = leaf.source
+        value = source.data if isinstance(source, Constant) else leaves[source.index]
+        if isinstance(value, Handle) or leaf.on is None:
+            return value
+        layout = layouts.replicated(leaf.on, len(leaf.type.shape))
+        return session_of(leaf.on).put(value, leaf.type, leaf.on, layout, leaf.name)
+
+    def ir(self) -> str:
+        """Every stage as text: captured (JAX's own form), location free, lowered."""
+        stages = [("captured", str(self.jaxpr))]
+        if self.prepared is not None:
+            stages.append(("program", lowering.show(self.prepared.program)))
+            stages.append(("plan", lowering.show_plan(self.prepared.plan)))
+        return "\n\n".join(f"--- {title} ---\n{text}" for title, text in stages)
+
+    def __repr__(self) -> str:
+        steps = len(self.prepared.plan.steps) if self.prepared is not None else 0
+        return f"<captured program {self.name}: {steps} steps>"
+
+
+def _first_slice(inputs: Sequence[Ref | Given], prepared: Prepared | None) -> Slice | None:
+    if prepared is not None:
+        return prepared.place
+    return next((item.slice for item in inputs if isinstance(item, Ref)), None)
+
+
+def input_item(index: int, leaf: Any, kind: ArrayType, name: str) -> Ref | Given:
+    """What flat argument *index* is to the graph."""
+    if isinstance(leaf, Handle):
+        return Ref(kind, leaf.slice, leaf.layout, name, Argument(index))
+    return Given(kind, Argument(index), name)
+
+
+class ProgramFunction:
+    """A Python function whose calls are programs.
+
+    on: where operations run that nothing else gives a place.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        static_argnums: Numbers = None,
+        static_argnames: Names = None,
+        on: Slice | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"pw.program takes a function, got {type(function).__name__}")
+        functools.update_wrapper(self, function, updated=())
+        self.function = function
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
+        self._on = on
+        self._roles = Roles(function, static_argnums, static_argnames)
+        self._captured: dict[Any, CapturedProgram] = {}
+        self.last: CapturedProgram | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; a pytree of handles, at once."""
+        if capture.current() is not None:
+            # A program inside a program is part of it.
+            return self.function(*args, **kwargs)
+        program, leaves = self._find(args, kwargs)
+        return program.run(leaves)
+
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedProgram:
+        """The captured program for these arguments, without running it."""
+        return self._find(args, kwargs)[0]
+
+    def ir(self, *args: Any, **kwargs: Any) -> str:
+        """Every stage of the program for these arguments (default: of the last call) as text."""
+        if not args and not kwargs and self.last is not None:
+            return self.last.ir()
+        return self.capture(*args, **kwargs).ir()
+
+    def _find(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[CapturedProgram, list[Any]]:
+        split = self._roles.split(args, kwargs)
+        leaves, tree = jax.tree.flatten((split.args, split.kwargs))
+        kinds = tuple(
+            leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves
+        )
+        places = tuple((x.slice.id, x.layout) if isinstance(x, Handle) else None for x in leaves)
+        key = (tree, kinds, places, split.static_key)
+        program = self._captured.get(key)
+        if program is None:
+            labels = self._roles.labels(split)
+            inputs = []
+            for index, (leaf, kind, label) in enumerate(zip(leaves, kinds, labels, strict=True)):
+                if kind is None:
+                    raise arrays.no_array(leaf, f"{label} of {self.name!r}")
+                inputs.append(input_item(index, leaf, kind, label))
+
+            def body(standins: list[Any]) -> Any:
+                args, kwargs = jax.tree.unflatten(tree, standins)
+                full, named = with_static(args, kwargs, split.static)
+                return self.function(*full, **named)
+
+            captured = Capture(self.name).run(
+                body,
+                [item.type for item in inputs],
+                [item.slice if isinstance(item, Ref) else None for item in inputs],
+            )
+            program = self._captured[key] = CapturedProgram(captured, inputs, self._on)
+        self.last = program
+        return program, leaves
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}>"
+
+
+@overload
+def program(
+    function: None = None,
+    /,
+    *,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+    on: Slice | None = ...,
+    name: str | None = ...,
+) -> Callable[[Callable[..., Any]], ProgramFunction]: ...
+@overload
+def program(
+    function: Callable[..., Any],
+    /,
+    *,
+    static_argnums: Numbers = ...,
+    static_argnames: Names = ...,
+    on: Slice | None = ...,
+    name: str | None = ...,
+) -> ProgramFunction: ...
+def program(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    on: Slice | None = None,
+    name: str | None = None,
+) -> Any:
+    """Make a function that calls compiled functions into one program.
+
+    The function is captured once per set of argument types and places: each
+    call of a compiled function in it is a node, operators and ``jnp`` calls
+    become nodes where their operands are, and moves between slices are
+    inserted.  A call submits one run, with one message, and returns a pytree
+    of handles at once.
+
+    static_argnums, static_argnames: arguments that are part of the program
+        (numbers of microbatches, switches), as in ``jax.jit``.
+    on: where operations run that nothing else gives a place.
+
+    Raises PathwaysError with the user's own line for what cannot be captured.
+    """
+    options: dict[str, Any] = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "on": on,
+        "name": name,
+    }
+    if function is None:
+        return lambda given: ProgramFunction(given, **options)
+    return ProgramFunction(function, **options)
+
+
+def device_put(tree: Any, to: Any) -> Any:
+    """Copy arrays or handles to a slice.
+
+    tree: a pytree of arrays, numbers and handles.
+    to: a slice (the layout stays as near as its mesh allows; host arrays are
+        copied to every device), a sharding over ``slice.mesh``, or a pytree
+        prefix of these.
+
+    Outside of a program: handles, at once.  Inside: a transfer of its own.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    targets = _targets(to, tree)
+    scope = capture.current()
+    moved = []
+    for leaf, target in zip(leaves, targets, strict=True):
+        move = _move(target)
+        if scope is not None:
+            moved.append(scope.record_move(leaf, move))
+        else:
+            from pathways_lab.client.single import put_leaf
+
+            moved.append(put_leaf(leaf, move.slice, move.requested))
+    return jax.tree.unflatten(structure, moved)
+
+
+def _is_target(entry: Any) -> bool:
+    return isinstance(entry, Slice | VirtualDevice | jax.sharding.Sharding)
+
+
+def _targets(to: Any, tree: Any) -> list[Any]:
+    if _is_target(to):
+        return [to] * len(jax.tree.leaves(tree))
+    try:
+        full = jax.tree.broadcast(to, tree, is_leaf=_is_target)
+    except ValueError as error:
+        raise failures.capture_failure(
+            f"the targets of device_put do not have the structure of the tree: {error}",
+            "give one slice or sharding, or a tree prefix of them",
+        ) from None
+    return jax.tree.leaves(full, is_leaf=_is_target)
+
+
+def _move(target: Any) -> capture.Move:
+    if isinstance(target, VirtualDevice) and len(target.slice) == 1:
+        target = target.slice
+    if isinstance(target, Slice):
+        return capture.Move(target, None)
+    on = layouts.slice_of_sharding(target)
+    if on is None:
+        raise failures.capture_failure(
+            f"pw.device_put to {target!r}, which is no slice and no sharding over a slice's mesh",
+            "pass a slice, slice.sharding(spec), or NamedSharding(slice.mesh, spec)",
+        )
+    return capture.Move(on, target)

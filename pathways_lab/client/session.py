@@ -1,0 +1,239 @@
+"""Running prepared programs: arguments in, handles out.
+
+Problem: a run must cost the client one message, whatever its size; arguments
+ride in it when they are small and are uploaded to their devices before when
+they are not; handles go in by their ids.
+
+Rule for maintainers: everything that a run needs is decided in
+:class:`Prepared`; here nothing is traced, lowered or exported.
+
+Paper: section 4.2 (client), section 4.4 (one message per subgraph).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pathways_lab.client import arrays, failures
+from pathways_lab.client.arrays import SMALL, ArrayType
+from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.data import DataLinks
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.graph import Argument, Constant, Held, Prepared, Ref
+from pathways_lab.client.handles import Handle
+from pathways_lab.client.waiting import Pending
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.layout import Layout
+
+_INLINE_CONSTANT = 1024
+"""Constants up to this many bytes ride in every run; larger ones are uploaded once."""
+_OUTPUTS = 10_000
+
+
+class Session:
+    """One lab's connection, and what runs on it.
+
+    outputs: text that user code printed on hosts and nobody has shown yet.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.data = DataLinks(connection)
+        self.outputs: deque[dict[str, Any]] = deque(maxlen=_OUTPUTS)
+        self.show_output: Callable[[dict[str, Any]], None] | None = None
+        self._constants: weakref.WeakKeyDictionary[Prepared, dict[int, Handle]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._uploading = threading.Lock()
+        connection.on_output = self._printed
+
+    # --- runs -------------------------------------------------------------------------
+
+    def run(self, prepared: Prepared, leaves: Sequence[Any], priority: int = 0) -> list[Handle]:
+        """Submit one run.  leaves: the flat arguments.  Handles, one per output, at once.
+
+        Raises PathwaysError when a handle is dead or a slice was released.
+        """
+        binder = _Binder(self, leaves)
+        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
+        _check_donation(prepared, buffers)
+        self.connection.register(prepared.plan, prepared.functions)
+        made = self.connection.submit(
+            prepared.plan, buffers, binder.arguments, binder.payload, priority
+        )
+        for number, (to, line) in prepared.donated.items():
+            handle = binder.handles.get(number)
+            if handle is not None:
+                handle.mark_donated(to, line)
+        return [
+            Handle(self, buffer, ref.type, ref.slice, _known(ref), ref.name)
+            for buffer, ref in zip(made, prepared.outputs, strict=True)
+        ]
+
+    def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
+        """A host array on the devices of a slice."""
+        _check_slice(on)
+        data = arrays.host_bytes(leaf, kind)
+        return Handle(self, self.data.upload(data, kind, on, layout), kind, on, layout, name)
+
+    def constant(self, prepared: Prepared, number: int, ref: Ref, source: Constant) -> Handle:
+        """The uploaded form of a constant of a program, made once."""
+        with self._uploading:
+            known = self._constants.setdefault(prepared, {})
+            handle = known.get(number)
+            if handle is None or handle.failure is not None:
+                buffer = self.data.upload(source.data, ref.type, ref.slice, _known(ref))
+                handle = known[number] = Handle(
+                    self, buffer, ref.type, ref.slice, _known(ref), ref.name
+                )
+            return handle
+
+    # --- waiting ------------------------------------------------------------------------
+
+    def wait(self, handle: Handle, done: Callable[[], bool], timeout: float | None) -> None:
+        """Wait for something of *handle*; prints what user code printed meanwhile.
+
+        Ctrl-C returns at once and cancels what is not granted of the handle's
+        run and of the runs that it waits for.
+        """
+        what = f"the value of {handle.name or 'the handle'} ({handle.type})"
+        board = self.connection.board
+        try:
+            while True:
+                board.wait(lambda: done() or self._unshown(), timeout, what)
+                self.flush_outputs()
+                if done():
+                    return
+        except KeyboardInterrupt:
+            with contextlib.suppress(PathwaysError):
+                self.connection.cancel([handle.buffer])
+            raise
+
+    async def ended(self, entry: Pending) -> None:
+        """Wait in a running event loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake_soon() -> None:
+            # The loop may have been closed meanwhile: then nobody waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(wake)
+
+        self.connection.board.when_done(entry, wake_soon)
+        await future
+
+    # --- what user code prints on hosts ---------------------------------------------------
+
+    def _printed(self, fields: dict[str, Any]) -> None:
+        self.outputs.append(fields)
+        show = self.show_output
+        if show is not None:
+            show(fields)
+        else:
+            self.connection.board.settle((), None)
+
+    def _unshown(self) -> bool:
+        return self.show_output is None and bool(self.outputs)
+
+    def flush_outputs(self) -> None:
+        """Print, in the calling thread, what user code printed on hosts."""
+        if self.show_output is not None:
+            return
+        while self.outputs:
+            with contextlib.suppress(IndexError):
+                print(labelled(self.outputs.popleft()), end="", flush=True)
+
+
+def labelled(output: dict[str, Any]) -> str:
+    """Printed text with host and device before every line."""
+    device = output.get("device")
+    where = str(output["host"]) + ("" if device is None else f" device {device}")
+    lines = str(output["text"]).splitlines() or [""]
+    return "".join(f"[{where}] {line}\n" for line in lines)
+
+
+class _Binder:
+    """Binds the inputs of one run."""
+
+    def __init__(self, session: Session, leaves: Sequence[Any]) -> None:
+        self.session = session
+        self.leaves = leaves
+        self.payload: list[bytes] = []
+        self.arguments: dict[int, int] = {}
+        self.handles: dict[int, Handle] = {}
+        self._places: dict[int, int] = {}
+
+    def bind(self, prepared: Prepared, number: int, ref: Ref) -> Buffer | None:
+        """The buffer of an input; None when its bytes ride in the message."""
+        _check_slice(ref.slice)
+        source = ref.source
+        if isinstance(source, Held):
+            return self._handle(number, source.handle)
+        if isinstance(source, Constant):
+            if source.data.nbytes > _INLINE_CONSTANT:
+                return self._handle(number, self.session.constant(prepared, number, ref, source))
+            self._ride(number, source.data.tobytes())
+            return None
+        assert isinstance(source, Argument)
+        leaf = self.leaves[source.index]
+        if isinstance(leaf, Handle):
+            return self._handle(number, leaf)
+        if ref.type.nbytes > SMALL:
+            return self._handle(
+                number, self.session.put(leaf, ref.type, ref.slice, _known(ref), ref.name)
+            )
+        place = self._places.get(source.index)
+        if place is not None:
+            self.arguments[number] = place
+        else:
+            self._ride(number, arrays.host_bytes(leaf, ref.type).tobytes())
+            self._places[source.index] = self.arguments[number]
+        return None
+
+    def _ride(self, number: int, data: bytes) -> None:
+        self.arguments[number] = len(self.payload)
+        self.payload.append(data)
+
+    def _handle(self, number: int, handle: Handle) -> Buffer:
+        if handle.session is not self.session:
+            raise failures.failure(
+                "refused",
+                f"handle {handle.name or handle.type} belongs to another lab",
+                "fetch it with handle.result() and pass the array",
+            )
+        self.handles[number] = handle
+        return handle.buffer
+
+
+def _known(ref: Ref) -> Layout:
+    assert ref.layout is not None, "a prepared program has all layouts"
+    return ref.layout
+
+
+def _check_slice(on: Slice) -> None:
+    if on.released:
+        raise failures.failure(
+            "refused", f"slice {on.name} was released", "ask for a new one: lab.slice(...)"
+        )
+
+
+def _check_donation(prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
+    for number, (to, line) in prepared.donated.items():
+        buffer = buffers[number]
+        if buffer is not None and sum(other is buffer for other in buffers) > 1:
+            raise failures.failure(
+                "refused",
+                f"the same handle is passed twice, and {to!r} donates one of them",
+                "pass a copy (handle + 0), or do not donate the argument",
+                line=line,
+            )

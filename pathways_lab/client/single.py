@@ -1,0 +1,128 @@
+"""Calls outside of programs: a program of one node each.
+
+Problem: without a program every call of a compiled function is one message and
+one gang, on the same path as everything else.
+
+Rule for maintainers: a repeated call is two dictionary lookups and one message.
+
+Paper: section 3 ("without tracing, each compiled function is a program").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pathways_lab.client import failures, layouts, lines
+from pathways_lab.client.arrays import ArrayType, host_type, no_array
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.functions import BoundCall
+from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, TransferNode, prepare
+from pathways_lab.client.handles import Handle
+from pathways_lab.client.layouts import Requested
+from pathways_lab.client.session import Session
+
+
+def run_call(call: BoundCall) -> Any:
+    """Run one call now; a pytree of handles."""
+    place = slice_of_call(call)
+    session = session_of(place)
+    key = (place.id, lines.place_of_caller(), tuple(map(_placement, call.leaves)))
+    known: Prepared | None = call.body.prepared.get(key)
+    if known is None:
+        known = call.body.prepared[key] = _prepare_call(call, place)
+    handles = session.run(known, call.leaves)
+    return jax.tree.unflatten(call.body.out_tree, handles)
+
+
+def slice_of_call(call: BoundCall) -> Slice:
+    """Where a call runs: where its function says, else where its handles are."""
+    if call.slice is not None:
+        return call.slice
+    found = dict.fromkeys(leaf.slice for leaf in call.leaves if isinstance(leaf, Handle))
+    if len(found) == 1:
+        return next(iter(found))
+    name = call.function.name
+    if not found:
+        raise failures.failure(
+            "refused",
+            f"nothing says on which slice {name!r} runs",
+            f"pw.jit({name}, on=slice), or shardings over slice.mesh, or pass handles",
+            node=name,
+        )
+    names = " and ".join(place.name for place in found)
+    raise failures.failure(
+        "refused",
+        f"the arguments of {name!r} are on slices {names}, and nothing says where it runs",
+        f"pw.jit({name}, on=slice): arguments elsewhere are then moved to it",
+        node=name,
+    )
+
+
+def session_of(place: Slice) -> Session:
+    """The session of a slice's lab."""
+    owner = place.owner
+    session: Session | None = getattr(owner, "session", None)
+    if session is None:
+        raise failures.failure(
+            "refused",
+            f"slice {place.name} belongs to no running lab",
+            "make slices with lab.slice(...) or pw.make_virtual_device_set()",
+        )
+    return session
+
+
+def _placement(leaf: Any) -> Any:
+    return (leaf.slice.id, leaf.layout) if isinstance(leaf, Handle) else None
+
+
+def _prepare_call(call: BoundCall, place: Slice) -> Prepared:
+    body = call.body
+    inputs = tuple(
+        input_of(index, leaf, kind, place, label)
+        for index, (leaf, kind, label) in enumerate(
+            zip(call.leaves, body.in_types, body.labels, strict=True)
+        )
+    )
+    outputs = tuple(
+        Ref(kind, place, name=result_name(body.name, number, len(body.out_types)))
+        for number, kind in enumerate(body.out_types)
+    )
+    node = CallNode(body, place, inputs, outputs, body.name, lines.of_caller())
+    try:
+        return prepare(body.name, [node], outputs)
+    except Exception as error:
+        failures.reraise(error, node=body.name)
+
+
+def input_of(index: int, leaf: Any, kind: ArrayType, place: Slice, label: str) -> Ref:
+    """The value that flat argument *index* is: where its handle is, else on *place*."""
+    if isinstance(leaf, Handle):
+        return Ref(kind, leaf.slice, leaf.layout, label, Argument(index))
+    return Ref(kind, place, None, label, Argument(index))
+
+
+def result_name(function: str, number: int, count: int) -> str:
+    """What result *number* of a function is called in views."""
+    return function if count == 1 else f"{function}.{number}"
+
+
+# --- moves --------------------------------------------------------------------------------
+
+
+def put_leaf(leaf: Any, on: Slice, requested: Requested) -> Handle:
+    """One array or handle on a slice, under a sharding (None: the nearest layout)."""
+    session = session_of(on)
+    if not isinstance(leaf, Handle):
+        kind = host_type(leaf)
+        if kind is None:
+            raise no_array(leaf, "a leaf given to device_put")
+        if requested is None:
+            return session.put(leaf, kind, on, layouts.replicated(on, len(kind.shape)))
+        return session.put(leaf, kind, on, layouts.layout_of(requested, on, kind))
+    given = Ref(leaf.type, leaf.slice, leaf.layout, leaf.name, Argument(0))
+    moved = Ref(leaf.type, on, name=leaf.name)
+    node = TransferNode(given, moved, requested, lines.of_caller())
+    (handle,) = session.run(prepare("device_put", [node], [moved]), [leaf])
+    return handle

@@ -1,0 +1,74 @@
+"""Things that end once, and waiting for them.
+
+Problem: user threads, asyncio loops and the reactor's thread meet at values
+that are not there yet.  A :class:`Pending` ends exactly once, with or without
+a failure; anybody may wait for any number of them, and be interrupted.
+
+Rule for maintainers: one condition variable for all; it is held for
+bookkeeping only, never while sending, and callbacks run outside of it.
+
+Paper: section 4.2 (handles to future results).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from pathways_lab.core.errors import Failure
+
+
+class Pending:
+    """Ends once.  done: it has ended; failure: why it has no value, or None."""
+
+    __slots__ = ("_callbacks", "done", "failure")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failure: Failure | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+
+class Board:
+    """Where pending things are settled and waited for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def settle(self, entries: Iterable[Pending], failure: Failure | None) -> None:
+        """End *entries*; those that have ended may only get worse (a value may be lost)."""
+        called: list[Callable[[], None]] = []
+        with self._changed:
+            for entry in entries:
+                if entry.done and (failure is None or entry.failure is not None):
+                    continue
+                entry.failure = failure
+                entry.done = True
+                if entry._callbacks:
+                    called += entry._callbacks
+                entry._callbacks = None
+            self._changed.notify_all()
+        for callback in called:
+            callback()
+
+    def when_done(self, entry: Pending, callback: Callable[[], None]) -> None:
+        """Call *callback* once *entry* has ended: now, or later in another thread."""
+        with self._changed:
+            if not entry.done:
+                entry._callbacks = [*(entry._callbacks or ()), callback]
+                return
+        callback()
+
+    def wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
+        """Return when *done()*; it is asked again whenever something has ended.
+
+        Raises TimeoutError after *timeout* seconds.  Ctrl-C gets through.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not done():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"{what} took longer than {timeout} s; it goes on")
+                self._changed.wait(left)
