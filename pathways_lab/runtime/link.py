@@ -63,7 +63,7 @@ class _Frame:
 
     def __init__(self, pieces: list[memoryview]) -> None:
         self.pieces = pieces
-        self.size = sum(len(piece) for piece in pieces)
+        self.size = len(pieces[0]) if len(pieces) == 1 else sum([len(p) for p in pieces])
 
 
 class Link:
@@ -190,7 +190,8 @@ class Link:
         with self._writing:
             while not self._blocked:
                 frames, total, offset, results = self._batch
-                offset += sum(results)
+                if results:
+                    offset += results[0]
                 if offset < total:
                     results = []
                     self._batch = (frames, total, offset, results)
@@ -207,11 +208,16 @@ class Link:
                         self._queue.popleft()
                         self.sent_messages += 1
                         self.sent_bytes += frame.size
-                count = min(len(self._queue), _VECTORS)
-                frames = tuple([self._queue[index] for index in range(count)])
-                self._batch = (frames, sum([frame.size for frame in frames]), 0, [])
-                if not frames:
+                count = len(self._queue)
+                if count == 0:
+                    self._batch = ((), 0, 0, [])
                     return
+                if count == 1:
+                    frame = self._queue[0]
+                    self._batch = ((frame,), frame.size, 0, [])
+                else:
+                    frames = tuple([self._queue[i] for i in range(min(count, _VECTORS))])
+                    self._batch = (frames, sum([frame.size for frame in frames]), 0, [])
 
     def _write_encrypted(self, pieces: list[memoryview]) -> int:
         return self._sock.send(pieces[0])
@@ -252,6 +258,8 @@ class Link:
 
 def _rest(frames: tuple[_Frame, ...], offset: int) -> list[memoryview]:
     """What is left of a batch after *offset* bytes, at most _VECTORS pieces."""
+    if offset == 0 and len(frames) == 1 and len(frames[0].pieces) <= _VECTORS:
+        return frames[0].pieces
     pieces: list[memoryview] = []
     for frame in frames:
         if offset >= frame.size:
