@@ -1,60 +1,103 @@
-"""Which accelerators of this machine each host of an embedded lab may see.
+"""Which devices each host of an embedded lab gets: accelerators, or emulated ones.
 
 Problem: several device processes on one machine must not all grab the same
 GPU, and finding out must not initialise anything in the notebook's process.
 
-Rule for maintainers: environment variables only, the ones that the platforms
-define for this; a machine without accelerators gets emulated devices (CPU).
+The rule of ``platform="auto"``: GPUs when JAX's plugin for them is installed
+and there are enough for all hosts; TPUs when libtpu is installed and one host
+is to have them all; else CPU devices.
+
+Rule for maintainers: files and environment variables only; JAX is not imported.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pathways_lab.core.errors import Failure, PathwaysError
 
-
-def gpus(devices: Path = Path("/dev")) -> list[str]:
-    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name not in ("", "-1")]
-    found = [path.name for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return [name.removeprefix("nvidia") for name in sorted(found, key=lambda n: int(n[6:]))]
+_GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
-def assign_accelerators(
-    hosts: int, devices_per_host: int, platform: str, found: list[str] | None = None
-) -> list[dict[str, str]]:
-    """The environment of each host; empty ones mean CPU devices.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The accelerators of this machine that JAX could use here.
 
-    platform: ``"cpu"``; ``"auto"``: GPUs if there are enough for all hosts, else
-        CPU; ``"gpu"``: GPUs, and a PathwaysError with the numbers if there are too few.
-    found: the GPUs (default: :func:`gpus`).
+    gpus: as CUDA_VISIBLE_DEVICES names them.  tpus: number of chips.
     """
-    if platform not in ("cpu", "auto", "gpu"):
-        raise _error(f"platform is {platform!r}", "use 'auto', 'cpu' or 'gpu'")
-    names: list[str] = []
-    if platform != "cpu":
-        names = gpus() if found is None else found
-    if names and len(names) >= hosts * devices_per_host:
-        return [
-            {
-                "CUDA_VISIBLE_DEVICES": ",".join(
-                    names[host * devices_per_host : (host + 1) * devices_per_host]
-                )
-            }
+
+    gpus: tuple[str, ...] = ()
+    tpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """platform: ``"cpu"``, or ``"auto"`` for what JAX finds.  environments: one per host."""
+
+    platform: str
+    environments: tuple[dict[str, str], ...]
+
+
+def find(devices: Path = Path("/dev")) -> Found:
+    """Look at this machine."""
+    gpus: tuple[str, ...] = ()
+    if any(_installed(plugin) for plugin in _GPU_PLUGINS):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            gpus = tuple(name for name in visible.split(",") if name not in ("", "-1"))
+        else:
+            gpus = tuple(_numbers(devices, "nvidia"))
+    tpus = 0
+    if _installed("libtpu"):
+        tpus = len(_numbers(devices, "accel")) or len(_numbers(devices / "vfio", ""))
+    return Found(gpus, tpus)
+
+
+def assign(hosts: int, devices_per_host: int, platform: str, found: Found) -> Assignment:
+    """Devices for every host.
+
+    platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: see the module's rule.
+    Raises PathwaysError with the numbers when there are too few of the kind asked for.
+    """
+    if platform not in ("cpu", "auto", "gpu", "tpu"):
+        raise _error(f"platform is {platform!r}", "use 'auto', 'cpu', 'gpu' or 'tpu'")
+    wanted = hosts * devices_per_host
+    if platform in ("auto", "gpu") and len(found.gpus) >= wanted:
+        shares = [
+            found.gpus[host * devices_per_host : (host + 1) * devices_per_host]
             for host in range(hosts)
         ]
-    if platform == "gpu":
-        raise _error(
-            f"{hosts} hosts with {devices_per_host} GPUs each need {hosts * devices_per_host}; "
-            f"this machine has {len(names)}",
-            "ask for fewer, or platform='cpu' for emulated devices",
+        return Assignment(
+            "auto", tuple({"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares)
         )
-    return [{} for _ in range(hosts)]
+    if platform in ("auto", "tpu") and hosts == 1 and found.tpus == wanted:
+        return Assignment("auto", ({},))
+    if platform in ("gpu", "tpu"):
+        there = len(found.gpus) if platform == "gpu" else found.tpus
+        raise _error(
+            f"{hosts} hosts with {devices_per_host} {platform.upper()}s each need {wanted}; JAX "
+            f"can use {there} here",
+            "ask for fewer (TPUs: one host with all chips), install JAX's plugin for them, "
+            "or platform='cpu' for emulated devices",
+        )
+    return Assignment("cpu", tuple({} for _ in range(hosts)))
+
+
+def _numbers(folder: Path, prefix: str) -> list[str]:
+    """The N of files ``<prefix>N``, ascending."""
+    matches = [re.fullmatch(prefix + r"(\d+)", path.name) for path in folder.glob(prefix + "*")]
+    return sorted((match[1] for match in matches if match), key=int)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _error(message: str, remedy: str) -> PathwaysError:

@@ -20,44 +20,55 @@ SCHEDULER = 70 * MIB
 CONTROL = 20 * MIB
 WORKER = 65 * MIB
 DEVICE_PROCESS = 200 * MIB
+ACCELERATOR_PROCESS = 2048 * MIB
+"""Assumed, not measured: libraries, pinned buffers and contexts of an accelerator's runtime."""
 DEVICE = 5 * MIB
 _DEFAULT_DEVICE_MEMORY = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes.  processes: all of them, idle.  device_memory: of one device, at most.
+    """Bytes.  processes: all of them, idle.  available: what the machine (or container) has left.
 
-    available: what the machine (or container) has left.
+    device_memory: of one device, at most; None when it is an accelerator's own.
     """
 
     processes: int
-    device_memory: int
+    device_memory: int | None
     devices: int
     available: int
 
     @property
     def total(self) -> int:
         """With every device full."""
-        return self.processes + self.device_memory * self.devices
+        return self.processes + (self.device_memory or 0) * self.devices
 
     def __str__(self) -> str:
+        free = f"{_text(self.available)} are free"
+        if self.device_memory is None:
+            return f"{_text(self.processes)} for processes ({free}), and its accelerators' memory"
         return (
             f"{_text(self.processes)} for processes, and up to {_text(self.device_memory)} on each "
-            f"of {self.devices} devices ({_text(self.total)} in all; "
-            f"{_text(self.available)} are free)"
+            f"of {self.devices} devices ({_text(self.total)} in all; {free})"
         )
 
 
-def plan_budget(hosts: int, devices_per_host: int, memory: int | None, available: int) -> Budget:
-    """The budget of a lab of CPU devices.
+def plan_budget(
+    hosts: int, devices_per_host: int, memory: int | None, available: int, emulated: bool = True
+) -> Budget:
+    """The budget of a lab on this machine.
 
     memory: bytes per device, or None: 1 GiB, or half of what is left if that is less.
-    available: see :func:`available_memory`.  Raises PathwaysError when it does not fit.
+    available: see :func:`available_memory`.
+    emulated: CPU devices, whose memory is the machine's own.
+    Raises PathwaysError when it does not fit.
     """
-    processes = SCHEDULER + CONTROL + hosts * (WORKER + DEVICE_PROCESS + devices_per_host * DEVICE)
+    device_process = DEVICE_PROCESS if emulated else ACCELERATOR_PROCESS
+    processes = SCHEDULER + CONTROL + hosts * (WORKER + device_process + devices_per_host * DEVICE)
     devices = hosts * devices_per_host
-    if memory is None:
+    if not emulated:
+        memory = None
+    elif memory is None:
         left = max(0, available - processes)
         memory = min(_DEFAULT_DEVICE_MEMORY, left // 2 // devices)
     budget = Budget(processes, memory, devices, available)

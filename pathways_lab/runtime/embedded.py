@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.runtime.accelerators import assign_accelerators
+from pathways_lab.runtime import accelerators
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.budget import Budget, available_memory, plan_budget
@@ -137,7 +137,8 @@ def start_cluster(
     """Start a lab on this machine and wait until its devices are there.
 
     memory: bytes per device that programs may use (None: see ``.budget``).
-    platform: ``"cpu"``, or ``"auto"``: accelerators when there are enough of them.
+    platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there
+        are enough of them, see :mod:`pathways_lab.runtime.accelerators`.
     progress: called with a Progress whenever something is there.
     host_module: the module that is a device process, for tests.
 
@@ -154,7 +155,9 @@ def start_cluster(
             raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
     started = time.monotonic()
     hosts = islands * hosts_per_island
-    budget = plan_budget(hosts, devices_per_host, memory, available_memory())
+    given = accelerators.assign(hosts, devices_per_host, platform, accelerators.find())
+    emulated = given.platform == "cpu"
+    budget = plan_budget(hosts, devices_per_host, memory, available_memory(), emulated)
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
     cluster = EmbeddedCluster(
@@ -162,7 +165,6 @@ def start_cluster(
     )
     atexit.register(cluster.close)
     try:
-        environments = assign_accelerators(hosts, devices_per_host, platform)
         _spawn_all(
             cluster,
             settings,
@@ -170,7 +172,7 @@ def start_cluster(
                 {
                     "folder": str(folder),
                     "module": host_module,
-                    "environment": environments[island * hosts_per_island + host],
+                    "environment": given.environments[island * hosts_per_island + host],
                     "device": device_configuration(
                         control=settings.listen("host"),
                         key=settings.host_key,
@@ -178,8 +180,8 @@ def start_cluster(
                         name=f"island{island}/host{host}",
                         island=f"island{island}",
                         devices=devices_per_host,
-                        platform=platform if environments[0] else "cpu",
-                        memory=memory if environments[0] else budget.device_memory,
+                        platform=given.platform,
+                        memory=budget.device_memory if emulated else memory,
                         data_listen=f"unix:{folder}/data-{island}-{host}",
                         worker=f"island{island}/host{host}",
                     ),

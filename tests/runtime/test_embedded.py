@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import embedded
-from pathways_lab.runtime.accelerators import assign_accelerators, gpus
+from pathways_lab.runtime import accelerators, embedded
+from pathways_lab.runtime.accelerators import Found, assign, find
 from pathways_lab.runtime.attach import attach, write_lab_file
 from pathways_lab.runtime.auth import AuthenticationError, new_key
 from pathways_lab.runtime.budget import MIB, available_memory, plan_budget
@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
     budget = plan_budget(2, 4, None, 8 << 30)
+    assert budget.device_memory is not None
     assert budget.device_memory * 8 <= budget.available
     assert budget.total == budget.processes + 8 * budget.device_memory
     with pytest.raises(PathwaysError) as caught:
@@ -51,27 +52,44 @@ def test_available_memory_is_a_fact_of_this_machine() -> None:
     assert 0 < available_memory() <= psutil.virtual_memory().total
 
 
-def test_every_host_gets_gpus_of_its_own() -> None:
-    names = ["0", "1", "2", "3"]
-    given = assign_accelerators(2, 2, "auto", names)
-    assert given == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
-    assert assign_accelerators(3, 2, "auto", names) == [{}, {}, {}]
-    assert assign_accelerators(1, 1, "cpu", names) == [{}]
-    with pytest.raises(PathwaysError, match="this machine has 4"):
-        assign_accelerators(3, 2, "gpu", names)
-    with pytest.raises(PathwaysError, match="'auto', 'cpu' or 'gpu'"):
-        assign_accelerators(3, 2, "tpu!", names)
+def test_every_host_gets_accelerators_of_its_own_or_none() -> None:
+    four = Found(gpus=("0", "1", "2", "3"), tpus=8)
+    given = assign(2, 2, "auto", four)
+    assert given.platform == "auto"
+    assert given.environments == (
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    )
+    assert assign(3, 2, "auto", four).platform == "cpu"
+    assert assign(1, 1, "cpu", four).environments == ({},)
+    assert assign(1, 8, "auto", four).platform == "auto"
+    assert assign(2, 4, "auto", four).platform == "cpu"
+    with pytest.raises(PathwaysError, match="JAX can use 4 here"):
+        assign(3, 2, "gpu", four)
+    with pytest.raises(PathwaysError, match="JAX can use 8 here"):
+        assign(2, 4, "tpu", four)
+    with pytest.raises(PathwaysError, match="'auto', 'cpu', 'gpu' or 'tpu'"):
+        assign(3, 2, "abacus", four)
 
 
-def test_gpus_are_found_without_asking_any_library(
+def test_accelerators_are_found_without_importing_jax(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "accel0", "accel1"):
         (tmp_path / name).touch()
-    assert gpus(tmp_path) == ["2", "10"]
+    monkeypatch.setattr(accelerators, "_installed", lambda module: False)
+    assert find(tmp_path) == Found()
+    monkeypatch.setattr(accelerators, "_installed", lambda module: True)
+    assert find(tmp_path) == Found(("2", "10"), 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,1")
-    assert gpus(tmp_path) == ["GPU-7", "1"]
+    assert find(tmp_path).gpus == ("GPU-7", "1")
+
+
+def test_accelerators_memory_is_not_the_machines() -> None:
+    budget = plan_budget(1, 8, 80 << 30, 8 << 30, emulated=False)
+    assert budget.device_memory is None
+    assert "accelerators' memory" in str(budget)
 
 
 def test_progress_is_one_line_in_terminals_and_nothing_elsewhere(tmp_path: Path) -> None:
