@@ -42,8 +42,10 @@ def pack(value: Any) -> Any:
 def pack_fields(value: Any) -> dict[str, Any]:
     """The same as a map from field names: for a message that *is* the dataclass."""
     cls: type = type(value)
-    names = [field.name for field in dataclasses.fields(cls)]
-    return dict(zip(names, _class_pack(cls)(value), strict=True))
+    return {
+        name: getattr(value, name) if packer is None else packer(getattr(value, name))
+        for name, packer, _, _ in _fields_of(cls)
+    }
 
 
 def unpack_fields(cls: type[T], plain: dict[str, Any]) -> T:
@@ -51,22 +53,31 @@ def unpack_fields(cls: type[T], plain: dict[str, Any]) -> T:
 
     Raises CodecError.
     """
-    values: list[Any] = []
-    for field in dataclasses.fields(typing.cast(Any, cls)):
-        if field.name in plain:
-            values.append(plain[field.name])
-        elif field.default is not dataclasses.MISSING:
-            values.append(_default_pack(cls, field.name, field.default))
-        else:
-            raise CodecError(f"{cls.__name__}.{field.name} is missing")
     kind: type = cls
-    built: T = _class_unpack(kind)(values)
-    return built
+    values = []
+    for name, _, unpacker, default in _fields_of(kind):
+        if name in plain:
+            try:
+                values.append(unpacker(plain[name]))
+            except CodecError as error:
+                raise CodecError(f"{cls.__name__}.{name}: {error}") from None
+        elif default is not dataclasses.MISSING:
+            values.append(default)
+        else:
+            raise CodecError(f"{cls.__name__}.{name} is missing")
+    return cls(*values)
 
 
-def _default_pack(cls: type, name: str, default: Any) -> Any:
-    packer = _packer(get_type_hints(cls)[name])
-    return default if packer is None else packer(default)
+@functools.cache
+def _fields_of(cls: type) -> tuple[tuple[str, _Pack | None, _Unpack, Any], ...]:
+    """Per field: name, packer, unpacker, default (MISSING when there is none)."""
+    if not dataclasses.is_dataclass(cls):
+        raise CodecError(f"{cls.__name__} is not a dataclass")
+    hints = get_type_hints(cls)
+    return tuple(
+        (field.name, _packer(hints[field.name]), _unpacker(hints[field.name]), field.default)
+        for field in dataclasses.fields(cls)
+    )
 
 
 @overload
@@ -107,10 +118,7 @@ def _tagged_unpack(classes: tuple[type, ...]) -> _Unpack:
 
 @functools.cache
 def _class_pack(cls: type) -> _Pack:
-    if not dataclasses.is_dataclass(cls):
-        raise CodecError(f"{cls.__name__} is not a dataclass")
-    hints = get_type_hints(cls)
-    packers = [(field.name, _packer(hints[field.name])) for field in dataclasses.fields(cls)]
+    packers = [(name, packer) for name, packer, _, _ in _fields_of(cls)]
 
     def pack_class(value: Any) -> list[Any]:
         return [
@@ -123,10 +131,8 @@ def _class_pack(cls: type) -> _Pack:
 
 @functools.cache
 def _class_unpack(cls: type) -> _Unpack:
-    hints = get_type_hints(cls)
-    fields = dataclasses.fields(cls)
-    unpackers = [(field.name, _unpacker(hints[field.name])) for field in fields]
-    count = len(fields)
+    unpackers = [(name, unpacker) for name, _, unpacker, _ in _fields_of(cls)]
+    count = len(unpackers)
 
     def unpack_class(plain: Any) -> Any:
         if not isinstance(plain, list | tuple) or len(plain) != count:
