@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -243,9 +244,22 @@ def spawn(
             start_new_session=True,
         )
     child = Child(popen, name, log)
+    _held.add(child)
     if configuration is not None:
         child.tell(configuration)
     return child
+
+
+_held: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _forget_lifelines() -> None:
+    """In a forked copy of this process: the lifelines are its parent's, not its own."""
+    for child in _held:
+        child.let_go()
+
+
+os.register_at_fork(after_in_child=_forget_lifelines)
 
 
 def _environment() -> dict[str, str]:

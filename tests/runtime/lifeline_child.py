@@ -28,6 +28,8 @@ def main() -> None:
             folder=Path(config["folder"]),
         )
         pids += child.hear(20)["pids"]
+    if config.get("fork") and os.fork() == 0:
+        time.sleep(600)
     lifeline.report(pids=pids, variables=sorted(os.environ))
     if config.get("deaf"):
         os.kill(os.getpid(), 19)

@@ -79,6 +79,20 @@ def test_a_stopped_child_is_killed_by_end(start: Callable[..., Child]) -> None:
     assert child.exit_code == -signal.SIGKILL
 
 
+def test_a_forked_copy_of_the_parent_holds_nobody(start: Callable[..., Child]) -> None:
+    """As left behind by ``multiprocessing`` in a notebook: alive, and no obstacle."""
+    child = start(depth=1, fork=True)
+    root, grandchild = child.hear(20)["pids"]
+    copies = [p.pid for p in psutil.Process(root).children(recursive=True) if p.pid != grandchild]
+    assert len(copies) == 2
+    os.kill(root, signal.SIGKILL)
+    assert gone([root, grandchild])
+    for copy in copies:
+        assert _runs(copy)
+        os.kill(copy, signal.SIGKILL)
+    child.end()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a stopped child")
 def test_a_stopped_grandchild_goes_too(start: Callable[..., Child]) -> None:
     child = start(depth=2)
