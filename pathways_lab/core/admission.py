@@ -13,7 +13,7 @@ Paper: section 4.6 (back-pressure).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
@@ -71,28 +71,47 @@ class Admission:
         self.changed = True
         self.settled = False
 
-    def next(self, ledger: Ledger, busy: bool) -> Entry | None:
-        """The first entry that fits, taken out; None when none does.
+    def next(
+        self, ledger: Ledger, busy: bool, pick: Callable[[list[RunRecord]], RunRecord] | None
+    ) -> Entry | None:
+        """An entry that fits, taken out; None when none does.
 
         busy: whether something admitted is unfinished.  While it is, nobody
         passes an entry that was overtaken too often on cells that it needs.
+        pick: the policy's choice among runs, None for FIFO.  Uploads go first:
+        their bytes are on the hosts already.
         """
         if not (self.changed or ledger.released):
             return None
         barred: set[int] = set()
-        for at, entry in enumerate(self.entries[:LOOK_AHEAD] if busy else self.entries):
+        fitting: dict[str, Entry] = {}
+        for entry in self.entries[:LOOK_AHEAD] if busy else self.entries:
             if barred and any(cell in barred for cell, _ in entry.need):
                 continue
-            if ledger.lacking(entry.need, given(entry, ledger)):
-                if busy and self.overtaking is not None and entry.overtaken >= self.overtaking:
-                    barred.update(cell for cell, _ in entry.need)
+            key = entry.run.index.plan.key if entry.run is not None else ""
+            if key in fitting:
                 continue
-            del self.entries[at]
-            for passed in self.entries[:at]:
-                passed.overtaken += 1
-            return entry
-        self.changed = ledger.released = False
-        return None
+            if not ledger.lacking(entry.need, given(entry, ledger)):
+                fitting[key] = entry
+                if entry.run is None or pick is None:
+                    break
+            elif busy and self.overtaking is not None and entry.overtaken >= self.overtaking:
+                barred.update(cell for cell, _ in entry.need)
+        if not fitting:
+            self.changed = ledger.released = False
+            return None
+        chosen = fitting.get("") or next(iter(fitting.values()))
+        if pick is not None and chosen.run is not None:
+            run = pick([e.run for e in fitting.values() if e.run is not None])
+            chosen = next(e for e in fitting.values() if e.run is run)
+        cells = {cell for cell, _ in chosen.need}
+        for at, entry in enumerate(self.entries):
+            if entry is chosen:
+                del self.entries[at]
+                break
+            if any(cell in cells for cell, _ in entry.need):
+                entry.overtaken += 1
+        return chosen
 
 
 def given(entry: Entry, ledger: Ledger) -> dict[int, int]:

@@ -106,38 +106,44 @@ def _by_order(run: RunRecord) -> int:
 
 @dataclass(slots=True)
 class Lanes:
-    """Runs whose next window could be granted at once, by the slices that they use.
+    """Runs whose next window waits for nothing but its turn.
 
-    Runs in one lane compete for the same devices, so only the first of each
-    lane need be looked at.
+    Runs of one program and priority are interchangeable: they lie in one lane
+    in order of submission, and only its head need be looked at.
     """
 
-    lanes: dict[tuple[SliceId, ...], list[RunRecord]] = field(default_factory=dict)
+    lanes: dict[tuple[str, int], list[RunRecord]] = field(default_factory=dict)
 
     def put(self, run: RunRecord) -> None:
-        """The run's next window waits for nothing but its turn."""
+        """The run may have its turn."""
         if not run.open:
             run.open = True
-            insort(self.lanes.setdefault(run.index.plan.slices, []), run, key=_by_order)
+            key = run.index.plan.key, run.priority
+            lane = self.lanes.get(key)
+            if lane is None:
+                self.lanes[key] = [run]
+            else:
+                insort(lane, run, key=_by_order)
 
     def take(self, run: RunRecord) -> None:
         """The run leaves its lane."""
         if run.open:
             run.open = False
-            key = run.index.plan.slices
+            key = run.index.plan.key, run.priority
             lane = self.lanes[key]
             lane.remove(run)
             if not lane:
                 del self.lanes[key]
 
-    def first(self, pace: Pace) -> RunRecord | None:
-        """The earliest submitted run that the pace allows to be granted."""
-        best: RunRecord | None = None
-        for lane in self.lanes.values():
-            run = lane[0]
-            if best is not None and run.order > best.order:
-                continue
-            assert run.window is not None
-            if pace.allows(run.window):
-                best = run
-        return best
+    def promote(self, run: RunRecord, priority: int) -> None:
+        """The run gets another priority."""
+        waits = run.open and run.state == "admitted"
+        if waits:
+            self.take(run)
+        run.priority = priority
+        if waits:
+            self.put(run)
+
+    def heads(self) -> list[RunRecord]:
+        """The first run of every lane."""
+        return [lane[0] for lane in self.lanes.values()]

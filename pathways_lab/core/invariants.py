@@ -12,56 +12,56 @@ Paper: section 4.4 (one order), section 4.6 (memory).
 
 from __future__ import annotations
 
-from pathways_lab.core.conductor import Conductor
 from pathways_lab.core.control import Control
 from pathways_lab.core.ledger import Ledger
 from pathways_lab.core.runs import RunRecord
+from pathways_lab.core.state import State
 
 
 def check(control: Control) -> None:
     """Raise AssertionError when the state of the core contradicts its rules."""
-    conductor = control.conductor
-    _memory(conductor.store.ledger, conductor)
-    _pace(conductor)
-    for run in conductor.runs.values():
-        _run(conductor, run)
-    _references(conductor)
-    for slice_id, count in conductor.users.items():
-        using = sum(slice_id in r.index.plan.slices for r in conductor.runs.values())
+    state = control.state
+    _memory(state.store.ledger, state)
+    _pace(state)
+    for run in state.runs.values():
+        _run(state, run)
+    _references(state)
+    for slice_id, count in state.users.items():
+        using = sum(slice_id in r.index.plan.slices for r in state.runs.values())
         assert using == count, f"slice {slice_id} counts {count} runs and has {using}"
 
 
-def _memory(ledger: Ledger, conductor: Conductor) -> None:
+def _memory(ledger: Ledger, state: State) -> None:
     """Rule 5: the ledger adds up and is never over its limit."""
     recounted = ledger.recount()
     assert ledger.used == recounted, f"ledger says {ledger.used}, its entries {recounted}"
     for cell, used in zip(ledger.cells, ledger.used, strict=True):
         assert 0 <= used <= cell.limit, f"{used} of {cell.limit} bytes used on {set(cell.slices)}"
     held: dict[int, int] = {}
-    for buffer in conductor.store.buffers.values():
+    for buffer in state.store.buffers.values():
         if buffer.counted and buffer.slice in ledger.cells_of:
             held[buffer.slice] = held.get(buffer.slice, 0) + buffer.nbytes
     for slice_id, nbytes in ledger.held.items():
         assert held.get(slice_id, 0) == nbytes, f"slice {slice_id} holds {held}, not {nbytes}"
-    admitted = {r.id for r in conductor.runs.values() if r.state in ("admitted", "cut")}
+    admitted = {r.id for r in state.runs.values() if r.state in ("admitted", "cut")}
     assert admitted == ledger.reserved.keys(), "reservations are not those of admitted runs"
 
 
-def _pace(conductor: Conductor) -> None:
+def _pace(state: State) -> None:
     """What is granted ahead adds up."""
     ahead: dict[int, int] = {}
-    for run in conductor.runs.values():
+    for run in state.runs.values():
         for step, cost in run.charged.items():
             key = run.index.step_function[step]
             if key is not None:
                 ahead[key[1]] = ahead.get(key[1], 0) + cost
-    for slice_id, cost in conductor.pace.by_slice.items():
+    for slice_id, cost in state.pace.by_slice.items():
         assert ahead.get(slice_id, 0) == cost, f"slice {slice_id} is {cost} us ahead"
 
 
-def _run(conductor: Conductor, run: RunRecord) -> None:
+def _run(state: State, run: RunRecord) -> None:
     """Rules 2 and 6, and the counters of one run."""
-    rules, index = conductor.rules, run.index
+    rules, index = state.rules, run.index
     granted = {s for s, state in enumerate(run.gangs) if state not in ("waiting", "cancelled")}
     assert granted == set(range(run.position)), f"run {run.id} was granted out of its order"
     settled = {s for s in granted if run.gangs[s] != "granted" and s not in run.waiting}
@@ -78,13 +78,13 @@ def _run(conductor: Conductor, run: RunRecord) -> None:
             assert buffer is None or not index.readers[p] or buffer.admitted or buffer.failure, (
                 f"run {run.id} was admitted before the maker of buffer {buffer.id}"
             )
-    assert (run.state == "queued") == (run.id in conductor.queued)
+    assert (run.state == "queued") == (run.id in state.queued)
 
 
-def _references(conductor: Conductor) -> None:
+def _references(state: State) -> None:
     """Claims and readings of buffers are those of runs that exist."""
-    for buffer in conductor.store.buffers.values():
+    for buffer in state.store.buffers.values():
         for number in buffer.claims:
-            assert number in conductor.runs, f"buffer {buffer.id} is claimed by run {number}"
+            assert number in state.runs, f"buffer {buffer.id} is claimed by run {number}"
         assert not buffer.donor or buffer.state == "donated" or buffer.reads >= 0
         assert buffer.reads >= 0, f"buffer {buffer.id} was read too often"

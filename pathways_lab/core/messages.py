@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 
@@ -175,6 +176,20 @@ class HostReport:
     compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyChosen:
+    """A client chooses whose gangs go first, for everybody.
+
+    A policy of a user's own is wrapped by the rim so that asking it is bounded
+    in time: what does not answer raises, and is removed.
+    """
+
+    time: float
+    cause: str
+    client: str
+    policy: Policy
+
+
 Event = (
     HostJoined
     | HostLost
@@ -189,6 +204,7 @@ Event = (
     | RunCancelled
     | BuffersDropped
     | HostReport
+    | PolicyChosen
 )
 
 
@@ -317,6 +333,16 @@ class RunEnded:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """The policy in force, told to who chose it.  failure: why theirs is not (any more)."""
+
+    cause: str
+    client: str
+    name: str
+    failure: Failure | None = None
+
+
 Command = (
     SliceBound
     | SliceFreed
@@ -328,4 +354,5 @@ Command = (
     | AbortRun
     | Resolved
     | RunEnded
+    | PolicySet
 )

@@ -55,7 +55,7 @@ class PlanIndex:
     results: per step, the output positions that it makes; touches: makes or reads.
     uses: per output position, how many steps touch it.
     gates: steps that may be granted only when their inputs are resident.
-    shared: hosts that have the plan.
+    shared: hosts that have the plan.  home: island by host.  devices: by slice.
     profiles: bytes along the order, by the inputs that the run accounts for.
     """
 
@@ -78,6 +78,7 @@ class PlanIndex:
     waits: tuple[int, ...]
     gates: frozenset[int]
     home: Mapping[str, str]
+    devices: Mapping[SliceId, int]
     shared: set[str] = field(default_factory=set)
     profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
     _windows: dict[int, Window] = field(default_factory=dict)
@@ -92,6 +93,14 @@ class PlanIndex:
         if found is None:
             found = self._windows[first] = self._cut(first, functions, rules)
         return found
+
+    def remaining(self, position: int, functions: Functions) -> float:
+        """Estimated device seconds of the steps from *position* on, on the busiest slice."""
+        slices: dict[SliceId, float] = {}
+        for key in self.step_function[position:]:
+            if key is not None:
+                slices[key[1]] = slices.get(key[1], 0.0) + functions.seconds(key)
+        return max(slices.values(), default=0.0)
 
     def _cut(self, first: int, functions: Functions, rules: Rules) -> Window:
         most = round(rules.window * 1e6)
@@ -195,4 +204,5 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         ),
         gates=frozenset(gates),
         home=home,
+        devices={s: len(bindings[s].devices) for s in plan.slices},
     )

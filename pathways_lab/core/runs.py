@@ -39,6 +39,7 @@ class RunRecord:
     aborted: hosts were told that it ends early.
     pending: functions that are not compiled; open: whether it lies in a lane.
     charged: per granted step, the device microseconds that the pace counts.
+    took: per step that is not settled, the device seconds that hosts measured.
     """
 
     id: int
@@ -66,6 +67,7 @@ class RunRecord:
     aborted: bool = False
     overtaken: int = 0
     charged: dict[int, int] = field(default_factory=dict)
+    took: dict[int, float] = field(default_factory=dict)
 
     def move(self, move: str) -> None:
         """Go to the next state of the life cycle."""

@@ -119,8 +119,8 @@ def _ended(world: World, clients: list[RandomClient]) -> str:
                 return f"output {buffer} of run {run} never resolved"
             if any(r.failure is not None for r in told_of[:-1]) or len(told_of) > 2:
                 return f"output {buffer} of run {run} resolved {len(told_of)} times"
-    if world.control.conductor.runs:
-        return f"runs {sorted(world.control.conductor.runs)} never ended"
+    if world.control.state.runs:
+        return f"runs {sorted(world.control.state.runs)} never ended"
     return ""
 
 
@@ -157,10 +157,10 @@ def _one_order(world: World) -> str:
 
 def _empty(world: World) -> str:
     """Nothing is left of clients that have gone."""
-    conductor = world.control.conductor
-    if conductor.runs or conductor.store.buffers or world.control.slices:
+    state = world.control.state
+    if state.runs or state.store.buffers or world.control.slices:
         return (
-            f"left behind: runs {list(conductor.runs)}, buffers {list(conductor.store.buffers)},"
+            f"left behind: runs {list(state.runs)}, buffers {list(state.store.buffers)},"
             f" slices {list(world.control.slices)}"
         )
     for host in world.hosts.values():

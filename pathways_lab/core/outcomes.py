@@ -1,0 +1,252 @@
+"""Outcomes: what hosts report, what fails with it, and how runs end.
+
+Problem: outputs resolve one by one as soon as they are final; a failure spoils
+exactly what depends on it, in its run and in later ones, always with the first
+cause; and every run ends once, whatever happens to its hosts and its client.
+
+Rule for maintainers: nothing here admits or grants.  What becomes possible by
+an outcome is woken, and looked at by :mod:`pathways_lab.core.grants`.
+
+Paper: section 4.3 (progress tracking), section 4.6 (ownership, errors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import AbortRun, RunEnded
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.runs import RunRecord
+from pathways_lab.core.state import State
+from pathways_lab.core.store import BufferRecord
+
+
+class Outcomes:
+    """See the module's docstring."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def work(self) -> None:
+        """Follow up what has settled or failed, to the end."""
+        state = self.state
+        while state.settled or state.spoiled:
+            while state.settled:
+                self._settle(*state.settled.popleft())
+            while state.spoiled:
+                self._spoil_reader(*state.spoiled.popleft())
+
+    # --- what hosts report -----------------------------------------------------------
+
+    def finished(self, run: RunRecord, step: int, host: str, seconds: float) -> None:
+        """A step ended on a host."""
+        if host not in run.waiting.get(step, ()):
+            return
+        key = run.index.step_function[step]
+        if key is not None and step not in run.poison:
+            self.state.functions.measure(key, seconds)
+            run.took[step] = max(seconds, run.took.get(step, 0.0))
+        if run.report(step, host):
+            self.state.settled.append((run, step))
+
+    def failed(self, run: RunRecord, step: int, host: str, failure: Failure) -> None:
+        """A step could not give its value on a host."""
+        if run.waiting.get(step) is None or host not in run.index.step_hosts[step]:
+            return
+        self.poison(run, step, explain(run, step, failure, host))
+        if run.report(step, host):
+            self.state.settled.append((run, step))
+
+    def arrive(self, buffer: BufferRecord) -> None:
+        """A buffer has its value everywhere."""
+        state = self.state
+        buffer.move("arrive")
+        state.resolve(buffer, None)
+        listeners, buffer.listeners = buffer.listeners, []
+        for number, p in listeners:
+            run = state.runs.get(number)
+            if run is not None:
+                for step in run.index.readers[p]:
+                    if run.count_down(step):
+                        state.settled.append((run, step))
+        state.wake(buffer)
+
+    def _settle(self, run: RunRecord, step: int) -> None:
+        """All that a gang depends on and all its hosts have ended."""
+        state, index = self.state, run.index
+        for consumer in run.settle(step):
+            state.settled.append((run, consumer))
+        key, cost = index.step_function[step], run.charged.pop(step)
+        if key is not None:
+            state.pace.add(key[1], -cost)
+            took = run.took.pop(step, None)
+            if took is not None:
+                state.turns.charge(run, (took - cost / 1e6) * index.devices[key[1]])
+        for p in index.results[step]:
+            if run.outputs[p].failure is None:
+                self.arrive(run.outputs[p])
+        for p in index.touches[step]:
+            run.uses[p] -= 1
+            if not run.uses[p]:
+                state.store.make(run.outputs[p])
+        for p in index.reads[step]:
+            self._read(run, p, 1, index.donors.get(p) == step)
+        if run.over:
+            self.end(run)
+        elif run.window is not None and run.window.first in index.gates:
+            state.woken.append(run.id)
+
+    def _read(self, run: RunRecord, p: int, steps: int, donated: bool) -> None:
+        """So many reading steps of an input have ended, or never will begin."""
+        buffer = run.inputs[p]
+        run.reads[p] -= steps
+        if buffer is None:
+            return
+        if donated and buffer.state == "resident":
+            buffer.move("donate")
+        if not run.reads[p]:
+            self.state.store.read(buffer)
+
+    # --- failing ---------------------------------------------------------------------
+
+    def poison(self, run: RunRecord, step: int, failure: Failure) -> None:
+        """A step's results are worthless, and so is all that depends on it."""
+        if step in run.poison:
+            return
+        if run.failure is None:
+            run.failure = failure
+        for spoiled in run.spoil(step, failure):
+            for p in run.index.results[spoiled]:
+                self.fail_buffer(run.outputs[p], failure)
+        rest = range(run.position, len(run.gangs))
+        if len(rest) and all(s in run.poison for s in rest):
+            self.cut(run, failure)
+
+    def fail_buffer(self, buffer: BufferRecord, failure: Failure) -> None:
+        """A buffer will never have its value (any more); later readers are spoiled."""
+        if buffer.state not in ("promised", "resident"):
+            return
+        state = self.state
+        state.store.fail(buffer, failure)
+        if not buffer.maker:
+            state.store.make(buffer)
+        state.resolve(buffer, failure)
+        listeners, buffer.listeners = buffer.listeners, []
+        state.spoiled.extend((number, p, failure) for number, p in listeners)
+        state.wake(buffer)
+
+    def _spoil_reader(self, number: int, p: int, failure: Failure) -> None:
+        run = self.state.runs.get(number)
+        if run is None:
+            return
+        if not run.position:
+            self.fail(run, failure)
+            return
+        for step in run.index.readers[p]:
+            self.poison(run, step, failure)
+            if run.count_down(step):
+                self.state.settled.append((run, step))
+
+    def fail(self, run: RunRecord, failure: Failure) -> None:
+        """The run fails as far as it has no places yet."""
+        if run.failure is None:
+            run.failure = failure
+        self.cut(run, failure)
+
+    def cut(self, run: RunRecord, failure: Failure) -> None:
+        """What has no place will never have one; what has one still ends.
+
+        A run that has not failed (its client does not want it) is cancelled.
+        """
+        state, index = self.state, run.index
+        if run.cut is not None or run.state == "granted":
+            return
+        if run.state == "queued":
+            state.queued.pop(run.id, None)
+            state.admission.remove(run=run)
+            run.open = False
+            for key in index.functions:
+                record = state.functions.records.get(key)
+                if record is not None:
+                    record.waiting.discard(run.id)
+        else:
+            run.move("cut")
+            state.lanes.take(run)
+        run.window = None
+        for step in run.stop(failure):
+            for p in index.results[step]:
+                self.fail_buffer(run.outputs[p], failure)
+        for p, readers in enumerate(index.readers):
+            buffer = run.inputs[p]
+            rest = sum(step >= run.position for step in readers)
+            if buffer is not None and rest:
+                state.store.pass_by(buffer, run.id)
+                state.wake(buffer)
+            if rest:
+                self._read(run, p, rest, False)
+        if run.over:
+            self.end(run)
+
+    def lose(self, run: RunRecord, slices: frozenset[SliceId], failure: Failure) -> None:
+        """Slices that a run uses are gone: so is all of it that has not ended."""
+        state, index = self.state, run.index
+        if run.position and not run.aborted:
+            run.aborted = True
+            state.out.append(AbortRun(state.cause, state.alive(index.hosts), run.id))
+        if run.failure is None:
+            run.failure = failure
+        self.cut(run, failure)
+        for step in list(run.waiting):
+            self.poison(run, step, explain(run, step, failure, failure.host))
+            if slices.isdisjoint(index.step_slices[step]) or run.gangs[step] == "lost":
+                continue
+            if run.lose(step):
+                state.settled.append((run, step))
+
+    # --- ending ----------------------------------------------------------------------
+
+    def end(self, run: RunRecord) -> None:
+        """Everything of a run is over."""
+        state, index = self.state, run.index
+        if state.runs.pop(run.id, None) is None:
+            return
+        admitted = run.state != "queued"
+        cancelled = run.failure is None and run.cut is not None
+        failure = run.failure or run.cut
+        run.move("cancel" if cancelled else "fail" if failure else "finish")
+        if run.cut is not None:
+            for buffer in run.outputs:
+                if buffer.granted:
+                    state.store.count(buffer)
+                state.store.make(buffer)
+            state.store.ledger.release(run.id)
+            for p, step in index.donors.items():
+                donated = run.inputs[p]
+                if donated is not None and step >= run.position:
+                    state.store.give_back(donated)
+            if run.position and not run.aborted:
+                state.out.append(AbortRun(state.cause, state.alive(index.hosts), run.id))
+        for slice_id in index.plan.slices:
+            state.users[slice_id] -= 1
+            if admitted:
+                state.active[slice_id] -= 1
+                if not state.active[slice_id]:
+                    del state.active[slice_id]
+        state.admission.settled = False
+        state.tell_resolved()
+        if run.client in state.clients:
+            state.clients[run.client].discard(run.id)
+            state.out.append(RunEnded(state.cause, run.client, run.id, run.state, failure))
+
+
+def explain(run: RunRecord, step: int, failure: Failure, host: str) -> Failure:
+    """Fill in what the plan knows about a failed step."""
+    node = run.index.plan.steps[step].node
+    return replace(
+        failure,
+        program=failure.program or run.index.plan.name,
+        node=failure.node or node.name,
+        line=failure.line if failure.line.number else node.line,
+        host=failure.host or host,
+    )

@@ -1,0 +1,137 @@
+"""May this client do that?  The checks before anything is done.
+
+Problem: clients are other people's programs.  Whatever they send, about things
+that are not theirs, that never existed or that are gone, they get an answer
+that says so, and nobody else notices.
+
+Rule for maintainers: every check returns a Failure or None; nothing here
+changes anything.
+
+Paper: section 4.2 (client), section 4.6 (ownership).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.legality import check_plan
+from pathways_lab.core.messages import RunSubmitted
+from pathways_lab.core.plans import PlanIndex
+from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.state import State
+from pathways_lab.core.store import BufferRecord
+
+
+@dataclass(slots=True)
+class ClientRecord:
+    """What a connected client has: programs by key, slices that it did not release."""
+
+    plans: dict[str, PlanIndex] = field(default_factory=dict)
+    slices: set[SliceId] = field(default_factory=set)
+
+
+def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -> Failure | None:
+    """Why a client may not use a slice for anything new."""
+    found = state.resources.slices.get(slice_id)
+    if found is not None and slice_id in record.slices:
+        return found.failure
+    if found is not None and found.binding.client == client:
+        return Failure("refused", f"slice {slice_id} was released", "ask for a new slice")
+    return Failure(
+        "refused",
+        f"slice {slice_id} is unknown or belongs to another client",
+        "use a slice that this client asked for",
+    )
+
+
+def check_program(state: State, client: str, record: ClientRecord, plan: Plan) -> Failure | None:
+    """Why a plan cannot be registered."""
+    failure = check_plan(plan)
+    if failure is not None:
+        return failure
+    for slice_id in plan.slices:
+        failure = usable(state, client, record, slice_id)
+        if failure is not None:
+            return failure
+    return None
+
+
+def check_functions(
+    index: PlanIndex, known: Mapping[tuple[str, SliceId], object]
+) -> Failure | None:
+    """Why a plan's functions cannot be waited for."""
+    missing = [f"{name} on slice {s}" for name, s in index.functions if (name, s) not in known]
+    if not missing:
+        return None
+    return Failure(
+        "refused",
+        f"program {index.plan.name!r} calls unannounced functions: {', '.join(missing)}",
+        "announce every compiled function for its slice first",
+        program=index.plan.name,
+    )
+
+
+def check_numbers(state: State, event: RunSubmitted) -> str:
+    """What is wrong with the numbers that a client chose, or ""."""
+    if event.run < 1 or event.run in state.runs:
+        return "its number is in use"
+    if len(set(event.outputs)) != len(event.outputs):
+        return "two of its outputs have the same number"
+    taken = [b for b in event.outputs if b in state.store.buffers or b < 1]
+    return f"the numbers of outputs {taken} are in use" if taken else ""
+
+
+def check_run(
+    state: State, event: RunSubmitted, record: ClientRecord, index: PlanIndex | None
+) -> Failure | None:
+    """Why a run is not legal."""
+
+    def refusal(message: str, remedy: str = "") -> Failure:
+        return Failure("refused", message, remedy, program=index.plan.name if index else "")
+
+    if index is None:
+        return refusal(f"plan {event.plan!r} is unknown", "register the program first")
+    plan = index.plan
+    if (len(event.inputs), len(event.outputs)) != (len(plan.inputs), len(plan.outputs)):
+        return refusal(
+            f"program {plan.name!r} takes {len(plan.inputs)} inputs and returns"
+            f" {len(plan.outputs)}, the run has {len(event.inputs)} and {len(event.outputs)}"
+        )
+    for slice_id in plan.slices:
+        failure = usable(state, event.client, record, slice_id)
+        if failure is not None and failure.kind == "refused":
+            return failure
+    for p, number in enumerate(event.inputs):
+        if number is None:
+            continue
+        buffer = state.store.buffers.get(number)
+        if buffer is None or buffer.owner != event.client:
+            return refusal(f"buffer {number} is unknown or belongs to another client")
+        if not index.readers[p] or buffer.failure is not None:
+            continue
+        value = plan.values[plan.inputs[p]]
+        if (buffer.slice, buffer.nbytes) != (value.slice, value.nbytes):
+            return refusal(
+                f"input {p} of {plan.name!r} is on slice {value.slice} with {value.nbytes:,}"
+                f" bytes per device, buffer {number} is on slice {buffer.slice} with"
+                f" {buffer.nbytes:,}"
+            )
+        if buffer.donor or (p in index.donors and event.inputs.count(number) > 1):
+            return refusal(
+                f"buffer {number} ({buffer.name or 'unnamed'}) was donated",
+                "use the result of the call that it was donated to",
+            )
+    return None
+
+
+def spoiled(
+    state: State, index: PlanIndex, inputs: tuple[BufferRecord | None, ...]
+) -> Failure | None:
+    """Why a legal run cannot have results: lost slices, failed inputs."""
+    for slice_id in index.plan.slices:
+        failure = state.resources.slices[slice_id].failure
+        if failure is not None:
+            return failure
+    return next((b.failure for b in inputs if b is not None and b.failure is not None), None)

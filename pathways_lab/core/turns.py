@@ -1,0 +1,156 @@
+"""Turns: which of the runs that could go on does.
+
+Problem: the policy is a user's; the promises are ours.  A choice that is not
+one removes the policy, and nobody is overtaken for ever, whatever the policy
+and however the devices of a run happen to be busy.
+
+Rule for maintainers: cost may grow with the number of programs that wait, not
+with their runs.  A run is overtaken when a later one that shares devices with
+it is granted while it could be, or while it waits for its devices to come near
+the end of their work.
+
+Paper: section 4.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.functions import Functions
+from pathways_lab.core.gangs import Lanes, Pace
+from pathways_lab.core.policies import FIFO, Candidate, Policy, View, ask
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.runs import RunRecord
+
+HALF_LIFE = 10.0
+"""Seconds after which device time counts half in shares."""
+TICK = 0.25
+"""Seconds between two discounts of what was used."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Device seconds by name, discounted with age."""
+
+    used: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Somebody used devices."""
+        self.used[name] = self.used.get(name, 0.0) + seconds
+
+    def discount(self, factor: float) -> None:
+        """What was used counts less; what counts nothing is forgotten."""
+        self.used = {n: s * factor for n, s in self.used.items() if s * factor > 1e-9}
+
+
+@dataclass(slots=True)
+class Turns:
+    """policy: in force, chosen by *owner*.  removed: why the last one went, until taken."""
+
+    overtaking: int | None
+    functions: Functions
+    policy: Policy = field(default_factory=FIFO)
+    owner: str = ""
+    removed: Failure | None = None
+    clients: Usage = field(default_factory=Usage)
+    programs: Usage = field(default_factory=Usage)
+    _discounted: float = 0.0
+
+    @property
+    def fifo(self) -> bool:
+        """Whether nobody need be asked."""
+        return type(self.policy) is FIFO
+
+    def charge(self, run: RunRecord, seconds: float) -> None:
+        """*run* has got (or gives back) device seconds."""
+        self.clients.add(run.client, seconds)
+        self.programs.add(run.index.plan.name, seconds)
+
+    def choose(self, lanes: Lanes, pace: Pace, time: float) -> RunRecord | None:
+        """The run whose next window is granted now; None when the pace allows none."""
+        heads = lanes.heads()
+        barred = self._barred(heads, pace.cells_of)
+        allowed = [
+            r
+            for r in heads
+            if r.window is not None
+            and pace.allows(r.window)
+            and (not barred or not self._waits_for(r, barred, pace.cells_of))
+        ]
+        if not allowed:
+            return None
+        chosen = self.pick(allowed, time)
+        if len(heads) > 1:
+            cells = {c for s in chosen.index.plan.slices for c in pace.cells_of[s]}
+            for run in heads:
+                if run.order < chosen.order and _shares(run, cells, pace.cells_of):
+                    run.overtaken += 1
+        return chosen
+
+    def pick(self, runs: list[RunRecord], time: float) -> RunRecord:
+        """The policy's choice among *runs*; FIFO's when the policy fails."""
+        if len(runs) == 1:
+            return runs[0]
+        if not self.fifo:
+            answer = ask(self.policy, self._view(runs, time))
+            if isinstance(answer, int):
+                return next(r for r in runs if r.id == answer)
+            self.removed, self.policy = answer, FIFO()
+        return min(runs, key=lambda r: r.order)
+
+    def _view(self, runs: list[RunRecord], time: float) -> View:
+        if time - self._discounted > TICK:
+            factor = 0.5 ** ((time - self._discounted) / HALF_LIFE)
+            self.clients.discount(factor)
+            self.programs.discount(factor)
+            self._discounted = time
+        return View(
+            time,
+            tuple(self._candidate(r, time) for r in sorted(runs, key=lambda r: r.order)),
+            MappingProxyType(self.clients.used),
+            MappingProxyType(self.programs.used),
+        )
+
+    def _candidate(self, run: RunRecord, time: float) -> Candidate:
+        return Candidate(
+            run.id,
+            run.client,
+            run.index.plan.name,
+            run.priority,
+            run.order,
+            time - run.time,
+            run.window.seconds if run.window is not None else 0.0,
+            run.index.remaining(run.position, self.functions),
+            run.position > 0,
+            run.overtaken,
+        )
+
+    def _barred(
+        self, heads: list[RunRecord], cells_of: Mapping[SliceId, tuple[int, ...]]
+    ) -> dict[int, int]:
+        """By cell, the order of the first run on it that must not be overtaken again."""
+        barred: dict[int, int] = {}
+        if self.overtaking is not None:
+            for run in heads:
+                if run.overtaken >= self.overtaking:
+                    for slice_id in run.index.plan.slices:
+                        for cell in cells_of[slice_id]:
+                            barred[cell] = min(run.order, barred.get(cell, run.order))
+        return barred
+
+    def _waits_for(
+        self, run: RunRecord, barred: dict[int, int], cells_of: Mapping[SliceId, tuple[int, ...]]
+    ) -> bool:
+        """Whether an earlier run that shares devices must go first."""
+        return any(
+            barred.get(cell, run.order) < run.order
+            for slice_id in run.index.plan.slices
+            for cell in cells_of[slice_id]
+        )
+
+
+def _shares(run: RunRecord, cells: set[int], cells_of: Mapping[SliceId, tuple[int, ...]]) -> bool:
+    return any(not cells.isdisjoint(cells_of[s]) for s in run.index.plan.slices)

@@ -1,0 +1,100 @@
+"""Uploads: buffers that a client fills itself.
+
+Problem: the bytes travel on other sockets than the words about them, so they
+may come first, late, or when nobody wants them any more; and they need memory
+like everybody else.
+
+Rule for maintainers: an upload is resident when all hosts have its bytes, in
+their own memory; it takes device memory at the launch of its first reader, in
+the order of the grants.  Its bytes count from its admission on, and no reader
+is admitted before.
+
+Paper: section 4.6 (object store).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pathways_lab.core.admission import Entry, too_large
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import FreeBuffers
+from pathways_lab.core.outcomes import Outcomes
+from pathways_lab.core.state import State
+from pathways_lab.core.store import BufferRecord
+
+
+class Uploads:
+    """early: hosts that have the bytes of buffers that nobody declared yet.
+
+    orphans: hosts to which bytes are under way that nobody wants.
+    """
+
+    def __init__(self, state: State, outcomes: Outcomes) -> None:
+        self.state = state
+        self.outcomes = outcomes
+        self.early: dict[int, set[str]] = {}
+        self.orphans: dict[int, set[str]] = {}
+
+    def declare(self, buffer: BufferRecord, hosts: tuple[str, ...]) -> None:
+        """A new buffer whose bytes are on their way to *hosts*."""
+        state = self.state
+        state.submitted += 1
+        buffer.stored = True
+        buffer.arriving = set(hosts) - self.early.pop(buffer.id, set())
+        lines = {buffer.slice: [buffer.nbytes, buffer.nbytes]}
+        need = state.store.ledger.need(lines, upload=True)
+        entry = Entry(state.submitted, buffer, None, lines, need)
+        failure = too_large(entry, state.store.ledger)
+        if failure is not None:
+            self.lose(buffer, failure)
+            return
+        state.admission.put(entry)
+        if not buffer.arriving:
+            self._arrive(buffer)
+
+    def admitted(self, buffer: BufferRecord) -> None:
+        """There is memory for the buffer."""
+        buffer.admitted = buffer.granted = True
+        self.state.store.count(buffer)
+        self.state.wake(buffer)
+
+    def came(self, number: int, host: str) -> None:
+        """All parts for one host are there (perhaps before the buffer was declared)."""
+        buffer = self.state.store.buffers.get(number)
+        if buffer is not None and host in buffer.arriving:
+            buffer.arriving.remove(host)
+            if not buffer.arriving and buffer.state == "promised":
+                self._arrive(buffer)
+        elif number in self.orphans:
+            self.orphans[number].discard(host)
+            if not self.orphans[number]:
+                del self.orphans[number]
+            self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
+        elif buffer is None:
+            self.early.setdefault(number, set()).add(host)
+
+    def _arrive(self, buffer: BufferRecord) -> None:
+        self.outcomes.arrive(buffer)
+        self.state.store.make(buffer)
+        self.dropped(buffer)
+
+    def dropped(self, buffer: BufferRecord) -> None:
+        """A buffer that is gone needs no memory any more."""
+        if buffer.state == "freed" and not buffer.maker and not buffer.admitted:
+            self.state.admission.remove(buffer=buffer)
+
+    def lose(self, buffer: BufferRecord, failure: Failure) -> None:
+        """The bytes will never come, or there is no place for them."""
+        self.state.admission.remove(buffer=buffer)
+        self.reject(buffer.id, self.state.alive(buffer.arriving))
+        self.outcomes.fail_buffer(buffer, failure)
+
+    def reject(self, number: int, hosts: Iterable[str]) -> None:
+        """Nobody wants bytes that may still be under way to *hosts*."""
+        early = self.early.pop(number, set())
+        if early:
+            self.state.out.append(FreeBuffers(self.state.cause, tuple(sorted(early)), (number,)))
+        coming = set(hosts) - early
+        if coming:
+            self.orphans[number] = coming
