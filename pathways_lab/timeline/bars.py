@@ -13,6 +13,7 @@ nothing else fits (then its program is "").
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -30,14 +31,14 @@ Columns = dict[str, NDArray[np.generic]]
 
 @dataclass(slots=True)
 class Bar:
-    """One bar in one lane; times in seconds on the records' clock.
+    """One bar in one row; times in seconds on the records' clock.
 
     node: the compiled function, or "" when several are merged.
-    count: gangs (or transfers) that it stands for.
-    busy: seconds out of ``end - start`` in which the device was held.
+    count: gangs (or transfers) times devices that it stands for.
+    busy: device seconds that were held between *start* and *end*.
     """
 
-    lane: int
+    row: float
     kind: int
     start: float
     end: float
@@ -52,10 +53,11 @@ class Bar:
     failed: bool = False
 
 
-def bars_of(span: Span, lanes: Mapping[Lane, int]) -> list[Bar]:
-    """The bars of one span: one for each of its devices that has a lane.
+def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
+    """The bars of one span: one for each row that shows any of its devices.
 
-    A transfer that names no devices is drawn on all lanes of its host.
+    rows: the row of every device; devices that share a row share a bar, which
+        counts them.  A transfer that names no devices is on all of its host's.
     """
     if span.kind == "gang":
         kind = GANG
@@ -63,13 +65,14 @@ def bars_of(span: Span, lanes: Mapping[Lane, int]) -> list[Bar]:
         kind = TRANSFER
     else:
         return []
-    if span.devices:
-        places = [lanes.get(Lane(span.island, span.host, device)) for device in span.devices]
+    if span.devices or kind == GANG:
+        lanes = (Lane(span.island, span.host, device) for device in span.devices)
+        places = Counter(rows[lane] for lane in lanes if lane in rows)
     else:
-        places = [n for lane, n in lanes.items() if kind == TRANSFER and lane.host == span.host]
+        places = Counter(row for lane, row in rows.items() if lane.host == span.host)
     return [
         Bar(
-            place,
+            row,
             kind,
             span.start,
             span.end,
@@ -79,19 +82,18 @@ def bars_of(span: Span, lanes: Mapping[Lane, int]) -> list[Bar]:
             span.line,
             span.run,
             span.step,
-            1,
-            span.end - span.start,
+            count,
+            count * (span.end - span.start),
             bool(span.args.get("poisoned")),
         )
-        for place in places
-        if place is not None
+        for row, count in places.items()
     ]
 
 
 class Bars:
     """Bars in the order in which they were added, merged to a resolution.
 
-    resolution: two neighbours of one lane, kind and program become one bar
+    resolution: two neighbours of one row, kind and program become one bar
         when the gap between them, and each of them, is shorter than this many
         seconds; 0 merges nothing.
     mix: merge neighbours of different programs too.
@@ -101,13 +103,13 @@ class Bars:
         self.resolution = resolution
         self.mix = mix
         self.items: list[Bar] = []
-        self._last: dict[tuple[int, int], Bar] = {}
+        self._last: dict[tuple[float, int], Bar] = {}
         self._sealed = 0
 
     def add(self, bars: Iterable[Bar]) -> None:
         """Append *bars*, merging each with its neighbour where that is allowed."""
         for bar in bars:
-            key = (bar.lane, bar.kind)
+            key = (bar.row, bar.kind)
             last = self._last.get(key)
             if last is not None and self._same(last, bar):
                 _absorb(last, bar)
@@ -167,31 +169,32 @@ def fitting(bars: list[Bar], limit: int, resolution: float) -> tuple[list[Bar], 
     """At most about *limit* bars, and the resolution (seconds) that this took.
 
     Starts from *resolution*, which must be positive, and doubles it until the
-    bars fit; from the sixth doubling on programs are mixed too.
+    bars fit or every row is one bar; from the sixth doubling on programs are
+    mixed too.
     """
     out = coarser(bars, resolution)
-    for doubling in range(1, 24):
-        if len(out) <= limit:
-            break
+    whole = max((b.end for b in bars), default=0.0) - min((b.start for b in bars), default=0.0)
+    doublings = 0
+    while len(out) > limit and resolution <= whole:
         resolution *= 2
-        out = coarser(bars, resolution, mix=doubling >= 6)
+        doublings += 1
+        out = coarser(bars, resolution, mix=doublings >= 6)
     return out, resolution
 
 
-def columns(records: Iterable[Record], lanes: Mapping[Lane, int]) -> Columns:
+def columns(records: Iterable[Record], rows: Mapping[Lane, float]) -> Columns:
     """Every bar of *records* as numpy columns, unmerged.
 
-    Columns: ``lane``, ``kind``, ``run``, ``step`` (int64), ``start``, ``end``
-    (float64, seconds), ``program``, ``node`` (text).
+    Columns: ``kind``, ``run``, ``step``, ``count`` (int64), ``row``, ``start``,
+    ``end`` (float64, seconds), ``program``, ``node`` (text).
     """
-    bars = [b for r in records if isinstance(r, Span) for b in bars_of(r, lanes)]
-    return {
-        "lane": np.array([b.lane for b in bars], np.int64),
-        "kind": np.array([b.kind for b in bars], np.int64),
-        "run": np.array([b.run for b in bars], np.int64),
-        "step": np.array([b.step for b in bars], np.int64),
-        "start": np.array([b.start for b in bars], np.float64),
-        "end": np.array([b.end for b in bars], np.float64),
-        "program": np.array([b.program for b in bars], np.str_),
-        "node": np.array([b.node for b in bars], np.str_),
+    bars = [b for r in records if isinstance(r, Span) for b in bars_of(r, rows)]
+    out: Columns = {
+        name: np.array([getattr(b, name) for b in bars], np.int64)
+        for name in ("kind", "run", "step", "count")
     }
+    for name in ("row", "start", "end"):
+        out[name] = np.array([getattr(b, name) for b in bars], np.float64)
+    for name in ("program", "node"):
+        out[name] = np.array([getattr(b, name) for b in bars], np.str_)
+    return out

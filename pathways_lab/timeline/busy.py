@@ -4,15 +4,16 @@ Problem: the figure wants a value for every tenth of a second and every device,
 ten times a second; the question "how busy was it" wants one exact number.
 
 Rule for maintainers: only gangs count, transfers do not hold a device; both
-ways of asking must agree (tested).  Devices are FIFO, so the bars of one
-device do not overlap; if clocks make them overlap by a hair, a device is never
-counted twice.
+ways of asking must agree (tested).  Devices are FIFO, so the spans of one
+device do not overlap; should clocks make them overlap by a hair, the exact
+answer counts a device once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Record, Span
 
 Floats = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
 
 
 def utilisation(records: Iterable[Record], start: float, end: float) -> dict[Lane, float]:
@@ -45,36 +47,28 @@ def utilisation(records: Iterable[Record], start: float, end: float) -> dict[Lan
     return out
 
 
-class Busy:
-    """Busy seconds per device in bins of equal width, for the last *bins* bins.
+class Busy(Generic[Key]):
+    """Held seconds per key in bins of equal width, for the last *bins* bins.
 
+    A key is whatever is measured: a device, or a program on an island.
     width: seconds per bin.  Time 0 of the bins is *origin*.
     """
 
     def __init__(self, width: float, bins: int, origin: float = 0.0) -> None:
         self.width, self.bins, self.origin = width, bins, origin
-        self._seconds: dict[Lane, Floats] = {}
+        self._seconds: dict[Key, Floats] = {}
         self._first = 0
-        self._reached: dict[Lane, float] = {}
 
-    def add(self, span: Span) -> None:
-        """Count one span; other kinds than gangs are ignored."""
-        if span.kind != "gang":
+    def add(self, key: Key, start: float, end: float, weight: float = 1.0) -> None:
+        """Count ``end - start`` seconds for *key*, *weight* times."""
+        if end <= start:
             return
-        for device in span.devices:
-            lane = Lane(span.island, span.host, device)
-            start = max(span.start, self._reached.get(lane, -math.inf))
-            if span.end > start:
-                self._fill(lane, start, span.end)
-                self._reached[lane] = span.end
-
-    def _fill(self, lane: Lane, start: float, end: float) -> None:
-        row = self._seconds.get(lane)
-        if row is None:
-            row = self._seconds[lane] = np.zeros(self.bins)
         self._scroll(self._bin(end))
-        row = self._seconds[lane]
-        pour(row, start - self._time(self._first), end - self._time(self._first), self.width)
+        row = self._seconds.get(key)
+        if row is None:
+            row = self._seconds[key] = np.zeros(self.bins)
+        base = self._time(self._first)
+        pour(row, start - base, end - base, self.width, weight)
 
     def _bin(self, time: float) -> int:
         return math.floor((time - self.origin) / self.width)
@@ -87,48 +81,64 @@ class Busy:
         steps = newest - (self._first + self.bins - 1)
         if steps <= 0:
             return
-        for lane, row in self._seconds.items():
+        for key, row in self._seconds.items():
             moved = np.zeros(self.bins)
             if steps < self.bins:
                 moved[: self.bins - steps] = row[steps:]
-            self._seconds[lane] = moved
+            self._seconds[key] = moved
         self._first += steps
 
     def shares(
-        self, now: float, running: Mapping[Lane, float] | None = None
-    ) -> tuple[Floats, dict[Lane, Floats]]:
-        """Left edges of the bins up to *now*, and every device's busy share in them.
+        self, now: float, running: Iterable[tuple[Key, float, float]] = (), coarse: int = 1
+    ) -> tuple[Floats, dict[Key, Floats]]:
+        """Left edges of the bins up to *now*, and every key's held share of them.
 
-        running: start of the computation that still runs, by device: it counts
-            up to *now*.  The last bin is the share of its part before *now*.
+        running: ``(key, start, weight)`` of what still goes on: it counts up to
+            *now*.  With weights a share may exceed 1.
+        coarse: so many bins become one; their edges stay where they are as time
+            goes on.  The first and the last may be shorter than the others.
         """
         self._scroll(self._bin(now))
         last = max(0, min(self.bins, self._bin(now) - self._first + 1))
         base = self._time(self._first)
-        lengths = np.full(last, self.width)
+        lengths: Floats = np.full(last, self.width, np.float64)
         if last:
             lengths[-1] = max(now - self._time(self._first + last - 1), 1e-9)
-        edges: Floats = base + np.arange(last, dtype=np.float64) * self.width
-        out: dict[Lane, Floats] = {}
-        for lane in {*self._seconds, *(running or {})}:
-            row = self._seconds.get(lane)
-            held = np.zeros(self.bins) if row is None else row.copy()
-            since = (running or {}).get(lane)
-            if since is not None and now > since:
-                pour(held, since - base, now - base, self.width)
-            out[lane] = np.clip(held[:last] / lengths, 0.0, 1.0)
-        return edges, out
+        held = {key: row.copy() for key, row in self._seconds.items()}
+        for key, start, weight in running:
+            row = held.setdefault(key, np.zeros(self.bins))
+            pour(row, start - base, now - base, self.width, weight)
+        numbers = np.arange(self._first, self._first + last)
+        heads = np.flatnonzero((numbers % coarse == 0) | (numbers == self._first))
+        edges = np.asarray(base + heads * self.width, np.float64)
+        if not last:
+            return edges, {key: np.zeros(0) for key in held}
+        wide = np.add.reduceat(lengths, heads)
+        return edges, {key: np.add.reduceat(row[:last], heads) / wide for key, row in held.items()}
 
 
-def pour(row: Floats, start: float, end: float, width: float) -> None:
+def recent(edges: Floats, share: Floats, now: float, seconds: float) -> float:
+    """The held share of about the last *seconds* of an answer of :meth:`Busy.shares`.
+
+    The bin in which they begin counts whole, so short bins give sharp answers.
+    """
+    if not len(edges):
+        return 0.0
+    first = max(0, int(np.searchsorted(edges, now - seconds + 1e-9, side="right")) - 1)
+    lengths = np.diff(np.append(edges[first:], now))
+    total = float(lengths.sum())
+    return float((share[first:] * lengths).sum()) / total if total > 0 else 0.0
+
+
+def pour(row: Floats, start: float, end: float, width: float, weight: float = 1.0) -> None:
     """Add the seconds of ``start .. end`` (relative to the row) to the bins they cover."""
     start, end = max(start, 0.0), min(end, len(row) * width)
     if end <= start:
         return
     first, last = int(start // width), min(int(end // width), len(row) - 1)
     if first == last:
-        row[first] += end - start
+        row[first] += (end - start) * weight
         return
-    row[first] += (first + 1) * width - start
-    row[first + 1 : last] += width
-    row[last] += end - last * width
+    row[first] += ((first + 1) * width - start) * weight
+    row[first + 1 : last] += width * weight
+    row[last] += (end - last * width) * weight

@@ -90,11 +90,13 @@ class Gangs:
     """Folds records into gangs.
 
     keep: at most so many gangs are remembered, the oldest go first; 0 = all.
+    gone: how many have gone, by island.
     """
 
     def __init__(self, keep: int = 0) -> None:
         self.keep = keep
         self.by_key: dict[GangKey, Gang] = {}
+        self.gone: dict[str, int] = {}
         self.version = 0
         self._ended_runs: dict[int, None] = {}
 
@@ -131,7 +133,8 @@ class Gangs:
             gang = self.by_key[key] = Gang(record.run, record.step)
             gang.abandoned = record.run in self._ended_runs
             if self.keep and len(self.by_key) > self.keep:
-                del self.by_key[next(iter(self.by_key))]
+                gone = self.by_key.pop(next(iter(self.by_key)))
+                self.gone[gone.island] = self.gone.get(gone.island, 0) + 1
         gang.island = gang.island or record.island
         gang.program = gang.program or record.program
         gang.node = gang.node or record.node

@@ -145,12 +145,10 @@ class Machine:
             for device in range(host.devices)
         )
 
-    def holder(self, host: str, device: int) -> SliceSeen | None:
-        """The newest slice that holds a device, or None when it is free."""
-        for seen in reversed(self.slices.values()):
-            if (host, device) in seen.devices:
-                return seen
-        return None
+    @property
+    def held(self) -> dict[tuple[str, int], SliceSeen]:
+        """The newest slice on every device that has one, by host and local number."""
+        return {place: seen for seen in self.slices.values() for place in seen.devices}
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:

@@ -18,7 +18,7 @@ from pathways_lab.timeline.bars import (
     columns,
     fitting,
 )
-from pathways_lab.timeline.busy import Busy, utilisation
+from pathways_lab.timeline.busy import Busy, recent, utilisation
 from pathways_lab.timeline.gangs import Gangs
 from pathways_lab.timeline.machine import Lane, natural
 from pathways_lab.timeline.records import Event, Record, Span
@@ -27,8 +27,8 @@ from tests.notebook.synthetic import Cluster, training
 RUN = (1 << 32) + 1
 
 
-def lanes_of(records: list[Record]) -> dict[Lane, int]:
-    return {lane: n for n, lane in enumerate(queries.machine(records).lanes)}
+def lanes_of(records: list[Record]) -> dict[Lane, float]:
+    return {lane: float(n) for n, lane in enumerate(queries.machine(records).lanes)}
 
 
 def test_the_machine_is_what_joined() -> None:
@@ -41,8 +41,7 @@ def test_the_machine_is_what_joined() -> None:
         Lane("island0", "island0/host0", 1),
         Lane("island0", "island0/host1", 0),
     )
-    held = seen.holder("island1/host0", 1)
-    assert held is not None
+    held = seen.held["island1/host0", 1]
     assert str(held) == "slice 1 (data=2, model=2)"
 
 
@@ -155,10 +154,11 @@ def test_utilisation_is_the_held_share_of_the_range() -> None:
 
 def test_binned_and_exact_utilisation_agree() -> None:
     records = training(3)
-    busy = Busy(width=0.05, bins=200)
+    busy: Busy[Lane] = Busy(width=0.05, bins=200)
     for record in records:
-        if isinstance(record, Span):
-            busy.add(record)
+        if isinstance(record, Span) and record.kind == "gang":
+            for device in record.devices:
+                busy.add(Lane(record.island, record.host, device), record.start, record.end)
     exact = utilisation(records, 0.0, 2.0)
     _, shares = busy.shares(now=2.0 - 1e-9)
     for lane, share in exact.items():
@@ -166,21 +166,43 @@ def test_binned_and_exact_utilisation_agree() -> None:
 
 
 def test_bins_scroll_and_what_still_runs_counts_up_to_now() -> None:
-    busy = Busy(width=1.0, bins=4)
-    busy.add(gang(0.5, 1.5))
+    busy: Busy[str] = Busy(width=1.0, bins=4)
+    busy.add("a", 0.5, 1.5)
     edges, shares = busy.shares(now=1.999999)
     assert edges.tolist() == [0.0, 1.0]
-    assert shares[LANE] == pytest.approx([0.5, 0.5], abs=1e-5)
-    edges, shares = busy.shares(now=5.5, running={LANE: 3.5})
+    assert shares["a"] == pytest.approx([0.5, 0.5], abs=1e-5)
+    edges, shares = busy.shares(now=5.5, running=[("a", 3.5, 1.0), ("b", 4.0, 2.0)])
     assert edges.tolist() == [2.0, 3.0, 4.0, 5.0]
-    assert shares[LANE] == pytest.approx([0.0, 0.5, 1.0, 1.0])
-    assert busy.shares(now=5.5)[1][LANE] == pytest.approx([0.0, 0.0, 0.0, 0.0])
+    assert shares["a"] == pytest.approx([0.0, 0.5, 1.0, 1.0])
+    assert shares["b"] == pytest.approx([0.0, 0.0, 2.0, 2.0])
+    assert busy.shares(now=5.5)[1]["a"] == pytest.approx([0.0, 0.0, 0.0, 0.0])
+
+
+def test_coarse_bins_stay_where_they_are_as_time_goes_on() -> None:
+    busy: Busy[str] = Busy(width=1.0, bins=6)
+    busy.add("a", 1.0, 3.0)
+    edges, shares = busy.shares(now=4.5, coarse=2)
+    assert edges.tolist() == [0.0, 2.0, 4.0]
+    assert shares["a"] == pytest.approx([0.5, 0.5, 0.0])
+    edges, shares = busy.shares(now=7.0 - 1e-9, coarse=2)
+    assert edges.tolist() == [1.0, 2.0, 4.0, 6.0]
+    assert shares["a"] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+def test_the_recent_share_weighs_bins_by_their_length() -> None:
+    busy: Busy[str] = Busy(width=1.0, bins=10)
+    busy.add("a", 0.0, 2.0)
+    busy.add("a", 3.0, 3.5)
+    edges, shares = busy.shares(now=3.5)
+    assert recent(edges, shares["a"], 3.5, 100.0) == pytest.approx(2.5 / 3.5)
+    assert recent(edges, shares["a"], 3.5, 0.5) == pytest.approx(1.0)
+    assert recent(edges, shares["a"], 3.5, 1.5) == pytest.approx(0.5 / 1.5)
 
 
 def test_a_span_over_many_bins_fills_them() -> None:
-    busy = Busy(width=1.0, bins=6)
-    busy.add(gang(0.25, 4.5))
-    assert busy.shares(5.999)[1][LANE][:5] == pytest.approx([0.75, 1, 1, 1, 0.5])
+    busy: Busy[str] = Busy(width=1.0, bins=6)
+    busy.add("a", 0.25, 4.5)
+    assert busy.shares(5.999)[1]["a"][:5] == pytest.approx([0.75, 1, 1, 1, 0.5])
 
 
 def test_every_gang_on_every_device_is_one_bar() -> None:
@@ -246,5 +268,11 @@ def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
 
 def test_a_transfer_without_devices_is_drawn_on_all_lanes_of_its_host() -> None:
     lanes = {Lane("i", "h", 0): 0, Lane("i", "h", 1): 1, Lane("i", "g", 0): 2}
-    assert [b.lane for b in bars_of(Span("transfer", 0, 1, "i", "h"), lanes)] == [0, 1]
+    assert [b.row for b in bars_of(Span("transfer", 0, 1, "i", "h"), lanes)] == [0, 1]
     assert bars_of(Span("compile", 0, 1, "i", "h", (0,)), lanes) == []
+
+
+def test_devices_that_share_a_row_share_a_bar_that_counts_them() -> None:
+    rows = {Lane("i", "h", 0): 0, Lane("i", "h", 1): 0, Lane("i", "h", 2): 1}
+    bars = bars_of(Span("gang", 0.0, 0.5, "i", "h", (0, 1, 2)), rows)
+    assert [(b.row, b.count, b.busy) for b in bars] == [(0, 2, 1.0), (1, 1, 0.5)]

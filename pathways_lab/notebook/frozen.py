@@ -1,0 +1,119 @@
+"""The frozen picture: everything from its first to its last moment, in one MIME bundle.
+
+Problem: what a cell showed live must stay when the kernel is gone, in front
+ends that trust nothing, within a size that nobody minds in a repository.
+
+Rule for maintainers: at most :data:`LIMIT` bytes whatever happened, by merging
+bars and by saying so, never by leaving some out; ``metadata`` holds the numbers
+by which a test, or a reader, can compare the picture with the records.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from pathways_lab.notebook.palette import Palette
+from pathways_lab.notebook.panels import plots
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.static import picture
+from pathways_lab.notebook.text import summary, table
+from pathways_lab.timeline.bars import GANG
+from pathways_lab.timeline.machine import Machine
+from pathways_lab.timeline.records import Record
+
+LIMIT = 100_000
+"""Bytes of the whole bundle at most."""
+
+FINEST = 20_000
+"""Bars that are kept while the records are read."""
+
+BUDGETS = (3000, 1500, 700, 300, 100, 30)
+"""Numbers of bars to try, from fine to coarse."""
+
+Bundle = tuple[dict[str, str], dict[str, Any]]
+"""MIME data and metadata, as ``display`` takes them."""
+
+
+def freeze(
+    records: Sequence[Record],
+    origin: float,
+    end: float,
+    panels: tuple[str, ...],
+    title: str,
+    palette: Palette,
+    notes: Sequence[str] = (),
+    machine: Machine | None = None,
+) -> Bundle:
+    """The picture of *records* between two times (seconds on their clock).
+
+    machine: what is known of islands, hosts and slices beside the records.
+    """
+    window = max(end - origin, 0.2)
+    known = deepcopy(machine)
+    scene = Scene(origin, window, palette, final=True, budget=FINEST, machine=known)
+    scene.add(records, end)
+    for budget in BUDGETS:
+        if len(scene.drawn) > budget:
+            scene.coarsen(budget)
+        data, metadata = _bundle(scene, end, panels, title, notes)
+        if len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT:
+            break
+    return data, metadata
+
+
+def _bundle(
+    scene: Scene, end: float, panels: tuple[str, ...], title: str, notes: Sequence[str]
+) -> Bundle:
+    drawn = plots(panels, scene, end)
+    facts = _facts(scene, end)
+    if facts["merged"]:
+        notes = (*notes, f"bars closer than {1000 * scene.resolution:.3g} ms are drawn as one")
+    line = summary(scene, end, title)
+    svg = picture(drawn, title, notes, _legend(scene), facts, line)
+    source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    style = "max-width:100%;height:auto"
+    text = table(scene, end, title)
+    return (
+        {
+            "text/html": f'<img alt="{html.escape(line)}" src="{source}" style="{style}">',
+            "text/plain": text,
+        },
+        {"pathways_lab": facts},
+    )
+
+
+def _legend(scene: Scene) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Only the programs that this picture shows."""
+    shown = {what.program for what in scene.catalogue}
+    return [(program, nodes) for program, nodes in scene.palette.legend() if program in shown]
+
+
+def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
+    """What is drawn, in numbers.
+
+    bars: drawn bars; computations, transfers: how many (times devices) they
+        stand for; start, end: of the earliest and latest bar, seconds from the
+        picture's origin; held: device seconds of computation; merged: whether a
+        bar stands for more than one; resolution: seconds; dropped: records that
+        were lost before they could be drawn.
+    """
+    bars = scene.drawn
+    gangs = [bar for bar in bars if bar.kind == GANG]
+    return {
+        "bars": len(bars),
+        "computations": sum(bar.count for bar in gangs),
+        "transfers": sum(bar.count for bar in bars if bar.kind != GANG),
+        "start": round(min((bar.start for bar in bars), default=0.0) - scene.origin, 6),
+        "end": round(max((bar.end for bar in bars), default=0.0) - scene.origin, 6),
+        "held": round(sum(bar.busy for bar in gangs), 6),
+        "merged": scene.merged,
+        "resolution": round(scene.resolution, 6),
+        "seconds": round(end - scene.origin, 6),
+        "rows": len(scene.rows.labels),
+        "dropped": scene.dropped,
+    }

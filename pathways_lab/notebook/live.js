@@ -1,0 +1,421 @@
+// Live figures: one message per update, snapshots that name the message they
+// contain, and a copy of the document per view, so that a second view, a late one
+// or one that was paused shows the present.  See live.py and encode.py.
+
+const SCRIPTS = "__pathwaysLabScripts"; // attempts to load BokehJS, by version
+
+function serverBase() {
+  const element = document.getElementById("jupyter-config-data");
+  if (!element) return null; // not a Jupyter page: there is no server to ask
+  try {
+    return JSON.parse(element.textContent).baseUrl || "/";
+  } catch {
+    return null;
+  }
+}
+
+function addScript(source) {
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = source;
+    script.async = false;
+    script.onload = () => resolve();
+    script.onerror = () => reject(new Error(`cannot load ${source}`));
+    document.head.appendChild(script);
+  });
+}
+
+async function loadAll(sources, version) {
+  const other = window.Bokeh;
+  for (const source of sources) await addScript(source);
+  const loaded = window.Bokeh;
+  if (other && other !== loaded) window.Bokeh = other; // leave another version as it was
+  if (!loaded || loaded.version !== version)
+    throw new Error(`BokehJS is ${loaded?.version}, the kernel's Bokeh ${version}`);
+  return loaded;
+}
+
+async function fromServer({ version, files, route }) {
+  const base = serverBase();
+  if (base === null || !route) throw new Error("this page has no route to BokehJS");
+  return loadAll(
+    files.map((file) => `${base}${route}/${file}?v=${version}`),
+    version,
+  );
+}
+
+async function fromKernel(buffers, version) {
+  const urls = buffers.map((b) => URL.createObjectURL(new Blob([b], { type: "text/javascript" })));
+  try {
+    return await loadAll(urls, version);
+  } finally {
+    urls.forEach((url) => URL.revokeObjectURL(url));
+  }
+}
+
+// BokehJS from whoever has it first: the page, the server, the kernel.  A kernel
+// is asked, and may also send the scripts unasked (a busy one cannot be asked).
+// One attempt per page and version, whichever model receives the scripts.
+function bokeh(model) {
+  const scripts = model.get("_scripts");
+  if (window.Bokeh?.version === scripts.version)
+    return Promise.resolve({ Bokeh: window.Bokeh, how: "page" });
+  const attempt = attemptFor(scripts.version);
+  attempt.loading ??= fromServer(scripts).then((Bokeh) => ({ Bokeh, how: "server" }));
+  return attempt.loading.catch(async () => {
+    model.send({ type: "scripts" });
+    attempt.loaded ??= attempt.pushed.then((buffers) => fromKernel(buffers, scripts.version));
+    return { Bokeh: await attempt.loaded, how: "kernel" };
+  });
+}
+
+function attemptFor(version) {
+  const attempts = (window[SCRIPTS] ??= new Map());
+  if (!attempts.has(version)) {
+    const attempt = {};
+    attempt.pushed = new Promise((resolve) => (attempt.push = resolve));
+    attempts.set(version, attempt);
+  }
+  return attempts.get(version);
+}
+
+const ARRAYS = {
+  float64: Float64Array,
+  float32: Float32Array,
+  uint8: Uint8Array,
+  uint16: Uint16Array,
+  int32: Int32Array,
+};
+
+// One message's changes with their columns as arrays.  Every array gets a buffer of
+// its own: Bokeh writes whole buffers when a document is copied.
+function decode(text, view) {
+  const changes = JSON.parse(text);
+  for (const { columns } of changes)
+    for (const [name, column] of Object.entries(columns ?? {})) {
+      if (Array.isArray(column)) continue;
+      const type = ARRAYS[column.type];
+      const from = view.byteOffset + column.offset;
+      const bytes = view.buffer.slice(from, from + column.length * type.BYTES_PER_ELEMENT);
+      columns[name] = new type(bytes);
+    }
+  return changes;
+}
+
+function joined(old, more, keep) {
+  const skip = Math.max(0, old.length + more.length - keep);
+  if (Array.isArray(more)) return [...old, ...more].slice(skip);
+  const all = new more.constructor(old.length + more.length - skip);
+  const rest = old.subarray(Math.min(skip, old.length));
+  all.set(rest, 0);
+  all.set(more.subarray(Math.max(0, skip - old.length)), rest.length);
+  return all;
+}
+
+// Bring a document from one state to the next.
+function apply(document, changes) {
+  for (const change of changes) {
+    if (change.set !== undefined) {
+      const model = document.get_model_by_name(change.set);
+      const value = change.value;
+      if (change.attribute === "range") model.setv({ start: value[0], end: value[1] });
+      else if (change.attribute === "labels") model.major_label_overrides = new Map(value);
+      else model.setv({ text: value, visible: value !== "" });
+      continue;
+    }
+    const source = document.get_model_by_name(change.name);
+    if (change.keep === undefined) source.data = { ...change.columns };
+    else
+      source.data = Object.fromEntries(
+        Object.entries(change.columns).map(([name, more]) => [
+          name,
+          joined(source.data[name], more, change.keep),
+        ]),
+      );
+  }
+}
+
+function element(tag, name, text) {
+  const made = document.createElement(tag);
+  if (name) made.className = `pathways-lab-${name}`;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The header: text of the page, rebuilt only when it changes.
+class Head {
+  constructor(send) {
+    this.root = element("div", "head");
+    this.title = this.root.appendChild(element("span", "title"));
+    this.state = this.root.appendChild(element("span", "state"));
+    this.status = this.root.appendChild(element("span", "status"));
+    this.notes = this.root.appendChild(element("span", "notes"));
+    this.buttons = this.root.appendChild(element("span", "buttons"));
+    this.legend = element("div", "legend");
+    this.send = send;
+  }
+
+  show(header) {
+    this.title.textContent = header.title;
+    this.state.textContent = header.state;
+    this.state.dataset.state = header.state;
+    this.status.textContent = header.status;
+    this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
+    const actions = header.actions.join(" ");
+    if (actions !== this.actions) {
+      this.actions = actions;
+      this.buttons.replaceChildren(...header.actions.map((name) => this.button(name)));
+    }
+    const legend = JSON.stringify(header.legend);
+    if (legend !== this.shown) {
+      this.shown = legend;
+      this.legend.replaceChildren(...header.legend.map(([program, nodes]) => Head.entry(program, nodes)));
+    }
+  }
+
+  button(name) {
+    const made = element("button", "button", name);
+    made.onclick = () => {
+      made.disabled = true;
+      this.send(name);
+    };
+    return made;
+  }
+
+  static entry(program, nodes) {
+    const entry = element("span", "program");
+    entry.appendChild(element("b", "", program));
+    for (const [name, colour] of nodes) {
+      const chip = entry.appendChild(element("span", "chip"));
+      const swatch = chip.appendChild(element("i", "swatch"));
+      swatch.style.background = colour;
+      chip.appendChild(document.createTextNode(name));
+    }
+    return entry;
+  }
+}
+
+// One place in the page where the document is shown.
+class View {
+  constructor(feed, host) {
+    this.feed = feed;
+    this.root = host.appendChild(element("div"));
+    this.root.className = "pathways-lab";
+    this.head = new Head((name) => feed.model.send({ type: "action", name }));
+    this.pause = element("button", "button", "pause");
+    this.pause.title = "Hold the picture to look at it; dragging it does so too.";
+    this.pause.onclick = () => (this.paused ? this.follow() : this.hold());
+    this.head.root.appendChild(this.pause);
+    this.body = element("div", "body");
+    this.body.setAttribute("role", "img");
+    this.body.addEventListener("pointerdown", (event) => (this.from = event.clientX));
+    this.body.addEventListener("pointermove", (event) => {
+      if (event.buttons === 1 && Math.abs(event.clientX - this.from) > 4) this.hold();
+    });
+    this.body.addEventListener("wheel", (event) => event.shiftKey && this.hold());
+    this.root.append(this.head.root, this.head.legend, this.body);
+    this.paused = false;
+    this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
+    this.watch.observe(document.body, {
+      attributes: true,
+      attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"],
+    });
+  }
+
+  async show() {
+    const { feed } = this;
+    if (feed.frozen) return this.freeze(feed.frozen);
+    const shown = (this.showing = Symbol("shown"));
+    const copy = feed.load(feed.document.to_json());
+    const place = element("div");
+    this.body.style.minHeight = `${this.body.offsetHeight}px`;
+    this.document = copy;
+    this.header(feed.header);
+    await feed.Bokeh.require("embed/standalone").add_document_standalone(copy, place);
+    if (shown !== this.showing) return copy.clear(); // a newer one overtook this one
+    this.body.replaceChildren(place);
+    this.body.style.minHeight = "";
+    this.root.pathwaysDocument = copy;
+    this.paint();
+  }
+
+  apply(changes) {
+    if (!this.paused && this.document) apply(this.document, changes);
+  }
+
+  header(header) {
+    this.head.show(header);
+    this.body.setAttribute("aria-label", header.summary);
+  }
+
+  hold() {
+    if (this.paused || this.feed.frozen) return;
+    this.paused = true;
+    this.pause.textContent = "follow";
+  }
+
+  follow() {
+    this.paused = false;
+    this.pause.textContent = "pause";
+    this.show();
+  }
+
+  // Canvases do not restyle themselves, and glyphs know no page variables.
+  paint() {
+    if (!this.document || this.feed.frozen) return;
+    const ink = getComputedStyle(this.root).getPropertyValue("--pathways-lab-ink").trim();
+    for (const model of this.document._all_models.values()) {
+      if (ink && model.tags?.includes("theme-ink") && "text_color" in model)
+        model.text_color = { value: ink };
+      else if (/Figure$/.test(model.type)) model.change.emit();
+    }
+  }
+
+  freeze(bundle) {
+    this.showing = null;
+    this.drop();
+    const picture = element("div");
+    picture.innerHTML = bundle.data["text/html"];
+    this.root.replaceChildren(picture);
+  }
+
+  drop() {
+    try {
+      this.document?.clear();
+    } catch {
+      // a document whose views are gone has nothing left to clear
+    }
+    this.document = undefined;
+  }
+
+  remove() {
+    this.watch.disconnect();
+    this.drop();
+    this.feed.views.delete(this);
+  }
+}
+
+// The stream of one model: what came, in order, each exactly once.
+class Feed {
+  constructor(model) {
+    this.model = model;
+    this.views = new Set();
+    this.waiting = [];
+    this.seq = -1;
+    this.ready = this.start();
+  }
+
+  async start() {
+    const first = this.model.get("_snapshot");
+    if (first?.frozen) return this.freeze(first);
+    const { Bokeh, how } = await bokeh(this.model);
+    this.Bokeh = Bokeh;
+    this.how = how;
+    this.take(this.newer ?? first);
+  }
+
+  load(json) {
+    return this.Bokeh.require("document").Document.from_json(json);
+  }
+
+  receive(message, buffers) {
+    if (message.type === "scripts") attemptFor(this.model.get("_scripts").version).push(buffers);
+    else if (message.type === "snapshot") this.take({ ...message, block: buffers[0] });
+    else if (message.type === "update") {
+      this.waiting.push({ ...message, block: buffers[0] });
+      if (this.document) this.catchUp();
+      else if (this.waiting.length > 600) this.waiting.shift();
+    }
+  }
+
+  take(snapshot) {
+    if (snapshot.frozen) return this.freeze(snapshot);
+    if (!this.Bokeh) {
+      this.newer = snapshot; // BokehJS is still on its way
+      return;
+    }
+    if (this.document && snapshot.seq <= this.seq) return;
+    this.seq = snapshot.seq;
+    this.header = snapshot.header;
+    this.document = this.load(JSON.parse(snapshot.document));
+    apply(this.document, decode(snapshot.changes, snapshot.block));
+    this.catchUp();
+    for (const view of this.views) view.paused || view.show();
+    if (!this.told) this.model.send({ type: "ready", how: this.how });
+    this.told = true;
+  }
+
+  // Apply what follows on the state; a gap means that a message was lost on the
+  // way, and a snapshot, asked for or sent by itself, repairs it.
+  catchUp() {
+    const rest = [];
+    for (const update of this.waiting) {
+      if (update.seq <= this.seq) continue;
+      if (update.seq > this.seq + 1) {
+        rest.push(update);
+        continue;
+      }
+      this.seq = update.seq;
+      const changes = decode(update.changes, update.block);
+      apply(this.document, changes);
+      for (const view of this.views) view.apply(changes);
+      if (update.header) {
+        this.header = update.header;
+        for (const view of this.views) view.header(update.header);
+      }
+    }
+    this.waiting = rest;
+    if (rest.length && !this.asked) {
+      this.asked = true;
+      this.model.send({ type: "snapshot" });
+      setTimeout(() => (this.asked = false), 2000);
+    }
+  }
+
+  freeze(snapshot) {
+    this.frozen = snapshot.frozen;
+    this.document = undefined;
+    for (const view of [...this.views]) view.freeze(this.frozen);
+    // The kernel replaces the output itself, unless this page was opened after
+    // the cell had started: then the notebook still holds the widget.
+    setTimeout(() => keep(this.model, snapshot), 1500);
+  }
+}
+
+// Put the frozen picture into the notebook's document, where it is saved.
+function keep(model, { id, frozen }) {
+  const cells = model.widget_manager?.context?.model?.cells;
+  if (!cells || !id) return;
+  for (const cell of cells) {
+    const outputs = cell.outputs;
+    for (let i = 0; outputs && i < outputs.length; i++) {
+      const view = outputs.get(i).data?.["application/vnd.jupyter.widget-view+json"];
+      if (view?.model_id === id)
+        outputs.set(i, { output_type: "display_data", data: frozen.data, metadata: frozen.metadata });
+    }
+  }
+}
+
+export default () => {
+  let feed;
+  return {
+    initialize({ model }) {
+      feed = new Feed(model);
+      const receive = (message, buffers) => feed.receive(message, buffers);
+      model.on("msg:custom", receive);
+      return () => model.off("msg:custom", receive);
+    },
+    async render({ model, el }) {
+      try {
+        await feed.ready;
+      } catch (error) {
+        el.textContent = `The live view needs BokehJS, and it could not be loaded: ${error.message}`;
+        return;
+      }
+      const view = new View(feed, el);
+      feed.views.add(view);
+      await view.show();
+      return () => view.remove();
+    },
+  };
+};

@@ -1,0 +1,122 @@
+"""Colours: one program, one colour, in every panel, view and frozen picture.
+
+Problem: a reader follows a program by its colour from panel to panel, also
+with deficient colour vision, on paper white and on JupyterLab's dark theme.
+
+Rule for maintainers: hues are Okabe and Ito's, less the two that fail on one of
+the backgrounds (black, yellow).  A hue is a program; its shades are the
+program's functions, and ``fwd0`` and ``fwd1`` are one function on two stages.
+Colour is never the only cue: bars carry names, states carry shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
+"""By program, in the order in which the timeline first saw them."""
+
+NEUTRAL = "#8c8c8c"
+"""Transfers, bars that stand for several programs, whatever has no program."""
+
+FAILED = "#c1272d"
+"""Poisoned, failed, lost; always together with a hatch or a word."""
+
+INK = "#757575"
+"""Text and rules that must be read on white and on near-black alike."""
+
+SHADES = 4
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """*colour* with a *share* (0 to 1) of *other*; both ``"#rrggbb"``."""
+    parts = (
+        round(int(colour[i : i + 2], 16) * (1 - share) + int(other[i : i + 2], 16) * share)
+        for i in (1, 3, 5)
+    )
+    return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def shades(hue: str) -> tuple[str, ...]:
+    """The :data:`SHADES` shades of a hue: itself, lighter, darker, lightest."""
+    return (
+        hue,
+        mixed(hue, "#ffffff", 0.42),
+        mixed(hue, "#000000", 0.25),
+        mixed(hue, "#ffffff", 0.7),
+    )
+
+
+PAINTS = (NEUTRAL, FAILED, *(shade for hue in HUES for shade in shades(hue)))
+"""Every colour that a bar may have; columns hold indices into it."""
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (0 black, 1 white) as the contrast guidelines define it."""
+    linear = []
+    for i in (1, 3, 5):
+        part = int(colour[i : i + 2], 16) / 255
+        linear.append(part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4)
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    """Contrast ratio of two colours, 1 to 21."""
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever reads better on *colour*."""
+    return max(("#ffffff", "#111111"), key=lambda ink: contrast(ink, colour))
+
+
+def family(node: str) -> str:
+    """The function that a node's name speaks of: its name without numbers."""
+    return re.sub(r"[\s_\-.]*\d+", "", node) or node
+
+
+class Palette:
+    """Gives programs and their functions their places in :data:`PAINTS`.
+
+    programs: tells each program's number; asked again when a new one appears
+        (pass ``lambda: timeline.programs``).
+    """
+
+    def __init__(self, programs: Callable[[], Mapping[str, int]] | None = None) -> None:
+        self._ask = programs
+        self._programs: dict[str, int] = {}
+        self._families: dict[str, dict[str, int]] = {}
+        self._codes: dict[tuple[str, str], int] = {}
+
+    def number(self, program: str) -> int:
+        """The program's number, by first appearance."""
+        if program not in self._programs and self._ask is not None:
+            self._programs.update(self._ask())
+        return self._programs.setdefault(program, len(self._programs))
+
+    def code(self, program: str, node: str = "") -> int:
+        """Index into :data:`PAINTS` of a node, or of its program when *node* is ""."""
+        if not program:
+            return 0
+        key = (program, node)
+        code = self._codes.get(key)
+        if code is None:
+            shade = 0
+            if node:
+                known = self._families.setdefault(program, {})
+                shade = known.setdefault(family(node), len(known)) % SHADES
+            code = self._codes[key] = 2 + (self.number(program) % len(HUES)) * SHADES + shade
+        return code
+
+    def colour(self, program: str, node: str = "") -> str:
+        """``"#rrggbb"`` of a node or a program."""
+        return PAINTS[self.code(program, node)]
+
+    def legend(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """``(program, [(function, colour), ...])`` of everything that was coloured."""
+        return [
+            (program, [(name, self.colour(program, name)) for name in names])
+            for program, names in self._families.items()
+        ]

@@ -1,0 +1,255 @@
+"""Islands: every host and device, who holds it, and how busy it was just now.
+
+A device is a meter: its length is the share of the last half second in which
+it computed, its colour the program's.  A sample of "busy at this instant"
+would flicker and say less.  Of more than a few hundred devices, those of one
+host share a cell, which shows their average.
+
+Paper: section 3 (virtual devices on islands of accelerators).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.notebook.palette import FAILED, NEUTRAL
+from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.rows import short
+from pathways_lab.notebook.scene import Scene, What
+from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.machine import HostSeen, Lane, SliceSeen
+
+LOOK_BACK = 0.5
+"""Seconds that a meter averages over."""
+
+METER = 0.20
+"""Top of a meter, in rows below the middle of its cell."""
+
+ACROSS = 4
+"""Islands beside each other; more begin another line."""
+
+BETWEEN = 0.035
+"""Gap between two islands, as a share of the panel's width."""
+
+TALLEST = 8
+"""Hosts of an island below each other before a second column is made."""
+
+MOST_CELLS = 320
+"""Devices that get a cell each."""
+
+SHOWN = 0.005
+"""Shares below this are drawn as idle."""
+
+HOVER = (
+    ("device", "@name"),
+    ("held by", "@holder"),
+    ("state", "@state"),
+    ("last computation", "@work"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One device, or all devices of a host: where it is drawn, and what is known of it."""
+
+    left: float
+    right: float
+    row: float
+    label: str
+    host: HostSeen
+    share: float
+    holder: SliceSeen | None
+    what: What | None
+
+    @property
+    def state(self) -> str:
+        if self.host.lost:
+            return f"lost: {self.host.lost}"
+        if self.share > SHOWN:
+            return f"busy {100 * self.share:.0f} %"
+        return "free" if self.holder is None else "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One island's place: *left* and *width* as shares of the panel, *top* in rows."""
+
+    island: str
+    hosts: tuple[HostSeen, ...]
+    left: float
+    width: float
+    top: float
+
+    @property
+    def columns(self) -> int:
+        return math.ceil(len(self.hosts) / TALLEST)
+
+    @property
+    def tall(self) -> int:
+        return math.ceil(len(self.hosts) / self.columns)
+
+
+def plot(scene: Scene, now: float) -> Plot:
+    """The panel at *now* (seconds)."""
+    blocks = list(_blocks(scene))
+    shares = _shares(scene, now)
+    cells = [cell for block in blocks for cell in _cells(scene, block, shares)]
+    deep = max((block.top + block.tall for block in blocks), default=1.0)
+    labels = {
+        block.top + row: short(host.name)
+        for block in blocks
+        if block.left == 0 and block.columns == 1 and block.tall > 1
+        for row, host in enumerate(block.hosts)
+    }
+    return Plot(
+        name="islands",
+        title="Islands",
+        note="each device's busy share of the "
+        + ("whole time" if scene.final else "last half second"),
+        height=26 + round(deep * (38 if deep <= 2 else 26)),
+        x=(0.0, 1.0),
+        y=(-1.0, deep - 0.5),
+        layers=(
+            Layer("islands-cells", BOXES, _outlines(cells), hover=HOVER, corner=3),
+            Layer("islands-meters", BOXES, _meters(scene, cells), corner=3),
+            Layer("islands-lost", BOXES, _lost(cells), hatch="x", corner=3),
+            Layer("islands-words", TEXTS, _words(cells)),
+            Layer("islands-heads", TEXTS, _heads(scene, blocks), anchor="start", bold=True),
+        ),
+        rows=labels,
+        empty="" if blocks else "waiting for the first host",
+    )
+
+
+def _blocks(scene: Scene) -> Iterator[Block]:
+    islands = scene.machine.islands
+    across = min(ACROSS, len(islands))
+    top = 0.0
+    for first in range(0, len(islands), ACROSS):
+        line = []
+        for number, island in enumerate(islands[first : first + ACROSS]):
+            width = (1 - BETWEEN * (across - 1)) / across
+            left = number * (width + BETWEEN)
+            line.append(Block(island, scene.machine.hosts_of(island), left, width, top))
+        yield from line
+        top += max(block.tall for block in line) + 1.0
+
+
+def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Cell]:
+    held = scene.machine.held
+    single = len(scene.machine.lanes) <= MOST_CELLS
+    for place, host in enumerate(block.hosts):
+        column, row = divmod(place, block.tall)
+        span = block.width / block.columns
+        groups = [(d,) for d in range(host.devices)] if single else [tuple(range(host.devices))]
+        each = span / max(1, len(groups))
+        for number, devices in enumerate(groups):
+            left = block.left + column * span + number * each
+            lanes = [Lane(block.island, host.name, device) for device in devices]
+            yield Cell(
+                left,
+                left + each * (0.94 if len(groups) <= 16 and single else 0.98),
+                block.top + row,
+                str(devices[0]) if single else "",
+                host,
+                sum(shares.get(lane, 0.0) for lane in lanes) / max(1, len(lanes)),
+                next((held[host.name, d] for d in devices if (host.name, d) in held), None),
+                next((scene.recent[lane] for lane in lanes if lane in scene.recent), None),
+            )
+
+
+def _shares(scene: Scene, now: float) -> dict[Lane, float]:
+    running = [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
+    edges, shares = scene.by_device.shares(now, running)
+    back = scene.span(now) if scene.final else LOOK_BACK
+    return {lane: min(1.0, recent(edges, share, now, back)) for lane, share in shares.items()}
+
+
+def _boxes(cells: list[Cell]) -> dict[str, list[Any]]:
+    return {
+        "left": [cell.left for cell in cells],
+        "right": [cell.right for cell in cells],
+        "top": [cell.row - 0.40 for cell in cells],
+        "bottom": [cell.row + 0.40 for cell in cells],
+    }
+
+
+def _outlines(cells: list[Cell]) -> dict[str, list[Any]]:
+    return {
+        **_boxes(cells),
+        "fill": [NEUTRAL for _ in cells],
+        "alpha": [0.03 if cell.holder is None else 0.12 for cell in cells],
+        "edge": [FAILED if cell.host.lost else NEUTRAL for cell in cells],
+        "name": [f"{c.host.name}, device {c.label}" if c.label else c.host.name for c in cells],
+        "holder": [f"{c.holder} of {c.holder.client}" if c.holder else "nobody" for c in cells],
+        "state": [cell.state for cell in cells],
+        "work": [
+            f"{cell.what.node} of {cell.what.program}" if cell.what else "none yet"
+            for cell in cells
+        ],
+    }
+
+
+def _meters(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
+    busy = [cell for cell in cells if cell.share > SHOWN and not cell.host.lost]
+    return {
+        **_boxes(busy),
+        "right": [cell.left + (cell.right - cell.left) * cell.share for cell in busy],
+        "top": [cell.row + METER for cell in busy],
+        "paint": [scene.palette.code(cell.what.program) if cell.what else 0 for cell in busy],
+    }
+
+
+def _lost(cells: list[Cell]) -> dict[str, list[Any]]:
+    lost = [cell for cell in cells if cell.host.lost]
+    return {**_boxes(lost), "fill": [FAILED for _ in lost], "alpha": [0.15 for _ in lost]}
+
+
+def _words(cells: list[Cell]) -> dict[str, list[Any]]:
+    """The device's number, and what it works on where there is room."""
+    out: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
+    for cell in cells:
+        room = (cell.right - cell.left) * FRAME / 7.4
+        word = cell.label
+        if cell.host.lost:
+            word = "lost"
+        elif cell.what and cell.share > SHOWN and word:
+            longer = f"{word} · {cell.what.node or cell.what.program}"
+            word = longer if len(longer) + 1 < room else word
+        if word and len(word) <= room:
+            out["x"].append((cell.left + cell.right) / 2)
+            out["y"].append(cell.row - 0.09)
+            out["text"].append(word)
+    return out
+
+
+def _heads(scene: Scene, blocks: list[Block]) -> dict[str, list[Any]]:
+    return {
+        "x": [block.left for block in blocks],
+        "y": [block.top - 0.66 for block in blocks],
+        "text": [_heading(scene, block) for block in blocks],
+    }
+
+
+def _heading(scene: Scene, block: Block) -> str:
+    devices = sum(host.devices for host in block.hosts)
+    kinds = sorted({host.kind.upper() for host in block.hosts if host.kind})
+    kind = f" {'/'.join(kinds)}" if kinds else ""
+    hosts = f"{len(block.hosts)} host{'s' * (len(block.hosts) != 1)}"
+    words = [block.island, f"{hosts}, {devices}{kind} device{'s' * (devices != 1)}"]
+    slices = [held for held in scene.machine.slices.values() if held.island == block.island]
+    if slices:
+        words.append(_slices(slices))
+    while len(words) > 1 and len("  ·  ".join(words)) * 7.6 > block.width * FRAME:
+        words.pop()
+    return "  ·  ".join(words)
+
+
+def _slices(slices: list[SliceSeen]) -> str:
+    if len(slices) > 1:
+        return f"{len(slices)} slices"
+    shape = "×".join(str(size) for size in slices[0].shape)
+    return f"slice {slices[0].slice % (1 << 32)}: {shape}"

@@ -1,0 +1,127 @@
+"""Device queues: a row per device, and what it did when.
+
+Full bars are computations, the thin grey ones below are transfers that arrive.
+What runs now is an open bar that grows to the present; what waits behind it in
+the device's queue is counted at the right.
+
+Paper: section 2 (devices are FIFO queues of non-preemptible computations).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pathways_lab.notebook.palette import PAINTS, ink_on
+from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.timeline.machine import Lane
+
+TEXT_WIDTH = 7.2
+"""Pixels that one character of a bar's label takes, about."""
+
+MOST_WORDS = 120
+"""Labels on bars at most."""
+
+HOVER = (
+    ("computation", "@what{node} of @what{program}"),
+    ("run", "@run"),
+    ("client", "@what{client}"),
+    ("line", "@what{line}"),
+    ("from", "@left{0.0000} s to @right{0.0000} s"),
+    ("held", "@busy{0.0} ms in @count gang(s)"),
+)
+
+
+def plot(scene: Scene, now: float) -> Plot:
+    """The panel at *now* (seconds)."""
+    rows = scene.rows
+    count = len(rows.labels)
+    each = max(7.0, min(22.0, 420.0 / max(count, 1)))
+    open_bars = _open(scene, now)
+    bars = scene.bars.columns()
+    return Plot(
+        name="queues",
+        title="Device queues",
+        note="computations, and thin below them the transfers that arrive",
+        height=max(60, round(each * (rows.end + 0.5))),
+        x=scene.range(now),
+        y=(-0.6, max(rows.end, 0.5) + 0.1),
+        layers=(
+            Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER),
+            Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
+            Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),
+            Layer(CATALOGUE, DATA, scene.catalogue_columns()),
+        ),
+        time=True,
+        rows=rows.labels if each >= 13 else {},
+        groups=rows.groups,
+        readouts=_readouts(scene, rows.of) if each >= 13 else {},
+        bands=rows.bands[1::2],
+        empty="" if scene.started else "waiting for the first gang",
+    )
+
+
+def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in ("left", "right", "top", "bottom", "paint", "alpha", "what", "count", "busy",
+                     "run")
+    }  # fmt: skip
+    seen: dict[float, None] = {}
+    for lane, (run, _), since, what in scene.running():
+        row = scene.rows.of.get(lane)
+        if row is None or row in seen:
+            continue
+        seen[row] = None
+        end = max(now, since)
+        values = {
+            "left": since - scene.origin,
+            "right": end - scene.origin,
+            "top": row - 0.40,
+            "bottom": row + 0.30,
+            "paint": scene.palette.code(what.program, what.node),
+            "alpha": 0.55,
+            "what": scene.what(what),
+            "count": 1,
+            "busy": 1000 * (end - since),
+            "run": float(run % (1 << 32)),
+        }
+        for name, column in columns.items():
+            column.append(values[name])
+    return columns
+
+
+def _readouts(scene: Scene, rows: dict[Lane, float]) -> dict[float, str]:
+    """How many gangs wait behind the running one, per row."""
+    out = dict.fromkeys(scene.rows.labels, "")
+    for lane, waiting in scene.waiting.items():
+        row = rows.get(lane)
+        if row is not None and len(waiting.queue) > 1:
+            out[row] = f"{len(waiting.queue) - 1} waiting"
+    return out
+
+
+def _no_words() -> dict[str, list[Any]]:
+    return {"x": [], "y": [], "text": [], "ink": []}
+
+
+def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any]]:
+    """Names on the bars that are wide enough, where the axis will be after a tick or two."""
+    start, end = scene.range(now)
+    per_second = FRAME / (end - start)
+    left = np.maximum(bars["left"], start)
+    room = (bars["right"] - left) * per_second / TEXT_WIDTH
+    thick = (bars["bottom"] - bars["top"]) > 0.5
+    names = [what.node for what in scene.catalogue]
+    sizes = np.array([len(name) + 1 if name else 1 << 20 for name in names] or [1 << 20])
+    fits = np.flatnonzero(thick & (room > sizes[bars["what"]]))
+    if len(fits) > MOST_WORDS:
+        fits = fits[-MOST_WORDS:]
+    return {
+        "x": [float(left[n] + bars["right"][n]) / 2 for n in fits],
+        "y": [float(bars["top"][n] + bars["bottom"][n]) / 2 for n in fits],
+        "text": [names[bars["what"][n]] for n in fits],
+        "ink": [ink_on(PAINTS[bars["paint"][n]]) for n in fits],
+    }

@@ -1,0 +1,207 @@
+"""A panel as plain data: what is drawn where, before any library draws it.
+
+Problem: the same panel is shown live by Bokeh and frozen as an SVG file, and
+both must be the same picture; tests want to compare numbers, not pixels.  So
+panels are functions from a scene to a :class:`Plot`, and there are two small
+painters that know nothing about clusters.
+
+Rule for maintainers: no Bokeh here and none in panels.  Columns are lists or
+numpy arrays of equal length.  y grows downwards, in rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Columns = Mapping[str, Any]
+
+WIDTH, LEFT, RIGHT = 920, 128, 108
+"""Pixels: of a whole picture, and of its margins, the same in all panels so that
+their time axes line up.  Live figures may be wider or narrower than this."""
+
+FRAME = WIDTH - LEFT - RIGHT
+"""Width of the drawing area that texts and resolutions are fitted to."""
+
+BOXES, TEXTS, AREAS, DATA = "boxes", "texts", "areas", "data"
+"""Kinds of layer.
+
+boxes: ``left, right, top, bottom`` and ``paint`` (index into the palette) or
+    ``fill`` (CSS colour), optionally ``alpha``, ``edge`` (CSS colour).
+texts: ``x, y, text``, anchored by ``Layer.anchor``; ``ink`` (CSS colour) where
+    the ground is known, else the page's text colour.
+areas: ``xs, ys`` (lists of polygons) and ``fill``.
+data: nothing is drawn; hover texts of other layers read it.
+"""
+
+
+CATALOGUE = "catalogue"
+"""The data layer behind ``@what{field}`` in hover texts: field of a row number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One kind of mark.
+
+    first: number of the first row, for layers whose rows never change once
+        they are there: then updates send only new rows.  None: anything may
+        change.
+    hover: ``(label, template)`` per line of the hover text.
+    hatch: a Bokeh hatch pattern for the whole layer, or "".
+    alpha: opacity of all boxes, unless there is a column of that name.
+    edged: boxes have an outline in the colour of their paint.
+    anchor: of texts: ``"start"``, ``"center"`` or ``"end"``.
+    """
+
+    name: str
+    kind: str
+    columns: Columns
+    first: int | None = None
+    hover: tuple[tuple[str, str], ...] = ()
+    hatch: str = ""
+    alpha: float = 1.0
+    edged: bool = False
+    anchor: str = "center"
+    bold: bool = False
+    corner: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One panel.
+
+    title, note: its name, and in a few words how to read it.
+    height: of the drawing area in pixels at normal size.
+    x: range; time: whether x is the shared time axis (seconds).
+    y: low and high row coordinate; rows grow downwards.
+    rows: label per row coordinate; groups: label of several rows, further out;
+        readouts: live numbers at the right edge.
+    bands: row ranges with a slightly darker ground (every second island).
+    empty: what to say while there is nothing to show, or "".
+    """
+
+    name: str
+    title: str
+    height: int
+    x: tuple[float, float]
+    y: tuple[float, float]
+    layers: tuple[Layer, ...]
+    note: str = ""
+    time: bool = False
+    rows: Mapping[float, str] = field(default_factory=dict)
+    groups: Mapping[float, str] = field(default_factory=dict)
+    readouts: Mapping[float, str] = field(default_factory=dict)
+    bands: tuple[tuple[float, float], ...] = ()
+    rules: tuple[float, ...] = ()
+    empty: str = ""
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Two plots of the same shape differ only in what an update can change."""
+        return (
+            self.name,
+            self.note,
+            self.height,
+            self.y,
+            self.time,
+            tuple(self.rows),
+            tuple(self.groups),
+            tuple(self.readouts),
+            self.bands,
+            self.rules,
+            tuple((layer.name, layer.kind) for layer in self.layers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Give the source *name* these columns."""
+
+    name: str
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Add rows to the source *name* and keep only the last *keep* rows."""
+
+    name: str
+    columns: Columns
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Set the ``"range"``, ``"labels"`` or ``"text"`` of the axis or note called *name*."""
+
+    name: str
+    attribute: str
+    value: Any
+
+
+Change = Replace | Append | Assign
+
+TIME = "time"
+"""Name of the shared x range."""
+
+
+LABELS = ("rows", "groups", "readouts")
+
+
+def everything(plot: Plot) -> list[Change]:
+    """What turns the blank plot of the same shape into *plot*."""
+    out: list[Change] = [Replace(layer.name, layer.columns) for layer in plot.layers]
+    out.append(Assign(TIME if plot.time else f"{plot.name}-x", "range", plot.x))
+    out.extend(Assign(f"{plot.name}-{kind}", "labels", getattr(plot, kind)) for kind in LABELS)
+    out.append(Assign(f"{plot.name}-empty", "text", plot.empty))
+    return out
+
+
+def changes(old: Plot, new: Plot) -> list[Change]:
+    """What turns *old*, as shown, into *new*; both must have the same shape."""
+    if old.shape != new.shape:
+        raise ValueError(f"the panel {new.name!r} has another shape now: build it anew")
+    out: list[Change] = []
+    for before, after in zip(old.layers, new.layers, strict=True):
+        out.extend(_layer_changes(before, after))
+    if new.x != old.x:
+        out.append(Assign(TIME if new.time else f"{new.name}-x", "range", new.x))
+    for kind in LABELS:
+        if getattr(new, kind) != getattr(old, kind):
+            out.append(Assign(f"{new.name}-{kind}", "labels", getattr(new, kind)))
+    if new.empty != old.empty:
+        out.append(Assign(f"{new.name}-empty", "text", new.empty))
+    return out
+
+
+def _layer_changes(old: Layer, new: Layer) -> list[Change]:
+    if old.first is not None and new.first is not None:
+        held = old.first + len(old)
+        end = new.first + len(new)
+        if old.first <= new.first <= held <= end:
+            if held == end:
+                return []
+            tail = {key: column[held - new.first :] for key, column in new.columns.items()}
+            return [Append(new.name, tail, len(new))]
+    elif same(old.columns, new.columns):
+        return []
+    return [Replace(new.name, new.columns)]
+
+
+def same(a: Columns, b: Columns) -> bool:
+    """Whether two sets of columns are equal."""
+    if a.keys() != b.keys():
+        return False
+    return all(_equal(a[key], b[key]) for key in a)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.floating))
+    return bool(a == b)

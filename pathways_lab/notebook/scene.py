@@ -1,0 +1,278 @@
+"""The scene: what the panels show, folded from records as they arrive.
+
+Problem: ten times a second every panel needs its columns, for the price of the
+new records only.  The scene keeps what a picture needs and no more.
+
+Rule for maintainers: fed with records only, and with the time; it never looks
+at a lab.  Folding all records at once or a few at a time must give the same
+picture (tested).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pathways_lab.notebook.palette import Palette
+from pathways_lab.notebook.plot import FRAME
+from pathways_lab.notebook.rows import Rows, rows
+from pathways_lab.notebook.table import Table
+from pathways_lab.timeline.bars import Bar, Bars, bars_of, fitting
+from pathways_lab.timeline.busy import Busy
+from pathways_lab.timeline.gangs import GangKey, Gangs
+from pathways_lab.timeline.machine import Lane, Machine
+from pathways_lab.timeline.records import Event, Record, Sample, Span
+
+BUDGET = 6000
+"""Bars that a live queue panel holds."""
+
+BINS = 1000
+"""Bins in which busy time is counted, over the whole window."""
+
+GANGS = 2000
+"""Gangs that are remembered for the order panel: more than are granted ahead."""
+
+
+class What(NamedTuple):
+    """What a bar is about: one row of the catalogue that hover texts read."""
+
+    node: str
+    program: str
+    client: str
+    line: str
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Gangs that a device was handed and has not finished, first in first out."""
+
+    queue: deque[tuple[GangKey, float, What]] = field(default_factory=deque)
+    ended: float = float("-inf")
+
+    def head(self) -> tuple[GangKey, float, What] | None:
+        """The gang that the device works on, and since when at the earliest (seconds)."""
+        if not self.queue:
+            return None
+        key, launched, what = self.queue[0]
+        return key, max(launched, self.ended), what
+
+
+class Scene:
+    """Folds records into what is drawn.
+
+    origin: time (seconds, records' clock) that the axis calls 0.
+    window: seconds that a running view looks back.
+    final: the picture is of something that is over: numbers are over all of it.
+    budget: bars that the queue panel may hold before it goes coarser.
+    machine: what is known already of islands, hosts and slices.
+    """
+
+    def __init__(
+        self,
+        origin: float = 0.0,
+        window: float = 20.0,
+        palette: Palette | None = None,
+        final: bool = False,
+        budget: int = BUDGET,
+        machine: Machine | None = None,
+    ) -> None:
+        self.origin, self.window, self.final, self.budget = origin, window, final, budget
+        self.palette = palette or Palette()
+        self.machine = machine or Machine()
+        self.gangs = Gangs(keep=GANGS)
+        self.waiting: dict[Lane, Waiting] = {}
+        self.recent: dict[Lane, What] = {}
+        self.catalogue: dict[What, int] = {}
+        self.bars = Table(
+            {
+                "left": np.float64,
+                "right": np.float64,
+                "top": np.float32,
+                "bottom": np.float32,
+                "paint": np.uint8,
+                "alpha": np.float32,
+                "what": np.uint16,
+                "count": np.int32,
+                "busy": np.float32,
+                "run": np.float64,
+            }
+        )
+        self.resolution = 0.0
+        self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
+        self.by_program: Busy[tuple[str, str]] = Busy(window / BINS, BINS + 1, origin)
+        self.counted = self.failed = self.dropped = 0
+        self.last = float("-inf")
+        self._bars = Bars()
+        self._rows = rows(self.machine)
+        self._structure = -1
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the queue panel, for the machine as it is known now."""
+        if self._structure != self.machine.structure:
+            self._structure = self.machine.structure
+            before, self._rows = self._rows, rows(self.machine)
+            moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
+            if any(old != new for old, new in moved.items()):
+                for bar in self._bars.items:
+                    bar.row = moved.get(bar.row, bar.row)
+                self._show_again()
+        return self._rows
+
+    def add(self, records: Iterable[Record], now: float) -> None:
+        """Fold *records*, which are all that is known at *now* (seconds)."""
+        self.resolution = max(self.resolution, self.span(now) / FRAME)
+        self._bars.resolution = self.resolution
+        for record in records:
+            self.machine.add(record)
+            self.gangs.add(record)
+            if isinstance(record, Span):
+                self._span(record)
+            elif isinstance(record, Event):
+                self._event(record)
+            elif isinstance(record, Sample) and record.name == "dropped":
+                self.dropped += int(record.value)
+        self._show(self._bars.seal())
+        self._forget(now)
+
+    def _event(self, event: Event) -> None:
+        self.last = max(self.last, event.time)
+        if event.kind == "launched":
+            key = (event.run, event.step)
+            if event.host in self.gangs.by_key[key].ended:
+                return
+            what = What(event.node, event.program, event.client, self.gangs.by_key[key].line)
+            for device in event.args.get("devices", ()):
+                lane = Lane(event.island, event.host, int(device))
+                self.waiting.setdefault(lane, Waiting()).queue.append((key, event.time, what))
+        elif event.kind == "host-lost":
+            for lane, waiting in self.waiting.items():
+                if lane.host == event.host:
+                    waiting.queue.clear()
+        elif event.kind == "failed":
+            self.failed += 1
+
+    def _span(self, span: Span) -> None:
+        self.last = max(self.last, span.end)
+        self._bars.add(bars_of(span, self.rows.of))
+        if span.kind != "gang":
+            return
+        self.counted += 1
+        what = What(span.node, span.program, span.client, span.line)
+        key = (span.run, span.step)
+        for device in span.devices:
+            lane = Lane(span.island, span.host, device)
+            self.recent[lane] = what
+            self.by_device.add(lane, span.start, span.end)
+            waiting = self.waiting.setdefault(lane, Waiting())
+            waiting.ended = max(waiting.ended, span.end)
+            for place, (other, _, _) in enumerate(waiting.queue):
+                if other == key:
+                    del waiting.queue[place]
+                    break
+        self.by_program.add(
+            (span.island, span.program), span.start, span.end, float(len(span.devices))
+        )
+
+    def _show(self, bars: list[Bar]) -> None:
+        if not bars:
+            return
+        self.bars.append(
+            {
+                "left": [b.start - self.origin for b in bars],
+                "right": [b.end - self.origin for b in bars],
+                "top": [b.row + (0.36 if b.kind else -0.40) for b in bars],
+                "bottom": [b.row + (0.48 if b.kind else 0.30) for b in bars],
+                "paint": [self.paint(b) for b in bars],
+                "alpha": [0.75 if b.kind else 1.0 for b in bars],
+                "what": [self.what(What(b.node, b.program, b.client, b.line)) for b in bars],
+                "count": [b.count for b in bars],
+                "busy": [1000 * b.busy / b.count for b in bars],
+                "run": [float(b.run % (1 << 32)) for b in bars],
+            }
+        )
+
+    def paint(self, bar: Bar) -> int:
+        """Index into the palette of a bar."""
+        if bar.failed:
+            return 1
+        return 0 if bar.kind else self.palette.code(bar.program, bar.node)
+
+    def what(self, what: What) -> int:
+        """Row of the catalogue for *what*; row 0 is a catch-all once 4,095 are known."""
+        if not self.catalogue:
+            self.catalogue[What("several", "", "", "")] = 0
+        if what not in self.catalogue and len(self.catalogue) < 4096:
+            self.catalogue[what] = len(self.catalogue)
+        return self.catalogue.get(what, 0)
+
+    def catalogue_columns(self) -> dict[str, list[str]]:
+        """The catalogue as columns, for hover texts."""
+        known = list(self.catalogue)
+        return {
+            "node": [what.node or "several" for what in known],
+            "program": [what.program or "several programs" for what in known],
+            "client": [what.client for what in known],
+            "line": [what.line for what in known],
+        }
+
+    def _show_again(self) -> None:
+        self.bars.clear()
+        self._show(self._bars.items)
+
+    def _forget(self, now: float) -> None:
+        """Keep to the window, and go coarser when too many bars are in it."""
+        self.bars.drop(self._bars.forget_before(now - 1.1 * self.window))
+        if len(self.bars) > self.budget:
+            self.coarsen(2 * self.budget // 3)
+
+    def coarsen(self, most: int) -> None:
+        """Merge bars until there are at most about *most*."""
+        kept = Bars()
+        kept.items, self.resolution = fitting(self._bars.items, most, self.resolution)
+        kept.seal()
+        self._bars = kept
+        self._show_again()
+
+    def span(self, now: float) -> float:
+        """Seconds that the time axis covers at *now*."""
+        return min(max(now - self.origin, 0.2), self.window)
+
+    def range(self, now: float) -> tuple[float, float]:
+        """The time axis at *now*: seconds since the origin."""
+        end = max(now - self.origin, 0.2)
+        return max(0.0, end - self.window), end
+
+    def running(self) -> list[tuple[Lane, GangKey, float, What]]:
+        """``(device, gang, since, what)`` of everything that devices work on."""
+        out = []
+        for lane, waiting in self.waiting.items():
+            head = waiting.head()
+            if head is not None:
+                out.append((lane, *head))
+        return out
+
+    @property
+    def drawn(self) -> list[Bar]:
+        """The bars that the queue panel holds."""
+        return self._bars.items
+
+    @property
+    def merged(self) -> bool:
+        """Whether any bar stands for several in a row."""
+        devices = self.rows.devices
+        return any(bar.count > devices.get(bar.row, 1) for bar in self._bars.items)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any device has work."""
+        return any(waiting.queue for waiting in self.waiting.values())
+
+    @property
+    def started(self) -> bool:
+        """Whether any gang was seen."""
+        return bool(self.gangs.by_key)

@@ -1,0 +1,254 @@
+"""Plots become one SVG file: the frozen picture, readable anywhere.
+
+Problem: when a run has ended its picture must survive saving, reopening
+without a kernel, distrust, and conversion, in any front end and theme, in few
+kilobytes.  An SVG file inside an ``<img>`` does; it can use nothing of the page.
+
+Rule for maintainers: same plots, same numbers as the live figures.  Boxes of one
+colour are one path, so a bar costs some 20 bytes.  Text and rules use a grey
+that reads on white and on near-black.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from xml.sax.saxutils import escape
+
+from pathways_lab.notebook.palette import INK, PAINTS
+from pathways_lab.notebook.plot import AREAS, BOXES, LEFT, RIGHT, TEXTS, WIDTH, Layer, Plot
+
+HEADING = 30
+FONT = "system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
+
+HATCHES = {
+    "right_diagonal_line": "M-1 7L7 -1M-1 1L1 -1M5 7L7 5",
+    "x": "M0 0L6 6M6 0L0 6",
+}
+
+
+@dataclass(slots=True)
+class Sheet:
+    """An SVG file in the making; sizes in pixels."""
+
+    parts: list[str] = field(default_factory=list)
+    hatches: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def text(
+        self, x: float, y: float, text: str, anchor: str = "start", bold: bool = False,
+        ink: str = INK, size: int = 12,
+    ) -> None:  # fmt: skip
+        """One line of text; *y* is its middle."""
+        style = ' font-weight="600"' if bold else ""
+        size_ = f' font-size="{size}"' if size != 12 else ""
+        at = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        self.parts.append(
+            f'<text x="{short(x)}" y="{short(y + 0.35 * size)}" fill="{ink}"{at}{style}{size_}>'
+            f"{escape(text)}</text>"
+        )
+
+    def path(self, d: str, style: str) -> None:
+        """A filled or drawn path."""
+        self.parts.append(f'<path d="{d}" {style}/>')
+
+    def hatch(self, name: str, colour: str) -> str:
+        """The id of a hatch in a colour."""
+        key = (name, colour)
+        return self.hatches.setdefault(key, f"h{len(self.hatches)}")
+
+    def finish(self, height: float, title: str, description: str, facts: Mapping[str, Any]) -> str:
+        """The whole file."""
+        defs = "".join(
+            f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse">'
+            f'<path d="{HATCHES[hatch]}" stroke="{colour}" stroke-width="1.4" fill="none"/>'
+            "</pattern>"
+            for (hatch, colour), name in self.hatches.items()
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{round(height)}" '
+            f'viewBox="0 0 {WIDTH} {round(height)}" font-family="{FONT}" font-size="12" role="img">'
+            f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
+            f"<metadata>{escape(json.dumps(dict(facts)))}</metadata>"
+            f"<defs>{defs}</defs>{''.join(self.parts)}</svg>"
+        )
+
+
+def short(number: float) -> str:
+    """A pixel coordinate in few characters."""
+    text = f"{number:.2f}".rstrip("0").rstrip(".")
+    return text if text != "-0" else "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Maps a plot's coordinates to the sheet's pixels."""
+
+    plot: Plot
+    top: float
+
+    def x(self, value: float) -> float:
+        low, high = self.plot.x
+        return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self.plot.y
+        return self.top + (value - low) / (high - low) * self.plot.height
+
+
+def picture(
+    plots: Sequence[Plot],
+    title: str,
+    notes: Sequence[str] = (),
+    legend: Iterable[tuple[str, Iterable[tuple[str, str]]]] = (),
+    facts: Mapping[str, Any] | None = None,
+    description: str = "",
+) -> str:
+    """The SVG file of some plots below each other.
+
+    facts: numbers about what is drawn, kept inside the file for whoever checks.
+    """
+    sheet = Sheet()
+    sheet.text(0, 12, title, bold=True, size=15)
+    if notes:
+        sheet.text(WIDTH, 12, " · ".join(notes), anchor="end")
+    top = 26 + _legend(sheet, legend)
+    timed = [plot for plot in plots if plot.time]
+    for plot in plots:
+        sheet.text(LEFT, top + HEADING - 13, plot.title, bold=True, size=13)
+        sheet.text(LEFT + 12 + 7.8 * len(plot.title), top + HEADING - 13, plot.note)
+        frame = Frame(plot, top + HEADING)
+        _ground(sheet, frame)
+        for layer in plot.layers:
+            _layer(sheet, frame, layer)
+        _labels(sheet, frame)
+        top = frame.top + plot.height
+        if timed and plot is timed[-1]:
+            _time_axis(sheet, frame)
+            top += 22
+    return sheet.finish(top + 4, title, description, facts or {})
+
+
+def _legend(sheet: Sheet, legend: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> float:
+    """Swatches in rows; returns the height that they take."""
+    x, y = 0.0, 34.0
+    height = 0.0
+    for program, nodes in legend:
+        height = height or 16.0
+        sheet.text(x, y, program, bold=True)
+        x += 7.6 * len(program) + 12
+        for name, colour in nodes:
+            if x + 7 * len(name) + 30 > WIDTH:
+                x, y, height = 0.0, y + 18, height + 18
+            sheet.path(f"M{short(x)} {short(y - 5)}h11v11h-11z", f'fill="{colour}"')
+            sheet.text(x + 16, y, name)
+            x += 7 * len(name) + 32
+        x += 12
+    return height
+
+
+def _ground(sheet: Sheet, frame: Frame) -> None:
+    plot = frame.plot
+    for low, high in plot.bands:
+        box = _box(LEFT, WIDTH - RIGHT, frame.y(low), frame.y(high))
+        sheet.path(box, 'fill="#808080" fill-opacity=".07"')
+    if plot.time:
+        ticks = "".join(
+            f"M{short(frame.x(t))} {short(frame.top)}v{plot.height}" for t in nice(*plot.x)
+        )
+        sheet.path(ticks, 'stroke="#808080" stroke-opacity=".18"')
+    if plot.rules:
+        rules = "".join(f"M{LEFT} {short(frame.y(y))}H{WIDTH - RIGHT}" for y in plot.rules)
+        sheet.path(rules, f'stroke="{INK}" stroke-opacity=".35"')
+
+
+def _labels(sheet: Sheet, frame: Frame) -> None:
+    plot = frame.plot
+    inner = max((len(text) for text in plot.rows.values()), default=0)
+    for y, text in plot.rows.items():
+        sheet.text(LEFT - 8, frame.y(y), text, anchor="end")
+    for y, text in plot.groups.items():
+        sheet.text(LEFT - 16 - max(50.0, 6.6 * inner), frame.y(y), text, anchor="end", bold=True)
+    for y, text in plot.readouts.items():
+        if text:
+            sheet.text(WIDTH - RIGHT + 8, frame.y(y), text)
+    if plot.empty:
+        middle = frame.top + plot.height / 2
+        sheet.text((LEFT + WIDTH - RIGHT) / 2, middle, plot.empty, anchor="middle")
+
+
+def _time_axis(sheet: Sheet, frame: Frame) -> None:
+    bottom = frame.top + frame.plot.height
+    sheet.path(f"M{LEFT} {short(bottom)}H{WIDTH - RIGHT}", f'stroke="{INK}" stroke-opacity=".5"')
+    for t in nice(*frame.plot.x):
+        sheet.text(frame.x(t), bottom + 12, f"{round(t, 6):g} s", anchor="middle")
+
+
+def nice(low: float, high: float, most: int = 8) -> list[float]:
+    """Round numbers between two others, at most about *most* of them."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    step = 10.0**-9
+    while True:
+        for factor in (1, 2, 5):
+            if span / (step * factor) <= most:
+                step *= factor
+                first = -int(-low // step)
+                count = int((high - first * step) // step) + 1
+                return [round((first + n) * step, 9) for n in range(count)]
+        step *= 10
+
+
+def _box(left: float, right: float, top: float, bottom: float) -> str:
+    return f"M{short(left)} {short(top)}h{short(right - left)}v{short(bottom - top)}H{short(left)}z"
+
+
+def _layer(sheet: Sheet, frame: Frame, layer: Layer) -> None:
+    if layer.kind == BOXES:
+        _boxes(sheet, frame, layer)
+    elif layer.kind == TEXTS:
+        columns = layer.columns
+        inks = columns.get("ink") or [INK] * len(layer)
+        anchor = {"center": "middle"}.get(layer.anchor, layer.anchor)
+        for x, y, text, ink in zip(columns["x"], columns["y"], columns["text"], inks, strict=True):
+            sheet.text(frame.x(x), frame.y(y), text, anchor, layer.bold, ink)
+    elif layer.kind == AREAS:
+        for xs, ys, fill in zip(
+            layer.columns["xs"], layer.columns["ys"], layer.columns["fill"], strict=True
+        ):
+            points = " ".join(
+                f"{short(frame.x(x))} {short(frame.y(y))}" for x, y in zip(xs, ys, strict=True)
+            )
+            sheet.path(f"M{points}z", f'fill="{fill}" fill-opacity=".9"')
+
+
+def _boxes(sheet: Sheet, frame: Frame, layer: Layer) -> None:
+    """Boxes that look alike become one path."""
+    columns = layer.columns
+    alike: dict[tuple[str, float, str], list[str]] = {}
+    for n in range(len(layer)):
+        fill = PAINTS[columns["paint"][n]] if "paint" in columns else columns["fill"][n]
+        alpha = round(float(columns["alpha"][n]), 2) if "alpha" in columns else layer.alpha
+        edge = columns["edge"][n] if "edge" in columns else fill if layer.edged else ""
+        left = max(frame.x(float(columns["left"][n])), LEFT)
+        right = min(frame.x(float(columns["right"][n])), WIDTH - RIGHT)
+        if right < left:
+            continue
+        alike.setdefault((fill, alpha, edge), []).append(
+            _box(
+                left,
+                max(right, left + 0.3),
+                frame.y(float(columns["top"][n])),
+                frame.y(float(columns["bottom"][n])),
+            )
+        )
+    for (fill, alpha, edge), boxes in alike.items():
+        d = "".join(boxes)
+        opacity = f' fill-opacity="{alpha:g}"' if alpha < 1 else ""
+        stroke = f' stroke="{edge}"' if edge else ""
+        name = f' data-layer="{layer.name}"'
+        sheet.path(d, f'fill="{fill}"{opacity}{stroke}{name}')
+        if layer.hatch:
+            sheet.path(d, f'fill="url(#{sheet.hatch(layer.hatch, edge or fill)})"')

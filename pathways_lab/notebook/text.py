@@ -1,0 +1,73 @@
+"""The same picture as text: for terminals, screen readers and saved notebooks.
+
+Problem: a canvas says nothing to a screen reader, and plain IPython has no
+canvas.
+
+Rule for maintainers: pure functions from a scene; a screenful at most.
+"""
+
+from __future__ import annotations
+
+from pathways_lab.notebook.rows import short
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.machine import Lane
+
+MOST_LINES = 40
+"""Devices listed one by one at most; beyond it hosts are listed."""
+
+
+def summary(scene: Scene, now: float, title: str) -> str:
+    """One line: what a person who cannot see the picture needs first."""
+    machine = scene.machine
+    if not machine.islands:
+        return f"{title}: waiting for the first host"
+    devices = len(machine.lanes)
+    words = [
+        f"{title}: {len(machine.islands)} island{'s' * (len(machine.islands) != 1)}, "
+        f"{devices} device{'s' * (devices != 1)}"
+    ]
+    if not scene.started:
+        words.append("waiting for the first gang")
+        return ", ".join(words)
+    for island in machine.islands:
+        order = scene.gangs.order(island)
+        gone = scene.gangs.gone.get(island, 0)
+        done = gone + sum(1 for gang in order if gang.state == "done")
+        words.append(f"{island} {done} of {gone + len(order)} gangs done")
+    lost = [host.name for host in machine.hosts.values() if host.lost]
+    if lost:
+        words.append(f"lost: {', '.join(lost)}")
+    return ", ".join(words)
+
+
+def table(scene: Scene, now: float, title: str) -> str:
+    """A table of devices: what they computed, how much of the time, and what last."""
+    edges, shares = scene.by_device.shares(
+        now, [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
+    )
+    lines = [summary(scene, now, title)]
+    lanes = scene.machine.lanes
+    if not lanes:
+        return lines[0]
+    rows: list[tuple[str, ...]] = [("island", "host", "device", "busy", "last computation")]
+    grouped: dict[tuple[str, ...], list[Lane]] = {}
+    for lane in lanes:
+        device = str(lane.device) if len(lanes) <= MOST_LINES else "all"
+        grouped.setdefault((lane.island, short(lane.host), device), []).append(lane)
+    for names, group in grouped.items():
+        share = sum(
+            recent(edges, shares[lane], now, scene.span(now)) for lane in group if lane in shares
+        )
+        what = next((scene.recent[lane] for lane in group if lane in scene.recent), None)
+        last = f"{what.node or 'several'} of {what.program or 'several programs'}" if what else "-"
+        rows.append((*names, f"{100 * share / len(group):.0f} %", last))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows[: MOST_LINES + 1]:
+        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        lines.append("  " + "  ".join(cells).rstrip())
+    if len(rows) > MOST_LINES + 1:
+        lines.append(f"  ... and {len(rows) - MOST_LINES - 1} more hosts")
+    start, end = scene.range(now)
+    lines.append(f"  (busy: share of {end - start:.2f} s; transfers do not count)")
+    return "\n".join(lines)

@@ -1,0 +1,321 @@
+"""A view: a timeline, some panels, and a thread that keeps the picture up to date.
+
+Problem: the picture must move while the kernel is busy, stop costing anything
+when nothing happens, and become a frozen one at the end, in every page that
+shows it.
+
+Rule for maintainers: the thread prints nothing and raises nothing; what fails
+ends the view and is remembered in ``timeline.failures``.  It reads the timeline
+and calls nobody else, except the two functions that it is given.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from pathways_lab.notebook.frozen import Bundle, freeze
+from pathways_lab.notebook.live import Header, LiveFigures
+from pathways_lab.notebook.palette import Palette
+from pathways_lab.notebook.panels import chosen, plots
+from pathways_lab.notebook.plot import FRAME, Plot
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.text import summary, table
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event, Record, Span
+
+PERIOD = 0.1
+"""Seconds between two updates."""
+
+SHARE = 6
+"""A view rests at least this many times as long as an update took."""
+
+SETTLE = 0.3
+"""Seconds after the end of a run in which its last records arrive."""
+
+PATIENCE = 3.0
+"""Seconds that a view waits for computations to end that it saw begin."""
+
+LIVE, FROZEN = 4, 16
+"""Live views per timeline, and frozen ones that late pages may still ask for; the
+oldest of more are frozen, or forgotten."""
+
+_live: WeakKeyDictionary[Timeline, list[View]] = WeakKeyDictionary()
+_frozen: deque[LiveFigures] = deque()
+_palettes: WeakKeyDictionary[Timeline, Palette] = WeakKeyDictionary()
+
+
+class View:
+    """Panels over a timeline, shown by a notebook as a live picture.
+
+    panels: names; none means all.
+    window: seconds that it looks back while it is live.
+    origin: time (records' clock) that the axis calls 0; None takes the newest
+        *window* seconds of what is remembered.
+    ended: asked at every update; its answer is "" while what is shown goes on,
+        then how it ended (``"finished"``, ``"failed"``, ``"cancelled"``).
+    cancel: called when somebody presses *cancel*, in any thread.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        panels: tuple[str, ...] = (),
+        title: str = "",
+        window: float = 20.0,
+        origin: float | None = None,
+        ended: Callable[[], str] | None = None,
+        cancel: Callable[[], None] | None = None,
+    ) -> None:
+        self.timeline = timeline
+        self.panels = chosen(panels)
+        self.title = title or "Pathways Lab"
+        self._ended, self._cancel = ended, cancel
+        now = timeline.clock()
+        records = timeline.records
+        if origin is None:
+            first = min((r.time for r in records if not isinstance(r, Span)), default=now)
+            origin = max(first, now - window)
+        self.palette = palette_of(timeline)
+        self.scene = Scene(origin, window, self.palette)
+        self.outcome = ""
+        self._version = 0
+        self._over_at = 0.0
+        self._closed = threading.Event()
+        self._lock = threading.RLock()
+        self._plots: tuple[Plot, ...] = ()
+        self._thread: threading.Thread | None = None
+        self._handles: list[Any] = []
+        self.live: LiveFigures | None = None
+        self._collect(now)
+
+    # --- what it shows -------------------------------------------------------
+
+    def _collect(self, now: float) -> bool:
+        """Fold new records; True when there were any that count."""
+        batch = self.timeline.since(self._version)
+        self._version = batch.version
+        self.scene.dropped += batch.missed
+        records = [r for r in batch.records if _belongs(r, self.scene.origin)]
+        self.scene.add(records, now)
+        return bool(records)
+
+    def header(self, now: float) -> Header:
+        """What stands above the figures at *now*."""
+        scene = self.scene
+        done = scene.gangs.count("done") + sum(scene.gangs.gone.values())
+        known = len(scene.gangs.by_key) + sum(scene.gangs.gone.values())
+        state = self.outcome or ("running" if scene.busy else "idle")
+        if not scene.started and not self.outcome:
+            state = "waiting"
+        shown = {what.program for what in scene.catalogue} | {
+            what.program for _, _, _, what in scene.running()
+        }
+        return Header(
+            title=self.title,
+            state={"finished": "done"}.get(state, state),
+            status=f"{done} of {known} gangs done" if known else "",
+            notes=(*self.notes(), *self._coarse()),
+            legend=tuple(
+                (program, tuple(nodes))
+                for program, nodes in self.palette.legend()
+                if program in shown
+            ),
+            summary=summary(scene, now, self.title),
+            actions=("cancel",) if self._cancel is not None and not self.outcome else (),
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks that a reader needs to trust the picture."""
+        scene = self.scene
+        out = []
+        if scene.machine.emulated:
+            out.append("emulated devices")
+        if scene.dropped:
+            out.append(f"{scene.dropped:,} records dropped")
+        return tuple(out)
+
+    def _coarse(self) -> tuple[str, ...]:
+        """Said when bars are merged that a reader could tell apart."""
+        resolution = self.scene.resolution
+        if resolution <= 2 * self.scene.window / FRAME:
+            return ()
+        return (f"bars closer than {1000 * resolution:.3g} ms are drawn as one",)
+
+    def __str__(self) -> str:
+        """The picture as text."""
+        with self._lock:
+            now = self.timeline.clock()
+            if not self.outcome:
+                self._collect(now)
+            return table(self.scene, now, self.title)
+
+    def __repr__(self) -> str:
+        return f"<View of {', '.join(self.panels)}: {self.outcome or 'live'}>"
+
+    # --- live ------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Bring every page up to date.  Called by the view's own thread."""
+        with self._lock:
+            if self.live is None or self._closed.is_set():
+                return
+            now = self.timeline.clock()
+            news = self._collect(now)
+            quiet = not news and not self.scene.busy and now - self.scene.last > 1.0
+            if not quiet or not self._plots:
+                self._plots = plots(self.panels, self.scene, now)
+            self.live.update(self._plots, self.header(now))
+
+    def _run(self) -> None:
+        pause = PERIOD
+        while not self._closed.wait(pause):
+            begun = time.thread_time()
+            try:
+                self.tick()
+                if self._over():
+                    self.freeze()
+            except Exception as error:
+                self.timeline.failures.append(f"a view ended: {type(error).__name__}: {error}")
+                self._closed.set()
+                return
+            pause = max(PERIOD, SHARE * (time.thread_time() - begun))
+
+    def _over(self) -> bool:
+        """Whether what is shown has ended and its last records have arrived."""
+        if self._ended is None:
+            return False
+        outcome = self._ended()
+        if not outcome:
+            return False
+        now = time.monotonic()
+        self._over_at = self._over_at or now
+        if now - self._over_at < SETTLE:
+            return False
+        if self.scene.busy and now - self._over_at < PATIENCE:
+            return False
+        self.outcome = outcome
+        return True
+
+    # --- notebook ----------------------------------------------------------------
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def show(self) -> None:
+        """Display the view where the present cell puts its output."""
+        with self._lock:
+            if self._closed.is_set():
+                _display(*self.bundle())
+                return
+            if not widgets_work():
+                _display({"text/plain": str(self)})
+                return
+            if self.live is None:
+                self._begin()
+            assert self.live is not None
+            widget = {"version_major": 2, "version_minor": 0, "model_id": self.live.model_id}
+            text = summary(self.scene, self.timeline.clock(), self.title)
+            data = {"text/plain": text, "application/vnd.jupyter.widget-view+json": widget}
+            self._handles.append(_display(data, display_id=True))
+
+    def _begin(self) -> None:
+        now = self.timeline.clock()
+        self._plots = plots(self.panels, self.scene, now)
+        self.live = LiveFigures(self._plots, self.header(now), self._act)
+        self._thread = threading.Thread(target=self._run, name="pathways view", daemon=True)
+        self._thread.start()
+        others = _live.setdefault(self.timeline, [])
+        others.append(self)
+        for old in others[:-LIVE]:
+            old.freeze()
+
+    def _act(self, name: str) -> None:
+        if name == "cancel" and self._cancel is not None:
+            self._cancel()
+
+    def bundle(self) -> Bundle:
+        """The frozen picture of everything that the view has seen."""
+        with self._lock:
+            self._collect(self.timeline.clock())
+            scene = self.scene
+            last = max(scene.last, scene.origin + 0.05)
+            records = [r for r in self.timeline.records if _belongs(r, scene.origin)]
+            return freeze(
+                records, scene.origin, last, self.panels, self.title, self.palette,
+                self.notes(), scene.machine,
+            )  # fmt: skip
+
+    def freeze(self) -> None:
+        """Replace the live picture by a static one, in every page and in the notebook."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self.outcome = self.outcome or "ended"
+            if self in _live.get(self.timeline, ()):
+                _live[self.timeline].remove(self)
+            if self.live is None:
+                return
+            data, metadata = self.bundle()
+            self.live.freeze(data, metadata)
+            for handle in self._handles:
+                handle.update(data, metadata=metadata, raw=True)
+            _frozen.append(self.live)
+            while len(_frozen) > FROZEN:
+                _frozen.popleft().close()
+
+    close = freeze
+
+
+def _display(
+    data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, display_id: bool = False
+) -> Any:
+    """Publish a MIME bundle as output; returns a handle when it shall be updated."""
+    from IPython import display as ipython
+
+    show: Any = ipython.display
+    options: dict[str, Any] = {"display_id": True} if display_id else {}
+    return show(dict(data), metadata=dict(metadata or {}), raw=True, **options)
+
+
+def _belongs(record: Record, origin: float) -> bool:
+    """Whether a view that begins at *origin* needs a record."""
+    if isinstance(record, Span):
+        return record.end > origin
+    if isinstance(record, Event) and record.kind.startswith(("host-", "slice-")):
+        return True
+    return record.time >= origin
+
+
+def palette_of(timeline: Timeline) -> Palette:
+    """The colours of a timeline: the same in all of its views."""
+    palette = _palettes.get(timeline)
+    if palette is None:
+        here = ref(timeline)  # a strong one would keep the timeline for ever
+
+        def programs() -> dict[str, int]:
+            alive = here()
+            return alive.programs if alive is not None else {}
+
+        palette = _palettes[timeline] = Palette(programs)
+    return palette
+
+
+def freeze_all(timeline: Timeline) -> None:
+    """End every live view of a timeline: its lab has closed."""
+    for view in tuple(_live.get(timeline, ())):
+        view.freeze()
+
+
+def widgets_work() -> bool:
+    """Whether this process is a Jupyter kernel (plain IPython gets text)."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None

@@ -1,0 +1,212 @@
+"""A real JupyterLab on loopback and a real Chromium, for browser tests.
+
+Everything is isolated: own configuration, runtime and data folders, no
+extensions but what the installation has, and in the browser every request that
+would leave the machine is blocked and remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chromium() -> str | None:
+    """The browser of this machine, or None."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        found = shutil.which(name)
+        if found:
+            return found
+    return None
+
+
+def notebook(cells: Sequence[str]) -> dict[str, Any]:
+    """A notebook of code cells without outputs."""
+    return {
+        "cells": [
+            {
+                "cell_type": "code", "execution_count": None, "id": f"cell{n}", "metadata": {},
+                "outputs": [], "source": source,
+            }
+            for n, source in enumerate(cells)
+        ],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }  # fmt: skip
+
+
+class Lab:
+    """One JupyterLab server.
+
+    route: whether our server extension is switched on.
+    """
+
+    def __init__(self, folder: Path, route: bool = True) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        quiet = folder / "settings" / "@jupyterlab" / "apputils-extension"
+        quiet.mkdir(parents=True, exist_ok=True)
+        (quiet / "notification.jupyterlab-settings").write_text(
+            json.dumps({"fetchNews": "false", "checkForUpdates": False})
+        )
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+        for name in ("CONFIG_DIR", "RUNTIME_DIR", "DATA_DIR"):
+            environment[f"JUPYTER_{name}"] = str(folder / name.lower())
+        environment["IPYTHONDIR"] = str(folder / "ipython")
+        paths = [str(ROOT), str(ROOT / "extensions"), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        environment.pop("PATHWAYS_LAB_BOKEHJS_ROUTE", None)
+        extensions = {"pathways_lab_server": route}
+        command = [
+            sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root",
+            f"--port={port}", "--ip=127.0.0.1", "--ServerApp.port_retries=0",
+            "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=None",
+            "--LabApp.extension_manager=readonly", "--LabApp.expose_app_in_browser=True",
+            f"--ServerApp.root_dir={self.work}", f"--ServerApp.jpserver_extensions={extensions}",
+            f"--LabApp.workspaces_dir={folder / 'workspaces'}",
+            f"--LabApp.user_settings_dir={folder / 'settings'}",
+        ]  # fmt: skip
+        self.log = (folder / "server.log").open("wb")
+        self.process = subprocess.Popen(
+            command, cwd=self.work, env=environment, stdout=self.log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        self._wait()
+
+    def _wait(self) -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                break
+            try:
+                urllib.request.urlopen(f"{self.url}/api", timeout=1)
+                return
+            except OSError:
+                time.sleep(0.1)
+        text = (self.folder / "server.log").read_text()
+        raise RuntimeError(f"JupyterLab did not start:\n{text[-2000:]}")
+
+    def write(self, name: str, cells: Sequence[str]) -> None:
+        (self.work / name).write_text(json.dumps(notebook(cells)))
+
+    def read(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.work / name).read_text())
+        return found
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.log.close()
+
+
+class Page:
+    """One browser page on a lab's notebook.  blocked: requests that wanted to leave."""
+
+    def __init__(self, browser: Any, lab: Lab, width: int = 1280, height: int = 1100) -> None:
+        self.lab = lab
+        self.blocked: list[str] = []
+        self.console: list[str] = []
+        self.page = browser.new_page(viewport={"width": width, "height": height})
+        self.page.route(re.compile(r"^(?!data:|blob:)"), self._route)
+        self.page.on(
+            "console",
+            lambda message: self.console.append(message.text) if message.type == "error" else None,
+        )
+        self.page.on("pageerror", lambda error: self.console.append(str(error)))
+
+    def _route(self, route: Any) -> None:
+        if route.request.url.startswith(f"{self.lab.url}/"):
+            route.continue_()
+        else:
+            self.blocked.append(route.request.url)
+            route.abort()
+
+    def open(self, name: str) -> None:
+        self.page.goto(f"{self.lab.url}/lab/tree/{name}?reset")
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=60_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+
+    def wait_for_kernel(self) -> None:
+        self.page.wait_for_function(
+            "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
+            "?.status === 'idle'",
+            timeout=60_000,
+        )
+
+    def start(self, command: str = "notebook:run-all-cells", **arguments: Any) -> None:
+        """Run a command of the page without waiting for its end."""
+        self.page.evaluate(
+            "([name, args]) => { window.jupyterapp.commands.execute(name, args); }",
+            [command, arguments],
+        )
+
+    def command(self, name: str, **arguments: Any) -> None:
+        """Run a command of the page to its end."""
+        self.page.evaluate(
+            "async ([name, args]) => { await window.jupyterapp.commands.execute(name, args); }",
+            [name, arguments],
+        )
+
+    def select(self, cell: int) -> None:
+        self.page.evaluate(
+            "n => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = n; }", cell
+        )
+
+    def busy(self, cell: int = 0) -> bool:
+        """Whether a cell is running (the kernel's own state also counts its other threads)."""
+        prompts = self.page.query_selector_all(".jp-CodeCell .jp-InputPrompt")
+        return "*" in (prompts[cell].text_content() or "")
+
+    def wait_for_view(self, timeout: float = 60.0) -> None:
+        self.page.wait_for_function(
+            "() => !!document.querySelector('.pathways-lab')?.pathwaysDocument",
+            timeout=1000 * timeout,
+        )
+
+    def source(self, name: str, column: str, view: int = 0) -> list[Any]:
+        """A column of a live figure, as the page has it."""
+        values: list[Any] = self.page.evaluate(
+            "([n, name, column]) => { const d = document.querySelectorAll('.pathways-lab')[n]"
+            ".pathwaysDocument; return Array.from(d.get_model_by_name(name).data[column] ?? []); }",
+            [view, name, column],
+        )
+        return values
+
+    def now(self, view: int = 0) -> float:
+        """End of the time axis, as the page has it."""
+        return float(
+            self.page.evaluate(
+                "n => document.querySelectorAll('.pathways-lab')[n].pathwaysDocument"
+                ".get_model_by_name('time').end",
+                view,
+            )
+        )
+
+    def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=str(path))

@@ -1,0 +1,384 @@
+"""Panels are functions from records to plots: exact numbers, no library that draws."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pathways_lab.notebook.palette import (
+    HUES,
+    INK,
+    PAINTS,
+    Palette,
+    contrast,
+    family,
+    ink_on,
+    shades,
+)
+from pathways_lab.notebook.panels import PANELS, chosen, plots
+from pathways_lab.notebook.plot import Append, Assign, Plot, Replace, changes, everything
+from pathways_lab.notebook.rows import rows
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.timeline import queries
+from pathways_lab.timeline.busy import utilisation
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.records import Event, Record, Span
+from tests.notebook.synthetic import Cluster, arrival, training
+
+HALF = 0.95  # in the middle of the second training step
+
+
+def scene_at(records: Sequence[Record], now: float, **options: Any) -> Scene:
+    scene = Scene(0.0, **options)
+    scene.add([r for r in records if arrival(r) <= now], now)
+    return scene
+
+
+def panel(name: str, scene: Scene, now: float) -> Plot:
+    return PANELS[name](scene, now)
+
+
+def column(plot: Plot, layer: str, name: str) -> list[Any]:
+    return list(next(each for each in plot.layers if each.name == layer).columns[name])
+
+
+# --- islands -------------------------------------------------------------------
+
+
+def test_every_device_is_a_cell_of_its_island() -> None:
+    plot = panel("islands", scene_at(training(1, hosts=2, devices=2), 0.0), 0.0)
+    names = column(plot, "islands-cells", "name")
+    assert names == [
+        f"island{i}/host{h}, device {d}" for i in range(2) for h in range(2) for d in range(2)
+    ]
+    assert set(column(plot, "islands-cells", "state")) == {"idle"}
+    assert set(column(plot, "islands-cells", "holder")) == {
+        "slice 0 (data=2, model=2) of kernel-1", "slice 1 (data=2, model=2) of kernel-1",
+    }  # fmt: skip
+    heads = column(plot, "islands-heads", "text")
+    assert heads[0].startswith("island0  ·  2 hosts, 4 CPU devices")
+
+
+def test_a_meter_is_as_long_as_its_device_was_busy() -> None:
+    cluster = Cluster(islands=1, devices=1)
+    cluster.gang(0, 1, 0, "p", "n", "", ready=0.25, seconds=0.25, granted=0.0)
+    plot = panel("islands", scene_at(cluster.in_order(), 0.75), 0.75)
+    cell = column(plot, "islands-cells", "right")[0] - column(plot, "islands-cells", "left")[0]
+    meter = column(plot, "islands-meters", "right")[0] - column(plot, "islands-meters", "left")[0]
+    assert meter / cell == pytest.approx(0.5, abs=0.04)
+    assert column(plot, "islands-cells", "state")[0] in ("busy 49 %", "busy 50 %", "busy 51 %")
+
+
+def test_what_runs_now_counts_as_busy_until_now() -> None:
+    launched = Event(
+        "launched", 1.0, "island0", "island0/host0", 1, 0, "p", "n", args={"devices": (0,)}
+    )
+    joined = Event("host-joined", 0.0, "island0", "island0/host0", args={"devices": 1})
+    plot = panel("islands", scene_at([joined, launched], 3.0), 3.0)
+    assert column(plot, "islands-cells", "state") == ["busy 100 %"]
+
+
+def test_free_and_lost_devices_say_so() -> None:
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", "island0/host0", args={"devices": 2, "kind": "cpu"}),
+        Event("host-joined", 0.0, "island0", "island0/host1", args={"devices": 2, "kind": "cpu"}),
+        Event("host-lost", 0.5, "island0", "island0/host1", args={"reason": "it exited"}),
+    ]
+    plot = panel("islands", scene_at(records, 1.0), 1.0)
+    assert column(plot, "islands-cells", "state") == ["free", "free"] + ["lost: it exited"] * 2
+    assert len(column(plot, "islands-lost", "left")) == 2
+    assert "lost" in column(plot, "islands-words", "text")
+
+
+# --- order ----------------------------------------------------------------------
+
+
+def test_each_gang_is_one_column_on_all_its_hosts() -> None:
+    records = training(1, hosts=2)
+    plot = panel("order", scene_at(records, 10.0), 10.0)
+    done = list(zip(column(plot, "order-done", "left"), column(plot, "order-done", "top"),
+                    strict=True))  # fmt: skip
+    assert len(done) == 9 * 2 * 2
+    per_row: dict[float, list[float]] = {}
+    for left, top in done:
+        per_row.setdefault(float(top), []).append(float(left))
+    assert len(per_row) == 4
+    assert all(sorted(lefts) == [pytest.approx(n + 0.08) for n in range(9)]
+               for lefts in per_row.values())  # fmt: skip
+
+
+def test_states_of_the_order_panel_are_those_of_the_gangs() -> None:
+    records = [r for r in training(3) if arrival(r) <= HALF]
+    plot = panel("order", scene_at(records, HALF), HALF)
+    expected: dict[str, int] = {"granted": 0, "launched": 0, "done": 0, "failed": 0}
+    for island in ("island0", "island1"):
+        for gang in queries.order(records, island):
+            expected[gang.state] += 1
+    shown = {state: len(column(plot, f"order-{state}", "left")) for state in expected}
+    assert shown == expected
+    assert expected["granted"] > 0
+    assert expected["launched"] > 0
+    assert list(plot.readouts.values()) == ["13 / 18 done", "14 / 18 done"]
+
+
+def test_the_frontier_stays_in_sight_when_grants_run_far_ahead() -> None:
+    gangs = [
+        Event(
+            "granted", 0.0, "island0", run=1, step=n, args={"seq": n, "hosts": ("island0/host0",)}
+        )
+        for n in range(200)
+    ]
+    scene = scene_at([*Cluster(islands=1).records, *gangs], 1.0)
+    plot = panel("order", scene, 1.0)
+    assert column(plot, "order-granted", "place") == list(range(40))
+
+
+# --- queues ---------------------------------------------------------------------
+
+
+def test_the_bars_are_the_records() -> None:
+    records = training(2)
+    plot = panel("queues", scene_at(records, 5.0), 5.0)
+    spans = [r for r in records if isinstance(r, Span)]
+    bars = next(layer for layer in plot.layers if layer.name == "queues-bars").columns
+    assert int(np.sum(bars["count"])) == sum(len(span.devices) for span in spans)
+    row_of = rows(queries.machine(records)).of
+    expected = sorted(
+        (span.start, span.end, row_of[Lane(span.island, span.host, d)])
+        for span in spans
+        if span.kind == "gang"
+        for d in span.devices
+    )
+    thick = (bars["bottom"] - bars["top"]) > 0.5
+    drawn = sorted(
+        zip(bars["left"][thick], bars["right"][thick], bars["top"][thick] + 0.40, strict=True)
+    )
+    assert len(drawn) == len(expected)
+    assert np.allclose(drawn, expected, atol=1e-6)
+
+
+def test_what_runs_is_an_open_bar_up_to_now_and_the_rest_waits() -> None:
+    records = [r for r in training(3) if arrival(r) <= HALF]
+    scene = scene_at(records, HALF)
+    plot = panel("queues", scene, HALF)
+    running = scene.running()
+    assert {lane.island for lane, *_ in running} == {"island1"}
+    assert column(plot, "queues-open", "right") == [HALF] * 4
+    assert column(plot, "queues-open", "left") == pytest.approx([since for *_, since, _ in running])
+
+
+def test_a_device_works_on_one_gang_at_a_time() -> None:
+    """The second launched gang begins when the first one ends, and only then."""
+    cluster = Cluster(islands=1, devices=1)
+    for step, launched in enumerate((0.1, 0.2)):
+        cluster.records.append(
+            Event("launched", launched, "island0", "island0/host0", 1, step, "p", f"n{step}",
+                  args={"devices": (0,), "seq": step})
+        )  # fmt: skip
+    scene = scene_at(cluster.records, 1.0)
+    plot = panel("queues", scene, 1.0)
+    assert column(plot, "queues-open", "left") == [pytest.approx(0.1)]
+    assert list(plot.readouts.values()) == ["1 waiting"]
+    scene.add([Span("gang", 0.1, 1.5, "island0", "island0/host0", (0,), 1, 0, "p", "n0")], 2.0)
+    plot = panel("queues", scene, 2.0)
+    assert column(plot, "queues-open", "left") == [1.5]
+    assert list(plot.readouts.values()) == [""]
+
+
+def test_records_that_arrive_late_leave_nothing_open() -> None:
+    records = training(2)
+    random.Random(3).shuffle(records)
+    scene = Scene(0.0)
+    scene.add(records, 5.0)
+    assert scene.running() == []
+    assert not scene.busy
+
+
+def test_labels_stand_only_on_bars_that_hold_them() -> None:
+    plot = panel("queues", scene_at(training(3), HALF), HALF)
+    words = column(plot, "queues-words", "text")
+    assert set(words) == {"bwd0", "bwd1"}, "at 0.95 s a forward pass is 29 pixels wide"
+    early = panel("queues", scene_at(training(3), 0.5), 0.5)
+    assert {"fwd0", "fwd1"} <= set(column(early, "queues-words", "text"))
+    late = panel("queues", scene_at(training(60), 20.0), 20.0)
+    assert column(late, "queues-words", "text") == []
+
+
+def test_more_devices_than_rows_share_rows_by_host() -> None:
+    records = Cluster(islands=2, hosts=20, devices=4).records
+    seen = rows(queries.machine(records))
+    assert (seen.level, len(seen.labels)) == ("host", 40)
+    assert set(seen.devices.values()) == {4}
+    records = Cluster(islands=4, hosts=128, devices=4).records
+    seen = rows(queries.machine(records))
+    assert (seen.level, len(seen.labels), len(seen.of)) == ("island", 4, 2048)
+
+
+def test_too_many_bars_become_coarser_and_none_is_lost() -> None:
+    cluster = Cluster(islands=1, devices=2)
+    for step in range(4000):
+        cluster.gang(0, 1, step, "ab"[step // 500 % 2], "n", "", 0.0, 0.003, 0.0)
+    scene = Scene(0.0, window=20.0, budget=600)
+    for start in range(0, len(cluster.records), 50):
+        scene.add(cluster.records[start : start + 50], 12.0)
+    bars = scene.bars.columns()
+    assert len(bars["left"]) <= 600
+    assert int(bars["count"].sum()) == 8000
+    assert scene.merged
+
+
+# --- utilisation -------------------------------------------------------------------
+
+
+def test_the_area_of_the_utilisation_panel_is_the_held_time() -> None:
+    records = training(3)
+    now = 2.0
+    plot = panel("utilisation", scene_at(records, now), now)
+    exact = utilisation([r for r in records if arrival(r) <= now], 0.0, now)
+    for island in ("island0", "island1"):
+        place = column(plot, "utilisation-areas", "island").index(island)
+        xs = np.array(column(plot, "utilisation-areas", "xs")[place])
+        ys = np.array(column(plot, "utilisation-areas", "ys")[place])
+        area = abs(np.dot(xs, np.roll(ys, 1)) - np.dot(ys, np.roll(xs, 1))) / 2 / 0.86
+        share = np.mean([s for lane, s in exact.items() if lane.island == island])
+        assert area / now == pytest.approx(share, abs=0.01)
+
+
+def test_programs_are_stacked_and_never_exceed_the_whole() -> None:
+    cluster = Cluster(islands=1, devices=4)
+    for n in range(20):
+        cluster.gang(0, 1, n, "ab"[n % 2], "n", "", 0.0, 0.05, 0.0)
+    plot = panel("utilisation", scene_at(cluster.records, 1.0), 1.0)
+    assert column(plot, "utilisation-areas", "program") == ["a", "b"]
+    ys = np.concatenate([np.array(y) for y in column(plot, "utilisation-areas", "ys")])
+    assert ys.min() == pytest.approx(0.5 - 0.86)
+    assert ys.max() == pytest.approx(0.5)
+    assert plot.readouts == {0.0: "100 %"}
+
+
+# --- time, updates ------------------------------------------------------------------
+
+
+def test_nothing_yet_says_what_it_waits_for() -> None:
+    empty = plots((), Scene(0.0), 0.0)
+    assert [plot.empty for plot in empty] == ["waiting for the first host"] + [
+        "waiting for the first gang"
+    ] * 3
+    known = plots((), scene_at(Cluster().records, 0.0), 0.0)
+    assert [plot.empty for plot in known] == [""] + ["waiting for the first gang"] * 3
+    assert all(plot.empty == "" for plot in plots((), scene_at(training(1), 5.0), 5.0))
+
+
+def test_the_axis_grows_to_the_window_and_then_follows() -> None:
+    scene = Scene(100.0, window=20.0)
+    assert scene.range(100.0) == (0.0, 0.2)
+    assert scene.range(105.0) == (0.0, 5.0)
+    assert scene.range(130.0) == (10.0, 30.0)
+
+
+def apply(plot: dict[str, Any], out: Sequence[Any]) -> None:
+    """What a page does with changes."""
+    for change in out:
+        if isinstance(change, Replace):
+            plot[change.name] = {k: list(v) for k, v in change.columns.items()}
+        elif isinstance(change, Append):
+            for key, more in change.columns.items():
+                plot[change.name][key] = [*plot[change.name][key], *more][-change.keep :]
+        else:
+            assert isinstance(change, Assign)
+            plot[change.name, change.attribute] = change.value
+
+
+@pytest.mark.parametrize("window", [20.0, 1.0])
+def test_updates_bring_a_page_to_the_present_plots(window: float) -> None:
+    """Law: snapshot + all updates since == a fresh snapshot, in every panel."""
+    records = training(5, hosts=2)
+    scene = Scene(0.0, window=window)
+    page: dict[str, Any] = {}
+    old: tuple[Plot, ...] = ()
+    appended = fed = 0
+    for tick in range(40):
+        now = 0.1 * tick
+        upto = sum(arrival(r) <= now for r in records)
+        scene.add(records[fed:upto], now)
+        fed = upto
+        new = plots((), scene, now)
+        if [p.shape for p in old] == [p.shape for p in new]:
+            out = [c for a, b in zip(old, new, strict=True) for c in changes(a, b)]
+            appended += sum(isinstance(change, Append) for change in out)
+            apply(page, out)
+        else:
+            page = {}
+            apply(page, [c for plot in new for c in everything(plot)])
+        old = new
+        expected: dict[str, Any] = {}
+        apply(expected, [c for plot in new for c in everything(plot)])
+        held = len(expected["queues-bars"]["left"])
+        for key, value in page.items():
+            if key == "queues-bars":
+                value = {k: v[-held:] if held else [] for k, v in value.items()}
+            assert repr(value) == repr(expected[key]), key
+    assert appended > 20, "bars must be appended, not sent again"
+
+
+def test_an_update_of_another_shape_is_refused() -> None:
+    one, two = (panel("queues", scene_at(Cluster(devices=n).records, 0), 0.0) for n in (2, 4))
+    with pytest.raises(ValueError, match="another shape"):
+        changes(one, two)
+
+
+def test_a_host_that_joins_moves_the_rows_below_it_with_their_bars() -> None:
+    records = training(1)
+    scene = scene_at(records, 5.0)
+    before = panel("queues", scene, 5.0)
+    scene.add([Event("host-joined", 5.0, "island0", "island0/host1", args={"devices": 2})], 5.0)
+    after = panel("queues", scene, 5.0)
+    moved = {lane: row for lane, row in scene.rows.of.items() if lane.island == "island1"}
+    assert before.shape != after.shape
+    bars = next(layer for layer in after.layers if layer.name == "queues-bars").columns
+    thick = (bars["bottom"] - bars["top"]) > 0.5
+    used = {round(float(top) + 0.40, 3) for top in bars["top"][thick]}
+    assert set(moved.values()) <= used
+    assert int(bars["count"].sum()) == sum(len(r.devices) for r in records if isinstance(r, Span))
+
+
+def test_panels_are_known_by_name() -> None:
+    assert chosen(()) == ("islands", "order", "queues", "utilisation")
+    assert chosen(("queues",)) == ("queues",)
+    with pytest.raises(ValueError, match="no panel is called 'queue'; there are: islands"):
+        chosen(("queue",))
+
+
+# --- colours ----------------------------------------------------------------------------
+
+
+def test_one_program_has_one_hue_everywhere_whatever_a_view_saw_first() -> None:
+    log = Timeline()
+    log.extend([Event("submitted", 0.0, program=name) for name in ("train", "eval", "serve")])
+    one, two = Palette(lambda: log.programs), Palette(lambda: log.programs)
+    assert one.colour("serve") == two.colour("serve") == HUES[2]
+    assert two.colour("train") == HUES[0]
+    two.colour("eval")
+    assert one.colour("eval") == two.colour("eval") == HUES[1]
+
+
+def test_functions_of_a_program_are_shades_of_its_hue_and_stages_share_them() -> None:
+    palette = Palette()
+    assert palette.colour("p", "fwd0") == palette.colour("p", "fwd1") == HUES[0]
+    assert palette.colour("p", "bwd0") == shades(HUES[0])[1]
+    assert palette.legend() == [("p", [("fwd", HUES[0]), ("bwd", shades(HUES[0])[1])])]
+    assert [family(n) for n in ("stage_3", "stage-12.loss", "7", "f")] == [
+        "stage", "stage.loss", "7", "f",
+    ]  # fmt: skip
+
+
+def test_text_can_be_read_on_every_paint_and_ink_on_both_grounds() -> None:
+    assert min(contrast(ink_on(paint), paint) for paint in PAINTS) >= 4.0
+    assert contrast(INK, "#ffffff") >= 4.5
+    assert contrast(INK, "#111111") >= 4.0
+    assert min(contrast(hue, ground) for hue in HUES for ground in ("#ffffff", "#111111")) > 2.0
