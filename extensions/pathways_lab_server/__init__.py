@@ -8,6 +8,9 @@ serves the files::
 
     <base_url>/pathways-lab/bokehjs/bokeh.min.js
 
+Kernels that this server starts inherit the environment variable
+PATHWAYS_LAB_BOKEHJS_ROUTE; where it is missing they send the script themselves.
+
 Rule for maintainers: this package is imported by Jupyter's server process and
 by nobody else.  It imports neither JAX, Dask, Bokeh nor ``pathways_lab``; a
 failure here is a line in the server's log, never a server that does not start.
@@ -16,11 +19,15 @@ failure here is a line in the server's log, never a server that does not start.
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
 ROUTE = "pathways-lab/bokehjs/"
 """Below the server's base URL, with the file name behind it."""
+
+VARIABLE = "PATHWAYS_LAB_BOKEHJS_ROUTE"
+"""Tells kernels the route, without a slash at its end."""
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -53,4 +60,5 @@ def _load_jupyter_server_extension(server: Any) -> None:
 
     pattern = url_path_join(server.web_app.settings["base_url"], ROUTE, r"(bokeh[a-z-]*\.min\.js)")
     server.web_app.add_handlers(".*$", [(pattern, BokehJSHandler, {"path": [str(folder)]})])
+    os.environ[VARIABLE] = ROUTE.rstrip("/")
     server.log.info(f"pathways_lab_server: BokehJS from {folder}")
