@@ -15,6 +15,7 @@ Paper: section 4.2 (sharded buffers), section 4.6.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
 from collections import deque
@@ -28,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
-from pathways_lab.core.program import Value
+from pathways_lab.core.program import SliceId, Value
 from pathways_lab.runtime.devices import Place
 
 Array = np.ndarray[Any, Any]
@@ -111,6 +112,24 @@ def physical_of(value: Value) -> Physical:
     return physical(value.shape, value.dtype, value.layout)
 
 
+def with_bytes(shape: tuple[int, ...], dtype: str, slice_id: SliceId, layout: Layout) -> Value:
+    """A value with the bytes of its shards worked out.
+
+    Raises TypeError, KeyError or ValueError for what is no array.
+    """
+    if len(layout.spec) != len(shape) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"shape {shape} does not go with layout {layout}")
+    kind = physical(shape, dtype, layout)
+    nbytes = math.prod(kind.shard) * kind.dtype.itemsize
+    return Value(shape, dtype, slice_id, layout, nbytes)
+
+
+def logical_shard(value: Value) -> tuple[int, ...]:
+    """The shape of one shard, random keys being single elements."""
+    assert value.layout is not None
+    return shard_shape(value.layout, value.shape)
+
+
 # --- memory -------------------------------------------------------------------------
 
 
@@ -129,7 +148,7 @@ class Memory:
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array, aligned; its memory comes back when nobody holds it."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if size < _POOLED:
             return _aligned(size).view(dtype).reshape(shape)
         raw = None
@@ -171,7 +190,7 @@ def as_bytes(array: Array) -> memoryview:
 
 def from_bytes(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array over received bytes.  Raises ValueError when their number is wrong."""
-    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    wanted = math.prod(shape) * dtype.itemsize
     size = memoryview(data).nbytes
     if size != wanted:
         raise ValueError(f"{size} bytes for a shard {dtype}{list(shape)} of {wanted} bytes")

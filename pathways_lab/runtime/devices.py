@@ -25,13 +25,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.budget import available_memory
 
 Owned = tuple[str, int]
 """Host and local device number."""
@@ -151,7 +151,7 @@ class CpuRuntime(IslandRuntime):
     def __init__(self, host: str, devices: int | None = None, memory: int | None = None) -> None:
         super().__init__(host)
         self.count = devices or os.cpu_count() or 1
-        self.memory = memory or psutil.virtual_memory().available // (2 * self.count)
+        self.memory = memory or available_memory() // (2 * self.count)
 
     def lane(self, binding: SliceBinding) -> str:
         return "+".join(f"{host}:{number}" for host, number in footprint_of(binding))

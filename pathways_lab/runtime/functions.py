@@ -132,7 +132,7 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
     ins = [arrays.physical(*t, layout) for t, layout in _pairs(code.in_types, code.in_layouts)]
     outs = [arrays.physical(*t, layout) for t, layout in _pairs(code.out_types, code.out_layouts)]
     everywhere = place.sharding(Layout(_mesh(code, place), ()))
-    gangs = Gangs()
+    gangs = Gangs(dict(zip(place.numbers, place.locals, strict=True)))
     callbacks = 0
 
     def wrap(callback: Callable[..., Any], *how: Any) -> Callable[..., Any]:

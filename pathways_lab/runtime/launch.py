@@ -139,6 +139,10 @@ class Launcher:
     def program(self, plan: Plan) -> None:
         self._plans[plan.key] = plan
 
+    def plan(self, key: str) -> Plan | None:
+        """A program that was sent here."""
+        return self._plans.get(key)
+
     def launches_alone(self, function: str, slice_id: SliceId) -> None:
         """This function calls back into Python, and may fail on one device only."""
         self._alone.add((function, slice_id))

@@ -20,23 +20,25 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathways_lab.runtime.jax_private import Wrap
 
 Send = Callable[[int, int, str], None]
-"""``(run, device number in the slice or -1, text)``, called in any thread."""
+"""``(run, local device number or -1, text)``, called in any thread."""
 
 
 class Gangs:
     """The gang that an executable with callbacks is running now.
 
+    locals: the host's own numbers of its devices, by position in the slice.
     key: run and step; set by the lane that launches it.
-    errors: device number and exception of callbacks that raised.
+    errors: local device number and exception of callbacks that raised.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, local_numbers: Mapping[int, int]) -> None:
+        self.locals = dict(local_numbers)
         self.key: tuple[int, int] = (0, -1)
         self.errors: list[tuple[int, Exception]] = []
 
@@ -67,7 +69,7 @@ class Output(io.TextIOBase):
             callback: Callable[..., Any], numbered: bool, blanks: Callable[[], tuple[Any, ...]]
         ) -> Callable[..., Any]:
             def labelled(*args: Any) -> Any:
-                device = int(args[0]) if numbered else 0
+                device = gangs.locals.get(int(args[0]) if numbered else 0, -1)
                 before = getattr(self._local, "label", None)
                 self._local.label = (gangs.key[0], device)
                 try:

@@ -1,0 +1,182 @@
+"""The host's desk for clients: uploads that come in, values that are asked for.
+
+Problem: clients send and fetch bytes over links of their own, in no order with
+what the control plane says: a part of an upload may come before this host has
+heard of its slice, a fetch before its buffer exists, and the client may vanish
+in the middle.
+
+Rule for maintainers: runs in the reactor's thread; bytes are handled by the
+exchange.  What a client sends may be wrong: that raises ValueError, KeyError
+or TypeError, which closes its link and changes nothing.
+
+Paper: section 4.2 (data move between client and hosts only on demand).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import SliceId, Value
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.actions import Action, Serve
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.exchange import Exchange
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.link import Link, LinkClosed
+
+Buffers = list[memoryview]
+Where = Callable[[SliceId | None], Place | Failure | None]
+
+
+@dataclass(slots=True)
+class _Upload:
+    """Parts of an upload, by device number."""
+
+    parts: dict[int, Any] = field(default_factory=dict)
+    links: set[Link] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A question of a client: some shards of a buffer."""
+
+    link: Link
+    id: int
+    devices: tuple[int, ...]
+
+
+class Desk:
+    """Uploads and fetches of one host.
+
+    where(slice): its place, why it has none, or None while that is not known.
+    carry_out: for the launcher's actions.  resident(buffer): report it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        launcher: Launcher,
+        exchange: Exchange,
+        where: Where,
+        carry_out: Callable[[list[Action]], None],
+        resident: Callable[[int], None],
+    ) -> None:
+        self._host = host
+        self._launcher = launcher
+        self._exchange = exchange
+        self._where = where
+        self._carry_out = carry_out
+        self._resident = resident
+        self._uploads: dict[int, _Upload] = {}
+        self._early: dict[SliceId, list[tuple[Link, dict[str, Any], Buffers]]] = {}
+
+    # --- uploads ------------------------------------------------------------------------
+
+    def put(self, link: Link, fields: dict[str, Any], buffers: Buffers) -> None:
+        """Shards of an upload for devices of this host."""
+        slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
+        place = self._where(slice_id)
+        if place is None:
+            # The client heard of the slice before we did, or its devices are being opened.
+            self._early.setdefault(slice_id, []).append((link, fields, buffers))
+            return
+        value = arrays.with_bytes(
+            tuple(fields["shape"]),
+            str(fields["dtype"]),
+            slice_id,
+            unpack(Layout, fields["layout"]),
+        )
+        if isinstance(place, Failure):
+            self._uploaded(buffer, value, place)
+            return
+        upload = self._uploads.setdefault(buffer, _Upload())
+        upload.links.add(link)
+        for device, data in zip(fields["devices"], buffers, strict=True):
+            if device not in place.numbers:
+                raise ValueError(f"device {device} of slice {slice_id} is not on {self._host}")
+            upload.parts[device] = data
+        if len(upload.parts) == len(place.numbers):
+            del self._uploads[buffer]
+            self._exchange.submit(
+                self._exchange.upload,
+                value,
+                place,
+                upload.parts,
+                lambda result: self._uploaded(buffer, value, result),
+            )
+
+    def _uploaded(self, buffer: int, value: Value, result: Any) -> None:
+        if self._where(value.slice) is not None:
+            self._carry_out(self._launcher.uploaded(buffer, value, result))
+        # Also when it failed: whoever uses it is told why; waiting would be for nothing.
+        self._resident(buffer)
+
+    def opened(self, slice_id: SliceId) -> None:
+        """The slice's devices are known now: take what came too early."""
+        for link, fields, buffers in self._early.pop(slice_id, []):
+            try:
+                self.put(link, fields, buffers)
+            except (KeyError, TypeError, ValueError) as error:
+                link.close(f"{self._host} did not understand 'put': {error!r}")
+
+    def free(self, buffers: tuple[int, ...]) -> None:
+        """The client has dropped these; parts of them may still be coming."""
+        for buffer in buffers:
+            self._uploads.pop(buffer, None)
+
+    # --- fetches ------------------------------------------------------------------------
+
+    def fetch(self, link: Link, fields: dict[str, Any], _: Buffers) -> None:
+        """A client wants shards; it is answered when they are there."""
+        fetch = Fetch(link, int(fields["id"]), tuple(int(d) for d in fields["devices"]))
+        self._carry_out(self._launcher.fetch(fetch, int(fields["buffer"])))
+
+    def serve(self, serve: Serve) -> None:
+        """The launcher has what a fetch asked for."""
+        fetch, place = serve.fetch, self._where(serve.slot.value.slice)
+        assert isinstance(fetch, Fetch)
+        if not isinstance(place, Place):
+            self._served(serve, Failure("lost", "the slice of the buffer was released"))
+            return
+        self._exchange.submit(
+            self._exchange.read,
+            serve.slot.payload,
+            place,
+            fetch.devices,
+            lambda result: self._served(serve, result),
+        )
+
+    def _served(self, serve: Serve, result: list[memoryview] | Failure) -> None:
+        value, fetch = serve.slot.value, serve.fetch
+        assert isinstance(fetch, Fetch)
+        if isinstance(result, Failure):
+            self.refuse(fetch, serve.slot.failure or result)
+        else:
+            shape = list(arrays.logical_shard(value))
+            self._answer(fetch, "fetched", {"shape": shape, "dtype": value.dtype}, result)
+        self._carry_out(self._launcher.served(serve.slot, serve.reader))
+
+    def refuse(self, fetch: Fetch, failure: Failure) -> None:
+        """There is nothing to be had."""
+        self._answer(fetch, "fetch-failed", {"failure": pack(failure)}, [])
+
+    def _answer(self, fetch: Fetch, op: str, fields: dict[str, Any], buffers: Buffers) -> None:
+        try:
+            fetch.link.send(op, {"id": fetch.id, **fields}, buffers)
+        except LinkClosed:
+            return
+
+    # --- clients that go ------------------------------------------------------------------
+
+    def closed(self, link: Link) -> None:
+        """A client's link is gone, with what it had not finished."""
+        self._launcher.forget_fetches(lambda f: isinstance(f, Fetch) and f.link is link)
+        for buffer in [b for b, upload in self._uploads.items() if link in upload.links]:
+            del self._uploads[buffer]
+        for puts in self._early.values():
+            puts[:] = [put for put in puts if put[0] is not link]

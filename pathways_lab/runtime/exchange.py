@@ -1,0 +1,417 @@
+"""Transfers, uploads and fetches: shards out of and into this host's devices.
+
+Problem: the launcher says *that* a transfer begins and wants to know when its
+shards are there; the bytes must go directly between hosts, only those that the
+other side needs, and nothing may wait for a host that is slow.
+
+How: one thread does all slicing, copying and assembling; it never waits, for
+it is given only sources that are there.  A part that is a whole shard becomes
+the shard's memory as it is; parts of a shard are put together in aligned
+memory, which JAX then takes without a copy.  Devices of a host that want the
+same box share its memory.
+
+Rule for maintainers: everything here runs in the exchange's own thread but
+:meth:`Exchange.submit`.  Never hold more of an array than shards of this
+host's devices (the tests count).  Every problem becomes the failure of the
+transfer or upload that has it.
+
+Paper: section 4.3 (sharded transfers), section 4.5.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Box
+from pathways_lab.core.program import Plan, Transfer, Value
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.actions import Key, Receive, Send
+from pathways_lab.runtime.buffers import Past
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.peers import Peers
+from pathways_lab.runtime.routes import Group, Route
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """How a transfer ended on its receiving side.
+
+    start: when its first part was sent, on the control plane's clock, or None.
+    sources: hosts that parts came from.  nbytes: what came from other hosts.
+    """
+
+    action: Receive
+    payload: jax.Array | None
+    failure: Failure | None
+    start: float | None = None
+    sources: tuple[str, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class _Incoming:
+    action: Receive
+    place: Place
+    groups: dict[int, Group]
+    missing: dict[int, set[Box]]
+    parts: dict[int, Any] = field(default_factory=dict)
+    """By group: the shard, or what is there of it."""
+    start: float | None = None
+    nbytes: int = 0
+
+
+class Exchange:
+    """The thread that moves shards.
+
+    clock: the control plane's clock.  post(function, *args): run in the
+        reactor's thread.  on_death: its own code failed; the host must end.
+    memory: where shards are put together.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        peers: Peers,
+        clock: Callable[[], float],
+        post: Callable[..., None],
+        on_sent: Callable[[Send, Failure | None, float, int], None],
+        on_arrived: Callable[[Arrived], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self.memory = arrays.Memory()
+        self._host = host
+        self._peers = peers
+        self._clock = clock
+        self._post = post
+        self._on_sent = on_sent
+        self._on_arrived = on_arrived
+        self._on_death = on_death
+        self._incoming: dict[Key, _Incoming] = {}
+        self._early: dict[int, list[tuple[dict[str, Any], Any]]] = {}
+        """Pieces, by run, of transfers that were not granted here yet."""
+        self._over: Past[int] = Past()
+        self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., None], *args: Any) -> None:
+        """Run in the exchange's thread, in the order of submitting.  From any thread."""
+        self._jobs.put((function, args))
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job[0](*job[1])
+                del job
+        except BaseException as error:
+            self._on_death(error)
+
+    # --- sending ----------------------------------------------------------------------
+
+    def send(self, action: Send, place: Place, route: Route) -> None:
+        """Give away the parts of a settled source."""
+        start = self._clock()
+        if action.failure is not None:
+            self._tell_receivers(action.key, route, action.failure)
+            self._sent(action, action.failure, start, 0)
+            return
+        try:
+            waiting = self._send_parts(action, place, route, start)
+        except Exception as error:
+            failure = self._failure(action.plan, action.node, error)
+            self._tell_receivers(action.key, route, failure)
+            self._sent(action, failure, start, 0)
+            return
+        waiting.expected()
+
+    def _send_parts(self, action: Send, place: Place, route: Route, start: float) -> _Letters:
+        run, step = action.key
+        letters = _Letters(
+            lambda error, nbytes: self._posted_all(action, route, start, error, nbytes)
+        )
+        array = arrays.resolved(action.source.payload)
+        if array is None:
+            raise RuntimeError("the source of the transfer is not on its devices")
+        shards = arrays.shards_of(array, place) if route.sends else {}
+        views: dict[int, np.ndarray[Any, Any]] = {}
+        for send in route.sends:
+            origin = route.origins[send.source]
+            if send.host == self._host and send.box == origin and not _on_cpu(array):
+                self._part(action.key, send.target, send.box, shards[send.source], start)
+                continue
+            if send.source not in views:
+                views[send.source] = np.asarray(shards[send.source])
+            part = views[send.source][arrays.index(send.box, origin)]
+            if send.host == self._host:
+                self._part(action.key, send.target, send.box, part, start)
+                continue
+            data = arrays.as_bytes(np.asarray(part, order="C"))
+            fields = {
+                "run": run,
+                "step": step,
+                "target": send.target,
+                "source": send.source,
+                "box": send.box,
+                "sent": start,
+            }
+            self._peers.send(send.host, "piece", fields, [data], letters.add(data.nbytes))
+        return letters
+
+    def _posted_all(
+        self, action: Send, route: Route, start: float, error: Exception | None, nbytes: int
+    ) -> None:
+        """All pieces are on their way, or cannot be.  In any thread."""
+        failure = None
+        if error is not None:
+            failure = self._failure(action.plan, action.node, error)
+        self._sent(action, failure, start, nbytes)
+
+    def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
+        self._post(self._on_sent, action, failure, start, nbytes)
+
+    def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
+        """There will be no data: those who wait for it shall know at once."""
+        fields = {"run": key[0], "step": key[1], "failure": pack(failure)}
+        for host in route.receivers:
+            if host == self._host:
+                self._fail(key, failure)
+            else:
+                self._peers.send(host, "piece", fields, [], lambda error: None)
+
+    # --- receiving --------------------------------------------------------------------
+
+    def receive(self, action: Receive, place: Place, route: Route) -> None:
+        """Parts will come; some may have come before."""
+        incoming = _Incoming(
+            action,
+            place,
+            {group.target: group for group in route.groups},
+            {group.target: {box for box, _, _ in group.pieces} for group in route.groups},
+        )
+        self._incoming[action.key] = incoming
+        dtype = arrays.physical_of(incoming.action.target.value).dtype
+        for group in route.groups:
+            if not group.pieces:
+                incoming.parts[group.target] = np.empty(_extent(group.box), dtype)
+                del incoming.missing[group.target]
+        run, step = action.key
+        early = self._early.pop(run, [])
+        ours = [entry for entry in early if entry[0]["step"] == step]
+        others = [entry for entry in early if entry[0]["step"] != step]
+        if others:
+            self._early[run] = others
+        for fields, data in ours:
+            self.piece(fields, data)
+        self._finish_if_whole(incoming)
+
+    def piece(self, fields: dict[str, Any], data: Any) -> None:
+        """A message of another host: one part of a transfer, or that there will be none."""
+        key = (fields["run"], fields["step"])
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            if key[0] not in self._over:
+                self._early.setdefault(key[0], []).append((fields, data))
+            return
+        try:
+            if fields.get("failure") is not None:
+                self._fail(key, unpack(Failure, fields["failure"]))
+                return
+            box = tuple((int(a), int(b)) for a, b in fields["box"])
+            dtype = arrays.physical_of(incoming.action.target.value).dtype
+            incoming.nbytes += len(data)
+            part = arrays.from_bytes(data, _extent(box), dtype)
+            self._part(key, int(fields["target"]), box, part, float(fields["sent"]))
+        except Exception as error:
+            self._fail(key, self._problem(error))
+
+    def _part(self, key: Key, target: int, box: Box, part: Any, sent: float) -> None:
+        """One part is here, as NumPy, or as a whole shard on a device."""
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            # Of this host itself: its receiving side was cancelled or has failed.
+            return
+        incoming.start = sent if incoming.start is None else min(sent, incoming.start)
+        missing = incoming.missing.get(target, set())
+        if box not in missing:
+            raise ValueError(f"an unexpected part {box} for device {target}")
+        group = incoming.groups[target]
+        if box == group.box:
+            incoming.parts[target] = part
+        else:
+            if target not in incoming.parts:
+                dtype = arrays.physical_of(incoming.action.target.value).dtype
+                incoming.parts[target] = self.memory.take(_extent(group.box), dtype)
+            incoming.parts[target][arrays.index(box, group.box)] = part
+        missing.remove(box)
+        if not missing:
+            del incoming.missing[target]
+            self._finish_if_whole(incoming)
+
+    def _finish_if_whole(self, incoming: _Incoming) -> None:
+        if incoming.missing or self._incoming.get(incoming.action.key) is not incoming:
+            return
+        del self._incoming[incoming.action.key]
+        shards = {
+            device: incoming.parts[group.target]
+            for group in incoming.groups.values()
+            for device in group.devices
+        }
+        sources = {host for g in incoming.groups.values() for _, _, host in g.pieces}
+        try:
+            payload = arrays.join(incoming.action.target.value, incoming.place, shards)
+        except Exception as error:
+            arrived = Arrived(incoming.action, None, self._problem(error))
+        else:
+            arrived = Arrived(
+                incoming.action,
+                payload,
+                None,
+                incoming.start,
+                tuple(sorted(sources)),
+                incoming.nbytes,
+            )
+        self._post(self._on_arrived, arrived)
+
+    def _fail(self, key: Key, failure: Failure) -> None:
+        incoming = self._incoming.pop(key, None)
+        if incoming is not None:
+            self._post(self._on_arrived, Arrived(incoming.action, None, failure))
+
+    def cancel(self, key: Key) -> None:
+        """Nobody waits for this transfer any more."""
+        self._incoming.pop(key, None)
+
+    def run_over(self, run: int) -> None:
+        """Late pieces of this run are thrown away."""
+        self._over.add(run)
+        self._early.pop(run, None)
+
+    def peer_lost(self, host: str, reason: str) -> None:
+        """The link from a host broke: parts that it sent may be lost."""
+        failure = Failure(
+            "lost",
+            f"the connection from host {host} to {self._host} broke during a transfer: {reason}",
+            remedy="run the program again",
+            host=self._host,
+        )
+        for key, incoming in list(self._incoming.items()):
+            owners = {
+                (target, box): owner
+                for target, group in incoming.groups.items()
+                for box, _, owner in group.pieces
+            }
+            waits_for = {owners[t, box] for t, boxes in incoming.missing.items() for box in boxes}
+            if host in waits_for:
+                self._fail(key, failure)
+
+    # --- uploads and fetches ------------------------------------------------------------
+
+    def upload(
+        self,
+        value: Value,
+        place: Place,
+        parts: dict[int, Any],
+        done: Callable[[jax.Array | Failure], None],
+    ) -> None:
+        """All bytes of an upload for this host are here, by device number."""
+        try:
+            kind = arrays.physical_of(value)
+            shards = {
+                n: arrays.from_bytes(data, kind.shard, kind.dtype) for n, data in parts.items()
+            }
+            result: jax.Array | Failure = arrays.join(value, place, shards)
+        except Exception as error:
+            result = self._problem(error)
+        self._post(done, result)
+
+    def read(
+        self,
+        payload: Any,
+        place: Place,
+        devices: tuple[int, ...],
+        done: Callable[[list[memoryview] | Failure], None],
+    ) -> None:
+        """The bytes of some shards, as views of their memory where devices are CPUs."""
+        try:
+            array = arrays.resolved(payload)
+            if array is None:
+                raise RuntimeError("its value is gone")
+            shards = arrays.shards_of(array, place)
+            result: list[memoryview] | Failure = [
+                arrays.as_bytes(np.asarray(shards[device])) for device in devices
+            ]
+        except Exception as error:
+            result = self._problem(error)
+        self._post(done, result)
+
+    # --- failures -------------------------------------------------------------------------
+
+    def _failure(self, plan: Plan, node: Transfer, error: Exception) -> Failure:
+        return Failure(
+            "lost" if isinstance(error, ConnectionError) else "execute",
+            f"{node.name} from {self._host} failed: {error}",
+            program=plan.name,
+            node=node.name,
+            host=self._host,
+            line=node.line,
+            details="".join(traceback.format_exception(error)),
+        )
+
+    def _problem(self, error: Exception) -> Failure:
+        return Failure(
+            "execute",
+            f"an array could not be put on the devices of {self._host}: {error}",
+            host=self._host,
+            details="".join(traceback.format_exception(error)),
+        )
+
+
+class _Letters:
+    """Counts the pieces of one transfer until all are on their way."""
+
+    def __init__(self, done: Callable[[Exception | None, int], None]) -> None:
+        self._done = done
+        self._open = 1
+        self._error: Exception | None = None
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> Callable[[Exception | None], None]:
+        with self._lock:
+            self._open += 1
+            self._nbytes += nbytes
+        return self._one
+
+    def expected(self) -> None:
+        """All pieces were added."""
+        self._one(None)
+
+    def _one(self, error: Exception | None) -> None:
+        with self._lock:
+            self._open -= 1
+            self._error = self._error or error
+            last = self._open == 0
+        if last:
+            self._done(self._error, self._nbytes)
+
+
+def _extent(box: Box) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)
+
+
+def _on_cpu(array: jax.Array) -> bool:
+    return bool(next(iter(array.devices())).platform == "cpu")

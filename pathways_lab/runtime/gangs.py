@@ -1,0 +1,131 @@
+"""One gang between the launcher and its lane: payloads in, payloads out.
+
+Problem: the launcher speaks of slots, JAX of arrays.  What is missing becomes
+zeros, what was donated is forgotten, what a poisoned gang computes reaches
+nobody, and every way in which it can go wrong becomes one Failure that names
+the gang, the device and the user's line.
+
+Rule for maintainers: a job touches payloads only between being handed to its
+lane and being over; until then the launcher keeps its slots alive.
+
+Paper: section 4.4, section 4.5.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.actions import Launch
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.functions import Executable
+from pathways_lab.runtime.lanes import Times
+
+_LAST_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning)\b.*", re.MULTILINE)
+
+
+class CallbackError(RuntimeError):
+    """User code that a gang called back raised on a device."""
+
+    def __init__(self, device: int, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.device = device
+        self.__cause__ = error
+
+
+class GangJob:
+    """A gang as a lane sees it (see :class:`pathways_lab.runtime.lanes.Job`).
+
+    executable: None when it is not there; then the gang fails in its place.
+    on_start(job, time), on_over(job, times, failure): called in the lane's threads.
+    handed: monotonic seconds when its inputs and its turn had come.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        place: Place,
+        executable: Executable | None,
+        host: str,
+        on_start: Callable[[GangJob, float], None],
+        on_over: Callable[[GangJob, Times, Failure | None], None],
+    ) -> None:
+        self.launch = launch
+        self.place = place
+        self.devices = place.locals
+        self.handed = time.monotonic()
+        self._executable = executable
+        self._host = host
+        self._on_start = on_start
+        self._on_over = on_over
+
+    def start(self) -> Any:
+        launch = self.launch
+        self._on_start(self, time.monotonic())
+        if self._executable is None:
+            name = launch.call.name or launch.call.function
+            raise PathwaysError(
+                Failure("internal", f"{name} was launched on {self._host} but never compiled there")
+            )
+        gangs = self._executable.gangs
+        if self._executable.calls_python:
+            gangs.key, gangs.errors = launch.key, []
+        arguments = []
+        for position, slot in enumerate(launch.inputs):
+            array = arrays.resolved(slot.payload)
+            if array is None:
+                array = arrays.zeros(slot.value, self.place)
+            elif position in launch.copies:
+                array = jnp.copy(array)
+            arguments.append(array)
+        results, receipt = self._executable(arguments)
+        for position in launch.call.donated:
+            if position not in launch.copies:
+                launch.inputs[position].payload = None
+        if launch.poison is None:
+            for slot, result in zip(launch.outputs, results, strict=True):
+                slot.payload = result
+        return receipt
+
+    def wait(self, receipt: jax.Array) -> None:
+        receipt.block_until_ready()
+        assert self._executable is not None
+        if self._executable.calls_python and self._executable.gangs.errors:
+            raise CallbackError(*self._executable.gangs.errors[0])
+
+    def over(self, times: Times, error: BaseException | None) -> None:
+        self._on_over(self, times, None if error is None else self._failure(error))
+
+    def _failure(self, error: BaseException) -> Failure:
+        call = self.launch.call
+        known = error.failure if isinstance(error, PathwaysError) else None
+        details = "".join(traceback.format_exception(error))
+        device = getattr(error, "device", None)
+        return Failure(
+            known.kind if known else "execute",
+            known.message if known else f"{call.name or 'a gang'} failed: {summary(error)}",
+            program=self.launch.plan.name,
+            node=call.name,
+            host=self._host,
+            device="" if device is None else str(device),
+            line=call.line,
+            details=details,
+        )
+
+
+def summary(error: BaseException) -> str:
+    """The line of an error that says most: of a remote traceback in it, the last one."""
+    text = str(error).strip() or type(error).__name__
+    if "Traceback (most recent call last)" in text:
+        found = _LAST_ERROR.findall(text)
+        if found:
+            return str(found[-1]).strip()
+    return text.splitlines()[0]

@@ -1,0 +1,106 @@
+"""The device process: ``python -m pathways_lab.runtime.host``.
+
+Problem: devices live in a process of their own, with an environment that is
+right before JAX is imported, whatever the Dask worker beside it has loaded;
+and it may die, by an abort inside XLA, without taking the worker along.
+
+How: the parent writes the configuration as one JSON line to standard input,
+which stays open as lifeline (see :mod:`pathways_lab.runtime.lifeline`).
+
+Rule for maintainers: nothing that imports JAX is imported before
+:func:`set_environment` has run.  The process ends at once when it cannot go
+on: it tells the control plane why, and the log of its parent has the details.
+
+Paper: section 4.5 (one executor process per host).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.runtime import lifeline
+
+if TYPE_CHECKING:
+    from pathways_lab.runtime.host_rim import HostRim
+
+FAILED = 70
+"""Exit code of a process that could not go on."""
+_FLUSH_SECONDS = 0.2
+
+
+def set_environment(platform: str, devices: int | None) -> None:
+    """What JAX reads when it is imported and when its clients are made.
+
+    A client's thread pool has ``NPROC`` threads; computations on all devices,
+    and one call that waits to launch the next, must find threads at once, or
+    the client stands still.  A user's own ``XLA_FLAGS`` are kept.
+    """
+    cores = os.cpu_count() or 1
+    os.environ["NPROC"] = str(max(cores, 2 * (devices or cores) + 2))
+    if platform == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+class _End:
+    """Ends the process once, saying why."""
+
+    def __init__(self) -> None:
+        self.rim: HostRim | None = None
+        self._once = threading.Lock()
+
+    def __call__(self, reason: str) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        print(f"the device process ends: {reason}", file=sys.stderr, flush=True)
+        if self.rim is not None:
+            with contextlib.suppress(Exception):
+                last = reason.strip().splitlines()[-1]
+                self.rim.tell_control("closing", {"reason": last})
+                time.sleep(_FLUSH_SECONDS)
+        os._exit(FAILED)
+
+
+def main() -> None:
+    """Serve until the parent is gone."""
+    lifeline.begin()
+    settings: dict[str, Any] = lifeline.configuration()
+    set_environment(settings["platform"], settings["devices"])
+
+    # Only now: these import JAX.
+    from pathways_lab.runtime.devices import find_runtime
+    from pathways_lab.runtime.host_rim import HostRim
+    from pathways_lab.runtime.tls import client_context, server_context
+
+    end = _End()
+    tls = settings.get("tls")
+    over_network = settings["data_listen"].startswith("tcp")
+    rim = end.rim = HostRim(
+        settings["name"],
+        settings["island"],
+        find_runtime(
+            settings["name"], settings["platform"], settings["devices"], settings["memory"]
+        ),
+        bytes.fromhex(settings["data_key"]),
+        settings["data_listen"],
+        end,
+        client_context=client_context(tls) if over_network else None,
+        server_context=server_context(tls) if over_network else None,
+    )
+    rim.start(
+        settings["control"],
+        bytes.fromhex(settings["key"]),
+        worker_pid=settings["worker_pid"],
+        worker=settings.get("worker", ""),
+    )
+    lifeline.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

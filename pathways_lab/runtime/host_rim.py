@@ -1,0 +1,511 @@
+"""A device process at work: messages in, launches and messages out.
+
+Problem: grants, code, uploads, pieces of transfers and fetches arrive on many
+links, while lanes launch, compilers compile and shards move, each in threads
+of their own; one place must know what belongs to what.
+
+How: the reactor's thread owns the :class:`Launcher` and everything here.  What
+other threads find out is posted to it; what the launcher decides is carried
+out by lanes, exchange and links, none of which is ever waited for.
+
+Rule for maintainers: no decision about order, failure or memory here, it is in
+the launcher; no computation and no large copy in this thread.  What goes wrong
+with one step is the failure of that step; any other exception here is a bug
+and ends the process, so that the control plane sees a lost host, not a silent
+one.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import Grant
+from pathways_lab.core.program import Line, Plan, SliceId, Transfer
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime import binding as bindings
+from pathways_lab.runtime.actions import (
+    Action,
+    Broken,
+    CancelReceive,
+    Launch,
+    Receive,
+    Refuse,
+    Report,
+    RunOver,
+    Send,
+    Serve,
+)
+from pathways_lab.runtime.codec import unpack, unpack_fields
+from pathways_lab.runtime.desk import Desk, Fetch
+from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.exchange import Arrived, Exchange
+from pathways_lab.runtime.functions import Code, Compiler, Executable
+from pathways_lab.runtime.gangs import GangJob
+from pathways_lab.runtime.lanes import Lanes, Times
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.output import Output
+from pathways_lab.runtime.peers import Peers
+from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.reports import Reports
+from pathways_lab.runtime.routes import Route, route
+from pathways_lab.runtime.story import Story
+
+Buffers = list[memoryview]
+Fields = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Slice:
+    """A slice as this host knows it.
+
+    place: its devices here, why there are none, None until that is known.
+    waiting: what to do when it is.
+    """
+
+    binding: SliceBinding
+    place: Place | Failure | None = None
+    waiting: list[Callable[[Place | Failure], None]] = field(default_factory=list)
+    executables: dict[str, Executable] = field(default_factory=dict)
+
+
+class HostRim:
+    """Everything that one device process does.
+
+    fatal(reason): end the process.
+    client_context, server_context: TLS of its links, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        island: str,
+        runtime: IslandRuntime,
+        data_key: bytes,
+        data_listen: str,
+        fatal: Callable[[str], None],
+        *,
+        client_context: Any = None,
+        server_context: Any = None,
+    ) -> None:
+        self.name = name
+        self.island = island
+        self.runtime = runtime
+        self.launcher = Launcher(name, island)
+        self.reactor = Reactor("host", self._message, self._closed, on_error=fatal)
+        self._fatal = fatal
+        self._control: Link | None = None
+        self._context = client_context
+        self._slices: dict[SliceId, _Slice] = {}
+        self._todo: deque[Action] = deque()
+        self._output = Output(self._printed)
+        self._output.install()
+        self._lanes = Lanes(self._thread_died)
+        self.compiler = Compiler(name, self._output)
+        self._peers = Peers(self.reactor, data_key, name, context=client_context)
+        self.exchange = Exchange(
+            name,
+            self._peers,
+            self._clock,
+            self.reactor.call_soon,
+            self._sent,
+            self._arrived,
+            self._thread_died,
+        )
+        self.reports = Reports(
+            name,
+            island,
+            self._clock,
+            self.tell_control,
+            self.reactor.call_soon,
+            self.reactor.call_later,
+            lambda: self.launcher.idle,
+            lambda: self.launcher.buffers.memory,
+        )
+        self.desk = Desk(
+            name,
+            self.launcher,
+            self.exchange,
+            self._where,
+            self._carry_out,
+            self.reports.resident,
+        )
+        self._story = Story(name, island, runtime.emulated, self._offset)
+        bindings.resolve_with(self._device)
+        self.data_address = self.reactor.listen(
+            data_listen,
+            data_key,
+            {"role": "host", "name": name},
+            tag="data",
+            context=server_context,
+        )
+
+    def start(self, control: str, key: bytes, **hello: Any) -> None:
+        """Join the lab at the control plane's address, and work until the process ends."""
+        self.reactor.start()
+        self._control = self.reactor.connect(
+            control,
+            key,
+            {
+                "role": "host",
+                "name": self.name,
+                "island": self.island,
+                "devices": self.runtime.count,
+                "kind": self.runtime.kind,
+                "memory": self.runtime.memory,
+                "pid": os.getpid(),
+                "data_address": self.data_address,
+                "emulated": self.runtime.emulated,
+                **hello,
+            },
+            name="control",
+            tag="control",
+            context=self._context,
+        )
+
+    def _offset(self) -> float:
+        """Seconds to add to this process's clock to get the control plane's."""
+        return self._control.clock_offset if self._control is not None else 0.0
+
+    def _clock(self) -> float:
+        """The control plane's clock."""
+        return time.monotonic() + self._offset()
+
+    def tell_control(self, op: str, fields: Fields) -> None:
+        """Send to the control plane, from any thread; nothing when it is gone."""
+        if self._control is not None:
+            try:
+                self._control.send(op, fields)
+            except LinkClosed:
+                return
+
+    # --- ends ---------------------------------------------------------------------------
+
+    def _thread_died(self, error: BaseException) -> None:
+        self._fatal("".join(traceback.format_exception(error)))
+
+    def _closed(self, link: Link, reason: str) -> None:
+        if link.tag == "control":
+            self._fatal(f"the control plane is gone: {reason}")
+            return
+        self.desk.closed(link)
+        if link.peer.get("role") == "host":
+            self.exchange.submit(self.exchange.peer_lost, link.name, reason)
+
+    # --- messages -----------------------------------------------------------------------
+
+    def _message(self, link: Link, op: str, fields: Fields, buffers: Buffers) -> None:
+        if link.tag == "control":
+            self._from_control[op](self, fields, buffers)
+        else:
+            # Others may be wrong: that closes their link and nothing else.
+            try:
+                self._from_data[op](self, link, fields, buffers)
+            except (KeyError, TypeError, ValueError) as error:
+                link.close(f"{self.name} did not understand {op[:40]!r}: {error!r}")
+        self.reports.due()
+
+    def _printed(self, run: int, device: int, text: str) -> None:
+        """User code printed; in any thread."""
+        self.tell_control("output", {"run": run, "device": device, "text": text})
+
+    # --- slices and functions -------------------------------------------------------------
+
+    def _bind(self, fields: Fields, _: Buffers) -> None:
+        self._know(unpack(SliceBinding, fields["binding"]))
+
+    def _know(self, binding: SliceBinding) -> None:
+        """A slice exists; if it has devices here, they are opened."""
+        known = self._slices.get(binding.slice)
+        if known is not None and known.binding == binding:
+            return
+        ours = self.name in binding.hosts
+        self.launcher.bind(binding, self.runtime.lane(binding) if ours else "")
+        entry = self._slices[binding.slice] = _Slice(binding)
+        if ours:
+            self.compiler.submit(lambda: self._open(entry))
+
+    def _open(self, entry: _Slice) -> None:
+        """In a pool thread: it may take long."""
+        try:
+            place: Place | Failure = self.runtime.open(entry.binding)
+        except Exception as error:
+            text = f"{self.name} could not open the devices of a slice"
+            place = self._failure(text, error)
+        self.reactor.call_soon(self._opened, entry, place)
+
+    def _opened(self, entry: _Slice, place: Place | Failure) -> None:
+        entry.place = place
+        waiting, entry.waiting = entry.waiting, []
+        for call in waiting:
+            call(place)
+        self.desk.opened(entry.binding.slice)
+        self.reports.due()
+
+    def _unbind(self, fields: Fields, _: Buffers) -> None:
+        entry = self._slices.pop(fields["slice"], None)
+        if entry is None:
+            return
+        self._carry_out(self.launcher.unbind(fields["slice"]))
+        if self.name not in entry.binding.hosts:
+            return
+        self.compiler.submit(lambda: self.runtime.close(entry.binding))
+        ours = [s.binding for s in self._slices.values() if self.name in s.binding.hosts]
+        lane = self.runtime.lane(entry.binding)
+        if lane not in {self.runtime.lane(binding) for binding in ours}:
+            self._lanes.drop(lane)
+
+    def _where(self, slice_id: SliceId | None) -> Place | Failure | None:
+        entry = self._slices.get(slice_id) if slice_id is not None else None
+        return entry.place if entry is not None else None
+
+    def _place(self, slice_id: SliceId | None) -> Place:
+        place = self._where(slice_id)
+        if not isinstance(place, Place):
+            raise RuntimeError(f"slice {slice_id} has no open devices on {self.name}")
+        return place
+
+    def _device(self, slice_id: SliceId, number: int) -> Any:
+        """What a pickled virtual device is here; in a pool thread."""
+        place = self._where(slice_id)
+        return place.devices[number] if isinstance(place, Place) else None
+
+    def _prepare(self, fields: Fields, buffers: Buffers) -> None:
+        function, slice_id = fields["function"], fields["slice"]
+        entry = self._slices[slice_id]
+        try:
+            code = Code.from_wire(fields, buffers[0])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            failure = self._failure("the description of a compiled function is malformed", error)
+            self.reports.compiled(function, slice_id, 0, failure)
+            return
+
+        def compile_it(place: Place | Failure) -> None:
+            if isinstance(place, Failure):
+                self.reports.compiled(function, slice_id, 0, place)
+                return
+            self.compiler.prepare(
+                code,
+                place,
+                lambda result, start, end: self.reactor.call_soon(
+                    self._compiled, entry, code, result, start, end
+                ),
+            )
+
+        if entry.place is None:
+            entry.waiting.append(compile_it)
+        else:
+            compile_it(entry.place)
+
+    def _compiled(
+        self, entry: _Slice, code: Code, result: Executable | Failure, start: float, end: float
+    ) -> None:
+        failure = result if isinstance(result, Failure) else None
+        temporary = 0
+        if isinstance(result, Executable):
+            temporary = result.temporary
+            entry.executables[code.function] = result
+            if result.calls_python:
+                self.launcher.launches_alone(code.function, code.slice)
+        if end > start:
+            self.reports.record(self._story.compiled(entry.binding, code, start, end, failure))
+        self.reports.compiled(code.function, code.slice, temporary, failure)
+        self.reports.due()
+
+    # --- programs and grants ----------------------------------------------------------------
+
+    def _program(self, fields: Fields, _: Buffers) -> None:
+        for packed in fields["bindings"]:
+            self._know(unpack(SliceBinding, packed))
+        self.launcher.program(unpack(Plan, fields["plan"]))
+
+    def _grant(self, fields: Fields, buffers: Buffers) -> None:
+        grant = unpack_fields(Grant, fields)
+        arguments: dict[int, Any] = {}
+        for position, place in (fields.get("arguments") or {}).items():
+            arguments[int(position)] = self._argument(grant, int(position), buffers[place])
+        self._carry_out(self.launcher.grant(grant, arguments))
+
+    def _argument(self, grant: Grant, position: int, data: memoryview) -> Any:
+        plan = self.launcher.plan(grant.plan)
+        value = plan.values[plan.inputs[position]] if plan is not None else None
+        if value is None or not isinstance(self._where(value.slice), Place):
+            return None
+        try:
+            return arrays.Argument(data, value, self._place(value.slice))
+        except ValueError as error:
+            return self._failure(f"argument {position} is malformed", error)
+
+    def _abort(self, fields: Fields, _: Buffers) -> None:
+        text = f"run {fields['run']} was ended by the control plane"
+        failure = Failure("cancelled", text, host=self.name)
+        self._carry_out(self.launcher.abort(fields["run"], failure))
+
+    def _free(self, fields: Fields, _: Buffers) -> None:
+        buffers = tuple(fields["buffers"])
+        self.desk.free(buffers)
+        self._carry_out(self.launcher.free(buffers))
+
+    def _members(self, fields: Fields, _: Buffers) -> None:
+        self._peers.members(dict(fields["peers"]))
+
+    # --- what the launcher decided --------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        """Do what was decided, in order, also what is decided meanwhile."""
+        busy = bool(self._todo)
+        self._todo.extend(actions)
+        if busy:
+            return
+        while self._todo:
+            action = self._todo[0]
+            try:
+                self._do(action)
+            except Exception as error:
+                self._could_not(action, error)
+            self._todo.popleft()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Launch():
+                self._launch(action)
+            case Send():
+                place, way = self._route(action.plan, action.node, action.node.input)
+                self.exchange.submit(self.exchange.send, action, place, way)
+            case Receive():
+                place, way = self._route(action.plan, action.node, action.node.output)
+                self.exchange.submit(self.exchange.receive, action, place, way)
+            case CancelReceive(key=key):
+                self.exchange.submit(self.exchange.cancel, key)
+            case Report(key=key, seconds=seconds, failure=failure):
+                self.reports.finished(*key, seconds, failure)
+            case RunOver(run=run):
+                self.exchange.submit(self.exchange.run_over, run)
+            case Serve():
+                self.desk.serve(action)
+            case Refuse(fetch=Fetch() as fetch, failure=failure):
+                self.desk.refuse(fetch, failure)
+            case Broken(message=message):
+                self._fatal(message)
+
+    def _could_not(self, action: Action, error: Exception) -> None:
+        """One step cannot be done here: that step fails."""
+        match action:
+            case Launch(key=key, call=call):
+                failure = self._failure(f"{call.name} cannot be launched", error, call.line)
+                self._carry_out(self.launcher.done(key, 0.0, failure))
+            case Send(key=key, node=node):
+                failure = self._failure(f"{node.name} cannot be sent", error, node.line)
+                self._carry_out(self.launcher.sent(key, failure))
+            case Receive(key=key, node=node):
+                failure = self._failure(f"{node.name} cannot be received", error, node.line)
+                self._carry_out(self.launcher.received(key, failure=failure))
+            case _:
+                raise error
+
+    def _failure(self, what: str, error: Exception, line: Line | None = None) -> Failure:
+        return Failure(
+            "execute",
+            f"{what}: {error}",
+            host=self.name,
+            line=line or Line(),
+            details="".join(traceback.format_exception(error)),
+        )
+
+    def _route(self, plan: Plan, node: Transfer, end: int) -> tuple[Place, Route]:
+        """The devices of one end of a transfer here, and this host's part in it."""
+        source, target = plan.values[node.input], plan.values[node.output]
+        place = self._place(plan.values[end].slice)
+        assert source.slice is not None
+        assert target.slice is not None
+        kind = arrays.physical_of(source)
+        return place, route(
+            kind.shape,
+            kind.layout,
+            arrays.physical_of(target).layout,
+            self._slices[source.slice].binding,
+            self._slices[target.slice].binding,
+            self.name,
+        )
+
+    def _launch(self, launch: Launch) -> None:
+        place = self._place(launch.call.slice)
+        executable = self._slices[launch.call.slice].executables.get(launch.call.function)
+        job = GangJob(launch, place, executable, self.name, self._started, self._over)
+        self._lanes.put(launch.lane, job)
+
+    def _started(self, job: GangJob, time: float) -> None:
+        """In the lane's thread."""
+        self.reports.record_soon(self._story.launched(job, time))
+
+    def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
+        """In the lane's thread."""
+        self.reactor.call_soon(self._gang_over, job, times, failure)
+
+    def _gang_over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
+        key = job.launch.key
+        actions = self.launcher.done(key, times.end - times.start, failure)
+        why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
+        for record in self._story.gang(job, times, why):
+            self.reports.record(record)
+        self._carry_out(actions)
+        self.reports.due()
+
+    # --- transfers --------------------------------------------------------------------------
+
+    def _piece(self, link: Link, fields: Fields, buffers: Buffers) -> None:
+        if link.peer.get("role") != "host":
+            raise ValueError("only hosts send pieces")
+        if type(fields["run"]) is not int or type(fields["step"]) is not int:
+            raise ValueError("run and step are not numbers")
+        data = buffers[0] if buffers else memoryview(b"")
+        self.exchange.submit(self.exchange.piece, fields, data)
+
+    def _put(self, link: Link, fields: Fields, buffers: Buffers) -> None:
+        self.desk.put(link, fields, buffers)
+
+    def _fetch(self, link: Link, fields: Fields, buffers: Buffers) -> None:
+        self.desk.fetch(link, fields, buffers)
+
+    def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
+        client = self._client(action.source.value.slice)
+        self.reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
+        self._carry_out(self.launcher.sent(action.key, failure))
+        self.reports.due()
+
+    def _arrived(self, arrived: Arrived) -> None:
+        action = arrived.action
+        client = self._client(action.target.value.slice)
+        self.reports.record(self._story.arrived(arrived, self._clock(), client))
+        self._carry_out(self.launcher.received(action.key, arrived.payload, arrived.failure))
+        self.reports.due()
+
+    def _client(self, slice_id: SliceId | None) -> str:
+        entry = self._slices.get(slice_id) if slice_id is not None else None
+        return entry.binding.client if entry is not None else ""
+
+    _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], None]]] = {
+        "bind": _bind,
+        "unbind": _unbind,
+        "prepare": _prepare,
+        "program": _program,
+        "grant": _grant,
+        "free": _free,
+        "abort": _abort,
+        "peers": _members,
+    }
+    _from_data: ClassVar[dict[str, Callable[[HostRim, Link, Fields, Buffers], None]]] = {
+        "piece": _piece,
+        "put": _put,
+        "fetch": _fetch,
+    }

@@ -1,0 +1,159 @@
+"""What a host puts into the timeline: pure functions of what happened.
+
+Problem: every bar in every view is one of these records; they must name the
+gang, its place, its devices and the user's line, in the same way everywhere.
+
+Rule for maintainers: nothing is kept here but the host's name; times come in
+on this process's monotonic clock (those of transfers on the control plane's
+already) and go out on the control plane's.
+
+Paper: section 5 (per-gang timelines of the figures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import Line
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.actions import Send
+from pathways_lab.runtime.exchange import Arrived
+from pathways_lab.runtime.functions import Code
+from pathways_lab.runtime.gangs import GangJob
+from pathways_lab.runtime.lanes import Times
+from pathways_lab.timeline.records import Event, Span
+
+
+def _text(line: Line) -> str:
+    return str(line) if line.number else ""
+
+
+class Story:
+    """Makes the records of one host.
+
+    emulated: whether its devices stand in for accelerators.
+    offset(): seconds to add to this process's clock.
+    """
+
+    def __init__(self, host: str, island: str, emulated: bool, offset: Callable[[], float]) -> None:
+        self._host = host
+        self._island = island
+        self._emulated = emulated
+        self._offset = offset
+
+    def launched(self, job: GangJob, time: float) -> Event:
+        """A gang is being handed to its devices."""
+        launch = job.launch
+        return Event(
+            "launched",
+            time + self._offset(),
+            self._island,
+            self._host,
+            *launch.key,
+            launch.plan.name,
+            launch.call.name,
+            job.place.binding.client,
+            {
+                "devices": job.devices,
+                "seq": launch.seq,
+                "slice": launch.call.slice,
+                "line": _text(launch.call.line),
+                "poisoned": launch.poison is not None,
+                "emulated": self._emulated,
+            },
+        )
+
+    def gang(self, job: GangJob, times: Times, failure: Failure | None) -> Iterator[Span]:
+        """A gang is over: what it took to launch it, and its time on the devices."""
+        launch, offset = job.launch, self._offset()
+        place = job.place.binding
+        common = (*launch.key, launch.plan.name, launch.call.name, place.client)
+        line = _text(launch.call.line)
+        yield Span(
+            "launch",
+            times.called + offset,
+            times.returned + offset,
+            self._island,
+            self._host,
+            (),
+            *common,
+            line,
+            {"seq": launch.seq},
+        )
+        yield Span(
+            "gang",
+            times.start + offset,
+            times.end + offset,
+            self._island,
+            self._host,
+            job.devices,
+            *common,
+            line,
+            {
+                "seq": launch.seq,
+                "slice": launch.call.slice,
+                "poisoned": failure is not None,
+                "emulated": self._emulated,
+                "inputs_ready": job.handed + offset,
+            },
+        )
+
+    def sent(self, action: Send, start: float, end: float, nbytes: int, client: str) -> Span:
+        """The parts of a transfer's source have left.  nbytes: what went to other hosts."""
+        return Span(
+            "send",
+            start,
+            end,
+            self._island,
+            self._host,
+            action.source.locals,
+            *action.key,
+            action.plan.name,
+            action.node.name,
+            client,
+            _text(action.node.line),
+            {"seq": action.seq, "nbytes": nbytes},
+        )
+
+    def arrived(self, arrived: Arrived, end: float, client: str) -> Span:
+        """A transfer is complete on this host."""
+        action = arrived.action
+        return Span(
+            "transfer",
+            end if arrived.start is None else min(arrived.start, end),
+            end,
+            self._island,
+            self._host,
+            action.target.locals,
+            *action.key,
+            action.plan.name,
+            action.node.name,
+            client,
+            _text(action.node.line),
+            {
+                "seq": action.seq,
+                "slice": action.target.value.slice,
+                "nbytes": arrived.nbytes,
+                "source": ", ".join(arrived.sources),
+                "target": self._host,
+                "poisoned": arrived.failure is not None,
+            },
+        )
+
+    def compiled(
+        self, binding: SliceBinding, code: Code, start: float, end: float, failure: Failure | None
+    ) -> Span:
+        """A function was compiled, or could not be."""
+        offset = self._offset()
+        return Span(
+            "compile",
+            start + offset,
+            end + offset,
+            self._island,
+            self._host,
+            node=code.name,
+            client=binding.client,
+            line=_text(code.line),
+            args={"function": code.function, "slice": code.slice, "failed": failure is not None},
+        )
