@@ -1,0 +1,74 @@
+"""`import pathways_lab as pw`: exactly the promised names, documented, and a light import."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import pathways_lab as pw
+
+SURFACE = {
+    # a lab
+    *("start", "connect", "current", "Lab"),
+    # virtual devices
+    *("make_virtual_device_set", "Slice", "emulated"),
+    # compiled functions, programs, data
+    *("jit", "pmap", "program", "device_put", "patched", "Handle"),
+    # what can go wrong
+    *("PathwaysError", "Failure", "LargeConstantWarning"),
+}
+"""A new name is a decision: add it here, to README or a notebook, and to CHANGELOG."""
+
+
+def fresh(code: str) -> str:
+    """Output of *code* in a new interpreter, in which nothing is imported yet."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_list_is_the_promise():
+    assert set(pw.__all__) == SURFACE
+    assert len(pw.__all__) == len(SURFACE)
+
+
+@pytest.mark.parametrize("name", sorted(SURFACE))
+def test_every_name_can_be_had_and_is_documented(name):
+    value = getattr(pw, name)
+    assert len(inspect.getdoc(value) or "") > 20
+    assert name in dir(pw)
+
+
+def test_a_star_import_brings_the_same():
+    names: dict[str, object] = {}
+    exec("from pathways_lab import *", names)
+    assert names.keys() - {"__builtins__"} == SURFACE
+
+
+def test_an_unknown_name_is_an_ordinary_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'strat'"):
+        pw.strat  # noqa: B018
+
+
+def test_import_is_light():
+    """What a worker or a script does not need is not there: drawing, widgets, Dask, JAX."""
+    heavy = ("bokeh", "anywidget", "ipywidgets", "IPython", "distributed", "dask", "jax", "numpy")
+    code = f"import sys, pathways_lab; print([n for n in {heavy} if n in sys.modules])"
+    assert fresh(code) == "[]"
+
+
+@pytest.mark.cluster
+def test_using_every_name_starts_nothing_and_draws_nothing():
+    """All names together: no JAX device is initialised, no view, no thread left running."""
+    code = (
+        "import sys, threading, pathways_lab as pw\n"
+        "for name in pw.__all__: getattr(pw, name)\n"
+        "from pathways_lab.runtime import jax_private\n"
+        "assert not jax_private.backends_initialised()\n"
+        "loaded = [n for n in ('bokeh', 'anywidget', 'ipywidgets', 'IPython') if n in sys.modules]\n"
+        "print(loaded, threading.active_count())"
+    )
+    assert fresh(code) == "[] 1"
