@@ -103,15 +103,15 @@ def _is_union(hint: Any) -> bool:
 
 
 def _tagged_unpack(classes: tuple[type, ...]) -> _Unpack:
-    by_name = {cls.__name__: _class_unpack(cls) for cls in classes}
+    by_name = {cls.__name__: cls for cls in classes}
 
     def unpack_tagged(plain: Any) -> Any:
         if not (isinstance(plain, list | tuple) and plain and isinstance(plain[0], str)):
             raise CodecError(f"expected one of {sorted(by_name)}, got {_short(plain)}")
-        build = by_name.get(plain[0])
-        if build is None:
+        cls = by_name.get(plain[0])
+        if cls is None:
             raise CodecError(f"expected one of {sorted(by_name)}, got a {plain[0][:40]!r}")
-        return build(plain[1:])
+        return _class_unpack(cls)(plain[1:])
 
     return unpack_tagged
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.policies import FIFO, Priority, ProportionalShare, ShortestFirst
 from pathways_lab.core.program import Plan
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.codec import unpack, unpack_fields
@@ -41,6 +42,10 @@ class _Letter:
             "cause": self.cause,
             "client": self.client.name,
         }
+
+
+KnownPolicy = FIFO | Priority | ProportionalShare | ShortestFirst
+"""Policies that travel as data; code of a client's own is never loaded here."""
 
 
 class Rejected(ValueError):
@@ -206,6 +211,11 @@ def _cancel(letter: _Letter) -> m.Event:
     return m.RunCancelled(letter.time, letter.cause, letter.client.name, run)
 
 
+def _policy(letter: _Letter) -> m.Event:
+    policy = unpack(KnownPolicy, letter.fields["policy"])
+    return m.PolicyChosen(letter.time, letter.cause, letter.client.name, policy)
+
+
 _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "slice": _slice,
     "release-slice": _release,
@@ -215,6 +225,7 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "declare": _declare,
     "drop": _drop,
     "cancel": _cancel,
+    "policy": _policy,
 }
 
 CLIENT_OPS = frozenset(_HANDLERS)

@@ -170,28 +170,21 @@ class Rim:
             if runs or report.resident or report.compiled or report.finished or report.failed:
                 self.happened(report)
         elif op == "output":
-            run, text = int(fields["run"]), str(fields["text"])
-            device = fields.get("device")
-            self._remember(
-                [
-                    pack(
-                        Event(
-                            "output",
-                            self._clock(),
-                            host.island,
-                            name,
-                            run=run,
-                            args={"text": text[:1000], "device": device},
-                        )
-                    )
-                ]
-            )
-            client = self.registry.client_of(run)
-            if client is not None:
-                out = {"host": name, "run": run, "device": device, "text": text}
-                self._post(self._clients, client.name, "output", out)
+            self._output(host, int(fields["run"]), fields.get("device"), str(fields["text"]))
+        elif op == "closing":
+            self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
         else:
             raise ValueError(f"no message of hosts is called {op[:40]!r}")
+
+    def _output(self, host: HostSeen, run: int, device: object, text: str) -> None:
+        """Text that user code printed goes to the client of its run."""
+        args = {"text": text[:1000], "device": device}
+        event = Event("output", self._clock(), host.island, host.name, run=run, args=args)
+        self._remember([pack(event)])
+        client = self.registry.client_of(run)
+        if client is not None:
+            fields = {"host": host.name, "run": run, "device": device, "text": text}
+            self._post(self._clients, client.name, "output", fields)
 
     def flush(self) -> None:
         """Send new records to the watchers."""
@@ -257,11 +250,20 @@ class Rim:
                 blob = self.registry.blobs[slice_id >> 32, function]
                 self._post_hosts(hosts, "prepare", fields, [blob])
             case m.ShareProgram(hosts=hosts, plan=plan):
-                self._post_hosts(hosts, "program", {"plan": self.registry.plans[plan][2]})
+                self._post_hosts(hosts, "program", self._program(plan))
             case m.FreeBuffers(hosts=hosts, buffers=buffers):
                 self._post_hosts(hosts, "free", {"buffers": buffers})
             case m.AbortRun(hosts=hosts, run=run):
                 self._post_hosts(hosts, "abort", {"run": run})
+            case m.PolicySet(client=client, name=name, failure=failure):
+                fields = {"name": name, "failure": pack(failure) if failure else None}
+                self._post(self._clients, client, "policy-set", fields)
+
+    def _program(self, key: str) -> dict[str, Any]:
+        """A plan with the bindings of all its slices: hosts must know both ends of a transfer."""
+        _, plan, packed = self.registry.plans[key]
+        known = self.registry.bindings
+        return {"plan": packed, "bindings": [pack(known[s]) for s in plan.slices if s in known]}
 
     def _grant(self, grant: m.Grant) -> None:
         fields = pack_fields(grant)

@@ -10,6 +10,7 @@ import pytest
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
+from pathways_lab.core.policies import ProportionalShare
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
@@ -129,6 +130,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     lab.say(1, "cancel", run=ONE + 9)
     lab.say(1, "drop", buffers=[ONE + 5, ONE + 6])
     lab.say(1, "release-slice", slice=ONE)
+    lab.say(1, "policy", policy=pack(ProportionalShare({"a": 2.0})))
     bare = [type(event)(**{**_fields(event), "time": 0, "cause": ""}) for event in lab.core.events]
     client = "kernel-1"
     assert bare == [
@@ -139,9 +141,10 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
         m.RunCancelled(0, "", client, ONE + 9),
         m.BuffersDropped(0, "", client, (ONE + 5, ONE + 6)),
         m.SliceReleased(0, "", client, ONE),
+        m.PolicyChosen(0, "", client, ProportionalShare({"a": 2.0})),
     ]
     assert not lab.clients[0].of("refused")
-    assert len({event.cause for event in lab.core.events}) == 7
+    assert len({event.cause for event in lab.core.events}) == 8
 
 
 def _fields(event: m.Event) -> dict[str, Any]:
@@ -189,6 +192,8 @@ def test_a_client_may_only_name_its_own_ids(lab: Lab, op: str, fields: dict[str,
                     "arguments": {0: 7}}, "arguments"),
         ("declare", {"buffer": ONE, "slice": ONE, "nbytes": -4}, "negative"),
         ("drop", {"buffers": "all"}, "expected a list"),
+        ("policy", {"policy": ["Mine"]}, "expected one of"),
+        ("policy", {"policy": ["ProportionalShare", {"a": -1.0}, "client"]}, "positive"),
     ],
 )  # fmt: skip
 def test_malformed_messages_are_refused_with_the_reason(
@@ -224,7 +229,9 @@ def test_arguments_travel_with_the_first_grant_to_each_host_only(lab: Lab) -> No
         assert (first["arguments"], bytes_, nothing) == ({0: 0}, [b"arg"], [])
         assert "arguments" not in second
         assert unpack_fields(m.Grant, first).plan == "plan"
-    assert unpack(Plan, lab.hosts["i0/h"].of("program")[0]["plan"]) == plan_on((ONE, ONE + 1))
+    program = lab.hosts["i0/h"].of("program")[0]
+    assert unpack(Plan, program["plan"]) == plan_on((ONE, ONE + 1))
+    assert [unpack(SliceBinding, b).slice for b in program["bindings"]] == [ONE, ONE + 1]
     lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
     lab.say(1, "cancel", run=ONE + 9)
     assert not lab.rim.registry.arguments
@@ -304,6 +311,21 @@ def test_a_new_incarnation_loses_the_old_one_first(lab: Lab) -> None:
     assert [type(e) for e in lab.core.events] == [m.HostLost, m.HostJoined]
     assert lab.rim.is_current("i0/h", new)
     assert not lab.rim.is_current("i0/h", old)
+
+
+def test_the_last_words_of_a_host_are_the_reason_of_its_loss(lab: Lab) -> None:
+    lab.core.events.clear()
+    lab.rim.from_host("i0/h", "closing", {"reason": "XLA gave up"}, [], 10)
+    (lost,) = lab.core.events
+    assert isinstance(lost, m.HostLost)
+    assert "XLA gave up" in lost.reason
+
+
+def test_the_policy_in_force_is_told(lab: Lab) -> None:
+    lab.core.answer = lambda event: [m.PolicySet("c", "kernel-1", "FIFO", Failure("policy", "no"))]
+    lab.say(1, "cancel", run=ONE)
+    (told,) = lab.clients[0].of("policy-set")
+    assert (told["name"], unpack(Failure, told["failure"]).message) == ("FIFO", "no")
 
 
 def test_a_core_that_raises_fails_only_the_request(lab: Lab) -> None:
