@@ -236,6 +236,7 @@ class View {
     this.body.replaceChildren(place);
     this.body.style.minHeight = "";
     this.root.pathwaysDocument = copy;
+    this.root.dataset.scripts = feed.how;
     this.paint();
   }
 

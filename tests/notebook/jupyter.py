@@ -124,6 +124,18 @@ class Lab:
         self.log.close()
 
 
+def wait_for_picture(page: Any, timeout: float = 30.0) -> None:
+    """Until a frozen picture is in a browser's page and has really been drawn."""
+    page.wait_for_function(
+        """() => {
+          const found = [...document.querySelectorAll('img')]
+            .find(i => i.src.startsWith('data:image/svg'));
+          return found && found.naturalWidth > 100;
+        }""",
+        timeout=1000 * timeout,
+    )
+
+
 class Page:
     """One browser page on a lab's notebook.  blocked: requests that wanted to leave."""
 
@@ -205,6 +217,49 @@ class Page:
                 ".get_model_by_name('time').end",
                 view,
             )
+        )
+
+    def attribute(self, name: str, view: int = 0) -> str | None:
+        """An attribute of a view's element."""
+        value: str | None = self.page.evaluate(
+            "([n, name]) => document.querySelectorAll('.pathways-lab')[n].getAttribute(name)",
+            [view, name],
+        )
+        return value
+
+    def ink(self) -> tuple[int, int, int]:
+        """The colour (red, green, blue) that a live figure writes with on the page's ground."""
+        text = self.page.evaluate(
+            """() => {
+              const models = document.querySelector('.pathways-lab').pathwaysDocument._all_models;
+              const inks = [...models.values()].filter(m => m.tags?.includes('theme-ink'))
+                .map(m => m.text_color?.value).filter(Boolean);
+              const probe = document.body.appendChild(document.createElement('i'));
+              probe.style.color = inks[0];
+              const colour = getComputedStyle(probe).color;
+              probe.remove();
+              return colour;
+            }"""
+        )
+        red, green, blue = re.findall(r"\d+", str(text))[:3]
+        return int(red), int(green), int(blue)
+
+    def output(self, cell: int) -> str:
+        """The text of a cell's outputs."""
+        found = self.page.query_selector_all(".jp-CodeCell")[cell].query_selector_all(
+            ".jp-OutputArea-output"
+        )
+        return "\n".join(each.inner_text() for each in found)
+
+    def wait_for_picture(self, timeout: float = 30.0) -> None:
+        """Until a frozen picture is there and has really been drawn."""
+        wait_for_picture(self.page, timeout)
+
+    def shutdown(self) -> None:
+        """End the kernel of the open notebook."""
+        self.page.evaluate(
+            "async () => { await window.jupyterapp?.shell.currentWidget?.sessionContext"
+            "?.shutdown(); }"
         )
 
     def screenshot(self, path: Path) -> None:

@@ -1,0 +1,254 @@
+"""The live view in a real JupyterLab and a real browser.
+
+Laws: it moves while a cell computes; what the page shows is what the records
+say; every page has the present state, however late it comes; at the end a
+static picture is left that needs no kernel; nothing is ever requested from
+outside this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notebook.jupyter import Lab, Page, chromium, wait_for_picture
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine"),
+]
+
+FEED = """
+import threading, time
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Span
+from pathways_lab.notebook.view import View
+from tests.notebook.synthetic import Cluster, play, training
+log = Timeline()
+feed = play(log, training({steps}, hosts={hosts}, devices=2))
+stop = threading.Event()
+over = lambda: "" if feed.is_alive() else "finished"
+view = View(log, title="train", origin=log.clock(), ended=over, cancel=stop.set)
+view.show()
+"""
+
+SPIN = """
+end = time.monotonic() + {seconds}
+while time.monotonic() < end and not stop.is_set():
+    pass
+print("cancelled" if stop.is_set() else "spun to the end")
+"""
+
+
+def feed(steps: int = 10, hosts: int = 1, spin: float = 0.0) -> str:
+    """A cell that shows *steps* training steps of 0.65 s, and then spins."""
+    text = FEED.format(steps=steps, hosts=hosts)
+    return text + SPIN.format(seconds=spin) if spin else text
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("jupyter"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(browser: Any, lab: Lab) -> Iterator[Page]:
+    made = Page(browser, lab)
+    yield made
+    made.shutdown()
+    assert made.blocked == [], "requests wanted to leave this machine"
+
+
+def grows(page: Page, seconds: float = 6.0, view: int = 0) -> tuple[float, int]:
+    """Wait until time and bars in the page have both grown; by how much."""
+    start, bars = page.now(view), len(page.source("queues-bars", "left", view))
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        moved = page.now(view) - start
+        more = len(page.source("queues-bars", "left", view)) - bars
+        if moved > 0.3 and more > 0:
+            return moved, more
+    raise AssertionError(f"the view stands still at {start:.2f} s with {bars} bars")
+
+
+def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> None:
+    lab.write("spin.ipynb", [feed(14, spin=9.0)])
+    page.open("spin.ipynb")
+    page.wait_for_kernel()
+    page.start()
+    page.wait_for_view()
+    for _ in range(3):
+        grows(page)
+        assert page.busy(), "the cell must still be spinning"
+    assert page.attribute("data-scripts") == "server"
+    page.screenshot(tmp_path / "moving.png")
+    assert page.console == []
+
+
+def test_the_bars_in_the_page_are_the_records(page: Page, lab: Lab) -> None:
+    check = """
+view._ended = lambda: ""
+feed.join(); time.sleep(1.0)
+spans = [r for r in log.records if isinstance(r, Span)]
+print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - view.scene.origin:.6f}")
+"""
+    lab.write("bars.ipynb", [feed(3, hosts=2), check])
+    page.open("bars.ipynb")
+    page.wait_for_kernel()
+    page.command("notebook:run-all-cells")
+    page.wait_for_view()
+    printed = page.output(1).split()
+    page.page.wait_for_timeout(500)
+    assert sum(page.source("queues-bars", "count")) == int(printed[0])
+    assert max(page.source("queues-bars", "right")) == pytest.approx(float(printed[1]), abs=1e-5)
+    assert page.source("queues-open", "left") == []
+    assert len(page.source("order-done", "left")) == 3 * 9 * 2 * 2
+    assert page.source("order-granted", "left") == []
+
+
+def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab: Lab) -> None:
+    lab.write("late.ipynb", [feed(26), "view"])
+    page.open("late.ipynb")
+    page.wait_for_kernel()
+    page.command("notebook:run-all-cells")
+    page.wait_for_view()
+    page.page.wait_for_function("() => document.querySelectorAll('.pathways-lab').length === 2")
+    grows(page, view=0)
+    grows(page, view=1)
+    first, second = (page.source("queues-bars", "left", n) for n in (0, 1))
+    shorter = min(len(first), len(second))
+    assert shorter > 50
+    assert first[:shorter] == second[:shorter]
+    page.command("docmanager:save")
+    page.open("late.ipynb")
+    page.wait_for_view()
+    assert len(page.source("queues-bars", "left")) >= shorter, "the past must be there again"
+    grows(page)
+    # The page was opened after the cell had started, so that the kernel's own update of the
+    # output does not reach it: the picture is left in the notebook all the same.
+    page.wait_for_picture(timeout=40)
+    page.page.wait_for_timeout(2500)
+    page.command("docmanager:save")
+    for cell in lab.read("late.ipynb")["cells"]:
+        assert set(cell["outputs"][-1]["data"]) == {"text/html", "text/plain"}
+
+
+def test_it_follows_the_theme(page: Page, lab: Lab, tmp_path: Path) -> None:
+    lab.write("theme.ipynb", [feed(12)])
+    page.open("theme.ipynb")
+    page.wait_for_kernel()
+    page.command("notebook:run-all-cells")
+    page.wait_for_view()
+    colours = []
+    for theme in ("JupyterLab Light", "JupyterLab Dark"):
+        page.command("apputils:change-theme", theme=theme)
+        page.page.wait_for_timeout(800)
+        page.screenshot(tmp_path / f"{theme}.png")
+        colours.append(page.ink())
+    page.command("apputils:change-theme", theme="JupyterLab Light")
+    assert sum(colours[0]) < 200, "dark text on the light theme"
+    assert sum(colours[1]) > 600, "light text on the dark theme"
+
+
+def test_the_frozen_picture_needs_no_kernel(
+    browser: Any, page: Page, lab: Lab, tmp_path: Path
+) -> None:
+    lab.write("frozen.ipynb", [feed(2, spin=0.5)])
+    page.open("frozen.ipynb")
+    page.wait_for_kernel()
+    page.command("notebook:run-all-cells")
+    page.wait_for_picture()
+    page.command("docmanager:save")
+    page.shutdown()
+    saved = lab.read("frozen.ipynb")
+    output = saved["cells"][0]["outputs"][0]
+    assert set(output["data"]) == {"text/html", "text/plain"}
+    assert len(json.dumps(output)) <= 100_000
+    facts = output["metadata"]["pathways_lab"]
+    assert (facts["computations"], facts["transfers"]) == (2 * 2 * 9 * 2, 2 * 8 * 2)
+    # A copy is a notebook that nobody has signed: untrusted.
+    (lab.work / "copy.ipynb").write_text(json.dumps(saved).replace("finished", "finished "))
+    for name in ("frozen.ipynb", "copy.ipynb"):
+        page.open(name)
+        page.wait_for_picture()
+        assert page.page.query_selector(".pathways-lab") is None
+        page.screenshot(tmp_path / f"{name}.png")
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR"]
+    subprocess.run([*command, "frozen.ipynb"], cwd=lab.work, check=True, timeout=120)
+    # nbconvert's own template wants formulas from a network; the picture must not need it.
+    plain = browser.new_page()
+    plain.route(re.compile("^http"), lambda route: route.abort())
+    plain.goto((lab.work / "frozen.html").as_uri())
+    wait_for_picture(plain)
+    plain.close()
+
+
+def test_without_the_server_route_a_busy_kernel_brings_the_script(
+    browser: Any, tmp_path: Path
+) -> None:
+    bare = Lab(tmp_path, route=False)
+    page = Page(browser, bare)
+    try:
+        bare.write("bare.ipynb", [feed(14, spin=9.0)])
+        page.open("bare.ipynb")
+        page.wait_for_kernel()
+        page.start()
+        page.wait_for_view(timeout=8)
+        grows(page)
+        assert page.busy(), "the cell must still be spinning"
+        assert page.attribute("data-scripts") == "kernel"
+        assert page.blocked == []
+    finally:
+        page.shutdown()
+        bare.close()
+
+
+def test_cancel_works_while_a_cell_spins(page: Page, lab: Lab) -> None:
+    lab.write("cancel.ipynb", [feed(26, spin=14.0)])
+    page.open("cancel.ipynb")
+    page.wait_for_kernel()
+    page.start()
+    page.wait_for_view()
+    begun = time.monotonic()
+    page.page.click(".pathways-lab-button:has-text('cancel')")
+    page.page.wait_for_function("() => document.body.innerText.includes('cancelled')")
+    assert time.monotonic() - begun < 4.0
+    assert "cancelled" in page.output(0)
+
+
+def test_a_held_picture_stands_and_then_shows_the_present(page: Page, lab: Lab) -> None:
+    lab.write("hold.ipynb", [feed(14)])
+    page.open("hold.ipynb")
+    page.wait_for_kernel()
+    page.command("notebook:run-all-cells")
+    page.wait_for_view()
+    grows(page)
+    page.page.click(".pathways-lab-button:has-text('pause')")
+    held = page.now()
+    page.page.wait_for_timeout(1000)
+    assert page.now() == held
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    page.page.wait_for_timeout(500)
+    assert page.now() > held + 0.9
+    grows(page)
