@@ -10,6 +10,7 @@ Rule for maintainers: two forms only, ``unix:/folder/name.sock`` and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -52,6 +53,18 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return family, (host, int(port))
     raise ValueError(f"address {address!r} is neither unix:/path/to.sock nor tcp://host:port")
+
+
+def clear_stale(path: str | tuple[str, int]) -> None:
+    """Remove a Unix socket at *path* that a killed process left behind; a live one stays."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(str(path))
+        except OSError:
+            return
 
 
 def of_listener(sock: socket.socket) -> str:

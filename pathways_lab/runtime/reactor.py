@@ -129,7 +129,9 @@ class Reactor:
         family, place = addresses.parse(address)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            if family != socket.AF_UNIX:
+            if family == socket.AF_UNIX:
+                addresses.clear_stale(place)
+            else:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(place)
             sock.listen(128)

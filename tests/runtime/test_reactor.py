@@ -258,6 +258,19 @@ def test_a_listener_that_comes_later_is_waited_for(
     timer.join()
 
 
+def test_a_socket_left_by_a_killed_process_is_replaced_and_a_live_one_is_not(
+    ends: Callable[..., End], tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(f"{tmp_path}/s")
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(f"unix:{tmp_path}/s", KEY, {"name": "server"})
+    assert client.reactor.connect(address, KEY, {}).name == "server"
+    with pytest.raises(OSError, match="in use"):
+        client.reactor.listen(address, KEY, {})
+    assert client.reactor.connect(address, KEY, {}).name == "server"
+
+
 def test_long_socket_paths_are_refused_with_the_remedy(ends: Callable[..., End]) -> None:
     with pytest.raises(ValueError, match="shorter folder"):
         ends("server").reactor.listen("unix:/" + "x" * 120, KEY, {})

@@ -1,0 +1,111 @@
+"""The whole embedded lab with real device processes: what it takes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client.lab import Lab
+from pathways_lab.runtime.attach import attach
+from tests.runtime.processes import gone, runs, tree, until
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
+HOST = "pathways_lab.runtime.host"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with pw.start(islands=2, hosts_per_island=1, devices_per_host=2) as lab:
+        yield lab
+
+
+def everything(lab: Lab) -> list[int]:
+    assert lab.embedded is not None
+    return [pid for pids in lab.embedded.pids.values() for pid in pids]
+
+
+def test_the_budget_is_about_what_the_processes_take(lab: Lab) -> None:
+    assert lab.embedded is not None
+    taken = sum(psutil.Process(pid).memory_full_info().uss for pid in everything(lab))
+    assert taken <= lab.embedded.budget.processes <= 3 * taken
+
+
+def test_gangs_run_in_device_processes_of_dask_workers(lab: Lab) -> None:
+    assert lab.embedded is not None
+    hosts = [host for island in lab.islands for host in island.hosts]
+    for host in hosts:
+        assert host.pid in lab.embedded.pids["devices"]
+        assert psutil.Process(host.pid).ppid() == host.worker_pid
+        assert host.worker_pid in lab.embedded.pids["workers"]
+
+
+def test_a_second_client_finds_the_same_lab_and_has_names_of_its_own(lab: Lab) -> None:
+    assert lab.embedded is not None
+    with lab.dask_client() as client:
+        control = attach(client)
+    assert control == lab.embedded.control
+    with Lab(control, label="second") as second:
+        assert second.name != lab.name
+        assert second.devices() == lab.devices()
+        double = pw.jit(lambda x: x * 2, on=second.slice((2,), ("x",)))
+        assert np.array_equal(np.asarray(double(np.arange(4.0))), np.arange(4.0) * 2)
+    until(lambda: len(lab.session.connection.topology["slices"]) == 0)
+
+
+def test_a_killed_device_process_is_told_and_its_island_comes_back(lab: Lab) -> None:
+    devices = lab.slice((2,), ("x",), island="island1")
+    double = pw.jit(lambda x: x * 2, on=devices)
+    kept = jax.block_until_ready(double(np.arange(4.0)))
+    (host,) = next(island for island in lab.islands if island.name == "island1").hosts
+    os.kill(host.pid, signal.SIGKILL)
+    until(lambda: _pid_of(lab, "island1/host0") not in (None, host.pid), 30)
+    with pytest.raises(pw.PathwaysError, match="island1/host0"):
+        kept.result()
+    with pytest.raises(pw.PathwaysError):
+        double(np.arange(4.0)).result()
+    again = pw.jit(lambda x: x * 2, on=lab.slice((2,), ("x",), island="island1"))
+    assert np.array_equal(np.asarray(again(np.arange(4.0))), np.arange(4.0) * 2)
+
+
+def _pid_of(lab: Lab, name: str) -> int | None:
+    hosts = [host for island in lab.islands for host in island.hosts]
+    return next((host.pid for host in hosts if host.name == name), None)
+
+
+def test_no_process_outlives_a_killed_kernel_that_computes() -> None:
+    """Killed while gangs are in flight: within two seconds nothing is left."""
+    code = (
+        "import json, numpy as np, pathways_lab as pw\n"
+        "lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=2)\n"
+        "f = pw.jit(lambda x: (x @ x) / 1e3, on=lab.slice((2,), ('x',)))\n"
+        "x = f(np.ones((500, 500), np.float32)); x.result()\n"
+        "print(json.dumps([p for ps in lab.embedded.pids.values() for p in ps]), flush=True)\n"
+        "while True:\n"
+        "    x = f(x)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    pids = json.loads(process.stdout.readline())
+    assert len(pids) == 6
+    assert all(runs(pid) for pid in pids)
+    everything = set(pids) | set(tree(process.pid))
+    time.sleep(0.2)
+    process.kill()
+    assert gone(everything, 2.0) == []
+    process.wait()
