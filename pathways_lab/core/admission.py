@@ -13,7 +13,7 @@ Paper: section 4.6 (back-pressure).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
@@ -23,18 +23,17 @@ from pathways_lab.core.program import SliceId
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.store import BufferRecord, Store
 
-LOOK_AHEAD = 64
-"""How many waiting entries are tried when memory was given back."""
-
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A run or an upload (then *run* is None) that waits for memory.
 
+    kind: entries of one kind need the same bytes on the same devices.
     lines, need: the bytes that it adds.
     """
 
     order: int
+    kind: Hashable
     buffer: BufferRecord | None
     run: RunRecord | None
     lines: Profile
@@ -48,69 +47,87 @@ def _by_order(entry: Entry) -> int:
 
 @dataclass(slots=True)
 class Admission:
-    """Entries in order of submission.
+    """Entries by kind, each kind in order of submission: only the first of it is looked at.
 
     overtaking: how often one may be passed.  changed: whether there is anything
     to try again.  settled: whether it is known that waiting has a sense.
     """
 
     overtaking: int | None
-    entries: list[Entry] = field(default_factory=list)
+    kinds: dict[Hashable, list[Entry]] = field(default_factory=dict)
     changed: bool = False
     settled: bool = False
 
     def put(self, entry: Entry) -> None:
         """An entry waits for memory from now on."""
-        insort(self.entries, entry, key=_by_order)
+        insort(self.kinds.setdefault(entry.kind, []), entry, key=_by_order)
         self.changed = True
         self.settled = False
 
     def remove(self, run: RunRecord | None = None, buffer: BufferRecord | None = None) -> None:
         """A run or an upload ended before it was admitted."""
-        self.entries = [e for e in self.entries if (e.run, e.buffer) != (run, buffer)]
-        self.changed = True
-        self.settled = False
+        for kind, entries in list(self.kinds.items()):
+            for entry in entries:
+                if (entry.run, entry.buffer) == (run, buffer):
+                    self._take(kind, entry)
+                    self.changed = True
+                    self.settled = False
+                    return
+
+    def _take(self, kind: Hashable, entry: Entry) -> None:
+        self.kinds[kind].remove(entry)
+        if not self.kinds[kind]:
+            del self.kinds[kind]
+
+    def heads(self) -> list[Entry]:
+        """The first entry of every kind, in order of submission."""
+        return sorted((entries[0] for entries in self.kinds.values()), key=_by_order)
 
     def next(
-        self, ledger: Ledger, busy: bool, pick: Callable[[list[RunRecord]], RunRecord] | None
+        self,
+        ledger: Ledger,
+        active: Mapping[SliceId, int],
+        pick: Callable[[list[RunRecord]], RunRecord] | None,
     ) -> Entry | None:
         """An entry that fits, taken out; None when none does.
 
-        busy: whether something admitted is unfinished.  While it is, nobody
-        passes an entry that was overtaken too often on cells that it needs.
+        active: slices that unfinished admitted runs use.  Where such a run may
+        still make room for an entry that was overtaken too often, nobody passes
+        it any more.
         pick: the policy's choice among runs, None for FIFO.  Uploads go first:
         their bytes are on the hosts already.
         """
         if not (self.changed or ledger.released):
             return None
         barred: set[int] = set()
-        fitting: dict[str, Entry] = {}
-        for entry in self.entries[:LOOK_AHEAD] if busy else self.entries:
+        heads = self.heads()
+        fitting: list[Entry] = []
+        for entry in heads:
             if barred and any(cell in barred for cell, _ in entry.need):
                 continue
-            key = entry.run.index.plan.key if entry.run is not None else ""
-            if key in fitting:
-                continue
-            if not ledger.lacking(entry.need, given(entry, ledger)):
-                fitting[key] = entry
+            lacking = ledger.lacking(entry.need, given(entry, ledger))
+            if not lacking:
+                fitting.append(entry)
                 if entry.run is None or pick is None:
                     break
-            elif busy and self.overtaking is not None and entry.overtaken >= self.overtaking:
+            elif (
+                self.overtaking is not None
+                and entry.overtaken >= self.overtaking
+                and any(s in active for cell in lacking for s in ledger.cells[cell].slices)
+            ):
                 barred.update(cell for cell, _ in entry.need)
         if not fitting:
             self.changed = ledger.released = False
             return None
-        chosen = fitting.get("") or next(iter(fitting.values()))
+        chosen = fitting[-1]
         if pick is not None and chosen.run is not None:
-            run = pick([e.run for e in fitting.values() if e.run is not None])
-            chosen = next(e for e in fitting.values() if e.run is run)
+            run = pick([e.run for e in fitting if e.run is not None])
+            chosen = next(e for e in fitting if e.run is run)
         cells = {cell for cell, _ in chosen.need}
-        for at, entry in enumerate(self.entries):
-            if entry is chosen:
-                del self.entries[at]
-                break
-            if any(cell in cells for cell, _ in entry.need):
+        for entry in heads:
+            if entry.order < chosen.order and any(cell in cells for cell, _ in entry.need):
                 entry.overtaken += 1
+        self._take(chosen.kind, chosen)
         return chosen
 
 

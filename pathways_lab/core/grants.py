@@ -165,8 +165,9 @@ class Grants:
                 if not buffer.admitted or any(r in state.queued for r in earlier if r != run.id):
                     buffer.watched.append(run.id)
                     return
-        lines = self._profile(run)
-        entry = Entry(run.order, None, run, lines, state.store.ledger.need(lines))
+        own, lines = self._profile(run)
+        need = state.store.ledger.need(lines)
+        entry = Entry(run.order, (index.plan.key, own), None, run, lines, need)
         failure = too_large(entry, state.store.ledger)
         if failure is not None:
             self.outcomes.fail(run, replace(failure, program=index.plan.name))
@@ -174,8 +175,8 @@ class Grants:
         run.open = True
         state.admission.put(entry)
 
-    def _profile(self, run: RunRecord) -> Profile:
-        """Rule 5: bytes along the order of the grants."""
+    def _profile(self, run: RunRecord) -> tuple[frozenset[int], Profile]:
+        """Rule 5: bytes along the order of the grants, and which inputs they include."""
         index = run.index
         own = frozenset(
             p
@@ -189,7 +190,7 @@ class Grants:
             walk = profile if self.state.rules.liveness else hasty_profile
             found = walk(index.plan, (index.plan.inputs[p] for p in own), temporary)
             index.profiles[own] = found
-        return found
+        return own, found
 
     # --- admitted --------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ class Grants:
         """Rule 5: admit one entry with its whole peak; False when none fits."""
         state = self.state
         pick = None if state.turns.fifo else self._pick
-        entry = state.admission.next(state.store.ledger, bool(state.active), pick)
+        entry = state.admission.next(state.store.ledger, state.active, pick)
         if entry is None:
             return False
         if entry.run is None:
@@ -323,10 +324,10 @@ class Grants:
     def _give_up(self) -> bool:
         """Rule 7: when nothing can ever move again, fail the youngest queued holder."""
         state = self.state
-        entries, ledger = state.admission.entries, state.store.ledger
-        if not state.rules.stalemate or not entries or state.admission.settled:
+        if not state.rules.stalemate or state.admission.settled or not state.admission.kinds:
             return False
         state.admission.settled = True
+        entries, ledger = state.admission.heads(), state.store.ledger
         others = [run for run in state.queued.values() if run.pending]
         stuck = hopeless(entries, others, state.active, ledger)
         if not stuck:

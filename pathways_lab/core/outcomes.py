@@ -140,9 +140,9 @@ class Outcomes:
         run = self.state.runs.get(number)
         if run is None:
             return
-        if not run.position:
-            self.fail(run, failure)
-            return
+        buffer = run.inputs[p]
+        if not run.position or (buffer is not None and not buffer.granted):
+            self.fail(run, failure)  # hosts could wait for it, and would in vain
         for step in run.index.readers[p]:
             self.poison(run, step, failure)
             if run.count_down(step):
@@ -234,6 +234,7 @@ class Outcomes:
                 if not state.active[slice_id]:
                     del state.active[slice_id]
         state.admission.settled = False
+        state.admission.changed = True
         state.tell_resolved()
         if run.client in state.clients:
             state.clients[run.client].discard(run.id)

@@ -105,8 +105,9 @@ class State:
         self._divided = resources.version
         ledger.divide(resources.cells, resources.cells_of)
         self.pace.divide(resources.cells, resources.cells_of)
-        for entry in self.admission.entries:
-            entry.need = ledger.need(entry.lines, upload=entry.run is None)
+        for entries in self.admission.kinds.values():
+            for entry in entries:
+                entry.need = ledger.need(entry.lines, upload=entry.run is None)
 
     def forget_slice(self, slice_id: SliceId) -> None:
         """Nothing uses the slice any more."""

@@ -44,7 +44,8 @@ class Uploads:
         buffer.arriving = set(hosts) - self.early.pop(buffer.id, set())
         lines = {buffer.slice: [buffer.nbytes, buffer.nbytes]}
         need = state.store.ledger.need(lines, upload=True)
-        entry = Entry(state.submitted, buffer, None, lines, need)
+        kind = buffer.slice, buffer.nbytes
+        entry = Entry(state.submitted, kind, buffer, None, lines, need)
         failure = too_large(entry, state.store.ledger)
         if failure is not None:
             self.lose(buffer, failure)

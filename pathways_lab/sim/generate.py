@@ -34,6 +34,14 @@ from pathways_lab.core.messages import (
     SliceBound,
     SliceRequested,
 )
+from pathways_lab.core.policies import (
+    FIFO,
+    Policy,
+    Priority,
+    ProportionalShare,
+    ShortestFirst,
+    View,
+)
 from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Value
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
@@ -64,6 +72,7 @@ class Shape:
     lose: float = 0.1
     leave: float = 0.05
     blocking: float = 0.05
+    urgent: float = 0.2
     spread: float = 3.0
 
 
@@ -217,9 +226,10 @@ class RandomClient:
             self.handles[outputs[-1]] = _Handle(value.slice, value.nbytes)
             self.outputs[outputs[-1]] = run
         self.runs.append(run)
+        priority = self.rng.randint(1, 3) if self.rng.random() < self.shape.urgent else 0
         self.send(
             lambda t: RunSubmitted(
-                t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs)
+                t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs), priority
             )
         )
         for buffer in (*inputs, *outputs):
@@ -267,6 +277,42 @@ class RandomClient:
     def _number(self) -> int:
         self._next += 1
         return (self.number << 32) | self._next
+
+
+@dataclass(frozen=True, slots=True)
+class LastFirst:
+    """The unfairest policy."""
+
+    def choose(self, view: View) -> int:
+        """Whoever came last."""
+        return view.candidates[-1].run
+
+
+@dataclass(frozen=True, slots=True)
+class Anyhow:
+    """A policy that is different every time, and sometimes wrong."""
+
+    rng: random.Random
+
+    def choose(self, view: View) -> int:
+        """Anybody, or nobody."""
+        if self.rng.random() < 0.01:
+            raise RuntimeError("no idea")
+        return self.rng.choice(view.candidates).run
+
+
+def random_policy(rng: random.Random) -> Policy:
+    """One of the policies that exist, or a bad one."""
+    shares = {f"kernel-{n}": 2.0**n for n in range(3)}
+    policies: tuple[Policy, ...] = (
+        FIFO(),
+        Priority(),
+        ShortestFirst(),
+        ProportionalShare(shares),
+        LastFirst(),
+        Anyhow(rng),
+    )
+    return rng.choice(policies)
 
 
 def random_machine(rng: random.Random, shape: Shape) -> Machine:

@@ -244,9 +244,12 @@ class Host:
         for number in buffers:
             value = self.buffers.pop(number, None)
             if value is not None:
-                assert not value.sends, f"buffer {number} is freed while it is sent"
+                for task in value.sends:
+                    assert task.run.aborted, f"buffer {number} is freed while it is sent"
                 value.kept = False
-                self._drop(value)
+                value.readers = 0
+                if not value.sends:
+                    self._drop(value)
         self.pump()
 
     def abort(self, run: int) -> None:
@@ -347,7 +350,7 @@ class Host:
 
     def _release(self, value: HostValue) -> None:
         """Give back a value that no step here will read and no message will free."""
-        if not value.readers and not value.kept and value.done:
+        if value.readers <= 0 and not value.kept and value.done:
             self._drop(value)
 
     def _begin(self, task: Task) -> None:
@@ -449,7 +452,12 @@ class Host:
 
     def sent(self, task: Task) -> None:
         """A transfer has taken its bytes from here."""
-        task.run.values[task.node.input].sends.remove(task)  # type: ignore[union-attr]
+        node = task.node
+        assert isinstance(node, Transfer)
+        value = task.run.values[node.input]
+        value.sends.remove(task)
+        if not value.sends:
+            self._release(value)
 
     def _sent(self, value: HostValue) -> None:
         """The bytes exist: transfers that waited for them go."""

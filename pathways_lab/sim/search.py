@@ -5,6 +5,7 @@ with every rule in force and checks after every event, and at the end, that
 
 * nothing is stuck: every run ended once, every handle resolved,
 * gangs that share a device began in one order on all hosts,
+* nobody was overtaken more often than allowed,
 * memory was never over its limit, and is empty when all clients have gone.
 
 ``--without RULE`` switches one rule off and looks for a workload that breaks.
@@ -26,8 +27,15 @@ from typing import Any
 
 from pathways_lab.core.errors import InvalidTransition
 from pathways_lab.core.invariants import check
+from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
 from pathways_lab.core.rules import Rules
-from pathways_lab.sim.generate import RandomClient, Shape, random_machine, uneven
+from pathways_lab.sim.generate import (
+    RandomClient,
+    Shape,
+    random_machine,
+    random_policy,
+    uneven,
+)
 from pathways_lab.sim.world import World
 
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
@@ -37,6 +45,7 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "liveness": {"liveness": False},
     "producers": {"producers": False},
     "stalemate": {"stalemate": False},
+    "overtaking": {"overtaking": None},
     "poison": {"launch_poisoned": False},
 }
 """By the rule's name, what switches it off: of :class:`Rules`, or of the world."""
@@ -61,17 +70,34 @@ def search(
     shape = shape or Shape()
     off = dict(WITHOUT[without]) if without else {}
     world_off = {k: off.pop(k) for k in ("keep_order", "launch_poisoned") if k in off}
+    bound = rng.choice((2, 8, 64))
+    rules = Rules(
+        window=rng.choice((0.001, 0.005, 0.1)),
+        ahead=rng.choice((0.002, 0.02, 0.2)),
+        overtaking=bound,
+    )
     world = World(
         random_machine(rng, shape),
         seed,
-        replace(Rules(window=rng.choice((0.001, 0.005, 0.1))), **off),
+        replace(rules, **off),
         vary=uneven(shape.spread),
         **world_off,
     )
     failing = random.Random(seed + 1)
     world.fails = lambda run, step, host: failing.random() < shape.fail
-    if checks:
-        world.observers.append(lambda event, commands: check(world.control))
+    policy = random_policy(rng)
+    worst = [0]
+
+    def watch(event: Event, commands: list[Command]) -> None:
+        """After every event."""
+        if checks:
+            check(world.control)
+        if isinstance(event, ClientJoined) and event.client == "kernel-1":
+            world.tell(event.client, lambda t: PolicyChosen(t, "policy", event.client, policy))
+        for run in world.control.state.runs.values():
+            worst[0] = max(worst[0], run.overtaken)
+
+    world.observers.append(watch)
     clients = [
         RandomClient(world, f"kernel-{n}", n, shape, random.Random(seed * 1000 + n))
         for n in range(1, rng.randint(1, shape.clients) + 1)
@@ -88,6 +114,8 @@ def search(
         if world.agenda.run(calls=200_000) == 200_000:
             broken = "the simulation does not end"
         broken = broken or _ended(world, clients) or _one_order(world)
+        if worst[0] > bound:
+            broken = broken or f"a run was overtaken {worst[0]} times, {bound} are allowed"
         for client in clients:
             client.drop_all()
             if not client.left:
