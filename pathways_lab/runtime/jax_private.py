@@ -18,6 +18,7 @@ Paper: section 4.2 (the client compiles without owning devices), section 4.5
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -29,13 +30,14 @@ from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
+from jax._src import distributed as _distributed
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
-from jaxlib import xla_client
+from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
@@ -49,6 +51,77 @@ def make_cpu_client(devices: int) -> Any:
     ``NPROC`` and ``XLA_FLAGS`` are read by the first client of the process.
     """
     return xla_client.make_cpu_client(asynchronous=True, num_devices=devices)
+
+
+_AGES = 10**8
+"""Seconds.  What would end a whole process when it runs out must not run out."""
+
+
+def missing_cpu_collectives(system: str = sys.platform) -> str:
+    """Why CPU devices of several processes cannot compute together here; "" if they can."""
+    if system not in ("linux", "darwin"):
+        return f"JAX has no collectives between processes on CPU devices on {system!r}"
+    if not hasattr(_jax, "make_gloo_tcp_collectives"):
+        return "this jaxlib was built without collectives between processes on CPU devices"
+    return ""
+
+
+def coordination_agent(address: str, rank: int) -> Any:
+    """This process's end of a coordination service; ``connect()`` waits for the other ranks.
+
+    address: as gRPC takes it, ``"unix:/path"`` or ``"host:port"``.
+
+    It ends the *process* when connecting fails, and when the service goes away
+    while it is connected; ``shutdown()`` makes it harmless, cancels what waits
+    in it, and leaves the rest usable.  Hence no time limit, and see
+    :mod:`pathways_lab.runtime.relay`.
+    """
+    return _jax.get_distributed_runtime_client(
+        address,
+        rank,
+        init_timeout=_AGES,
+        heartbeat_timeout=_AGES,
+        shutdown_timeout=1,
+        use_compression=False,
+        shutdown_on_destruction=False,
+    )
+
+
+def cpu_collectives(agent: Any, hostname: str) -> Any:
+    """Collectives between processes; listens on a port of *hostname*, this process's own."""
+    return _jax.make_gloo_tcp_collectives(distributed_client=agent, hostname=hostname)
+
+
+def make_joint_cpu_client(
+    agent: Any, collectives: Any, rank: int, processes: int, devices: int
+) -> Any:
+    """This process's part of a CPU client of several; *devices* of them are its own.
+
+    Waits for the other processes.  ``devices()`` has all devices, in rank
+    order; counts may differ between processes.
+    """
+    return xla_client.make_cpu_client(
+        asynchronous=True,
+        distributed_client=agent,
+        node_id=rank,
+        num_nodes=processes,
+        collectives=collectives,
+        num_devices=devices,
+    )
+
+
+def join_platform(agent: Any, rank: int, processes: int) -> None:
+    """Make the connected *agent* the one that the platform's own client will use.
+
+    What ``jax.distributed.initialize`` does, except that no rank serves the
+    others.  Must come before the first use of a backend.
+    """
+    state = _distributed.global_state
+    if state.client is not None or backends_initialised():
+        raise RuntimeError("this process has JAX devices already, it cannot join others now")
+    state.client = agent
+    state.process_id = rank
+    state.num_processes = processes
 
 
 def backends_initialised() -> bool:
