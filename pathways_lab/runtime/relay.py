@@ -1,0 +1,136 @@
+"""Between a host and its coordination service, so that the host survives its loss.
+
+Problem: JAX ends a process as soon as the connection to its coordination
+service breaks, although what the process computes does not need it: the
+service only introduces devices that never computed together before.
+
+How: the process connects to a Unix socket of its own; this relay carries the
+bytes to the service and back.  When the service goes, the relay keeps the
+process's side open and silent: nobody in it notices, until somebody needs an
+introduction, who then waits until the formation is ended.
+
+Rule for maintainers: never close a connection of the process's side before
+the agent at its end was shut down (:meth:`Relay.close`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+_CHUNK = 65536
+_CONNECT_SECONDS = 10.0
+
+
+class Relay:
+    """Carries bytes between one local Unix socket and *upstream* (as gRPC names it).
+
+    address: of the local socket, as gRPC names it.
+    lost: whether the service went away.
+
+    One thread.  The amounts are tiny (a few kB per group of devices), so one
+    side that is slow to read may hold up the other.
+    """
+
+    def __init__(self, upstream: str, folder: Path) -> None:
+        self.lost = False
+        self._upstream = upstream
+        self._folder = Path(tempfile.mkdtemp(prefix="r", dir=folder))
+        path = str(self._folder / "s")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self.address = f"unix:{path}"
+        self._other: dict[socket.socket, socket.socket | None] = {}
+        self._inner: set[socket.socket] = set()
+        self._closing = threading.Event()
+        self._waker, self._wakee = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for sock in (self._listener, self._wakee):
+            self._selector.register(sock, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cut everything.  The agent must have been shut down.  Again is fine."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            for key, _ in self._selector.select():
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is self._listener:
+                    self._accept()
+                elif sock in self._other:
+                    self._carry(sock)
+        for sock in (*self._other, self._listener, self._waker, self._wakee):
+            sock.close()
+        self._selector.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._folder / "s")
+            os.rmdir(self._folder)
+
+    def _accept(self) -> None:
+        inner, _ = self._listener.accept()
+        self._inner.add(inner)
+        self._selector.register(inner, selectors.EVENT_READ)
+        try:
+            outer = _connect(self._upstream)
+        except OSError:
+            self.lost = True
+            self._other[inner] = None
+            return
+        self._other[inner], self._other[outer] = outer, inner
+        self._selector.register(outer, selectors.EVENT_READ)
+
+    def _carry(self, sock: socket.socket) -> None:
+        other = self._other[sock]
+        try:
+            data = sock.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if data and other is not None:
+            # An other end that is gone shows when it is read.
+            with contextlib.suppress(OSError):
+                other.sendall(data)
+            return
+        if data:
+            return
+        # This end is gone.  An outer one leaves its inner one open, and silent.
+        self._selector.unregister(sock)
+        del self._other[sock]
+        sock.close()
+        if sock in self._inner:
+            self._inner.discard(sock)
+            if other is not None:
+                self._selector.unregister(other)
+                del self._other[other]
+                other.close()
+        else:
+            self.lost = True
+            assert other is not None
+            self._other[other] = None
+
+
+def _connect(upstream: str) -> socket.socket:
+    if upstream.startswith("unix:"):
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(upstream.removeprefix("unix:"))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    host, _, port = upstream.rpartition(":")
+    sock = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+    sock.settimeout(None)
+    return sock

@@ -1,0 +1,68 @@
+"""Ending waits in native code by cutting the connections that they wait on.
+
+Problem: a collective whose partner died, hangs or entered another collective
+waits in native code until its timeout, which is long because it bounds the
+skew between healthy hosts.  Nothing in JAX ends such a wait.  But it waits for
+sockets of this very process, and when these are shut down the wait ends at
+once with an ordinary error.
+
+How: a communicator listens on one port, known when it is made; a connection
+belongs to it if its own port is that one, or its far end is the one of a
+partner.  Sockets are found among the open files of the process.
+
+Rule for maintainers: shut down connections, never listeners (their loss ends
+the process), and only those that are certainly meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator
+
+Endpoint = tuple[str, int]
+"""Numeric address and port."""
+
+
+def listeners() -> set[Endpoint]:
+    """Where this process accepts TCP connections."""
+    return {own for _, own, _, accepts in _sockets() if accepts}
+
+
+def sever(endpoints: Collection[Endpoint]) -> int:
+    """Shut down this process's connections from and to these listeners; how many there were."""
+    count = 0
+    for sock, own, peer, accepts in _sockets():
+        if not accepts and (own in endpoints or peer in endpoints):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _sockets() -> Iterator[tuple[socket.socket, Endpoint, Endpoint | None, bool]]:
+    """TCP sockets: a short-lived second handle, own end, far end, whether it listens."""
+    for entry in os.listdir("/dev/fd"):
+        try:
+            # A handle of our own: the owner may close his at any moment.
+            handle = os.dup(int(entry))
+        except OSError:
+            continue
+        try:
+            sock = socket.socket(fileno=handle)
+        except OSError:
+            os.close(handle)
+            continue
+        with sock, contextlib.suppress(OSError):
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            if sock.type != socket.SOCK_STREAM:
+                continue
+            accepts = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            peer = None if accepts else _endpoint(sock.getpeername())
+            yield sock, _endpoint(sock.getsockname()), peer, accepts
+
+
+def _endpoint(name: tuple[str, int]) -> Endpoint:
+    return name[0], name[1]
