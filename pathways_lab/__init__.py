@@ -72,7 +72,9 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'pathways_lab' has no attribute {name!r}")
     module = importlib.import_module(f"pathways_lab.{home}")
-    if home == "client.lab":
+    if home.startswith("client."):
+        # The lab is what makes calls outside of programs run.
+        importlib.import_module("pathways_lab.client.lab")
         from pathways_lab.client import hooks
 
         hooks.open_view = hooks.open_view or _open_view

@@ -70,11 +70,9 @@ class Body:
         stats.work.traced += 1
         try:
             with scopes.entered(scopes.Body(name)), jax_private.whole_tracebacks():
-                traced = jax.jit(call).trace(*(kind.struct for kind in in_types))
+                self.jaxpr = jax.make_jaxpr(call)(*(kind.struct for kind in in_types))
         except Exception as error:
             failures.reraise(error, node=name, called=self._called())
-        self.traced = traced
-        self.jaxpr = traced.jaxpr
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)
         self.out_tree = getattr(call, "out_tree", None)
         self.calls_python = jaxprs.calls_python(self.jaxpr.jaxpr)

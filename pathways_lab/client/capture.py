@@ -191,6 +191,16 @@ class Capture:
         self._moves.append(move)
         return move_p.bind(self.lift(leaf), number=len(self._moves) - 1)
 
+    def apply(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        options: dict[str, Any],
+    ) -> Any:
+        """An operator on a handle that the program reads from outside."""
+        return function(*map(self.lift, operands), **options)
+
     def lift(self, leaf: Any) -> Any:
         """A handle becomes an input of the program; anything else stays."""
         if not isinstance(leaf, Handle):

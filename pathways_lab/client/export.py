@@ -20,8 +20,9 @@ Paper: section 4.2 (registering computations), section 3.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import cloudpickle
 import jax
@@ -34,11 +35,24 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
 from pathways_lab.runtime import jax_private
 
-if TYPE_CHECKING:
-    from pathways_lab.client.bodies import Body
-
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """What JAX calls a kind of device when it lowers for it."""
+
+
+class Body(Protocol):
+    """What is exported: a traced function over flat leaves.
+
+    call: the function.  jaxpr: its closed jaxpr.  calls_python: it has callbacks.
+    """
+
+    call: Callable[..., Any]
+    name: str
+    jaxpr: Any
+    calls_python: bool
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+    donated: tuple[int, ...]
+    line: Line
 
 
 @dataclass(frozen=True)

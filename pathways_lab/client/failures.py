@@ -27,6 +27,13 @@ from pathways_lab.core.program import Line
 _COMPILED = "put it inside one compiled function (pw.jit), where JAX compiles it"
 _AFTERWARDS = "use the value after the program has returned its handles"
 
+ESCAPED = (
+    "a stand-in of one program was used in another: it was kept in a global, an attribute"
+    " or a closure",
+    "return the value from its program, and pass the handle to the next one",
+)
+"""Message and remedy for a stand-in that outlived its capture."""
+
 # The first class that matches wins: several derive from ConcretizationTypeError.
 _REASONS: tuple[tuple[type[BaseException], str, str], ...] = (
     (
@@ -53,9 +60,7 @@ _REASONS: tuple[tuple[type[BaseException], str, str], ...] = (
     ),
     (
         jax.errors.UnexpectedTracerError,
-        "a stand-in of one program was used in another: it was kept in a global, an attribute"
-        " or a closure",
-        "return the value from its program, and pass the handle to the next one",
+        *ESCAPED,
     ),
     (
         jax.errors.ConcretizationTypeError,

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
-from jax.core import Tracer
 
 from pathways_lab.client import arrays, failures, layouts, lines, scopes
 from pathways_lab.client.arguments import Names, Numbers, Roles, Split, broadcast, is_placement
@@ -85,16 +84,7 @@ class CompiledFunction:
         scope = scopes.current()
         if isinstance(scope, scopes.Body):
             return self.as_jit(*args, **kwargs)
-        call = self.bind(args, kwargs)
-        if scope is not None:
-            return scope.record_call(call)  # type: ignore[attr-defined]
-        if any(isinstance(leaf, Tracer) for leaf in call.leaves):
-            raise failures.in_transformation(
-                self.name, "a transformation such as jax.grad or jax.jit"
-            )
-        from pathways_lab.client import single
-
-        return single.run_call(call)
+        return scope.record_call(self.bind(args, kwargs))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
         """Flatten the arguments and find (or make) the body for their types."""

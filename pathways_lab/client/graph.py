@@ -119,6 +119,7 @@ class Prepared:
     functions: the code that its nodes call, with the slices.
     outputs: type and place of each plan output.
     donated: plan inputs that a run consumes, each with the node that does it.
+    slices: all that it uses, in order of use.
     """
 
     name: str
@@ -129,10 +130,12 @@ class Prepared:
     outputs: tuple[Ref, ...]
     donated: dict[int, tuple[str, Line]] = field(default_factory=dict)
 
+    slices: tuple[Slice, ...] = ()
+
     @property
     def place(self) -> Slice:
-        """One of its slices: the first that it names."""
-        return (self.inputs or self.outputs)[0].slice
+        """One of its slices: the first that it uses."""
+        return self.slices[0]
 
 
 def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Prepared:
@@ -162,6 +165,7 @@ def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Pr
         tuple(builder.functions.values()),
         tuple(outputs),
         builder.donated,
+        tuple(dict.fromkeys(ref.slice for ref in builder.numbers)),
     )
 
 

@@ -17,24 +17,34 @@ import html
 import math
 import operator
 import weakref
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from pathways_lab.client import arrays, layouts
 from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.data import DataLinks, Fetch
+from pathways_lab.client.devices import Slice
 from pathways_lab.client.operators import Operators
+from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
 
-if TYPE_CHECKING:
-    from pathways_lab.client.connection import Buffer
-    from pathways_lab.client.data import Fetch
-    from pathways_lab.client.devices import Slice
-    from pathways_lab.client.session import Session
+
+class Home(Protocol):
+    """What a handle needs of the session in which it lives."""
+
+    connection: Connection
+    data: DataLinks
+
+    def wait(self, handle: Handle, done: Callable[[], bool], timeout: float | None) -> None: ...
+
+    async def ended(self, entry: Pending) -> None: ...
+
 
 _KEEP = 64 * 1024
 """Values up to this many bytes are kept by their handle once fetched."""
@@ -52,7 +62,7 @@ class Handle(Operators):
 
     def __init__(
         self,
-        session: Session,
+        session: Home,
         buffer: Buffer,
         kind: ArrayType,
         on: Slice,
@@ -243,7 +253,7 @@ class Handle(Operators):
         return self._buffer
 
     @property
-    def session(self) -> Session:
+    def session(self) -> Home:
         """The lab's session in which it lives."""
         return self._session
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathways_lab.client import cluster, failures, hooks
+from pathways_lab.client import cluster, failures, hooks, scopes, single
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
@@ -243,6 +243,9 @@ def _bytes(given: int | str) -> int:
             "refused", f"memory={given!r} is no size", "write bytes, or text like '512 MiB'"
         ) from None
 
+
+# Calls outside of programs run at once, in whatever lab their slice belongs to.
+scopes.install(single.Immediate())
 
 # --- the kernel's lab ---------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ Paper: section 3 (without a program every call is one of its own).
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -71,13 +70,6 @@ class Operators:
         return _apply("getitem", _getitem, self, *dynamic, spec=pattern)
 
 
-@functools.cache
-def _compiled(name: str, function: Callable[..., Any]) -> Any:
-    from pathways_lab.client.functions import CompiledFunction
-
-    return CompiledFunction(function, static_argnames=("spec",), name=name)
-
-
 def _apply(name: str, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
     """*function* of the operands, as a node of whatever the call stands in."""
     scope = scopes.current()
@@ -87,9 +79,7 @@ def _apply(name: str, function: Callable[..., Any], *operands: Any, **options: A
             "pass the handle as an argument",
             node=scope.name,
         )
-    if scope is not None:
-        return function(*map(scope.lift, operands), **options)  # type: ignore[attr-defined]
-    return _compiled(name, function)(*operands, **options)
+    return scope.apply(name, function, operands, options)
 
 
 def _is_operand(value: Any) -> bool:

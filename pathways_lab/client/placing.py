@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax.core import Tracer
 from jax.extend.core import Literal, jaxprs_in_params
 
 from pathways_lab.client import arrays, failures, jaxprs, layouts, lines
@@ -146,6 +147,8 @@ class _Placer:
 
     def constant(self, value: Any, kind: ArrayType | None = None) -> Given:
         """A host array that the program closes over; equal ones are one."""
+        if isinstance(value, Tracer):
+            raise failures.capture_failure(*failures.ESCAPED)
         kind = kind or arrays.host_type(value)
         assert kind is not None, "JAX has accepted it as an array"
         data = arrays.host_bytes(value, kind)

@@ -19,7 +19,7 @@ from typing import Any, overload
 
 import jax
 
-from pathways_lab.client import arrays, capture, failures, layouts
+from pathways_lab.client import arrays, capture, failures, layouts, scopes
 from pathways_lab.client.arguments import Names, Numbers, Roles
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
@@ -119,7 +119,11 @@ class CapturedProgram:
         if self.prepared is not None:
             stages.append(("program", lowering.show(self.prepared.program)))
             stages.append(("plan", lowering.show_plan(self.prepared.plan)))
-        return "\n\n".join(f"--- {title} ---\n{text}" for title, text in stages)
+        text = "\n\n".join(f"--- {title} ---\n{text}" for title, text in stages)
+        # Slices by their names, not by their numbers on the wire.
+        for on in self.prepared.slices if self.prepared is not None else ():
+            text = text.replace(f"slice {on.id}", f"slice {on.name}").replace(f"{on.id}", on.name)
+        return text
 
     def __repr__(self) -> str:
         steps = len(self.prepared.plan.steps) if self.prepared is not None else 0
@@ -288,17 +292,20 @@ def device_put(tree: Any, to: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree)
     targets = _targets(to, tree)
-    scope = capture.current()
-    moved = []
-    for leaf, target in zip(leaves, targets, strict=True):
-        move = _move(target)
-        if scope is not None:
-            moved.append(scope.record_move(leaf, move))
-        else:
-            from pathways_lab.client.single import put_leaf
-
-            moved.append(put_leaf(leaf, move.slice, move.requested))
+    moves = [_move(target) for target in targets]
+    scope = scopes.current()
+    if isinstance(scope, scopes.Body):
+        # Inside of a compiled function it is JAX's business.
+        return jax.device_put(tree, _as_shardings(moves, structure))
+    moved = [scope.record_move(leaf, move) for leaf, move in zip(leaves, moves, strict=True)]
     return jax.tree.unflatten(structure, moved)
+
+
+def _as_shardings(moves: list[capture.Move], structure: Any) -> Any:
+    shardings = [
+        move.requested if move.requested is not None else move.slice.sharding() for move in moves
+    ]
+    return jax.tree.unflatten(structure, shardings)
 
 
 def _is_target(entry: Any) -> bool:

@@ -60,6 +60,8 @@ class Session:
 
         Raises PathwaysError when a handle is dead or a slice was released.
         """
+        for on in prepared.slices:
+            _check_slice(on)
         binder = _Binder(self, leaves)
         buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
         _check_donation(prepared, buffers)
@@ -175,7 +177,6 @@ class _Binder:
 
     def bind(self, prepared: Prepared, number: int, ref: Ref) -> Buffer | None:
         """The buffer of an input; None when its bytes ride in the message."""
-        _check_slice(ref.slice)
         source = ref.source
         if isinstance(source, Held):
             return self._handle(number, source.handle)

@@ -10,30 +10,59 @@ Paper: section 3 ("without tracing, each compiled function is a program").
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from pathways_lab.client import failures, layouts, lines
 from pathways_lab.client.arrays import ArrayType, host_type, no_array
 from pathways_lab.client.devices import Slice
-from pathways_lab.client.functions import BoundCall
+from pathways_lab.client.functions import BoundCall, CompiledFunction
 from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, TransferNode, prepare
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.client.session import Session
 
 
-def run_call(call: BoundCall) -> Any:
-    """Run one call now; a pytree of handles."""
-    place = slice_of_call(call)
-    session = session_of(place)
-    key = (place.id, lines.place_of_caller(), tuple(map(_placement, call.leaves)))
-    known: Prepared | None = call.body.prepared.get(key)
-    if known is None:
-        known = call.body.prepared[key] = _prepare_call(call, place)
-    handles = session.run(known, call.leaves)
-    return jax.tree.unflatten(call.body.out_tree, handles)
+class Immediate:
+    """The outermost scope: every call is a run."""
+
+    def record_call(self, call: BoundCall) -> Any:
+        """Run one call now; a pytree of handles."""
+        if any(isinstance(leaf, Tracer) for leaf in call.leaves):
+            raise failures.in_transformation(
+                call.function.name, "a transformation such as jax.grad or jax.jit"
+            )
+        place = slice_of_call(call)
+        session = session_of(place)
+        key = (place.id, lines.place_of_caller(), tuple(map(_placement, call.leaves)))
+        known: Prepared | None = call.body.prepared.get(key)
+        if known is None:
+            known = call.body.prepared[key] = _prepare_call(call, place)
+        handles = session.run(known, call.leaves)
+        return jax.tree.unflatten(call.body.out_tree, handles)
+
+    def record_move(self, leaf: Any, move: Any) -> Handle:
+        """One array or handle to a slice, now."""
+        return put_leaf(leaf, move.slice, move.requested)
+
+    def apply(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        options: dict[str, Any],
+    ) -> Any:
+        """An operator on a handle: a compiled function of its own, made once."""
+        return _operator(name, function)(*operands, **options)
+
+
+@functools.cache
+def _operator(name: str, function: Callable[..., Any]) -> CompiledFunction:
+    return CompiledFunction(function, static_argnames=("spec",), name=name)
 
 
 def slice_of_call(call: BoundCall) -> Slice:

@@ -1,0 +1,332 @@
+"""Slices without a lab, and a lab without a cluster, for tests of the client.
+
+:class:`FakeLab` speaks the real wire protocol on real sockets, in this process:
+a control plane that runs every plan at once (or when told to), on a CPU client
+of its own, with JAX's own ``device_put`` for transfers.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pathways_lab.client.arrays import wire_type
+from pathways_lab.client.connection import Connection
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.layouts import index_of
+from pathways_lab.client.session import Session
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout, boxes
+from pathways_lab.core.program import Call, Plan
+from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.reactor import Reactor
+
+KEY = b"k" * 32
+DEVICES_PER_HOST = 2
+_numbers = iter(range(1, 1 << 30))
+
+
+def binding(
+    shape: tuple[int, ...], axes: tuple[str, ...], number: int, island: str = "island0"
+) -> SliceBinding:
+    """Two devices per host, as many hosts as it takes."""
+    devices = tuple(
+        (f"{island}/host{d // DEVICES_PER_HOST}", d % DEVICES_PER_HOST)
+        for d in range(math.prod(shape))
+    )
+    return SliceBinding(number, "kernel-1", island, shape, axes, devices, "cpu")
+
+
+def a_slice(*shape: int, axes: tuple[str, ...] | None = None, island: str = "island0") -> Slice:
+    """A slice without a lab: for everything that happens before a run."""
+    names = axes or ("x", "y", "z")[: len(shape)]
+    return Slice(binding(shape, names, 1 << 32 | next(_numbers), island))
+
+
+class FakeLab:
+    """A lab of one process.  held: runs wait for :meth:`release`.
+
+    messages: ``(op, fields)`` from the client, in order.  failing: name of a
+    function whose runs fail.
+    """
+
+    def __init__(self, hosts: int = 4) -> None:
+        self.messages: list[tuple[str, dict[str, Any]]] = []
+        self.held = False
+        self.failing = ""
+        self._waiting: list[Callable[[], None]] = []
+        self._late: list[Callable[[], None]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="pw-fake-", dir="/tmp")
+        self._devices = jax_private.make_cpu_client(8).local_devices()
+        self._bindings: dict[int, SliceBinding] = {}
+        self._blobs: dict[str, Any] = {}
+        self._fields: dict[tuple[str, int], dict[str, Any]] = {}
+        self._plans: dict[str, Plan] = {}
+        self.arrays: dict[int, Any] = {}
+        self._uploads: dict[int, tuple[dict[str, Any], dict[int, Any]]] = {}
+        self._fetches: list[tuple[Link, dict[str, Any]]] = []
+        self._link: Link | None = None
+        self._control = Reactor("fake-control", self._message, lambda *_: None)
+        self._control.start()
+        folder = Path(self._folder.name)
+        self._data = self._control.listen(f"unix:{folder}/data", KEY, {"role": "host", "name": "h"})
+        hello = {
+            "role": "control", "client": "kernel-1", "number": 1, "clock": 0.0,
+            "data_key": KEY, "emulated": False, "topology": self._topology(hosts),
+        }  # fmt: skip
+        address = self._control.listen(f"unix:{folder}/control", KEY, hello)
+        self.connection = Connection(address, KEY)
+        self.session = Session(self.connection)
+
+    def _topology(self, hosts: int) -> dict[str, Any]:
+        return {
+            "islands": [
+                {
+                    "name": island,
+                    "hosts": [
+                        {
+                            "name": f"{island}/host{n}", "pid": 1, "worker_pid": 1, "kind": "cpu",
+                            "devices": DEVICES_PER_HOST, "memory": 1 << 30,
+                            "data_address": self._data, "emulated": False,
+                        }
+                        for n in range(hosts)
+                    ],
+                }
+                for island in ("island0", "island1")
+            ],
+            "slices": [],
+        }  # fmt: skip
+
+    # --- what tests do with it ----------------------------------------------------------
+
+    def slice(
+        self, *shape: int, axes: tuple[str, ...] | None = None, island: str = "island0"
+    ) -> Slice:
+        names = axes or ("x", "y", "z")[: len(shape)]
+        return Slice(self.connection.request_slice(SliceRequest(shape, names, island)), self)
+
+    def release_slice(self, slice_id: int) -> None:
+        self.connection.release_slice(slice_id)
+
+    def count(self, op: str) -> int:
+        """Messages of this kind that the client has sent."""
+        return sum(name == op for name, _ in self.messages)
+
+    def of(self, op: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.messages if name == op]
+
+    def release(self) -> None:
+        """Let the held runs go, in order."""
+        done = threading.Event()
+
+        def go() -> None:
+            waiting, self._waiting = self._waiting, []
+            for run in waiting:
+                run()
+            done.set()
+
+        self._control.call_soon(go)
+        assert done.wait(30)
+
+    def settle(self) -> None:
+        """Wait until everything that was sent has been handled."""
+        done = threading.Event()
+        self._control.call_later(0.05, done.set)
+        assert done.wait(30)
+
+    def say(self, op: str, fields: dict[str, Any]) -> None:
+        """A message to the client."""
+        assert self._link is not None
+        self._link.send(op, fields)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._control.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> FakeLab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the control plane ----------------------------------------------------------------
+
+    def _message(
+        self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
+    ) -> None:
+        if op in ("put", "fetch"):
+            getattr(self, f"_on_{op}")(link, fields, buffers)
+            return
+        self._link = link
+        self.messages.append((op, fields))
+        handler = getattr(self, "_on_" + op.replace("-", "_"), None)
+        if handler is not None:
+            handler(fields, buffers)
+
+    def _on_slice(self, fields: dict[str, Any], _: Any) -> None:
+        request = unpack(SliceRequest, fields["request"])
+        if request.devices > 8:
+            failure = Failure("refused", f"{request.devices} devices were asked for, 8 exist")
+            subject = f"slice {fields['slice']}"
+            self.say("refused", {"subject": subject, "failure": pack(failure)})
+            return
+        made = binding(request.shape, request.axes, fields["slice"], request.island or "island0")
+        self._bindings[made.slice] = made
+        self.say("slice-bound", {"binding": pack(made)})
+
+    def _on_function(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        self._fields[fields["function"], fields["slice"]] = fields
+        self._blobs[fields["function"]] = bytes(buffers[0])
+
+    def _on_program(self, fields: dict[str, Any], _: Any) -> None:
+        plan = unpack(Plan, fields["plan"])
+        self._plans[plan.key] = plan
+
+    def _on_drop(self, fields: dict[str, Any], _: Any) -> None:
+        for buffer in fields["buffers"]:
+            self.arrays.pop(buffer, None)
+
+    def _on_cancel(self, fields: dict[str, Any], _: Any) -> None:
+        failure = Failure("cancelled", "the run was cancelled")
+        for _, submitted in [m for m in self.messages if m[0] == "submit"]:
+            if submitted["run"] == fields["run"]:
+                self._end(submitted, failure)
+
+    def _on_submit(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        def run() -> None:
+            # Uploads come on other links, and perhaps later.
+            if all(buffer is None or buffer in self.arrays for buffer in fields["inputs"]):
+                self._run(fields, buffers)
+            else:
+                self._late.append(run)
+
+        if self.held:
+            self._waiting.append(run)
+        else:
+            run()
+
+    def _end(self, fields: dict[str, Any], failure: Failure | None) -> None:
+        packed = None if failure is None else pack(failure)
+        self.say("resolved", {"buffers": fields["outputs"], "failure": packed})
+        outcome = "finished" if failure is None else failure.kind
+        self.say("run-ended", {"run": fields["run"], "outcome": outcome, "failure": packed})
+        self._answer_fetches()
+
+    # --- the devices ------------------------------------------------------------------------
+
+    def sharding(self, slice_id: int, layout: Layout) -> NamedSharding:
+        names = tuple(name for name, _ in layout.mesh)
+        sizes = tuple(size for _, size in layout.mesh)
+        mesh = Mesh(np.array(self._devices[: layout.devices]).reshape(sizes), names)
+        return NamedSharding(mesh, PartitionSpec(*[axes or None for axes in layout.spec]))
+
+    def _put(self, data: Any, value: Any) -> Any:
+        wire = wire_type(value.dtype)
+        array = np.frombuffer(data, wire.dtype).reshape((*value.shape, *wire.trailing))
+        if wire.trailing:
+            return jax.device_put(
+                jax.random.wrap_key_data(array), self.sharding(value.slice, value.layout)
+            )
+        return jax.device_put(array, self.sharding(value.slice, value.layout))
+
+    def _run(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        plan = self._plans[fields["plan"]]
+        values: dict[int, Any] = {}
+        for number, buffer in enumerate(fields["inputs"]):
+            place = plan.inputs[number]
+            if buffer is None:
+                values[place] = self._put(buffers[fields["arguments"][number]], plan.values[place])
+            else:
+                values[place] = self.arrays[buffer]
+        for step in plan.steps:
+            node = step.node
+            if not isinstance(node, Call):
+                target = plan.values[node.output]
+                sharding = self.sharding(target.slice or 0, target.layout)  # type: ignore[arg-type]
+                values[node.output] = jax.device_put(np.asarray(values[node.input]), sharding)
+                continue
+            if node.name == self.failing:
+                failure = Failure(
+                    "execute", "boom", program=plan.name, node=node.name, line=node.line
+                )
+                self._end(fields, failure)
+                return
+            results = self._call(node, [values[v] for v in node.inputs])
+            values.update(zip(node.outputs, results, strict=True))
+        for buffer, place in zip(fields["outputs"], plan.outputs, strict=True):
+            self.arrays[buffer] = values[place]
+        self._end(fields, None)
+
+    def _call(self, node: Call, arguments: list[Any]) -> list[Any]:
+        fields = self._fields[node.function, node.slice]
+        if fields["kind"] == "export":
+            function = jax.export.deserialize(bytearray(self._blobs[node.function])).call
+        else:
+            import cloudpickle
+
+            function = cloudpickle.loads(self._blobs[node.function])
+        ins = [self.sharding(node.slice, unpack(Layout, entry)) for entry in fields["in_layouts"]]
+        outs = [self.sharding(node.slice, unpack(Layout, entry)) for entry in fields["out_layouts"]]
+        for array, wanted in zip(arguments, ins, strict=True):
+            assert array.sharding.is_equivalent_to(wanted, array.ndim), "an argument lies elsewhere"
+        made = jax.jit(lambda *a: list(function(*a)), in_shardings=ins, out_shardings=outs)(
+            *arguments
+        )
+        for array, (shape, dtype) in zip(made, fields["out_types"], strict=True):
+            assert (array.shape, str(array.dtype)) == (tuple(shape), dtype)
+        return list(made)
+
+    def _on_declare(self, fields: dict[str, Any], _: Any) -> None:
+        pass
+
+    def _on_put(self, link: Link, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        _, parts = self._uploads.setdefault(fields["buffer"], (fields, {}))
+        parts.update(zip(fields["devices"], buffers, strict=True))
+        layout, shape = unpack(Layout, fields["layout"]), tuple(fields["shape"])
+        if len(parts) < layout.devices:
+            return
+        wire = wire_type(fields["dtype"])
+        whole = np.empty((*shape, *wire.trailing), wire.dtype)
+        for device, box in enumerate(boxes(layout, shape)):
+            extent = tuple(stop - start for start, stop in box)
+            part = np.frombuffer(parts[device], wire.dtype)
+            whole[index_of(box)] = part.reshape((*extent, *wire.trailing))
+        value = jax.random.wrap_key_data(whole) if wire.trailing else whole
+        self.arrays[fields["buffer"]] = jax.device_put(
+            value, self.sharding(fields["slice"], layout)
+        )
+        self.say("resolved", {"buffers": [fields["buffer"]], "failure": None})
+        self._answer_fetches()
+        late, self._late = self._late, []
+        for run in late:
+            run()
+
+    def _on_fetch(self, link: Link, fields: dict[str, Any], _: Any) -> None:
+        self._fetches.append((link, fields))
+        self._answer_fetches()
+
+    def _answer_fetches(self) -> None:
+        waiting, self._fetches = self._fetches, []
+        for link, fields in waiting:
+            array = self.arrays.get(fields["buffer"])
+            if array is None:
+                self._fetches.append((link, fields))
+                continue
+            if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+                array = jax.random.key_data(array)
+            shards = {s.device: np.ascontiguousarray(s.data) for s in array.addressable_shards}
+            devices = list(array.sharding.mesh.devices.flat)
+            parts = [shards[devices[number]].tobytes() for number in fields["devices"]]
+            link.send("fetched", {"id": fields["id"]}, parts)
