@@ -15,9 +15,9 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
-import os
 import selectors
 import socket
 import ssl
@@ -27,14 +27,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.runtime import address as addresses
 from pathways_lab.runtime import clock
-from pathways_lab.runtime.auth import AuthenticationError
-from pathways_lab.runtime.handshake import Arrival, Refused, meet, tune
+from pathways_lab.runtime.handshake import Arrival, Refused, meet
 from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.reception import Listener, Reception
 from pathways_lab.runtime.wire import Limits, Message, WireError, encode
 
 OnMessage = Callable[[Link, str, dict[str, Any], list[memoryview]], None]
@@ -42,21 +41,8 @@ OnClose = Callable[[Link, str], None]
 OnOpen = Callable[[Link, dict[str, Any]], None]
 Hello = dict[str, Any] | Callable[[Link, dict[str, Any]], dict[str, Any]]
 
-_HANDSHAKE_SECONDS = 10.0
-_ARRIVALS = 64
-"""Connections that may be on their way at once; the oldest gives way to a newer one."""
 _SWEEP_SECONDS = 0.5
 """How long a frame can stay behind whose sender was interrupted twice at the worst moment."""
-
-
-@dataclass(slots=True)
-class _Listener:
-    sock: socket.socket
-    address: str
-    key: bytes
-    hello: Hello
-    tag: Any
-    context: ssl.SSLContext | None
 
 
 class Reactor:
@@ -82,8 +68,7 @@ class Reactor:
         limits: Limits | None = None,
     ) -> None:
         self.name = name
-        self.rejected = 0
-        """Connections and streams closed because they were foreign or malformed."""
+        self._malformed = 0
         self.message_bytes = 0
         """Size on the wire of the message whose handler runs."""
         self._on_message = on_message
@@ -93,8 +78,7 @@ class Reactor:
         self._limits = limits or Limits()
         self._selector = selectors.DefaultSelector()
         self._links: dict[Link, int] = {}
-        self._listeners: list[_Listener] = []
-        self._arrivals: dict[Arrival, _Listener] = {}
+        self._reception = Reception(self._selector, self.call_later, self._limits)
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
@@ -139,8 +123,9 @@ class Reactor:
         except BaseException:
             sock.close()
             raise
-        listener = _Listener(sock, addresses.of_listener(sock), key, hello, tag, context)
-        self.call_soon(self._add_listener, listener)
+        greet = functools.partial(self._greet, hello, tag)
+        listener = Listener(sock, addresses.of_listener(sock), key, context, greet)
+        self.call_soon(self._reception.open, listener)
         return listener.address
 
     def connect(
@@ -220,6 +205,11 @@ class Reactor:
         return self._thread is threading.current_thread()
 
     @property
+    def rejected(self) -> int:
+        """Connections and streams closed because they were foreign or malformed."""
+        return self._malformed + self._reception.rejected
+
+    @property
     def links(self) -> tuple[Link, ...]:
         """The open links."""
         return tuple(self._links)
@@ -294,75 +284,25 @@ class Reactor:
     def _add_timer(self, timer: tuple[float, int, Callable[..., Any], tuple[Any, ...]]) -> None:
         heapq.heappush(self._timers, timer)
 
-    def _add_listener(self, listener: _Listener) -> None:
-        self._listeners.append(listener)
-        self._selector.register(
-            listener.sock, selectors.EVENT_READ, lambda _events: self._accept(listener)
-        )
-
-    def _accept(self, listener: _Listener) -> None:
-        for _ in range(16):
-            try:
-                sock, _ = listener.sock.accept()
-            except OSError:
-                return
-            try:
-                tune(sock)
-                if listener.context is not None:
-                    sock = listener.context.wrap_socket(
-                        sock, server_side=True, do_handshake_on_connect=False
-                    )
-                arrival = Arrival(sock, listener.key, self._limits)
-            except OSError:
-                sock.close()
-                continue
-            if len(self._arrivals) >= _ARRIVALS:
-                self._turn_away(next(iter(self._arrivals)))
-            self._arrivals[arrival] = listener
-            self._selector.register(
-                sock, selectors.EVENT_READ, lambda _events, it=arrival: self._arriving(it)
-            )
-            self.call_later(_HANDSHAKE_SECONDS, self._turn_away, arrival)
-
-    def _turn_away(self, arrival: Arrival) -> None:
-        """Close a connection that is not a link yet; nothing if it is one by now."""
-        if self._arrivals.pop(arrival, None) is not None:
-            self.rejected += 1
-            self._selector.unregister(arrival.sock)
-            arrival.sock.close()
-
-    def _arriving(self, arrival: Arrival) -> None:
-        try:
-            messages = arrival.step()
-        except (AuthenticationError, WireError, OSError):
-            self._turn_away(arrival)
-            return
-        if not messages:
-            return
-        listener = self._arrivals[arrival]
+    def _greet(self, hello: Hello, tag: Any, arrival: Arrival, messages: list[Message]) -> None:
+        """An arrival has proved the key and sent its hello: answer, and it is a link."""
         peer = messages[0].fields
-        link = Link(
-            self,
-            arrival.sock,
-            str(peer.get("name", "?"))[:200],
-            peer,
-            arrival.decoder,
-            listener.tag,
-        )
+        name = str(peer.get("name", "?"))[:200]
+        link = Link(self, arrival.sock, name, peer, arrival.decoder, tag)
         try:
-            hello = listener.hello(link, peer) if callable(listener.hello) else listener.hello
+            answer = hello(link, peer) if callable(hello) else hello
         except Refused as refusal:
             with contextlib.suppress(OSError):
                 arrival.sock.send(b"".join(encode("refused", {"reason": str(refusal)})))
-            self._turn_away(arrival)
+            self._reception.turn_away(arrival)
             return
         except Exception:
-            self._turn_away(arrival)
+            self._reception.turn_away(arrival)
             raise
-        del self._arrivals[arrival]
-        self._selector.unregister(arrival.sock)
+        self._reception.admit(arrival)
         self._add_link(link, [])
-        link.send("hello", {**hello, **clock.stamp()})
+        with contextlib.suppress(LinkClosed):
+            link.send("hello", {**answer, **clock.stamp()})
         if self._on_open is not None:
             self._on_open(link, peer)
         for message in messages[1:]:
@@ -408,7 +348,7 @@ class Reactor:
         try:
             messages = link.receive()
         except WireError as error:
-            self.rejected += 1
+            self._malformed += 1
             self._close_link(link, f"{link.name} sent a malformed message: {error}")
             return
         except LinkClosed as closed:
@@ -440,15 +380,7 @@ class Reactor:
 
     def _stop(self, reason: str) -> None:
         self._stopping = True
-        for listener in self._listeners:
-            self._selector.unregister(listener.sock)
-            listener.sock.close()
-            if listener.address.startswith("unix:"):
-                with contextlib.suppress(OSError):
-                    os.unlink(listener.address.removeprefix("unix:"))
-        self._listeners.clear()
-        for arrival in tuple(self._arrivals):
-            self._turn_away(arrival)
+        self._reception.close()
         for link in tuple(self._links):
             self._close_link(link, reason)
 

@@ -167,6 +167,7 @@ def test_the_search_finds_a_writer_that_is_not_safe() -> None:
 def _ignore(*_: object) -> None: ...
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
 def test_a_thousand_real_interrupts(tmp_path: Any) -> None:
     """Signals at random moments, real sockets, both buffers full at times."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pathways_lab.runtime import auth
 from pathways_lab.runtime.auth import AuthenticationError, new_key
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -163,6 +164,24 @@ def test_bytes_before_the_proof_are_not_parsed(ends: Callable[..., End]) -> None
     for sock in silent:
         sock.close()
     assert server.reactor.rejected >= 1
+
+
+def test_ends_that_vanish_during_or_right_after_the_greeting_are_no_error(
+    ends: Callable[..., End], tmp_path: Path
+) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(f"unix:{tmp_path}/s", KEY, {"name": "server"})
+    for words in range(3):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"{tmp_path}/s")
+            initiator = auth.Initiator(KEY)
+            if words:
+                sock.sendall(initiator.greeting())
+                answer = initiator.answer(sock.recv(auth.REPLY_BYTES))
+            if words == 2:
+                sock.sendall(answer + b"".join(encode("hello", {"name": "brief"})))
+    until(lambda: server.reactor.rejected == 2 and server.closed)
+    assert client.reactor.connect(address, KEY, {}).name == "server"
 
 
 def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End]) -> None:

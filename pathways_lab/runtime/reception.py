@@ -1,0 +1,123 @@
+"""Listening sockets, and connections on their way to become links.
+
+Problem: whoever can reach a listener can open connections, send nothing, send
+nonsense, or send slowly; none of that may stop others from coming in, or cost
+more than a few bytes and a bounded time.
+
+Rule for maintainers: everything here happens in the reactor's thread; a
+connection leaves either as a link that is authenticated and greeted, or closed
+and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pathways_lab.runtime.auth import AuthenticationError
+from pathways_lab.runtime.handshake import Arrival, tune
+from pathways_lab.runtime.wire import Limits, Message, WireError
+
+_HANDSHAKE_SECONDS = 10.0
+_ARRIVALS = 64
+"""Connections that may be on their way at once; the oldest gives way to a newer one."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """A listening socket.  greet(arrival, messages): the hello, and what followed it, are there."""
+
+    sock: socket.socket
+    address: str
+    key: bytes
+    context: ssl.SSLContext | None
+    greet: Callable[[Arrival, list[Message]], None]
+
+
+class Reception:
+    """All listeners of a reactor, and the arrivals at them.
+
+    rejected: connections that were closed before they became links.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        call_later: Callable[..., None],
+        limits: Limits,
+    ) -> None:
+        self.rejected = 0
+        self._selector = selector
+        self._call_later = call_later
+        self._limits = limits
+        self._listeners: list[Listener] = []
+        self._arrivals: dict[Arrival, Listener] = {}
+
+    def open(self, listener: Listener) -> None:
+        """Take connections at *listener* from now on."""
+        self._listeners.append(listener)
+        self._selector.register(
+            listener.sock, selectors.EVENT_READ, lambda _events: self._accept(listener)
+        )
+
+    def admit(self, arrival: Arrival) -> None:
+        """It becomes a link: its socket is the caller's from now on."""
+        del self._arrivals[arrival]
+        self._selector.unregister(arrival.sock)
+
+    def turn_away(self, arrival: Arrival) -> None:
+        """Close a connection that is not a link yet; nothing if it is one by now."""
+        if self._arrivals.pop(arrival, None) is not None:
+            self.rejected += 1
+            self._selector.unregister(arrival.sock)
+            arrival.sock.close()
+
+    def close(self) -> None:
+        """Close all listeners and arrivals."""
+        for listener in self._listeners:
+            self._selector.unregister(listener.sock)
+            listener.sock.close()
+            if listener.address.startswith("unix:"):
+                with contextlib.suppress(OSError):
+                    os.unlink(listener.address.removeprefix("unix:"))
+        self._listeners.clear()
+        for arrival in tuple(self._arrivals):
+            self.turn_away(arrival)
+
+    def _accept(self, listener: Listener) -> None:
+        for _ in range(16):
+            try:
+                sock, _ = listener.sock.accept()
+            except OSError:
+                return
+            try:
+                tune(sock)
+                if listener.context is not None:
+                    sock = listener.context.wrap_socket(
+                        sock, server_side=True, do_handshake_on_connect=False
+                    )
+                arrival = Arrival(sock, listener.key, self._limits)
+            except OSError:
+                sock.close()
+                continue
+            if len(self._arrivals) >= _ARRIVALS:
+                self.turn_away(next(iter(self._arrivals)))
+            self._arrivals[arrival] = listener
+            self._selector.register(
+                sock, selectors.EVENT_READ, lambda _events, it=arrival: self._arriving(it)
+            )
+            self._call_later(_HANDSHAKE_SECONDS, self.turn_away, arrival)
+
+    def _arriving(self, arrival: Arrival) -> None:
+        try:
+            messages = arrival.step()
+        except (AuthenticationError, WireError, OSError):
+            self.turn_away(arrival)
+            return
+        if messages:
+            self._arrivals[arrival].greet(arrival, messages)
