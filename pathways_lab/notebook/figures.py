@@ -196,9 +196,12 @@ class Figures:
         if layer.hatch:
             hatch = fill if "paint" in columns else "edge" if "edge" in columns else "fill"
             style |= {
-                "hatch_pattern": layer.hatch, "hatch_color": hatch, "hatch_alpha": 0.8,
-                "hatch_scale": 6, "hatch_weight": 1.4,
-            }  # fmt: skip
+                "hatch_pattern": layer.hatch,
+                "hatch_color": hatch,
+                "hatch_alpha": layer.hatch_alpha,
+                "hatch_scale": 6,
+                "hatch_weight": 1.4,
+            }
         return shown.quad(
             left="left", right="right", top="top", bottom="bottom", source=source,
             border_radius=layer.corner, **style,

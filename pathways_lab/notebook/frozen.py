@@ -21,7 +21,7 @@ from pathways_lab.notebook.palette import Palette
 from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.static import picture
-from pathways_lab.notebook.text import summary, table
+from pathways_lab.notebook.text import merged_note, summary, table
 from pathways_lab.timeline.bars import GANG
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.records import Record
@@ -32,8 +32,9 @@ LIMIT = 100_000
 FINEST = 20_000
 """Bars that are kept while the records are read."""
 
-BUDGETS = (3000, 1500, 700, 300, 100, 30)
-"""Numbers of bars to try, from fine to coarse."""
+BUDGETS = (4500, 1500, 500, 150, 50)
+"""Numbers of bars to try, from fine to coarse; but first devices, and then hosts,
+share rows, which hides less than wider bars do."""
 
 Bundle = tuple[dict[str, str], dict[str, Any]]
 """MIME data and metadata, as ``display`` takes them."""
@@ -54,15 +55,18 @@ def freeze(
     machine: what is known of islands, hosts and slices beside the records.
     """
     window = max(end - origin, 0.2)
-    known = deepcopy(machine)
-    scene = Scene(origin, window, palette, final=True, budget=FINEST, machine=known)
-    scene.add(records, end)
-    for budget in BUDGETS:
-        if len(scene.drawn) > budget:
-            scene.coarsen(budget)
-        data, metadata = _bundle(scene, end, panels, title, notes)
-        if len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT:
-            break
+    for level in ("", "host", "island"):
+        known = deepcopy(machine)
+        scene = Scene(
+            origin, window, palette, final=True, budget=FINEST, level=level, machine=known
+        )
+        scene.add(records, end)
+        for budget in BUDGETS if level == "island" else BUDGETS[:1]:
+            if len(scene.drawn) > budget:
+                scene.coarsen(budget)
+            data, metadata = _bundle(scene, end, panels, title, notes)
+            if len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT:
+                return data, metadata
     return data, metadata
 
 
@@ -72,7 +76,7 @@ def _bundle(
     drawn = plots(panels, scene, end)
     facts = _facts(scene, end)
     if facts["merged"]:
-        notes = (*notes, f"bars closer than {1000 * scene.resolution:.3g} ms are drawn as one")
+        notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
     svg = picture(drawn, title, notes, _legend(scene), facts, line)
     source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -52,6 +52,8 @@ class Layer:
     hover: ``(label, template)`` per line of the hover text.
     hatch: a Bokeh hatch pattern for the whole layer, or "".
     alpha: opacity of all boxes, unless there is a column of that name.
+    hatch_alpha: opacity of the hatch.
+    lined: boxes stand in rows like text in lines, and may be very many.
     edged: boxes have an outline in the colour of their paint.
     anchor: of texts: ``"start"``, ``"center"`` or ``"end"``.
     """
@@ -64,6 +66,8 @@ class Layer:
     hatch: str = ""
     alpha: float = 1.0
     edged: bool = False
+    hatch_alpha: float = 0.8
+    lined: bool = False
     anchor: str = "center"
     bold: bool = False
     corner: int = 0

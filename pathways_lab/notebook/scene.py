@@ -67,6 +67,7 @@ class Scene:
     origin: time (seconds, records' clock) that the axis calls 0.
     window: seconds that a running view looks back.
     final: the picture is of something that is over: numbers are over all of it.
+    level: what a row stands for (see ``rows``); "" picks.
     budget: bars that the queue panel may hold before it goes coarser.
     machine: what is known already of islands, hosts and slices.
     """
@@ -78,9 +79,11 @@ class Scene:
         palette: Palette | None = None,
         final: bool = False,
         budget: int = BUDGET,
+        level: str = "",
         machine: Machine | None = None,
     ) -> None:
         self.origin, self.window, self.final, self.budget = origin, window, final, budget
+        self.level = level
         self.palette = palette or Palette()
         self.machine = machine or Machine()
         self.gangs = Gangs(keep=GANGS)
@@ -107,7 +110,7 @@ class Scene:
         self.counted = self.failed = self.dropped = 0
         self.last = float("-inf")
         self._bars = Bars()
-        self._rows = rows(self.machine)
+        self._rows = rows(self.machine, level)
         self._structure = -1
 
     @property
@@ -115,7 +118,7 @@ class Scene:
         """The rows of the queue panel, for the machine as it is known now."""
         if self._structure != self.machine.structure:
             self._structure = self.machine.structure
-            before, self._rows = self._rows, rows(self.machine)
+            before, self._rows = self._rows, rows(self.machine, self.level)
             moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
             if any(old != new for old, new in moved.items()):
                 for bar in self._bars.items:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -21,6 +22,12 @@ from pathways_lab.notebook.palette import INK, PAINTS
 from pathways_lab.notebook.plot import AREAS, BOXES, LEFT, RIGHT, TEXTS, WIDTH, Layer, Plot
 
 HEADING = 30
+FEW = 800
+"""Boxes of a layer up to which they are set off from each other."""
+
+SEAM = 4.0
+"""Boxes wider than this (pixels) are set off from their neighbours by a fine line."""
+
 FONT = "system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
 
 HATCHES = {
@@ -75,9 +82,9 @@ class Sheet:
         )
 
 
-def short(number: float) -> str:
+def short(number: float, digits: int = 2) -> str:
     """A pixel coordinate in few characters."""
-    text = f"{number:.2f}".rstrip("0").rstrip(".")
+    text = f"{number:.{digits}f}".rstrip("0").rstrip(".")
     return text if text != "-0" else "0"
 
 
@@ -218,37 +225,91 @@ def _layer(sheet: Sheet, frame: Frame, layer: Layer) -> None:
         for xs, ys, fill in zip(
             layer.columns["xs"], layer.columns["ys"], layer.columns["fill"], strict=True
         ):
-            points = " ".join(
-                f"{short(frame.x(x))} {short(frame.y(y))}" for x, y in zip(xs, ys, strict=True)
-            )
-            sheet.path(f"M{points}z", f'fill="{fill}" fill-opacity=".9"')
+            d = _outline([(frame.x(x), frame.y(y)) for x, y in zip(xs, ys, strict=True)])
+            sheet.path(d, f'fill="{fill}" fill-opacity=".9"')
+
+
+def _outline(points: Sequence[tuple[float, float]]) -> str:
+    """A closed path; steps, which change one coordinate only, are written in one number."""
+    x, y = short(points[0][0], 1), short(points[0][1], 1)
+    parts = [f"M{x} {y}"]
+    for point in points[1:]:
+        before = x, y
+        x, y = short(point[0], 1), short(point[1], 1)
+        if x != before[0]:
+            parts.append(f"H{x}" if y == before[1] else f"L{x} {y}")
+        elif y != before[1]:
+            parts.append(f"V{y}")
+    return "".join(parts) + "z"
 
 
 def _boxes(sheet: Sheet, frame: Frame, layer: Layer) -> None:
     """Boxes that look alike become one path."""
+    if layer.lined:
+        _lines(sheet, frame, layer)
+        return
     columns = layer.columns
     alike: dict[tuple[str, float, str], list[str]] = {}
     for n in range(len(layer)):
-        fill = PAINTS[columns["paint"][n]] if "paint" in columns else columns["fill"][n]
-        alpha = round(float(columns["alpha"][n]), 2) if "alpha" in columns else layer.alpha
+        fill, alpha = _look(layer, n)
         edge = columns["edge"][n] if "edge" in columns else fill if layer.edged else ""
-        left = max(frame.x(float(columns["left"][n])), LEFT)
-        right = min(frame.x(float(columns["right"][n])), WIDTH - RIGHT)
-        if right < left:
-            continue
-        alike.setdefault((fill, alpha, edge), []).append(
-            _box(
-                left,
-                max(right, left + 0.3),
-                frame.y(float(columns["top"][n])),
-                frame.y(float(columns["bottom"][n])),
-            )
-        )
+        left, right = _extent(frame, layer, n)
+        if right >= left:
+            top, bottom = frame.y(float(columns["top"][n])), frame.y(float(columns["bottom"][n]))
+            box = _box(left, max(right, left + 0.3), top, bottom)
+            alike.setdefault((fill, alpha, edge), []).append(box)
     for (fill, alpha, edge), boxes in alike.items():
         d = "".join(boxes)
         opacity = f' fill-opacity="{alpha:g}"' if alpha < 1 else ""
         stroke = f' stroke="{edge}"' if edge else ""
-        name = f' data-layer="{layer.name}"'
-        sheet.path(d, f'fill="{fill}"{opacity}{stroke}{name}')
+        sheet.path(d, f'fill="{fill}"{opacity}{stroke} data-layer="{layer.name}"')
         if layer.hatch:
-            sheet.path(d, f'fill="url(#{sheet.hatch(layer.hatch, edge or fill)})"')
+            hatch = f"url(#{sheet.hatch(layer.hatch, edge or fill)})"
+            sheet.path(d, f'fill="{hatch}" fill-opacity="{layer.hatch_alpha:g}"')
+
+
+def _look(layer: Layer, n: int) -> tuple[str, float]:
+    """Colour and opacity of a box."""
+    columns = layer.columns
+    fill = PAINTS[columns["paint"][n]] if "paint" in columns else columns["fill"][n]
+    return fill, round(float(columns["alpha"][n]), 2) if "alpha" in columns else layer.alpha
+
+
+def _extent(frame: Frame, layer: Layer, n: int) -> tuple[float, float]:
+    """Left and right of a box in pixels, cut to the drawing area."""
+    left = frame.x(float(layer.columns["left"][n]))
+    right = frame.x(float(layer.columns["right"][n]))
+    return max(left, LEFT), min(right, WIDTH - RIGHT)
+
+
+def _lines(sheet: Sheet, frame: Frame, layer: Layer) -> None:
+    """Boxes as thick strokes: a dozen bytes each, so that thousands stay small.
+
+    Fine strokes set wide ones off from a neighbour that they touch, while they are few.
+    """
+    columns = layer.columns
+    rows: dict[tuple[float, float, str, float], list[tuple[float, float]]] = {}
+    for n in range(len(layer)):
+        left, right = _extent(frame, layer, n)
+        if right >= left:
+            top, bottom = frame.y(float(columns["top"][n])), frame.y(float(columns["bottom"][n]))
+            key = (round((top + bottom) / 2, 1), round(bottom - top, 1), *_look(layer, n))
+            rows.setdefault(key, []).append((round(left, 1), round(max(right, left + 0.3), 1)))
+    seams: dict[float, list[str]] = {}
+    for (middle, thick, fill, alpha), spans in rows.items():
+        spans.sort()
+        d = [f"M{short(spans[0][0])} {short(middle)}h{short(spans[0][1] - spans[0][0])}"]
+        d += [
+            f"m{short(left - before)} 0h{short(right - left)}"
+            for (_, before), (left, right) in pairwise(spans)
+        ]
+        opacity = f' stroke-opacity="{alpha:g}"' if alpha < 1 else ""
+        style = f'stroke="{fill}" stroke-width="{short(thick)}"{opacity}'
+        sheet.path("".join(d), f'{style} data-layer="{layer.name}"')
+        seams.setdefault(thick, []).extend(
+            f"M{short(left)} {short(middle - thick / 2)}v{short(thick)}"
+            for (_, before), (left, right) in pairwise(spans)
+            if right - left > SEAM and left - before < 1
+        )
+    for lines in seams.values() if len(layer) <= FEW else ():
+        sheet.path("".join(lines), 'stroke="#fff" stroke-opacity=".5" stroke-width=".8"')

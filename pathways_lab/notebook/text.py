@@ -17,6 +17,19 @@ MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
 
 
+def duration(seconds: float) -> str:
+    """A time in few characters: ``"1.5 s"``, ``"12 ms"``, ``"80 µs"``."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def merged_note(resolution: float) -> str:
+    """Said where bars stand for more than one gang.  resolution: seconds."""
+    return f"bars closer than {duration(resolution)} are drawn as one"
+
+
 def summary(scene: Scene, now: float, title: str) -> str:
     """One line: what a person who cannot see the picture needs first."""
     machine = scene.machine

@@ -24,7 +24,7 @@ from pathways_lab.notebook.palette import Palette
 from pathways_lab.notebook.panels import chosen, plots
 from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.text import summary, table
+from pathways_lab.notebook.text import merged_note, summary, table
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Span
 
@@ -144,7 +144,7 @@ class View:
         resolution = self.scene.resolution
         if resolution <= 2 * self.scene.window / FRAME:
             return ()
-        return (f"bars closer than {1000 * resolution:.3g} ms are drawn as one",)
+        return (merged_note(resolution),)
 
     def __str__(self) -> str:
         """The picture as text."""

@@ -97,6 +97,8 @@ class Bars:
         when the gap between them, and each of them, is shorter than this many
         seconds; 0 merges nothing.
     mix: merge neighbours of different programs too.
+
+    The same gang on several hosts that share a row is always one bar.
     """
 
     def __init__(self, resolution: float = 0.0, mix: bool = False) -> None:
@@ -104,20 +106,25 @@ class Bars:
         self.mix = mix
         self.items: list[Bar] = []
         self._last: dict[tuple[float, int], Bar] = {}
+        self._gangs: dict[tuple[float, int, int, int], Bar] = {}
         self._sealed = 0
 
     def add(self, bars: Iterable[Bar]) -> None:
         """Append *bars*, merging each with its neighbour where that is allowed."""
         for bar in bars:
             key = (bar.row, bar.kind)
+            gang = (*key, bar.run, bar.step)
+            same = self._gangs.get(gang)
             last = self._last.get(key)
-            if last is not None and self._same(last, bar):
+            if same is not None and bar.start < same.end and bar.end > same.start:
+                _absorb(same, bar)
+            elif last is not None and self._close(last, bar):
                 _absorb(last, bar)
             else:
                 self.items.append(bar)
-                self._last[key] = bar
+                self._last[key] = self._gangs[gang] = bar
 
-    def _same(self, last: Bar, bar: Bar) -> bool:
+    def _close(self, last: Bar, bar: Bar) -> bool:
         limit = self.resolution
         return (
             bar.start - last.end < limit
@@ -132,6 +139,7 @@ class Bars:
         new = self.items[self._sealed :]
         self._sealed = len(self.items)
         self._last.clear()
+        self._gangs.clear()
         return new
 
     def forget_before(self, time: float) -> int:

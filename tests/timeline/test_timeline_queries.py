@@ -272,6 +272,14 @@ def test_a_transfer_without_devices_is_drawn_on_all_lanes_of_its_host() -> None:
     assert bars_of(Span("compile", 0, 1, "i", "h", (0,)), lanes) == []
 
 
+def test_one_gang_of_several_hosts_in_a_shared_row_is_one_bar() -> None:
+    rows = {Lane("i", "h", 0): 0.0, Lane("i", "g", 0): 0.0}
+    bars = Bars()
+    for host, start, step in (("h", 0.0, 0), ("h", 1.0, 1), ("g", 0.1, 0), ("g", 1.1, 1)):
+        bars.add(bars_of(Span("gang", start, start + 0.9, "i", host, (0,), 7, step), rows))
+    assert [(b.start, b.end, b.count) for b in bars.items] == [(0.0, 1.0, 2), (1.0, 2.0, 2)]
+
+
 def test_devices_that_share_a_row_share_a_bar_that_counts_them() -> None:
     rows = {Lane("i", "h", 0): 0, Lane("i", "h", 1): 0, Lane("i", "h", 2): 1}
     bars = bars_of(Span("gang", 0.0, 0.5, "i", "h", (0, 1, 2)), rows)

@@ -115,8 +115,15 @@ def plot(scene: Scene, now: float) -> Plot:
         layers=(
             Layer("islands-cells", BOXES, _outlines(cells), hover=HOVER, corner=3),
             Layer("islands-meters", BOXES, _meters(scene, cells), corner=3),
-            Layer("islands-lost", BOXES, _lost(cells), hatch="x", corner=3),
-            Layer("islands-words", TEXTS, _words(cells)),
+            Layer(
+                "islands-lost",
+                BOXES,
+                _lost(cells),
+                hatch="right_diagonal_line",
+                hatch_alpha=0.3,
+                corner=3,
+            ),
+            Layer("islands-words", TEXTS, _words(scene, cells)),
             Layer("islands-heads", TEXTS, _heads(scene, blocks), anchor="start", bold=True),
         ),
         rows=labels,
@@ -205,11 +212,11 @@ def _meters(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
 
 def _lost(cells: list[Cell]) -> dict[str, list[Any]]:
     lost = [cell for cell in cells if cell.host.lost]
-    return {**_boxes(lost), "fill": [FAILED for _ in lost], "alpha": [0.15 for _ in lost]}
+    return {**_boxes(lost), "fill": [FAILED for _ in lost], "alpha": [0.08 for _ in lost]}
 
 
-def _words(cells: list[Cell]) -> dict[str, list[Any]]:
-    """The device's number, and what it works on where there is room."""
+def _words(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
+    """The device's number, and where there is room what it works on, or at the end its share."""
     out: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
     for cell in cells:
         room = (cell.right - cell.left) * FRAME / 7.4
@@ -217,7 +224,8 @@ def _words(cells: list[Cell]) -> dict[str, list[Any]]:
         if cell.host.lost:
             word = "lost"
         elif cell.what and cell.share > SHOWN and word:
-            longer = f"{word} · {cell.what.node or cell.what.program}"
+            work = cell.what.node or cell.what.program
+            longer = f"{word} · {100 * cell.share:.0f} %" if scene.final else f"{word} · {work}"
             word = longer if len(longer) + 1 < room else word
         if word and len(word) <= room:
             out["x"].append((cell.left + cell.right) / 2)
@@ -229,7 +237,7 @@ def _words(cells: list[Cell]) -> dict[str, list[Any]]:
 def _heads(scene: Scene, blocks: list[Block]) -> dict[str, list[Any]]:
     return {
         "x": [block.left for block in blocks],
-        "y": [block.top - 0.66 for block in blocks],
+        "y": [block.top - 0.72 for block in blocks],
         "text": [_heading(scene, block) for block in blocks],
     }
 
@@ -243,9 +251,15 @@ def _heading(scene: Scene, block: Block) -> str:
     slices = [held for held in scene.machine.slices.values() if held.island == block.island]
     if slices:
         words.append(_slices(slices))
-    while len(words) > 1 and len("  ·  ".join(words)) * 7.6 > block.width * FRAME:
+    if len(words) > 2 and not _fits(words, block):
         words.pop()
-    return "  ·  ".join(words)
+    if not _fits(words, block):
+        words = [block.island, f"{devices} device{'s' * (devices != 1)}"]
+    return "  ·  ".join(words if _fits(words, block) else words[:1])
+
+
+def _fits(words: list[str], block: Block) -> bool:
+    return len("  ·  ".join(words)) * 7.2 < block.width * FRAME
 
 
 def _slices(slices: list[SliceSeen]) -> str:

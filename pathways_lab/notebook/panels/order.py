@@ -23,7 +23,7 @@ PLACES, MOST_PLACES = 40, 160
 MOST_ROWS = 16
 """Hosts that get a row each; of more, an island's share one row."""
 
-MOST_BOXES = 1000
+MOST_BOXES = 700
 """Boxes of a picture that is over."""
 
 AHEAD = 14
@@ -86,7 +86,7 @@ def plot(scene: Scene, now: float) -> Plot:
         layers=(
             _layer("granted", boxes, ABOUT, alpha=0.1),
             _layer("launched", boxes, LAUNCHED, alpha=0.35, hatch="right_diagonal_line"),
-            _layer("done", boxes, ENDED),
+            _layer("done", boxes, ENDED, lined=True),
             _layer("failed", boxes, ENDED, alpha=0.25, hatch="x"),
             Layer(CATALOGUE, DATA, scene.catalogue_columns()),
         ),
@@ -129,6 +129,7 @@ def _layer(
     hover: tuple[tuple[str, str], ...],
     alpha: float = 1.0,
     hatch: str = "",
+    lined: bool = False,
 ) -> Layer:
     values = list(zip(*boxes[state], strict=True)) or [()] * len(TYPES)
     columns = {
@@ -143,6 +144,7 @@ def _layer(
         alpha=alpha,
         hatch=hatch,
         edged=True,
+        lined=lined,
         corner=2,
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from pathways_lab.notebook.palette import PAINTS, ink_on
 from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.rows import Rows, short
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.timeline.machine import Lane
 
@@ -49,13 +50,13 @@ def plot(scene: Scene, now: float) -> Plot:
         x=scene.range(now),
         y=(-0.6, max(rows.end, 0.5) + 0.1),
         layers=(
-            Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER),
+            Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),
             Layer(CATALOGUE, DATA, scene.catalogue_columns()),
         ),
         time=True,
-        rows=rows.labels if each >= 13 else {},
+        rows=rows.labels if each >= 13 else _host_labels(rows, each),
         groups=rows.groups,
         readouts=_readouts(scene, rows.of) if each >= 13 else {},
         bands=rows.bands[1::2],
@@ -103,6 +104,16 @@ def _readouts(scene: Scene, rows: dict[Lane, float]) -> dict[float, str]:
     return out
 
 
+def _host_labels(rows: Rows, each: float) -> dict[float, str]:
+    """A label per host where there is no room for one per device."""
+    of: dict[tuple[str, str], list[float]] = {}
+    for lane, row in rows.of.items():
+        of.setdefault((lane.island, lane.host), []).append(row)
+    if rows.level != "device" or each * min(map(len, of.values()), default=0) < 13:
+        return {}
+    return {(min(at) + max(at)) / 2: short(host) for (_, host), at in of.items()}
+
+
 def _no_words() -> dict[str, list[Any]]:
     return {"x": [], "y": [], "text": [], "ink": []}
 
@@ -119,6 +130,9 @@ def _words(scene: Scene, bars: dict[str, Any], now: float) -> dict[str, list[Any
     fits = np.flatnonzero(thick & (room > sizes[bars["what"]]))
     if len(fits) > MOST_WORDS:
         fits = fits[-MOST_WORDS:]
+    # Where hosts share a row, their bars may lie on each other: one label will do.
+    at = {(float(bars["top"][n]), round(float(left[n]) * per_second / 8)): n for n in fits}
+    fits = np.array(sorted(at.values()), np.int64)
     return {
         "x": [float(left[n] + bars["right"][n]) / 2 for n in fits],
         "y": [float(bars["top"][n] + bars["bottom"][n]) / 2 for n in fits],
