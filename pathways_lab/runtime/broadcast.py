@@ -49,7 +49,7 @@ class Broadcast:
     capacity: records kept for watchers that come later.
     """
 
-    def __init__(self, capacity: int = 100_000) -> None:
+    def __init__(self, capacity: int = 20_000) -> None:
         self._log: deque[Any] = deque(maxlen=capacity)
         self._fresh: list[Any] = []
         self._lost = 0
