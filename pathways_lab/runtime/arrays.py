@@ -19,7 +19,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -234,9 +234,12 @@ def zeros(value: Value, place: Place) -> jax.Array:
 
 
 class Argument:
-    """A small array that came whole with a grant; cut and put on the devices when needed."""
+    """A small array that came whole with a grant; cut and put on the devices when needed.
 
-    def __init__(self, data: Any, value: Value, place: Place) -> None:
+    place(): its devices, which may not be open before the array is needed.
+    """
+
+    def __init__(self, data: Any, value: Value, place: Callable[[], Place]) -> None:
         kind = physical_of(value)
         self._whole = from_bytes(data, kind.shape, kind.dtype)
         self._value = value
@@ -247,12 +250,12 @@ class Argument:
     def array(self) -> jax.Array:
         with self._lock:
             if self._array is None:
-                cuts = physical_of(self._value).boxes()
+                cuts, place = physical_of(self._value).boxes(), self._place()
                 shards = {
                     number: np.asarray(self._whole[index(cuts[number])], order="C")
-                    for number in self._place.numbers
+                    for number in place.numbers
                 }
-                self._array = join(self._value, self._place, shards)
+                self._array = join(self._value, place, shards)
             return self._array
 
 

@@ -100,6 +100,7 @@ class Exchange:
         self._early: dict[int, list[tuple[dict[str, Any], Any]]] = {}
         """Pieces, by run, of transfers that were not granted here yet."""
         self._over: Past[int] = Past()
+        self._cancelled: Past[Key] = Past()
         self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
@@ -196,6 +197,8 @@ class Exchange:
 
     def receive(self, action: Receive, place: Place, route: Route) -> None:
         """Parts will come; some may have come before."""
+        if action.key in self._cancelled or action.key[0] in self._over:
+            return
         incoming = _Incoming(
             action,
             place,
@@ -293,6 +296,7 @@ class Exchange:
 
     def cancel(self, key: Key) -> None:
         """Nobody waits for this transfer any more."""
+        self._cancelled.add(key)
         self._incoming.pop(key, None)
 
     def run_over(self, run: int) -> None:

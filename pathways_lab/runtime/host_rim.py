@@ -61,6 +61,9 @@ from pathways_lab.runtime.reports import Reports
 from pathways_lab.runtime.routes import Route, route
 from pathways_lab.runtime.story import Story
 
+_JOIN_SECONDS = 30.0
+"""How long the control plane may take to be there: in a new lab it starts meanwhile."""
+
 Buffers = list[memoryview]
 Fields = dict[str, Any]
 
@@ -138,7 +141,7 @@ class HostRim:
             self.exchange,
             self._where,
             self._carry_out,
-            self.reports.resident,
+            self._resident,
         )
         self._story = Story(name, island, runtime.emulated, self._offset)
         bindings.resolve_with(self._device)
@@ -168,9 +171,11 @@ class HostRim:
                 "emulated": self.runtime.emulated,
                 **hello,
             },
+            _JOIN_SECONDS,
             name="control",
             tag="control",
             context=self._context,
+            retry=True,
         )
 
     def _offset(self) -> float:
@@ -339,10 +344,10 @@ class HostRim:
     def _argument(self, grant: Grant, position: int, data: memoryview) -> Any:
         plan = self.launcher.plan(grant.plan)
         value = plan.values[plan.inputs[position]] if plan is not None else None
-        if value is None or not isinstance(self._where(value.slice), Place):
+        if value is None or value.slice not in self._slices:
             return None
         try:
-            return arrays.Argument(data, value, self._place(value.slice))
+            return arrays.Argument(data, value, lambda: self._place(value.slice))
         except ValueError as error:
             return self._failure(f"argument {position} is malformed", error)
 
@@ -374,17 +379,14 @@ class HostRim:
             except Exception as error:
                 self._could_not(action, error)
             self._todo.popleft()
+        self.reports.due()
 
     def _do(self, action: Action) -> None:
         match action:
             case Launch():
                 self._launch(action)
-            case Send():
-                place, way = self._route(action.plan, action.node, action.node.input)
-                self.exchange.submit(self.exchange.send, action, place, way)
-            case Receive():
-                place, way = self._route(action.plan, action.node, action.node.output)
-                self.exchange.submit(self.exchange.receive, action, place, way)
+            case Send() | Receive():
+                self._exchange(action)
             case CancelReceive(key=key):
                 self.exchange.submit(self.exchange.cancel, key)
             case Report(key=key, seconds=seconds, failure=failure):
@@ -422,14 +424,27 @@ class HostRim:
             details="".join(traceback.format_exception(error)),
         )
 
-    def _route(self, plan: Plan, node: Transfer, end: int) -> tuple[Place, Route]:
-        """The devices of one end of a transfer here, and this host's part in it."""
+    def _exchange(self, action: Send | Receive) -> None:
+        """One end of a transfer; its devices may still be being opened."""
+        sending = isinstance(action, Send)
+        end = action.node.input if sending else action.node.output
+        slice_id = action.plan.values[end].slice
+        assert slice_id is not None
+        entry = self._slices[slice_id]
+        if entry.place is None:
+            entry.waiting.append(lambda _: self._carry_out([action]))
+            return
+        work: Callable[..., None] = self.exchange.send if sending else self.exchange.receive
+        way = self._route(action.plan, action.node)
+        self.exchange.submit(work, action, self._place(slice_id), way)
+
+    def _route(self, plan: Plan, node: Transfer) -> Route:
+        """This host's part in a transfer."""
         source, target = plan.values[node.input], plan.values[node.output]
-        place = self._place(plan.values[end].slice)
         assert source.slice is not None
         assert target.slice is not None
         kind = arrays.physical_of(source)
-        return place, route(
+        return route(
             kind.shape,
             kind.layout,
             arrays.physical_of(target).layout,
@@ -459,7 +474,6 @@ class HostRim:
         for record in self._story.gang(job, times, why):
             self.reports.record(record)
         self._carry_out(actions)
-        self.reports.due()
 
     # --- transfers --------------------------------------------------------------------------
 
@@ -471,6 +485,11 @@ class HostRim:
         data = buffers[0] if buffers else memoryview(b"")
         self.exchange.submit(self.exchange.piece, fields, data)
 
+    def _resident(self, buffer: int) -> None:
+        """An upload is complete."""
+        self.reports.resident(buffer)
+        self.reports.due()
+
     def _put(self, link: Link, fields: Fields, buffers: Buffers) -> None:
         self.desk.put(link, fields, buffers)
 
@@ -481,14 +500,12 @@ class HostRim:
         client = self._client(action.source.value.slice)
         self.reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
         self._carry_out(self.launcher.sent(action.key, failure))
-        self.reports.due()
 
     def _arrived(self, arrived: Arrived) -> None:
         action = arrived.action
         client = self._client(action.target.value.slice)
         self.reports.record(self._story.arrived(arrived, self._clock(), client))
         self._carry_out(self.launcher.received(action.key, arrived.payload, arrived.failure))
-        self.reports.due()
 
     def _client(self, slice_id: SliceId | None) -> str:
         entry = self._slices.get(slice_id) if slice_id is not None else None

@@ -170,8 +170,9 @@ class Lab:
         *,
         first: int = 0,
         last: int | None = None,
+        hosts: Sequence[str] | None = None,
     ) -> None:
-        """Grant a window to all hosts; arrays among the inputs travel with it."""
+        """Grant a window to all hosts, or to some; arrays among the inputs travel with it."""
         stop = len(plan.steps) if last is None else last
         buffers, arguments = [], {}
         for position, given in enumerate(inputs):
@@ -180,7 +181,7 @@ class Lab:
                 buffers.append(arrays.as_bytes(np.asarray(given, order="C")))
         ids = tuple(i if isinstance(i, int) else None for i in inputs)
         islands: dict[str, int] = {}
-        for host in self.involved(plan):
+        for host in self.involved(plan) if hosts is None else hosts:
             island = host.partition("/")[0]
             if island not in islands:
                 islands[island] = self.places.get(island, 0)
@@ -267,7 +268,8 @@ class Data:
         self.answers: dict[int, tuple[str, dict[str, Any], list[memoryview]]] = {}
         self.changed = threading.Condition()
         self.ids = itertools.count(1)
-        self.reactor = Reactor("client", self._message, lambda link, reason: None)
+        self.closed = threading.Event()
+        self.reactor = Reactor("client", self._message, lambda link, reason: self.closed.set())
         self.reactor.start()
         address = lab.hellos[host]["data_address"]
         hello = {"role": "client", "name": "kernel-1"}
