@@ -289,7 +289,7 @@ def test_windows_of_one_run_and_a_run_that_uses_its_result(lab: Lab) -> None:
     zeros = np.zeros(2, np.float32)
     lab.grant(first, plan, [zeros], [60_001], last=1)
     lab.grant(first, plan, [None], [60_001], first=1)
-    lab.grant(second, plan, [60_001], [402])
+    lab.grant(second, plan, [60_001], [60_002])
     assert lab.fetch(60_002, program["z"]).tolist() == [4, 4]
     lab.run_over(first, plan)
     lab.run_over(second, plan)
