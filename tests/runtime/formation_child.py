@@ -25,6 +25,7 @@ class Worker:
         self.joints: dict[int, Any] = {}
         self.programs: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.kept: list[Any] = []
+        self.spanning: Any = None
 
     def join(self, number: int, parts: list[Any], address: str, timeout: float = 20) -> Any:
         from pathways_lab.runtime.formation import Formation
@@ -152,6 +153,71 @@ class Worker:
     def state(self, number: int) -> Any:
         joint = self.joints[number]
         return [joint.state, joint.orphaned, joint.stuck]
+
+    # --- the host's own interface ---------------------------------------------------
+
+    def runtime(self, patience: float = 20.0) -> None:
+        from pathways_lab.runtime.spanning import SpanningCpuRuntime
+
+        self.spanning = SpanningCpuRuntime(
+            self.host, self.folder, devices=4, memory=1 << 30, patience=patience
+        )
+
+    def binding(self, slice_id: int, shape: list[int], devices: list[Any]) -> Any:
+        from pathways_lab.core.topology import SliceBinding
+
+        axes = ("x", "y", "z")[: len(shape)]
+        owned = tuple((host, local) for host, local in devices)
+        return SliceBinding(slice_id, "kernel-1", "island0", tuple(shape), axes, owned, "cpu")
+
+    def formed(self, number: int, binding: list[Any], address: str) -> Any:
+        """As the control plane would say it; answers when this host is in, or is not."""
+        import queue
+
+        from pathways_lab.runtime.formation import Formation
+
+        answers: queue.Queue[Any] = queue.Queue()
+        formation = Formation.of(self.binding(*binding), number, 0)
+        self.spanning.form(formation, address, lambda _, failure: answers.put(failure))
+        failure = answers.get()
+        return failure.message if failure else None
+
+    def sum_on(self, binding: list[Any], meeting: str | None = None) -> Any:
+        """Open a slice; device i, row-major, holds i + 1; the sums over its first axis."""
+        import jax
+        import numpy as np
+
+        from pathways_lab.core.layout import Layout
+        from pathways_lab.core.program import Value
+        from pathways_lab.runtime import arrays
+
+        bound = self.binding(*binding)
+        place = self.spanning.open(bound)
+        mesh = tuple(zip(bound.axes, bound.shape, strict=True))
+        value = Value(bound.shape, "float32", 1, Layout(mesh, tuple((a,) for a in bound.axes)), 4)
+        one = (1,) * len(bound.shape)
+        x = arrays.join(value, place, {n: np.full(one, n + 1, np.float32) for n in place.numbers})
+        if meeting is not None:
+            self.spanning.meet(bound, meeting)
+        out = place.sharding(Layout(mesh, tuple((a,) for a in bound.axes[1:])))
+        total = jax.jit(lambda v: v.sum(axis=0), out_shardings=out)(x)
+        return {
+            n: np.asarray(s).ravel().tolist() for n, s in arrays.shards_of(total, place).items()
+        }
+
+    def dissolve(self, number: int) -> None:
+        self.spanning.dissolve(number, "the test says so")
+
+    def unbind(self, binding: list[Any]) -> None:
+        self.spanning.close(self.binding(*binding))
+
+    def platform(self, address: str, rank: int, hosts: list[str], binding: list[Any]) -> Any:
+        """What accelerators do, with JAX's CPU platform: join, open a slice, compute."""
+        from pathways_lab.runtime.spanning import JoinedPlatformRuntime
+
+        self.kept.append(JoinedPlatformRuntime.join(address, rank, len(hosts), self.folder))
+        self.spanning = JoinedPlatformRuntime(self.host, tuple(hosts), memory=1 << 30)
+        return [self.spanning.count, self.sum_on(binding)]
 
     def threads(self) -> int:
         return len(os.listdir("/proc/self/task"))

@@ -24,7 +24,7 @@ class Error(AssertionError):
 class Host:
     """One device process of the tests; requests by method name."""
 
-    def __init__(self, name: str, folder: Path, flags: str) -> None:
+    def __init__(self, name: str, folder: Path, flags: str, **environment: str) -> None:
         self.name = name
         self._answers: list[dict[str, Any]] = []
         self.child: Child = spawn(
@@ -32,7 +32,7 @@ class Host:
             {"host": name, "folder": str(folder)},
             name=f"host {name} {next(_names)}",
             folder=folder,
-            environment={"XLA_FLAGS": flags, "NPROC": "16", "JAX_PLATFORMS": "cpu"},
+            environment={"XLA_FLAGS": flags, "NPROC": "16", "JAX_PLATFORMS": "cpu"} | environment,
         )
 
     def ready(self) -> Host:

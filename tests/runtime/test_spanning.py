@@ -1,0 +1,142 @@
+"""Slices that span hosts, through the interface that a host has for its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.formation import Formation, why_hosts_stay_apart
+from tests.runtime.formation_kit import LONG, Error, Host, Island
+
+H0, H1 = "h0", "h1"
+WHOLE = [1, [2, 2], [(H0, 0), (H0, 1), (H1, 0), (H1, 1)]]
+TURNED = [2, [4], [(H1, 1), (H0, 0), (H1, 0), (H0, 1)]]
+UNEVEN = [3, [3], [(H0, 2), (H1, 2), (H1, 3)]]
+ALONE = [4, [2], [(H0, 0), (H0, 1)]]
+
+
+def bound(slice_id: int, shape: list[int], devices: list[tuple[str, int]]) -> SliceBinding:
+    axes = ("x", "y", "z")[: len(shape)]
+    return SliceBinding(slice_id, "kernel-1", "island0", tuple(shape), axes, tuple(devices), "cpu")
+
+
+def test_a_formation_is_numbered_by_rank_and_local_number() -> None:
+    formation = Formation.of(bound(*TURNED), 7, 2)  # type: ignore[arg-type]
+    assert formation.parts == ((H0, (0, 1)), (H1, (0, 1)))
+    assert formation.footprint == ((H0, 0), (H0, 1), (H1, 0), (H1, 1))
+    assert formation.hosts == (H0, H1)
+    assert formation.rank(H1) == 1
+    assert formation.footprint == Formation.of(bound(*WHOLE), 8, 2).footprint  # type: ignore[arg-type]
+    with pytest.raises(ValueError):
+        formation.rank("h2")
+    assert str(formation) == "formation 7 of h0[0, 1] + h1[0, 1]"
+    assert unpack(Formation, pack(formation)) == formation
+
+
+def test_windows_is_told_the_way_out() -> None:
+    assert why_hosts_stay_apart("cpu", "linux") is None
+    assert why_hosts_stay_apart("gpu", "win32") is None
+    failure = why_hosts_stay_apart("cpu", "win32")
+    assert failure is not None
+    assert "hosts_per_island=1" in failure.remedy
+    assert "WSL 2" in failure.remedy
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    made = private_folder()
+    yield made
+    remove_folder(made)
+
+
+@pytest.fixture(scope="module")
+def island(folder: Path) -> Iterator[Island]:
+    made = Island(folder)
+    made.all("runtime")
+    yield made
+    made.close()
+
+
+def form(island: Island, binding: list[object]) -> int:
+    number, address = island.open(2)
+    assert island.all("formed", number=number, binding=binding, address=address) == [None, None]
+    return number
+
+
+@pytest.mark.cluster
+def test_slices_span_hosts_in_any_order(island: Island) -> None:
+    """One formation serves two slices of the same devices; results are where they belong."""
+    number = form(island, WHOLE)
+    # ((1, 2), (3, 4)) summed over rows, on each device of its column.
+    assert island.all("sum_on", binding=WHOLE, meeting="a") == [
+        {"0": [4.0], "1": [6.0]},
+        {"2": [4.0], "3": [6.0]},
+    ]
+    found = island.all("sum_on", binding=TURNED, meeting="b")
+    assert found == [{"1": [10.0], "3": [10.0]}, {"0": [10.0], "2": [10.0]}]
+    other = form(island, UNEVEN)
+    assert island.all("sum_on", binding=UNEVEN) == [{"0": [6.0]}, {"1": [6.0], "2": [6.0]}]
+    assert island.hosts[0].do("sum_on", binding=ALONE) == {"0": [3.0], "1": [3.0]}
+    for each in (number, other):
+        island.all("dissolve", number=each)
+    for binding in (WHOLE, TURNED, UNEVEN):
+        island.all("unbind", binding=binding)
+
+
+@pytest.mark.cluster
+def test_a_slice_opens_when_its_hosts_have_joined(island: Island) -> None:
+    """Opening waits for the word of the control plane and for the other host."""
+    for host in island.hosts:
+        host.ask("sum_on", thread="open", binding=WHOLE)
+    assert island.hosts[0].waits("open")
+    number, address = island.open(2)
+    for host in island.hosts:
+        assert host.waits("open", 0.1)
+        host.ask("formed", thread="form", number=number, binding=WHOLE, address=address)
+    for host in island.hosts:
+        assert host.value("form") is None
+        assert sorted(host.value("open").values()) == [[4.0], [6.0]]
+    island.all("dissolve", number=number)
+    island.all("unbind", binding=WHOLE)
+
+
+@pytest.mark.cluster
+def test_the_same_slice_again_after_its_formation_ended(island: Island) -> None:
+    """In a new formation at once, and an error that says so when there is none."""
+    first = form(island, WHOLE)
+    island.all("sum_on", binding=WHOLE)
+    second = form(island, WHOLE)
+    # The old one is left late: the new one does not suffer.
+    island.all("dissolve", number=first)
+    assert island.all("sum_on", binding=WHOLE)[0] == {"0": [4.0], "1": [6.0]}
+    island.all("dissolve", number=second)
+    island.all("dissolve", number=second)
+    island.all("runtime", patience=0.2)
+    with pytest.raises(Error, match="spans h0, h1, which compute together no more"):
+        island.hosts[0].do("sum_on", binding=WHOLE)
+
+
+@pytest.mark.cluster
+def test_the_runtime_of_accelerators_on_a_stand_in(folder: Path) -> None:
+    """The path that GPUs and TPUs take, on JAX's own CPU platform: two processes, one client."""
+    flags = LONG + " --xla_force_host_platform_device_count=2"
+    island = Island(folder, hosts=0)
+    hosts = [Host(name, folder, flags, JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo") for name in "ab"]
+    try:
+        _, address = island.open(2)
+        binding = [9, [2, 2], [("b", 1), ("a", 0), ("a", 1), ("b", 0)]]
+        for rank, host in enumerate(hosts):
+            host.ready().ask(
+                "platform", address=address, rank=rank, hosts=["a", "b"], binding=binding
+            )
+        assert hosts[0].value() == [2, {"1": [6.0], "2": [4.0]}]
+        assert hosts[1].value() == [2, {"0": [4.0], "3": [6.0]}]
+    finally:
+        for host in hosts:
+            host.child.end()
+        island.close()
