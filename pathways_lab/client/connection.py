@@ -156,6 +156,8 @@ class Connection:
     def _send(
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
     ) -> None:
+        if self.closed is not None:
+            raise PathwaysError(self.closed)
         try:
             self.link.send(op, fields, buffers)
         except LinkClosed as error:

@@ -253,6 +253,11 @@ class Handle(Operators):
         return self._buffer
 
     @property
+    def buffer_id(self) -> int:
+        """The number of its buffer on the wire and in the timeline."""
+        return self._buffer.id
+
+    @property
     def session(self) -> Home:
         """The lab's session in which it lives."""
         return self._session

@@ -18,5 +18,8 @@ from pathways_lab.runtime.progress import Show
 open_view: Callable[..., Any] | None = None
 """``open_view(lab, *panels, **options)``: a live view of a lab's timeline."""
 
+lab_closes: Callable[[Any], None] | None = None
+"""``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""
+
 show_progress: Callable[[], Show] | None = None
 """Makes a display of the start of a lab; None: one line in a terminal."""

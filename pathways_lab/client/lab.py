@@ -177,6 +177,8 @@ class Lab:
         if self._closed:
             return
         self._closed = True
+        if hooks.lab_closes is not None:
+            hooks.lab_closes(self)
         atexit.unregister(self.close)
         if _current is self:
             _current = None

@@ -61,7 +61,8 @@ _PROPERTIES = ("T", "mT", "real", "imag")
 class Operators:
     """What a handle inherits."""
 
-    __hash__ = None  # type: ignore[assignment]
+    # By identity, although == is elementwise: asyncio keeps awaitables in dicts.
+    __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, list):

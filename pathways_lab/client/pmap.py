@@ -72,7 +72,7 @@ def pmap(
         in_shardings=sharded(_without(in_axes, static)),
         out_shardings=sharded(out_axes),
         static_argnums=tuple(static) or None,
-        donate_argnums=donate_argnums or None,
+        donate_argnums=donate_argnums,
         kwargs_sharding=mapped.sharding(0),
         name=label,
     )

@@ -40,13 +40,15 @@ class Session:
     """One lab's connection, and what runs on it.
 
     outputs: text that user code printed on hosts and nobody has shown yet.
+    show_output: a front end's own way to show it, called in the reactor's
+        thread; it answers False for what shall be printed by whoever waits.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.data = DataLinks(connection)
         self.outputs: deque[dict[str, Any]] = deque(maxlen=_OUTPUTS)
-        self.show_output: Callable[[dict[str, Any]], None] | None = None
+        self.show_output: Callable[[dict[str, Any]], bool] | None = None
         self._constants: weakref.WeakKeyDictionary[Prepared, dict[int, Handle]] = (
             weakref.WeakKeyDictionary()
         )
@@ -137,20 +139,16 @@ class Session:
     # --- what user code prints on hosts ---------------------------------------------------
 
     def _printed(self, fields: dict[str, Any]) -> None:
-        self.outputs.append(fields)
         show = self.show_output
-        if show is not None:
-            show(fields)
-        else:
+        if show is None or not show(fields):
+            self.outputs.append(fields)
             self.connection.board.settle((), None)
 
     def _unshown(self) -> bool:
-        return self.show_output is None and bool(self.outputs)
+        return bool(self.outputs)
 
     def flush_outputs(self) -> None:
         """Print, in the calling thread, what user code printed on hosts."""
-        if self.show_output is not None:
-            return
         while self.outputs:
             with contextlib.suppress(IndexError):
                 print(labelled(self.outputs.popleft()), end="", flush=True)

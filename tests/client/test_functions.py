@@ -184,6 +184,7 @@ def test_shardings_are_pytree_prefixes(fake: FakeLab) -> None:
     assert str(y.layout) == "P(data, model)"
     assert str(made["b"].layout) == "P(model)", "propagated"
     np.testing.assert_allclose(y.result(), x @ params["w"] + params["b"])
+    fake.settle()
     (sent,) = fake.of("function")
     assert len(sent["in_layouts"]) == 3
 
@@ -413,6 +414,7 @@ def test_functions_that_print_travel_by_value(fake: FakeLab) -> None:
         return x * 2, y
 
     made, called = pw.jit(f, on=on, in_shardings=P("d"))(np.ones(4, np.float32))
+    fake.settle()
     (sent,) = fake.of("function")
     assert sent["kind"] == "pickle"
     assert str(made.layout) == "P(d)", "its layouts are propagated all the same"

@@ -1,0 +1,155 @@
+"""A cell as one program: names, containers, and nothing left behind when it fails."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import namedtuple
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_lab as pw
+from pathways_lab.client import stats
+from pathways_lab.client.cells import CellProgram, capture_cell
+from tests.client.kit import FakeLab
+
+X = np.arange(8, dtype=np.float32)
+
+
+def cell(source: str, name: str = "cell") -> CellProgram:
+    """What the magic makes of a cell's text."""
+    code = compile(textwrap.dedent(source), "<cell>", "exec")
+    return CellProgram(lambda names: exec(code, names), name)
+
+
+@pytest.fixture
+def f(fake: FakeLab) -> Any:
+    return pw.jit(lambda x: x * 2, on=fake.slice(4), in_shardings=P("x"), name="f")
+
+
+def test_names_that_it_assigns_become_handles(fake: FakeLab, f: Any) -> None:
+    names = cell("y = f(x)\nz = jnp.sum(y) + x[0]\nn = 3\ntext = 'plain'\nsame = x")(
+        {"f": f, "x": X, "jnp": jnp}
+    )
+    assert set(names) == {"y", "z", "n", "text", "same"}
+    np.testing.assert_array_equal(names["y"].result(), X * 2)
+    assert float(names["z"]) == X.sum() * 2
+    assert (names["n"], names["text"]) == (3, "plain")
+    assert names["same"] is X, "what it does not touch stays what it is"
+    assert fake.count("submit") == 1
+
+
+def test_pytrees_are_searched_for_arrays(fake: FakeLab, f: Any) -> None:
+    Pair = namedtuple("Pair", "a b")
+    params = {"layer": [Pair(X, "relu"), (X + 1, None)], "step": 3}
+    names = cell("new = jax.tree.map(lambda p: f(p) if hasattr(p, 'shape') else p, params)")(
+        {"f": f, "params": params, "jax": jax}
+    )
+    new = names["new"]
+    assert jax.tree.structure(new) == jax.tree.structure(params)
+    np.testing.assert_array_equal(new["layer"][0].a.result(), X * 2)
+    np.testing.assert_array_equal(new["layer"][1][0].result(), (X + 1) * 2)
+    assert (new["layer"][0].b, new["step"]) == ("relu", 3)
+    assert isinstance(params["layer"][0].a, np.ndarray), "the original is untouched"
+
+
+def test_containers_changed_in_place_are_changed(fake: FakeLab, f: Any) -> None:
+    losses: list[Any] = []
+    history = {"losses": losses, "last": None, "first": X}
+    alias = losses
+    names = cell(
+        """
+        for step in range(2):
+            x = f(x)
+            losses.append(x.sum())
+        history["last"] = x
+        history.pop("first")
+        everything = [losses, history]
+        """
+    )({"f": f, "x": X, "losses": losses, "history": history})
+    assert alias is losses
+    assert [float(v) for v in losses] == [X.sum() * 2, X.sum() * 4]
+    assert history["losses"] is losses, "one list stays one list"
+    assert set(history) == {"losses", "last"}
+    np.testing.assert_array_equal(history["last"].result(), X * 4)
+    assert names["everything"][0] is losses
+    assert names["everything"][1] is history
+    assert "losses" not in names
+
+
+def test_a_cell_that_fails_leaves_nothing_behind(fake: FakeLab, f: Any) -> None:
+    losses: list[Any] = [X]
+    program = cell("losses.append(f(losses[0]))\nif losses[-1].sum() > 0: pass", "training")
+    with pytest.raises(pw.PathwaysError, match="control flow depends") as caught:
+        program({"f": f, "losses": losses})
+    assert caught.value.failure.program == "training"
+    assert (caught.value.failure.line.file, caught.value.failure.line.number) == ("<cell>", 2)
+    assert len(losses) == 1
+    assert losses[0] is X
+    assert fake.count("submit") == 0
+
+
+def test_running_it_again_captures_nothing(fake: FakeLab, f: Any) -> None:
+    program = cell("w = w - 0.5 * f(w)\nlog.append(w)", "step")
+    log: list[Any] = []
+    names = program({"f": f, "w": X, "log": log})
+    for expected in (2, 3):
+        before = stats.work.captured
+        names = program({"f": f, "w": names["w"], "log": log})
+        # One more capture: a handle in place of the array; and the log has grown.
+        assert stats.work.captured - before == 1
+        assert len(log) == expected
+    before = stats.work.captured
+    again = cell("y = f(w)")
+    for _ in range(3):
+        again({"f": f, "w": names["w"]})
+    assert stats.work.captured - before == 1
+    np.testing.assert_allclose(names["w"].result(), 0)
+
+
+def test_python_values_are_part_of_the_program(fake: FakeLab, f: Any) -> None:
+    program = cell("y = f(x)\nfor _ in range(n): y = y + rate")
+    values = {"f": f, "x": X, "n": 2, "rate": 0.5}
+    np.testing.assert_allclose(program(values)["y"].result(), X * 2 + 1)
+    np.testing.assert_allclose(program({**values, "n": 4})["y"].result(), X * 2 + 2)
+    np.testing.assert_allclose(program({**values, "rate": 1.0})["y"].result(), X * 2 + 2)
+
+
+def test_handles_reached_through_objects_are_inputs(fake: FakeLab, f: Any) -> None:
+    class Trainer:
+        pass
+
+    trainer = Trainer()
+    trainer.w = f(X)  # type: ignore[attr-defined]
+    trainer.w.block_until_ready()  # type: ignore[attr-defined]
+    before = fake.count("submit")
+    names = cell("y = f(trainer.w) + trainer.w * 2")({"f": f, "trainer": trainer})
+    np.testing.assert_allclose(names["y"].result(), X * 8)
+    assert fake.count("submit") - before == 1
+
+
+def test_functions_of_the_cell(fake: FakeLab, f: Any) -> None:
+    names = cell("def twice(v):\n    return f(f(v))\ny = twice(x)")({"f": f, "x": X})
+    np.testing.assert_allclose(names["y"].result(), X * 4)
+    assert callable(names["twice"])
+
+
+def test_capture_without_running(fake: FakeLab, f: Any) -> None:
+    program, captured = capture_cell(
+        lambda names: names.update(y=names["f"](names["x"])), {"f": f, "x": X}, name="look"
+    )
+    assert captured.inputs == ("x",)
+    assert "call f" in program.ir()
+    assert fake.count("submit") == 0
+
+
+def test_the_same_array_under_two_names_is_one_input(fake: FakeLab, f: Any) -> None:
+    program, captured = capture_cell(
+        lambda n: n.update(z=n["f"](n["x"]) + n["y"]), {"f": f, "x": X, "y": X}
+    )
+    assert captured.inputs == ("x",)
+    np.testing.assert_allclose(program({"f": f, "x": X, "y": X})["z"].result(), X * 3)

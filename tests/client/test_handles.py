@@ -1,0 +1,387 @@
+"""Handles: promises that can be waited for, passed on, interrupted, and that free what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import operator
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_lab as pw
+from pathways_lab.core.errors import Failure
+from pathways_lab.runtime.codec import pack
+from tests.client.kit import FakeLab
+
+V = np.arange(1, 9, dtype=np.float32)
+
+
+@pytest.fixture
+def double(fake: FakeLab) -> Any:
+    def double(x: Any) -> Any:
+        return x * 2  # the users line
+
+    return pw.jit(double, on=fake.slice(4), in_shardings=P("x"))
+
+
+# --- waiting --------------------------------------------------------------------------
+
+
+def test_a_handle_is_known_at_once_and_valued_later(fake: FakeLab, double: Any) -> None:
+    fake.held = True
+    h = double(V)
+    assert (h.shape, str(h.dtype), h.ndim, h.size, h.nbytes) == ((8,), "float32", 1, 8, 32)
+    assert h.sharding.spec == P("x")
+    assert h.sharding.mesh == h.slice.mesh
+    assert (h.state, h.is_ready()) == ("pending", False)
+    assert "the value comes after the run" in repr(h)
+    assert "float32[8]" in h._repr_html_()
+    with pytest.raises(TimeoutError, match="it goes on"):
+        h.result(timeout=0.01)
+    fake.release()
+    np.testing.assert_array_equal(h.result(), V * 2)
+    assert (h.state, h.is_ready()) == ("ready", True)
+
+
+def test_trees_of_handles_with_jax_functions(fake: FakeLab, double: Any) -> None:
+    tree = {"a": double(V), "b": [double(V + 1), 3, None]}
+    assert jax.block_until_ready(tree) is tree
+    got = jax.device_get(tree)
+    np.testing.assert_array_equal(got["b"][0], (V + 1) * 2)
+    assert got["b"][1:] == [3, None]
+    assert not got["a"].flags.writeable
+
+
+def test_values_as_python_numbers(fake: FakeLab, double: Any) -> None:
+    h = double(V)[3]
+    assert (float(h), int(h), bool(h), complex(h), h.item()) == (8.0, 8, True, 8, 8.0)
+    assert f"{h:.2f}" == "8.00"
+    assert list(range(8))[double(V).astype(int)[2]] == 6
+    assert [float(x) for x in double(V)] == list(V * 2)
+    assert double(V).tolist() == list(V * 2)
+
+
+def test_await_in_a_running_loop(fake: FakeLab, double: Any) -> None:
+    fake.held = True
+    handles = [double(V), double(V + 1)]
+    threading.Timer(0.05, fake.release).start()
+
+    async def main() -> list[Any]:
+        return [await handles[0], *await asyncio.gather(handles[1], handles[0])]  # type: ignore[arg-type]
+
+    first, second, again = asyncio.run(main())
+    np.testing.assert_array_equal(first, V * 2)
+    np.testing.assert_array_equal(second, (V + 1) * 2)
+    np.testing.assert_array_equal(again, first)
+
+
+def test_await_raises_what_result_raises(fake: FakeLab, double: Any) -> None:
+    fake.failing = "double"
+    h = double(V)
+
+    async def main() -> None:
+        await h
+
+    with pytest.raises(pw.PathwaysError, match="boom"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("wait", [lambda h: h.result(), jax.block_until_ready, jax.device_get])
+def test_interrupting_a_wait_returns_at_once_and_cancels(
+    fake: FakeLab, double: Any, wait: Callable[[Any], Any]
+) -> None:
+    """Also the runs that it waits for; the lab goes on."""
+    fake.held = True
+    first = double(V)
+    second = double(first)
+    other = double(V + 1)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    started = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        wait(second)
+    assert time.monotonic() - started < 5
+    fake.settle()
+    runs = {m["outputs"][0]: m["run"] for m in fake.of("submit")}
+    cancelled = {m["run"] for m in fake.of("cancel")}
+    assert cancelled == {runs[first.buffer_id], runs[second.buffer_id]}
+    for handle in (first, second):
+        with pytest.raises(pw.PathwaysError, match="cancelled"):
+            handle.result(timeout=10)
+    fake.release()
+    np.testing.assert_array_equal(other.result(), (V + 1) * 2)
+
+
+# --- failing -----------------------------------------------------------------------------
+
+
+def test_a_failed_run_is_told_with_the_users_line(fake: FakeLab, double: Any) -> None:
+    fake.failing = "double"
+    h = double(V)  # the call
+    for use in (h.result, h.block_until_ready, lambda: float(h[0]), lambda: double(h)):
+        with pytest.raises(pw.PathwaysError, match="boom") as caught:
+            use()
+        assert caught.value.failure.line.text == "h = double(V)  # the call"
+    assert h.state == "failed"
+    assert "boom" in repr(h)
+    fake.failing = ""
+    np.testing.assert_array_equal(double(V).result(), V * 2)
+
+
+def test_a_value_that_was_there_may_be_lost(fake: FakeLab, double: Any) -> None:
+    h = double(V)
+    h.block_until_ready()
+    failure = Failure("lost", "host island0/host0 died")
+    fake.say("resolved", {"buffers": [h.buffer_id], "failure": pack(failure)})
+    fake.settle()
+    with pytest.raises(pw.PathwaysError, match="host island0/host0 died"):
+        h.result()
+
+
+def test_a_refused_run_fails_its_results(fake: FakeLab, double: Any) -> None:
+    fake.held = True
+    h = double(V)
+    fake.settle()
+    (run,) = fake.of("submit")
+    failure = Failure("memory", "it needs 9 GB a device, and there are 2")
+    fake.say("refused", {"subject": f"run {run['run']}", "failure": pack(failure)})
+    with pytest.raises(pw.PathwaysError, match="9 GB"):
+        h.result(timeout=10)
+
+
+def test_when_the_lab_ends_every_handle_says_so(fake: FakeLab, double: Any) -> None:
+    ready, pending = double(V).block_until_ready(), None
+    fake.held = True
+    pending = double(V)
+    fake.settle()
+    fake.say("closing", {"reason": "the Dask scheduler stopped"})
+    for handle in (pending, ready):
+        with pytest.raises(pw.PathwaysError, match="the Dask scheduler stopped"):
+            handle.result(timeout=10)
+    with pytest.raises(pw.PathwaysError, match="the lab is gone"):
+        double(V)
+
+
+def test_released_slices_are_said(fake: FakeLab, double: Any) -> None:
+    with fake.slice(2) as on:
+        h = pw.device_put(V, on)
+    with pytest.raises(pw.PathwaysError, match="was released"):
+        h + 1
+    assert fake.of("release-slice")[0]["slice"] == on.id
+
+
+# --- freeing --------------------------------------------------------------------------------
+
+
+def test_dropping_the_last_reference_frees_it(fake: FakeLab, double: Any) -> None:
+    h = double(V).block_until_ready()
+    identity = h.buffer_id
+    alias = h
+    del h
+    fake.settle()
+    assert identity in fake.arrays
+    del alias
+    gc.collect()
+    time.sleep(0.15)
+    fake.settle()
+    assert identity not in fake.arrays
+
+
+def test_finalizers_only_enqueue(fake: FakeLab, double: Any, monkeypatch: Any) -> None:
+    """Nothing is sent in the thread, and at the time, in which a handle dies."""
+    sent: list[tuple[str, str]] = []
+    real = fake.connection.link.send
+
+    def send(op: str, *rest: Any) -> int:
+        sent.append((op, threading.current_thread().name))
+        return real(op, *rest)
+
+    monkeypatch.setattr(fake.connection.link, "send", send)
+    cycle: list[Any] = [double(V).block_until_ready()]
+    cycle.append(cycle)
+    sent.clear()
+    del cycle
+    gc.collect()
+    mine = threading.current_thread().name
+    assert [entry for entry in sent if entry[1] == mine] == []
+    time.sleep(0.2)
+    assert ("drop", "pathways-kernel") in sent
+
+
+def test_drops_travel_with_the_next_message(fake: FakeLab, double: Any) -> None:
+    first = double(V).block_until_ready()
+    identity = first.buffer_id
+    del first
+    double(V).block_until_ready()
+    assert identity in [b for m in fake.of("drop") for b in m["buffers"]]
+
+
+def test_delete_frees_now(fake: FakeLab, double: Any) -> None:
+    h = double(V)
+    h.delete()
+    assert h.is_deleted()
+    with pytest.raises(pw.PathwaysError, match="was deleted"):
+        h.result()
+    h.delete()
+
+
+def test_a_thousand_runs_leave_nothing_behind(fake: FakeLab, double: Any) -> None:
+    h = double(V)
+    for _ in range(1000):
+        h = double(h)
+    h.block_until_ready()
+    time.sleep(0.3)
+    fake.settle()
+    assert len(fake.connection._buffers) <= 2
+    assert len(fake.connection._runs) == 0
+    assert len(fake.arrays) <= 2
+    assert len(fake.session.data._fetches) == 0
+
+
+# --- fetching -------------------------------------------------------------------------------
+
+
+def test_a_fetch_asks_as_few_devices_as_it_can(fake: FakeLab) -> None:
+    on = fake.slice(2, 4, axes=("a", "b"))
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    for spec, hosts in ((P(), 1), (P("a"), 2), (P("b"), 2), (P("a", "b"), 4), (P(("a", "b")), 4)):
+        h = pw.device_put(x, on.sharding(spec)).block_until_ready()
+        before = fake.connection.traffic.fetches
+        np.testing.assert_array_equal(h.result(), x)
+        assert fake.connection.traffic.fetches - before == hosts, spec
+
+
+def test_small_values_are_kept_and_large_ones_are_not(fake: FakeLab, double: Any) -> None:
+    small, large = double(V), double(np.ones(1 << 16, np.float32))
+    for handle, more in ((small, 0), (large, 1)):
+        handle.result()
+        before = fake.connection.traffic.fetches
+        handle.result()
+        assert (fake.connection.traffic.fetches > before) == bool(more)
+
+
+def test_device_get_starts_all_fetches_before_it_waits(fake: FakeLab, double: Any) -> None:
+    fake.held = True
+    handles = [double(V + i) for i in range(3)]
+    timer = threading.Timer(0.2, fake.release)
+    timer.start()
+    jax.device_get(handles)
+    assert fake.connection.traffic.fetches == 3 * 2
+
+
+# --- operators --------------------------------------------------------------------------------
+
+BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_operators_are_programs_of_one_node(fake: FakeLab, double: Any, name: str) -> None:
+    op = getattr(operator, name)
+    h = double(V)
+    for other in (3, 2.5, np.full(8, 2, np.float32), h):
+        plain = np.asarray(h) if isinstance(other, pw.Handle) else other
+        np.testing.assert_allclose(np.asarray(op(h, other)), op(V * 2, plain), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(op(3.0, h)), op(np.float32(3), V * 2), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(op(np.ones(8), h)), op(np.ones(8), V * 2), rtol=1e-6)
+
+
+def test_indexing_methods_and_properties(fake: FakeLab, double: Any) -> None:
+    h = double(V.reshape(8, 1))
+    x = V.reshape(8, 1) * 2
+    rows = np.array([1, 3])
+    checks: list[tuple[Any, Any]] = [
+        (h[2], x[2]), (h[1:5:2, 0], x[1:5:2, 0]), (h[..., None], x[..., None]), (h[rows], x[rows]),
+        (h[[1, 2]], x[[1, 2]]), (h[pw.device_put(rows, h.slice)], x[rows]), (h.T, x.T),
+        (h.sum(), x.sum()), (h.mean(axis=0), x.mean(axis=0)), (h.reshape(2, 4), x.reshape(2, 4)),
+        (h.reshape((4, -1)), x.reshape(4, -1)), (h.max(0), x.max(0)), (-h, -x), (abs(-h), x),
+        (h.astype(np.int32), x.astype(np.int32)), (h.dot(np.ones(1, np.float32)), x[:, 0]),
+        (np.sum(h), x.sum()), (h @ np.ones((1, 2), np.float32), x @ np.ones((1, 2))),
+    ]  # fmt: skip
+    for got, want in checks:
+        np.testing.assert_allclose(np.asarray(got), want)
+    assert h[0].shape == (1,)
+    assert (h == "no") is False
+    with pytest.raises(TypeError):
+        h + "no"
+
+
+def test_operators_with_handles_elsewhere_are_refused(fake: FakeLab, double: Any) -> None:
+    there = pw.device_put(V, fake.slice(2))
+    with pytest.raises(pw.PathwaysError, match="are on slices") as caught:
+        double(V) + there
+    assert "on=slice" in caught.value.failure.remedy
+
+
+# --- odds and ends -------------------------------------------------------------------------------
+
+
+def test_copies_and_pickles(fake: FakeLab, double: Any) -> None:
+    h = double(V)
+    assert copy.copy(h) is h
+    assert copy.deepcopy({"h": h})["h"] is h
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(h)
+    assert len({h, h}) == 1, "a set or a task group may hold handles"
+
+
+def test_handles_of_another_lab(fake: FakeLab, double: Any) -> None:
+    with FakeLab() as other:
+        h = pw.device_put(V, other.slice(4))
+        with pytest.raises(pw.PathwaysError, match="belongs to another lab"):
+            double(h)
+
+
+@pytest.fixture
+def said(fake: FakeLab) -> Iterator[Callable[[str], None]]:
+    def say(text: str) -> None:
+        fake.say("output", {"host": "island0/host1", "run": 1, "device": 3, "text": text})
+
+    yield say
+
+
+def test_what_hosts_print_is_shown_by_the_thread_that_waits(
+    fake: FakeLab, double: Any, said: Callable[[str], None], capsys: Any
+) -> None:
+    double(V)
+    fake.settle()
+    said("one\ntwo\n")
+    fake.settle()
+    assert capsys.readouterr().out == "", "nothing is printed from a background thread"
+    double(V).result()
+    assert capsys.readouterr().out == (
+        "[island0/host1 device 3] one\n[island0/host1 device 3] two\n"
+    )
+
+
+def test_a_front_end_takes_the_output(
+    fake: FakeLab, double: Any, said: Callable[[str], None], capsys: Any
+) -> None:
+    taken: list[Any] = []
+    fake.session.show_output = taken.append
+    double(V)
+    fake.settle()
+    said("hello")
+    double(V).result()
+    fake.settle()
+    assert [t["text"] for t in taken] == ["hello"]
+    assert capsys.readouterr().out == ""
+
+
+def test_uploads_of_arrays_that_change_later(fake: FakeLab) -> None:
+    """The value is that of the moment of the call."""
+    x = np.zeros(1 << 20, np.float32)
+    h = pw.device_put(x, fake.slice(2))
+    x += 1
+    assert float(h.sum()) == 0

@@ -1,0 +1,104 @@
+"""Layouts agree with ``NamedSharding``, both ways; covers are covers; moves keep what they can."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pathways_lab.client import layouts
+from pathways_lab.client.arrays import ArrayType, shard_bytes
+from pathways_lab.core.layout import boxes, intersect, shard_shape
+from tests.client.kit import a_slice
+
+
+@st.composite
+def placements(draw: Any) -> tuple[Any, NamedSharding, ArrayType]:
+    """A slice, a sharding over its mesh, and an array that it cuts evenly."""
+    shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple))
+    on = a_slice(*shape)
+    axes = list(draw(st.permutations(on.axes)))
+    sizes = dict(on.axis_sizes)
+    spec: list[Any] = []
+    extents = []
+    for _ in range(draw(st.integers(0, 3))):
+        taken = tuple(axes.pop() for _ in range(draw(st.integers(0, len(axes)))))
+        spec.append(taken[0] if len(taken) == 1 else taken or None)
+        parts = math.prod(sizes[a] for a in taken)
+        extents.append(parts * draw(st.integers(0 if not taken else 1, 3)))
+    return on, NamedSharding(on.mesh, P(*spec)), ArrayType(tuple(extents), "float32")
+
+
+@settings(max_examples=150, deadline=None)
+@given(placements())
+def test_boxes_are_those_of_jax(placement: Any) -> None:
+    on, sharding, kind = placement
+    layout = layouts.layout_of(sharding, on, kind)
+    theirs = sharding.devices_indices_map(kind.shape)
+    for device, box in zip(on.devices, boxes(layout, kind.shape), strict=True):
+        want = tuple(
+            index.indices(extent)[:2]
+            for index, extent in zip(theirs[device], kind.shape, strict=True)
+        )
+        assert box == want
+    assert shard_shape(layout, kind.shape) == sharding.shard_shape(kind.shape)
+    back = layouts.sharding_of(layout, on)
+    assert back.is_equivalent_to(sharding, len(kind.shape))
+    assert shard_bytes(kind, layout) == 4 * math.prod(sharding.shard_shape(kind.shape))
+
+
+@settings(max_examples=100, deadline=None)
+@given(placements())
+def test_a_cover_holds_every_element_once(placement: Any) -> None:
+    on, sharding, kind = placement
+    layout = layouts.layout_of(sharding, on, kind)
+    cover = layouts.cover(layout, kind.shape, on.hosts)
+    found = list(cover.values())
+    assert sum(math.prod(b - a for a, b in box) for box in found) == math.prod(kind.shape)
+    if math.prod(kind.shape):
+        assert all(
+            intersect(a, b) is None or a == () for i, a in enumerate(found) for b in found[:i]
+        )
+    assert all(boxes(layout, kind.shape)[device] == box for device, box in cover.items())
+
+
+def test_a_replicated_array_comes_from_one_host() -> None:
+    on = a_slice(2, 4, axes=("a", "b"))
+    layout = layouts.layout_of(P(None, "a"), on, ArrayType((3, 4), "float32"))
+    cover = layouts.cover(layout, (3, 4), on.hosts)
+    assert len({on.hosts[device] for device in cover}) == 2
+    layout = layouts.layout_of(P(), on, ArrayType((3,), "float32"))
+    assert list(layouts.cover(layout, (3,), on.hosts)) == [0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(placements(), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_layouts_carry_over_as_far_as_the_other_mesh_allows(placement: Any, shape: Any) -> None:
+    on, sharding, kind = placement
+    other = a_slice(*shape)
+    layout = layouts.layout_of(sharding, on, kind)
+    carried = layouts.carried_over(layout, other, kind)
+    assert layouts.fits(carried, kind, other)
+    for old, new in zip(layout.spec, carried.spec, strict=True):
+        assert [axis for axis in old if axis in new] == list(new)
+    if other.axis_sizes == on.axis_sizes:
+        assert carried == layout
+
+
+def test_shards_are_copies() -> None:
+    x = np.arange(8)
+    part = layouts.shard(x, ((2, 4),))
+    x[:] = 0
+    assert part.tolist() == [2, 3]
+
+
+def test_virtual_devices_never_become_a_backend() -> None:
+    on = a_slice(2)
+    assert repr(on.devices[0]).startswith("VirtualDevice(s")
+    assert jax.tree.leaves(on.mesh.devices.tolist())[0] is on.devices[0]
