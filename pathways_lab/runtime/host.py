@@ -28,6 +28,16 @@ from pathways_lab.runtime import lifeline
 if TYPE_CHECKING:
     from pathways_lab.runtime.host_rim import HostRim
 
+_COLLECTIVES = (
+    "--xla_cpu_collective_timeout_seconds=86400",
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+)
+"""How long devices wait for each other in a collective.  These bound how *uneven*
+their work may be, so they are long: between processes, where one may have much
+earlier work to do, the control plane finds the dead and the hung; within one,
+minutes must be enough."""
+
 FAILED = 70
 """Exit code of a process that could not go on."""
 _FLUSH_SECONDS = 0.2
@@ -38,12 +48,14 @@ def set_environment(platform: str, devices: int | None) -> None:
 
     A client's thread pool has ``NPROC`` threads; computations on all devices,
     and one call that waits to launch the next, must find threads at once, or
-    the client stands still.  A user's own ``XLA_FLAGS`` are kept.
+    the client stands still.  A user's own ``XLA_FLAGS`` come last, and so win.
     """
     cores = os.cpu_count() or 1
     os.environ["NPROC"] = str(max(cores, 2 * (devices or cores) + 2))
     if platform == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
+    flags = [*_COLLECTIVES, os.environ.get("XLA_FLAGS", "")]
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 

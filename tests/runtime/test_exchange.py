@@ -1,0 +1,340 @@
+"""The exchange alone: what it shares, what it assembles, what it forgets."""
+
+from __future__ import annotations
+
+import gc
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Plan, Transfer, Value
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.actions import Receive, Send
+from pathways_lab.runtime.devices import CpuRuntime, Place
+from pathways_lab.runtime.exchange import Arrived, Exchange
+from pathways_lab.runtime.routes import route
+from pathways_lab.runtime.slots import READY, Slot
+from tests.runtime.host_kit import binding, layout
+
+NEAR, FAR = "island0/host0", "island1/host0"
+
+
+class Wire:
+    """Peers that note what is sent, and hand it over when told."""
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[str, dict[str, Any], list[bytes]]] = []
+        self.broken: Exception | None = None
+
+    def send(
+        self, host: str, op: str, fields: dict[str, Any], buffers: Sequence[Any], done: Any
+    ) -> None:
+        self.letters.append((host, fields, [bytes(b) for b in buffers]))
+        done(self.broken)
+
+
+class Bench:
+    """One host's exchange; what it posts is waited for here."""
+
+    def __init__(self, host: str, wire: Wire) -> None:
+        self.host = host
+        self.runtime = CpuRuntime(host, 4)
+        self.posted: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue()
+        self.sent: list[tuple[Send, Failure | None, float, int]] = []
+        self.arrived: list[Arrived] = []
+        self.deaths: list[BaseException] = []
+        self.exchange = Exchange(
+            host,
+            wire,  # type: ignore[arg-type]
+            lambda: 1.0,
+            lambda function, *args: self.posted.put((function, args)),
+            lambda *what: self.sent.append(what),
+            self.arrived.append,
+            self.deaths.append,
+        )
+
+    def settle(self) -> None:
+        """Until everything that was submitted has been done and handed over."""
+        self.exchange.submit(lambda: self.posted.put((_stop, ())))
+        while True:
+            function, args = self.posted.get(timeout=10)
+            if function is _stop:
+                assert self.deaths == []
+                return
+            function(*args)
+
+
+def _stop() -> None:
+    raise AssertionError
+
+
+class Case:
+    """A transfer between two slices, with a real source array."""
+
+    def __init__(
+        self,
+        benches: dict[str, Bench],
+        shape: tuple[int, ...],
+        source: tuple[SliceBinding, Layout],
+        target: tuple[SliceBinding, Layout],
+    ) -> None:
+        self.benches = benches
+        self.bindings = (source[0], target[0])
+        self.values = tuple(
+            arrays.with_bytes(shape, "float32", on.slice, where) for on, where in (source, target)
+        )
+        self.node = Transfer(0, 1)
+        self.plan = Plan("p", "p", self.values, (), (), (), ())
+        self.places: tuple[Place, ...] = tuple(
+            benches[on.hosts[0]].runtime.open(on) for on in self.bindings
+        )
+        self.data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        # Made by a computation, so that its memory is JAX's own.
+        where = self.places[0].sharding(source[1])
+        self.array = jax.jit(lambda x: x + 0, out_shardings=where)(jax.device_put(self.data, where))
+        self.source, self.target = (self.slot(v) for v in self.values)
+        self.source.payload = self.array
+        self.source.become(READY)
+
+    def slot(self, value: Value) -> Slot:
+        return Slot(value, ())
+
+    def route(self, host: str) -> Any:
+        source, target = self.values
+        assert source.layout
+        assert target.layout
+        return route(source.shape, source.layout, target.layout, *self.bindings, host)
+
+    def send(self, failure: Failure | None = None) -> None:
+        host = self.bindings[0].hosts[0]
+        action = Send((1, 0), self.plan, self.node, self.source, failure, 0)
+        exchange = self.benches[host].exchange
+        exchange.submit(exchange.send, action, self.places[0], self.route(host))
+        self.benches[host].settle()
+
+    def receive(self) -> None:
+        host = self.bindings[1].hosts[0]
+        action = Receive((1, 0), self.plan, self.node, self.target, 0)
+        exchange = self.benches[host].exchange
+        exchange.submit(exchange.receive, action, self.places[1], self.route(host))
+        self.benches[host].settle()
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def benches(wire: Wire) -> Iterator[dict[str, Bench]]:
+    made = {host: Bench(host, wire) for host in (NEAR, FAR)}
+    yield made
+    for bench in made.values():
+        bench.exchange.close()
+
+
+def deliver(benches: dict[str, Bench], wire: Wire) -> None:
+    letters, wire.letters = wire.letters, []
+    for host, fields, buffers in letters:
+        data = memoryview(buffers[0] if buffers else b"")
+        benches[host].exchange.submit(benches[host].exchange.piece, fields, data)
+    for bench in benches.values():
+        bench.settle()
+
+
+def pointers(array: jax.Array) -> list[int]:
+    return [s.data.unsafe_buffer_pointer() for s in array.addressable_shards]
+
+
+def test_whole_shards_of_one_host_are_shared_not_copied(benches: dict[str, Bench]) -> None:
+    near, beside = binding(1, (2,), [0, 1], NEAR), binding(2, (2,), [2, 3], NEAR)
+    case = Case(
+        benches, (64, 32), (near, layout(near, "a", None)), (beside, layout(beside, "a", None))
+    )
+    case.receive()
+    case.send()
+    (arrived,) = benches[NEAR].arrived
+    assert arrived.payload is not None
+    assert pointers(arrived.payload) == pointers(case.array)
+    assert arrived.nbytes == 0
+
+
+def test_a_host_assembles_its_own_shards_and_nothing_larger(
+    benches: dict[str, Bench], wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole array is never in one piece, on neither side, nor on the wire."""
+    taken: list[int] = []
+    take = arrays.Memory.take
+
+    def noted(self: arrays.Memory, shape: Any, dtype: Any) -> Any:
+        taken.append(int(np.prod(shape)) * dtype.itemsize)
+        return take(self, shape, dtype)
+
+    monkeypatch.setattr(arrays.Memory, "take", noted)
+    near, far = binding(1, (4,), range(4), NEAR), binding(2, (4,), range(4), FAR)
+    case = Case(benches, (64, 32), (near, layout(near, "a", None)), (far, layout(far, None, "a")))
+    case.receive()
+    case.send()
+    whole = case.data.nbytes
+    assert len(wire.letters) == 16
+    assert {len(b[0]) for _, _, b in wire.letters} == {whole // 16}
+    deliver(benches, wire)
+    assert taken == [whole // 4] * 4
+    (arrived,) = benches[FAR].arrived
+    assert np.array_equal(np.asarray(arrived.payload), case.data)
+    assert arrived.nbytes == whole
+
+
+def test_replicas_of_a_host_share_what_came_once(benches: dict[str, Bench], wire: Wire) -> None:
+    near, far = binding(1, (1,), [0], NEAR), binding(2, (4,), range(4), FAR)
+    case = Case(
+        benches, (1024, 128), (near, layout(near, None, None)), (far, layout(far, None, None))
+    )
+    case.receive()
+    case.send()
+    assert len(wire.letters) == 1
+    # What arrives over a link of this size lies in pages of its own.
+    host, fields, (data,) = wire.letters.pop()
+    memory = arrays.Memory().take((len(data),), np.dtype(np.uint8))
+    memory[:] = np.frombuffer(data, np.uint8)
+    benches[host].exchange.submit(benches[host].exchange.piece, fields, memory.data)
+    benches[host].settle()
+    (arrived,) = benches[FAR].arrived
+    assert arrived.payload is not None
+    assert set(pointers(arrived.payload)) == {memory.ctypes.data}
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    assert np.array_equal(np.asarray(add(arrived.payload)), case.data + 1)
+    assert np.array_equal(memory.view(np.float32).reshape(case.data.shape), case.data)
+
+
+def test_assembled_memory_is_used_again(benches: dict[str, Bench], wire: Wire) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    for turn in range(3):
+        case = Case(
+            benches, (512, 128), (near, layout(near, "a", None)), (far, layout(far, None, None))
+        )
+        case.receive()
+        case.send()
+        deliver(benches, wire)
+        arrived = benches[FAR].arrived.pop()
+        assert np.array_equal(np.asarray(arrived.payload), case.data)
+        # JAX lets go of memory when its last array is gone.
+        del arrived, case
+        gc.collect()
+        jnp.zeros(()).block_until_ready()
+        assert benches[FAR].exchange.memory.allocated == 512 * 128 * 4, turn
+
+
+def test_early_pieces_wait_for_their_grant_and_late_ones_are_thrown_away(
+    benches: dict[str, Bench], wire: Wire
+) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    ends = (near, layout(near, "a")), (far, layout(far, None))
+    case = Case(benches, (8,), *ends)
+    case.send()
+    letters = list(wire.letters)
+    deliver(benches, wire)
+    assert benches[FAR].arrived == []
+    case.receive()
+    assert len(benches[FAR].arrived) == 1
+    exchange = benches[FAR].exchange
+    exchange.submit(exchange.run_over, 1)
+    wire.letters = letters
+    deliver(benches, wire)
+    assert exchange._early == {}
+    assert exchange._incoming == {}
+
+
+def test_a_transfer_of_nothing_is_complete_at_once(benches: dict[str, Bench]) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (2,), [0, 1], FAR)
+    case = Case(benches, (0, 4), (near, layout(near, None, "a")), (far, layout(far, "a", None)))
+    case.receive()
+    (arrived,) = benches[FAR].arrived
+    assert arrived.payload is not None
+    assert arrived.payload.shape == (0, 4)
+    case.send()
+    assert benches[NEAR].sent[0][1] is None
+
+
+def test_a_failed_source_travels_as_its_failure(benches: dict[str, Bench], wire: Wire) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    boom = Failure("execute", "boom")
+    case.receive()
+    case.send(boom)
+    deliver(benches, wire)
+    assert benches[FAR].arrived[0].failure == boom
+    assert benches[NEAR].sent[0][1] == boom
+
+
+def test_what_cannot_be_sent_is_a_failure_of_the_transfer(
+    benches: dict[str, Bench], wire: Wire
+) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    wire.broken = ConnectionError("host is gone")
+    case.send()
+    ((_, failure, _, _),) = benches[NEAR].sent
+    assert failure is not None
+    assert failure.kind == "lost"
+    case.source.payload = None
+    case.send()
+    assert "not on its devices" in benches[NEAR].sent[1][1].message  # type: ignore[union-attr]
+
+
+def test_a_broken_link_fails_exactly_those_who_wait_for_it(
+    benches: dict[str, Bench], wire: Wire
+) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case.receive()
+    exchange = benches[FAR].exchange
+    exchange.submit(exchange.peer_lost, "island2/host0", "gone")
+    benches[FAR].settle()
+    assert benches[FAR].arrived == []
+    exchange.submit(exchange.peer_lost, NEAR, "gone")
+    benches[FAR].settle()
+    (arrived,) = benches[FAR].arrived
+    assert arrived.failure is not None
+    assert NEAR in arrived.failure.message
+
+
+@pytest.mark.parametrize("wrong", ["box", "size", "target", "twice"])
+def test_a_wrong_piece_fails_its_transfer(
+    benches: dict[str, Bench], wire: Wire, wrong: str
+) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case.receive()
+    case.send()
+    host, fields, buffers = wire.letters[0]
+    if wrong == "box":
+        fields = {**fields, "box": [[1, 5]]}
+    elif wrong == "size":
+        buffers = [buffers[0] + b"x"]
+    elif wrong == "target":
+        fields = {**fields, "target": 3}
+    wire.letters = [(host, fields, buffers)] * (2 if wrong == "twice" else 1)
+    deliver(benches, wire)
+    (arrived,) = benches[FAR].arrived
+    assert arrived.failure is not None
+
+
+def test_a_cancelled_transfer_is_forgotten(benches: dict[str, Bench], wire: Wire) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    exchange = benches[FAR].exchange
+    exchange.submit(exchange.cancel, (1, 0))
+    case.receive()
+    case.send()
+    deliver(benches, wire)
+    assert benches[FAR].arrived == []
+    assert exchange._incoming == {}
