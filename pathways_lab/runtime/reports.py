@@ -140,7 +140,12 @@ class Reports:
     def _sample_memory(self) -> None:
         memory = {device: used for device, used in self._memory().items() if used}
         now = time.monotonic()
-        if memory == self._sampled or (now - self._sampled_at < MEMORY_PERIOD and not self._idle()):
+        if memory == self._sampled:
+            return
+        if now - self._sampled_at < MEMORY_PERIOD and not self._idle():
+            if not self._waiting:
+                self._waiting = True
+                self._later(MEMORY_PERIOD, self._timer)
             return
         for device in sorted(memory.keys() | self._sampled.keys()):
             if memory.get(device, 0) != self._sampled.get(device, 0):
