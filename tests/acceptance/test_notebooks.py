@@ -1,0 +1,37 @@
+"""Every notebook that ships is executed from top to bottom, and keeps what it showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from pathways_lab.cli import demo, shipped
+
+pytestmark = pytest.mark.cluster
+
+NOTEBOOKS = sorted(path.name for path in shipped.notebooks().glob("*.ipynb"))
+LARGEST_OUTPUT = 100_000
+
+
+def test_there_are_notebooks() -> None:
+    assert {"00_quickstart.ipynb", "01_paper_example.ipynb"} <= set(NOTEBOOKS)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
+    """It raises nothing, and each live view has become a static picture of bounded size."""
+    assert demo.run(name, tmp_path) == 0
+    executed = nbformat.read(tmp_path / name, as_version=4)
+    pictures = 0
+    for cell in executed.cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error"
+            data = output.get("data", {})
+            assert "application/vnd.jupyter.widget-view+json" not in data, cell.source
+            html = "".join(data.get("text/html", ""))
+            if "data:image/svg+xml" in html:
+                pictures += 1
+                assert sum(len("".join(part)) for part in data.values()) <= LARGEST_OUTPUT
+    assert pictures > 0
