@@ -14,7 +14,7 @@ Paper: section 4.2 (compilation in the background), section 4.5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import SliceId
@@ -63,7 +63,7 @@ class Functions:
         record.pending.discard(host)
         record.temporary = max(record.temporary, temporary)
         if failure is not None and record.failure is None:
-            record.failure = failure
+            record.failure = replace(failure, host=failure.host or host)
         if record.pending and record.failure is None:
             return set()
         waiting, record.waiting = record.waiting, set()

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathways_lab.core.admission import Entry, given, hopeless, stalemate, too_large
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.functions import FunctionKey
-from pathways_lab.core.liveness import Profile, hasty_profile, profile
+from pathways_lab.core.liveness import Profile, profile, thrifty_profile
 from pathways_lab.core.messages import Grant, RunSubmitted, ShareProgram
 from pathways_lab.core.outcomes import Outcomes, explain
 from pathways_lab.core.plans import PlanIndex
@@ -187,7 +187,7 @@ class Grants:
         if found is None:
             records = self.state.functions.records
             temporary = [records[key].temporary if key else 0 for key in index.step_function]
-            walk = profile if self.state.rules.liveness else hasty_profile
+            walk = profile if self.state.rules.liveness else thrifty_profile
             found = walk(index.plan, (index.plan.inputs[p] for p in own), temporary)
             index.profiles[own] = found
         return own, found

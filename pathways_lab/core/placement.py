@@ -6,8 +6,9 @@ nobody shares a device while another stands idle.
 
 Rule for maintainers: rectangles first (turned any way), runs of consecutive
 devices where no rectangle fits.  Among equals the least loaded wins, and then
-the one that leaves the free rest in one piece; that last rule is what keeps
-the loads of a row within one of each other, whatever sizes are asked for.
+one that begins or ends where the load changes, so that the less loaded devices
+stay in one piece; that last rule is what keeps the loads of a row within one
+of each other, whatever sizes are asked for.
 
 Paper: section 4.1 (resource manager).
 """
@@ -87,8 +88,10 @@ def _run(loads: Sequence[int | None], size: int) -> Choice | None:
                 tops.popleft()
             _push(tops, loads, end - 1)
         if not blocked:
-            beside = (loads[start - 1] or 0) + (loads[end % count] or 0)
-            key = (loads[tops[0] % count] or 0, total, int(end > count), -beside, start)
+            flush = (loads[start - 1] or 0) > (loads[start] or 0) or (loads[end % count] or 0) > (
+                loads[(end - 1) % count] or 0
+            )
+            key = (loads[tops[0] % count] or 0, total, int(not flush), int(end > count), start)
             best = key if best is None else min(best, key)
     if best is None:
         return None

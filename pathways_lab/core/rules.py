@@ -26,8 +26,7 @@ class Rules:
     peak: a run is admitted only with the peak of its memory reserved;
         without it memory is granted gang by gang.
     liveness: that peak is taken along the order in which gangs are granted;
-        without it each slice is looked at as if it ran alone and its
-        transfers took no time.
+        without it along the order that would need the fewest bytes.
     producers: a run is admitted only after the runs that make its inputs.
     stalemate: when nothing can ever move again, say so and fail one run.
     overtaking: how many times a waiting run may be overtaken; None: for ever.

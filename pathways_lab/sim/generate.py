@@ -50,8 +50,9 @@ from pathways_lab.sim.world import World
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How wild a workload is.  Probabilities are per run, step or handle.
+    """How wild a workload is.  Probabilities are per run, step, handle or program.
 
+    wide: programs that make many values first, and use them one by one later.
     spread: how unequal delays are (0: equal).
     """
 
@@ -73,12 +74,8 @@ class Shape:
     leave: float = 0.05
     blocking: float = 0.05
     urgent: float = 0.2
+    wide: float = 0.3
     spread: float = 3.0
-
-
-def replicated(slice_id: SliceId, devices: int, units: int, name: str) -> Value:
-    """A value that every device of a slice holds whole."""
-    return Value((units,), "uint8", slice_id, layout(devices), units, name)
 
 
 def layout(devices: int) -> Layout:
@@ -86,43 +83,77 @@ def layout(devices: int) -> Layout:
     return Layout((("x", devices),), ((),))
 
 
+class _Draft:
+    """A program while it is drawn at random.  free: values that may still be used."""
+
+    def __init__(self, rng: random.Random, slices: dict[SliceId, int], name: str) -> None:
+        self.rng = rng
+        self.slices = slices
+        self.name = name
+        self.values: list[Value] = []
+        self.nodes: list[Call] = []
+        self.signatures: dict[str, Signature] = {}
+        self.free: list[int] = []
+
+    def value(self, slice_id: SliceId, units: int, kind: str) -> int:
+        """A new value."""
+        devices = self.slices[slice_id]
+        name = f"{kind}{len(self.values)}"
+        self.values.append(Value((units,), "uint8", slice_id, layout(devices), units, name))
+        self.free.append(len(self.values) - 1)
+        return self.free[-1]
+
+    def call(self, used: list[int], sizes: tuple[int, ...], shape: Shape) -> None:
+        """A call on some slice, which may consume some of what it uses."""
+        rng, number = self.rng, len(self.nodes)
+        where = rng.choice(sorted(self.slices))
+        local = [p for p, v in enumerate(used) if self.values[v].slice == where]
+        donated = tuple(p for p in local if rng.random() < shape.donate)
+        key = f"{self.name}.f{number}"
+        row = layout(self.slices[where])
+        self.signatures[key] = Signature(key, where, (row,) * len(used), (row,) * len(sizes))
+        made = tuple(self.value(where, units, "v") for units in sizes)
+        ahead = rng.random() >= shape.blocking
+        self.nodes.append(Call(key, where, tuple(used), made, donated, f"f{number}", ahead=ahead))
+        for p in donated:
+            self.free.remove(used[p])
+
+
 def random_plan(rng: random.Random, slices: dict[SliceId, int], shape: Shape, name: str) -> Plan:
     """A program of up to *shape.nodes* calls on random slices.
 
     slices: number of devices by slice.
     """
-    values: list[Value] = []
-    nodes: list[Call] = []
-    inputs: list[int] = []
-    signatures: dict[str, Signature] = {}
-    free: list[int] = []
-
-    def add(slice_id: SliceId, units: int, kind: str) -> int:
-        values.append(replicated(slice_id, slices[slice_id], units, f"{kind}{len(values)}"))
-        return len(values) - 1
-
-    for _ in range(rng.randint(1, 3)):
-        inputs.append(add(rng.choice(sorted(slices)), rng.randint(1, 4), "in"))
-        free.append(inputs[-1])
-    for number in range(rng.randint(1, shape.nodes)):
-        slice_id = rng.choice(sorted(slices))
-        used = rng.sample(free, min(len(free), rng.randint(1, 2)))
-        local = [p for p, v in enumerate(used) if values[v].slice == slice_id]
-        donated = tuple(p for p in local if rng.random() < shape.donate)
-        made = [add(slice_id, rng.randint(1, 4), "v") for _ in range(rng.choice((1, 1, 2)))]
-        key = f"{name}.f{number}"
-        row = layout(slices[slice_id])
-        signatures[key] = Signature(key, slice_id, (row,) * len(used), (row,) * len(made))
-        nodes.append(
-            Call(key, slice_id, tuple(used), tuple(made), donated, f"f{number}",
-                 ahead=rng.random() >= shape.blocking)
-        )  # fmt: skip
-        for p in donated:
-            free.remove(used[p])
-        free += made
-    outputs = rng.sample(free, rng.randint(1, min(3, len(free))))
-    program = Program(name, tuple(values), tuple(nodes), tuple(inputs), tuple(outputs), signatures)
-    return lower(program)
+    draft = _Draft(rng, slices, name)
+    inputs = [
+        draft.value(rng.choice(sorted(slices)), rng.randint(1, 4), "in")
+        for _ in range(rng.randint(1, 3))
+    ]
+    count = rng.randint(1, shape.nodes)
+    if rng.random() < shape.wide:
+        for _ in range(count // 2):
+            draft.call(
+                [rng.choice([v for v in inputs if v in draft.free] or draft.free)], (3,), shape
+            )
+        made = [v for v in draft.free if v not in inputs]
+        for value in made:
+            if value not in draft.free:
+                continue  # donated as the companion of another one
+            draft.call([value] + draft.free[-1:] * (draft.free[-1] != value), (1,), shape)
+            if value in draft.free:
+                draft.free.remove(value)
+    else:
+        for _ in range(count):
+            used = rng.sample(draft.free, min(len(draft.free), rng.randint(1, 2)))
+            sizes = tuple(rng.randint(1, 4) for _ in range(rng.choice((1, 1, 2))))
+            draft.call(used, sizes, shape)
+    outputs = rng.sample(draft.free, rng.randint(1, min(4, len(draft.free))))
+    return lower(
+        Program(
+            name, tuple(draft.values), tuple(draft.nodes), tuple(inputs), tuple(outputs),
+            draft.signatures,
+        )
+    )  # fmt: skip
 
 
 @dataclass(slots=True)

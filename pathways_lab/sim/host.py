@@ -21,128 +21,18 @@ Paper: section 4.4, section 4.5 (host-side work of executors).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Call, Plan, SliceId, Transfer
-
-if TYPE_CHECKING:
-    from pathways_lab.sim.world import World
-
-
-@dataclass(slots=True, eq=False)
-class HostValue:
-    """One value's shards on one host.
-
-    ready: a reader may be queued behind its maker.  done: its bytes exist.
-    taken: it occupies device memory.  readers: steps here that have not ended.
-    kept: a buffer, freed by message.  bad: no value came about here.
-    """
-
-    nbytes: int
-    devices: tuple[int, ...]
-    readers: int = 0
-    kept: bool = False
-    ready: bool = False
-    done: bool = False
-    taken: bool = False
-    bad: bool = False
-    sends: list[Task] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Gang:
-    """One computation on all hosts of a slice.
-
-    come: parts whose devices have its turn.  broken: a host of it is dead.
-    """
-
-    run: int
-    step: int
-    hosts: tuple[str, ...]
-    seconds: float
-    collective: bool
-    come: list[Part] = field(default_factory=list)
-    start: float = -1.0
-    broken: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """A gang on one host.  turns: devices that have not come to it yet.
-
-    launched: it left the launch thread.  over: it has ended.
-    """
-
-    host: Host
-    task: Task
-    gang: Gang
-    turns: int
-    temporary: int
-    launched: bool = False
-    over: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Movement:
-    """A transfer on all its hosts.
-
-    sources: hosts whose part does not exist yet.  sent: tasks of those whose
-    part does.  arrived: hosts that have their bytes; waiting: tasks of hosts
-    that have room for them.  dead: it will never be complete.  roles: sends and
-    receives that have not ended.
-    """
-
-    run: int
-    step: int
-    sources: set[str]
-    targets: tuple[str, ...]
-    start: float = -1.0
-    sent: list[tuple[Host, Task]] = field(default_factory=list)
-    arrived: set[str] = field(default_factory=set)
-    waiting: dict[str, Task] = field(default_factory=dict)
-    dead: bool = False
-    roles: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class RunHere:
-    """What one host knows of one run.
-
-    open: its granted steps that have not ended.  left: all that have not.
-    """
-
-    grant: Grant
-    plan: Plan
-    values: dict[int, HostValue] = field(default_factory=dict)
-    open: int = 0
-    left: int = 0
-    aborted: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Task:
-    """A step of a run on this host.  devices: those whose order it must keep.
-
-    roles: of a transfer, what this host still has to do (send, receive).
-    """
-
-    run: RunHere
-    step: int
-    node: Call | Transfer
-    devices: tuple[int, ...]
-    seq: int
-    begun: bool = False
-    roles: int = 0
+from pathways_lab.core.program import Call, SliceId, Transfer
+from pathways_lab.sim.parts import HostValue, Part, RunHere, Task, WorldPort
 
 
 class Host:
     """See the module's docstring."""
 
-    def __init__(self, world: World, name: str, island: str) -> None:
+    def __init__(self, world: WorldPort, name: str, island: str) -> None:
         self.world = world
         self.name = name
         self.island = island
@@ -261,7 +151,7 @@ class Host:
         for value in here.values.values():
             if not value.kept and not value.done:
                 value.ready = True
-        self.world.network.give_up(run)
+        self.world.carrier.give_up(run)
         self._forget(here)
         self.pump()
 
@@ -356,7 +246,7 @@ class Host:
     def _begin(self, task: Task) -> None:
         node, values = task.node, task.run.values
         if isinstance(node, Transfer):
-            self.world.network.begin(self, task)
+            self.world.carrier.begin(self, task)
             return
         poisoned = any(values[v].bad for v in node.inputs)
         if poisoned and not self.world.launch_poisoned:
@@ -462,7 +352,7 @@ class Host:
     def _sent(self, value: HostValue) -> None:
         """The bytes exist: transfers that waited for them go."""
         for task in list(value.sends):
-            self.world.network.ready(self, task)
+            self.world.carrier.ready(self, task)
 
     def end(self, task: Task, seconds: float) -> None:
         """A step has ended here: report it, free what it was the last to use."""

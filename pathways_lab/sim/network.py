@@ -13,23 +13,18 @@ Paper: section 4.3 (sharded edges), section 4.5 (transfers over the DCN).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pathways_lab.core.program import Transfer
-from pathways_lab.sim.host import Host, Movement, Task
-
-if TYPE_CHECKING:
-    from pathways_lab.sim.world import World
+from pathways_lab.sim.parts import HostPort, Movement, Task, WorldPort
 
 
 class Network:
     """All transfers under way."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldPort) -> None:
         self.world = world
         self.moving: dict[tuple[int, int], Movement] = {}
 
-    def begin(self, host: Host, task: Task) -> None:
+    def begin(self, host: HostPort, task: Task) -> None:
         """A host has come to a transfer: what it must receive has room now."""
         world, node, here = self.world, task.node, task.run
         assert isinstance(node, Transfer)
@@ -55,7 +50,7 @@ class Network:
                 self.ready(host, task)
         self._deliver(movement)
 
-    def ready(self, host: Host, task: Task) -> None:
+    def ready(self, host: HostPort, task: Task) -> None:
         """The bytes of one source host exist."""
         movement = self.moving[task.run.grant.run, task.step]
         movement.sources.discard(host.name)
@@ -66,13 +61,14 @@ class Network:
             movement.start = self.world.agenda.now
             last = movement.start
             for name in movement.targets:
-                if name in self.world.hosts:
-                    arrival = self._arrival(host, self.world.hosts[name], task)
+                target = self.world.host(name)
+                if target is not None:
+                    arrival = self._arrival(host, target, task)
                     last = max(last, arrival)
                     self.world.agenda.at(arrival, self._arrive, movement, name)
             self.world.agenda.at(last, self._left, movement)
 
-    def _arrival(self, source: Host, target: Host, task: Task) -> float:
+    def _arrival(self, source: HostPort, target: HostPort, task: Task) -> float:
         costs, node, here = self.world.machine.costs, task.node, task.run
         assert isinstance(node, Transfer)
         value = here.plan.values[node.output]
@@ -104,14 +100,14 @@ class Network:
         for name, task in list(movement.waiting.items()):
             if name in movement.arrived or movement.dead:
                 del movement.waiting[name]
-                host = self.world.hosts.get(name)
+                host = self.world.host(name)
                 if host is not None:
                     host.received(task, bad=name not in movement.arrived)
                     self._role_ended(movement, host, task)
         if movement.dead and movement.sent:
             self._left(movement)
 
-    def _role_ended(self, movement: Movement, host: Host, task: Task) -> None:
+    def _role_ended(self, movement: Movement, host: HostPort, task: Task) -> None:
         task.roles -= 1
         movement.roles -= 1
         if not movement.roles:

@@ -51,6 +51,23 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
 """By the rule's name, what switches it off: of :class:`Rules`, or of the world."""
 
 
+FOCUS: Mapping[str, Shape] = {
+    "liveness": Shape(hosts=1, clients=1, slices=2, nodes=20, runs=8, memory=(10, 22),
+                      wide=1.0, donate=0.0, drop=1.0, reuse=0.2, cancel=0.0, fail=0.0, lose=0.0),
+    "overtaking": Shape(programs=4, runs=30, nodes=2, memory=(50, 90), lose=0.0),
+    "poison": Shape(hosts=3, nodes=8, memory=(40, 60), fail=0.2, lose=0.0, cancel=0.0),
+    "predecessors": Shape(runs=20, nodes=3, reuse=0.95, memory=(40, 60), lose=0.0),
+}  # fmt: skip
+"""Where to look for what breaks without a rule; elsewhere it is rare."""
+
+
+def shape_of(seed: int, without: str = "") -> Shape:
+    """What to draw from a seed: with every rule in force, all shapes in turn."""
+    if without:
+        return FOCUS.get(without, Shape())
+    return (Shape(), *FOCUS.values())[seed % (len(FOCUS) + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one workload showed.  broken: what went wrong, or ""."""
@@ -65,9 +82,9 @@ class Verdict:
 def search(
     seed: int, shape: Shape | None = None, without: str = "", checks: bool = True
 ) -> Verdict:
-    """One workload."""
+    """One workload of a shape, with every rule or without one."""
     rng = random.Random(seed)
-    shape = shape or Shape()
+    shape = shape or shape_of(seed, without)
     off = dict(WITHOUT[without]) if without else {}
     world_off = {k: off.pop(k) for k in ("keep_order", "launch_poisoned") if k in off}
     bound = rng.choice((2, 8, 64))

@@ -47,9 +47,10 @@ from pathways_lab.core.program import Call, Plan, SliceId
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.sim.agenda import Agenda
-from pathways_lab.sim.host import Gang, Host, Movement, Part, Task
+from pathways_lab.sim.host import Host
 from pathways_lab.sim.machine import FunctionCost, Machine
 from pathways_lab.sim.network import Network
+from pathways_lab.sim.parts import Gang, HostPort, Movement, Part, Task
 from pathways_lab.timeline import records
 
 
@@ -200,9 +201,18 @@ class World:
 
     # --- hosts -----------------------------------------------------------------------
 
-    def alive(self, host: Host | None) -> bool:
+    def alive(self, host: HostPort | None) -> bool:
         """Whether this very device process still runs."""
         return host is not None and self.hosts.get(host.name) is host
+
+    @property
+    def carrier(self) -> Network:
+        """The network."""
+        return self.network
+
+    def host(self, name: str) -> Host | None:
+        """A living host."""
+        return self.hosts.get(name)
 
     def join(self, name: str, island: str) -> None:
         """A device process starts."""
@@ -235,7 +245,7 @@ class World:
 
     def report(
         self,
-        host: Host,
+        host: HostPort,
         finished: tuple[tuple[int, int, float], ...],
         failed: tuple[tuple[int, int, Failure], ...],
         resident: tuple[int, ...],
@@ -335,13 +345,13 @@ class World:
         if self.remember:
             self._note_span("gang", part.host, part.task, start, {})
 
-    def note_transfer(self, movement: Movement, host: Host, task: Task) -> None:
+    def note_transfer(self, movement: Movement, host: HostPort, task: Task) -> None:
         """A transfer has ended on a host."""
         if self.remember and movement.start >= 0.0:
             self._note_span("transfer", host, task, movement.start, {})
 
     def _note_span(
-        self, kind: str, host: Host, task: Task, start: float, args: dict[str, object]
+        self, kind: str, host: HostPort, task: Task, start: float, args: dict[str, object]
     ) -> None:
         run, node = task.run.grant.run, task.node
         self.records.append(
