@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.cli import shipped
+from pathways_lab.cli import kernels, shipped
 
 SECONDS_PER_CELL = 600
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -47,6 +47,7 @@ def run(name: str, output: Path) -> int:
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
+    from traitlets.config import Config
 
     source = shipped.notebooks() / name
     if not source.is_file():
@@ -58,11 +59,15 @@ def run(name: str, output: Path) -> int:
     target = output / name
     code = [c for c in notebook.cells if c.cell_type == "code" and c.source.strip()]
     progress = Progress(len(code))
+    config = Config()
+    if kernels.can_encrypt():
+        config.KernelManager.transport_encryption = kernels.POLICY
     client = NotebookClient(
         notebook,
+        config=config,
         timeout=SECONDS_PER_CELL,
         kernel_name="python3",
-        resources={"metadata": {"path": str(output)}},
+        resources={"metadata": {"path": str(output.resolve())}},
         # Live widgets would be shown by whoever opens the file, without a kernel behind them.
         store_widget_state=False,
         on_cell_execute=progress.begin,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pathways_lab.cli import shipped
+from pathways_lab.cli import kernels, shipped
 
 QUIET = (
     # No request leaves the machine: no news, no check for updates, no list of extensions.
@@ -22,11 +22,18 @@ QUIET = (
 )
 
 
-def command(notebook: Path, rest: Sequence[str], root: bool) -> list[str]:
-    """The command line of JupyterLab.  root: running as the superuser, as in containers."""
+def command(notebook: Path, rest: Sequence[str], root: bool, encrypt: bool) -> list[str]:
+    """The command line of JupyterLab.
+
+    root: running as the superuser, as in containers.  encrypt: the channels of kernels.
+    """
     line = [sys.executable, "-m", "jupyterlab", str(notebook), *QUIET]
-    # JupyterLab refuses the superuser unless told; it still listens on loopback, with a token.
-    return [*line, *(["--allow-root"] if root else []), *rest]
+    if root:
+        # JupyterLab refuses the superuser unless told; it still listens on loopback, with a token.
+        line.append("--allow-root")
+    if encrypt:
+        line.append(f"--KernelManager.transport_encryption={kernels.POLICY}")
+    return [*line, *rest]
 
 
 def run(folder: Path, fresh: bool, in_place: bool, rest: Sequence[str]) -> int:
@@ -41,5 +48,6 @@ def run(folder: Path, fresh: bool, in_place: bool, rest: Sequence[str]) -> int:
         for remark in shipped.copy(source, folder, fresh):
             print(remark)
     print(f"Notebooks: {folder.resolve()}", flush=True)
-    line = command(folder.resolve() / shipped.QUICKSTART, rest, root=os.geteuid() == 0)
+    quickstart = folder.resolve() / shipped.QUICKSTART
+    line = command(quickstart, rest, root=os.geteuid() == 0, encrypt=kernels.can_encrypt())
     os.execv(sys.executable, line)

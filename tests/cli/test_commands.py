@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from pathways_lab import cli
-from pathways_lab.cli import demo, jupyter, platforms, shipped
+from pathways_lab.cli import demo, jupyter, kernels, platforms, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,8 +111,15 @@ def test_in_place_opens_the_shipped_notebook(monkeypatch, tmp_path):
 
 
 def test_only_the_superuser_is_announced():
-    assert "--allow-root" not in jupyter.command(Path("x"), [], root=False)
-    assert "--allow-root" in jupyter.command(Path("x"), [], root=True)
+    assert "--allow-root" not in jupyter.command(Path("x"), [], root=False, encrypt=False)
+    assert "--allow-root" in jupyter.command(Path("x"), [], root=True, encrypt=False)
+
+
+def test_channels_are_encrypted_where_jupyter_can():
+    assert kernels.can_encrypt()
+    plain = jupyter.command(Path("x"), [], root=False, encrypt=False)
+    secret = jupyter.command(Path("x"), [], root=False, encrypt=True)
+    assert set(secret) - set(plain) == {"--KernelManager.transport_encryption=auto"}
 
 
 def test_without_jupyterlab_the_remedy_is_named(monkeypatch, capsys, tmp_path):
@@ -130,12 +137,14 @@ def notebook(folder: Path, *cells: str) -> None:
 
 @pytest.mark.cluster
 def test_demo_leaves_the_executed_notebook(monkeypatch, tmp_path, capsys):
-    notebook(tmp_path / "source", "x = 6", "print(x * 7)")
+    asked = "from ipykernel.kernelapp import IPKernelApp as App\nApp.instance().curve_secretkey is None"
+    notebook(tmp_path / "source", "x = 6", "print(x * 7)", asked)
     monkeypatch.setattr(shipped, "notebooks", lambda: tmp_path / "source")
     assert demo.run("n.ipynb", tmp_path / "out") == 0
     cells = json.loads((tmp_path / "out" / "n.ipynb").read_text())["cells"]
     assert cells[1]["outputs"][0]["text"] == ["42\n"]
-    assert "[ 2/2]" in capsys.readouterr().out
+    assert cells[2]["outputs"][0]["data"]["text/plain"] == ["False"]  # it is encrypted
+    assert "[ 3/3]" in capsys.readouterr().out
 
 
 @pytest.mark.cluster
