@@ -96,18 +96,21 @@ def head(stage: Stage, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, Stag
 def backward(stage: Stage, x: jax.Array, of_y: jax.Array) -> Stage:
     """First stage, back: its gradient from that of its activations (recomputed)."""
     _, pull = jax.vjp(lambda s: forward(s, x), stage)
+    of_stage: Stage
     (of_stage,) = pull(of_y)
     return of_stage
 
 
 def add(a: Stage, b: Stage) -> Stage:
     """The sum of two gradients."""
-    return jax.tree.map(jnp.add, a, b)
+    total: Stage = jax.tree.map(jnp.add, a, b)
+    return total
 
 
 def update(stage: Stage, gradient: Stage, rate: float, microbatches: int) -> Stage:
     """One step of gradient descent with the mean over the microbatches."""
-    return jax.tree.map(lambda p, g: p - (rate / microbatches) * g, stage, gradient)
+    updated: Stage = jax.tree.map(lambda p, g: p - (rate / microbatches) * g, stage, gradient)
+    return updated
 
 
 def plain_step(
