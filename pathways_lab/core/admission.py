@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.ledger import Ledger, Need
-from pathways_lab.core.liveness import Profile
+from pathways_lab.core.ledger import Ledger
+from pathways_lab.core.liveness import Need, Profile
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.store import BufferRecord, Store
@@ -81,7 +81,10 @@ class Admission:
 
     def heads(self) -> list[Entry]:
         """The first entry of every kind, in order of submission."""
-        return sorted((entries[0] for entries in self.kinds.values()), key=_by_order)
+        heads = [entries[0] for entries in self.kinds.values()]
+        if len(heads) > 1:
+            heads.sort(key=_by_order)
+        return heads
 
     def next(
         self,
@@ -97,8 +100,6 @@ class Admission:
         pick: the policy's choice among runs, None for FIFO.  Uploads go first:
         their bytes are on the hosts already.
         """
-        if not (self.changed or ledger.released):
-            return None
         barred: set[int] = set()
         heads = self.heads()
         fitting: list[Entry] = []

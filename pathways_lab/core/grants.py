@@ -45,7 +45,8 @@ class Grants:
         """Do everything that can be done now, until nothing moves."""
         state = self.state
         while True:
-            self.outcomes.work()
+            if state.settled or state.spoiled:
+                self.outcomes.work()
             if state.woken:
                 self._look(state.woken.popleft())
             elif not (self._admit() or self._grant() or self._give_up()):
@@ -165,24 +166,30 @@ class Grants:
                 if not buffer.admitted or any(r in state.queued for r in earlier if r != run.id):
                     buffer.watched.append(run.id)
                     return
-        own, lines = self._profile(run)
-        need = state.store.ledger.need(lines)
-        entry = Entry(run.order, (index.plan.key, own), None, run, lines, need)
-        failure = too_large(entry, state.store.ledger)
-        if failure is not None:
-            self.outcomes.fail(run, replace(failure, program=index.plan.name))
-            return
+        own = frozenset(
+            [
+                p
+                for p, buffer in enumerate(run.inputs)
+                if index.readers[p] and (buffer is None or p in index.donors)
+            ]
+        )
+        version, need, fits = index.needs.get(own, (-1, (), False))
+        if version != state.resources.version:
+            need = state.store.ledger.need(self._profile(run, own))
+        entry = Entry(run.order, (index.plan.key, own), None, run, index.profiles[own], need)
+        if version != state.resources.version or not fits:
+            failure = too_large(entry, state.store.ledger)
+            if failure is not None:
+                self.outcomes.fail(run, replace(failure, program=index.plan.name))
+                return
+            alike = len({b.id for b in run.inputs if b is not None}) < len(run.inputs)
+            index.needs[own] = state.resources.version, need, not alike
         run.open = True
         state.admission.put(entry)
 
-    def _profile(self, run: RunRecord) -> tuple[frozenset[int], Profile]:
-        """Rule 5: bytes along the order of the grants, and which inputs they include."""
+    def _profile(self, run: RunRecord, own: frozenset[int]) -> Profile:
+        """Rule 5: bytes along the order of the grants.  own: inputs that they include."""
         index = run.index
-        own = frozenset(
-            p
-            for p, buffer in enumerate(run.inputs)
-            if index.readers[p] and (buffer is None or p in index.donors)
-        )
         found = index.profiles.get(own)
         if found is None:
             records = self.state.functions.records
@@ -190,13 +197,15 @@ class Grants:
             walk = profile if self.state.rules.liveness else thrifty_profile
             found = walk(index.plan, (index.plan.inputs[p] for p in own), temporary)
             index.profiles[own] = found
-        return own, found
+        return found
 
     # --- admitted --------------------------------------------------------------------
 
     def _admit(self) -> bool:
         """Rule 5: admit one entry with its whole peak; False when none fits."""
         state = self.state
+        if not (state.admission.kinds and (state.admission.changed or state.store.ledger.released)):
+            return False
         pick = None if state.turns.fifo else self._pick
         entry = state.admission.next(state.store.ledger, state.active, pick)
         if entry is None:
@@ -269,6 +278,8 @@ class Grants:
     def _grant(self) -> bool:
         """Grant one window; False when no run may have its turn now."""
         state = self.state
+        if not (state.lanes.lanes or self._starved):
+            return False
         for run in self._starved:
             if run.cut is None:
                 state.lanes.put(run)
@@ -324,7 +335,7 @@ class Grants:
     def _give_up(self) -> bool:
         """Rule 7: when nothing can ever move again, fail the youngest queued holder."""
         state = self.state
-        if not state.rules.stalemate or state.admission.settled or not state.admission.kinds:
+        if state.admission.settled or not state.admission.kinds or not state.rules.stalemate:
             return False
         state.admission.settled = True
         entries, ledger = state.admission.heads(), state.store.ledger

@@ -18,12 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pathways_lab.core.liveness import Profile, peaks
+from pathways_lab.core.liveness import Need, Profile, peaks
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.slices import Cell
-
-Need = tuple[tuple[int, Sequence[int]], ...]
-"""Per cell of a run: the most that it needs from every position on."""
 
 
 @dataclass(slots=True)

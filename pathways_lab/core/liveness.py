@@ -21,6 +21,9 @@ from pathways_lab.core.program import Call, Node, Plan, SliceId, ValueId
 Profile = dict[SliceId, list[int]]
 """Per slice: bytes while step i runs, and as last entry what remains afterwards."""
 
+Need = tuple[tuple[int, Sequence[int]], ...]
+"""Per cell (its number): the most that is needed there from every position on."""
+
 
 def profile(plan: Plan, own: Iterable[ValueId], temporary: Sequence[int]) -> Profile:
     """Bytes that a run of *plan* adds.

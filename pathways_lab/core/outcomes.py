@@ -41,22 +41,20 @@ class Outcomes:
 
     def finished(self, run: RunRecord, step: int, host: str, seconds: float) -> None:
         """A step ended on a host."""
-        if host not in run.waiting.get(step, ()):
-            return
-        key = run.index.step_function[step]
-        if key is not None and step not in run.poison:
-            self.state.functions.measure(key, seconds)
-            run.took[step] = max(seconds, run.took.get(step, 0.0))
-        if run.report(step, host):
-            self.state.settled.append((run, step))
+        bit = run.index.bits.get(host, 0)
+        if run.waiting.get(step, 0) & bit:
+            if seconds > run.took.get(step, 0.0):
+                run.took[step] = seconds
+            if run.report(step, bit):
+                self.state.settled.append((run, step))
 
     def failed(self, run: RunRecord, step: int, host: str, failure: Failure) -> None:
         """A step could not give its value on a host."""
-        if run.waiting.get(step) is None or host not in run.index.step_hosts[step]:
-            return
-        self.poison(run, step, explain(run, step, failure, host))
-        if run.report(step, host):
-            self.state.settled.append((run, step))
+        bit = run.index.bits.get(host, 0)
+        if step in run.waiting and run.index.masks[step] & bit:
+            self.poison(run, step, explain(run, step, failure, host))
+            if run.report(step, bit):
+                self.state.settled.append((run, step))
 
     def arrive(self, buffer: BufferRecord) -> None:
         """A buffer has its value everywhere."""
@@ -81,7 +79,8 @@ class Outcomes:
         if key is not None:
             state.pace.add(key[1], -cost)
             took = run.took.pop(step, None)
-            if took is not None:
+            if took is not None and step not in run.poison:
+                state.functions.measure(key, took)
                 state.turns.charge(run, (took - cost / 1e6) * index.devices[key[1]])
         for p in index.results[step]:
             if run.outputs[p].failure is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from pathways_lab.core.functions import FunctionKey, Functions
 from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
-from pathways_lab.core.liveness import Profile
+from pathways_lab.core.liveness import Need, Profile
 from pathways_lab.core.program import Call, Plan, SliceId
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceBinding
@@ -55,14 +55,19 @@ class PlanIndex:
     results: per step, the output positions that it makes; touches: makes or reads.
     uses: per output position, how many steps touch it.
     gates: steps that may be granted only when their inputs are resident.
+    bits: one bit per host; masks: per step, those of its hosts.
     shared: hosts that have the plan.  home: island by host.  devices: by slice.
     profiles: bytes along the order, by the inputs that the run accounts for.
+    needs: the same by cell, with the version of the cells that they hold for,
+        and whether such a run surely fits when it is alone.
     """
 
     plan: Plan
     client: str
     hosts: tuple[str, ...]
     step_slices: tuple[tuple[SliceId, ...], ...]
+    bits: Mapping[str, int]
+    masks: tuple[int, ...]
     step_hosts: tuple[tuple[str, ...], ...]
     step_islands: tuple[tuple[str, ...], ...]
     functions: tuple[FunctionKey, ...]
@@ -81,6 +86,7 @@ class PlanIndex:
     devices: Mapping[SliceId, int]
     shared: set[str] = field(default_factory=set)
     profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
+    needs: dict[frozenset[int], tuple[int, Need, bool]] = field(default_factory=dict)
     _windows: dict[int, Window] = field(default_factory=dict)
     _estimates: int = -1
 
@@ -180,10 +186,13 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
     step_hosts = tuple(
         tuple(dict.fromkeys(h for s in touched for h in slice_hosts[s])) for touched in slices
     )
+    bits = {host: 1 << number for number, host in enumerate(home)}
     return PlanIndex(
         plan=plan,
         client=client,
         hosts=tuple(home),
+        bits=bits,
+        masks=tuple(sum(bits[h] for h in hosts) for hosts in step_hosts),
         step_slices=tuple(slices),
         step_hosts=step_hosts,
         step_islands=tuple(
@@ -199,9 +208,7 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         results=tuple(map(tuple, results)),
         touches=tuple(map(tuple, touches)),
         uses=tuple(sum(p in step for step in touches) for p in range(len(plan.outputs))),
-        waits=tuple(
-            len(h) + len(p) + len(r) for h, p, r in zip(step_hosts, producers, reads, strict=True)
-        ),
+        waits=tuple(1 + len(p) + len(r) for p, r in zip(producers, reads, strict=True)),
         gates=frozenset(gates),
         home=home,
         devices={s: len(bindings[s].devices) for s in plan.slices},

@@ -29,8 +29,9 @@ class RunRecord:
 
     order: its number in the order of submission.  priority: its own or that of
         whoever waits for it.  position: steps before it have their places.
-    waiting: per granted step, the hosts that have not reported it.
-    left: per step, how many hosts, producers and inputs it still waits for.
+    waiting: per granted step, a mask of the hosts that have not reported it.
+    left: per step, how many things it still waits for: its hosts (one thing
+        together), each producer, each input.
     reads: per input position, how many of its steps have not ended.
     uses: per output position, how many steps that make or read it have not.
     poison: per step whose results are worthless, why.
@@ -56,7 +57,7 @@ class RunRecord:
     state: str = RUN.start
     position: int = 0
     gangs: list[str] = field(default_factory=list)
-    waiting: dict[int, set[str]] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
     poison: dict[int, Failure] = field(default_factory=dict)
     cut: Failure | None = None
     failure: Failure | None = None
@@ -77,25 +78,23 @@ class RunRecord:
         """The steps up to *last* have their places."""
         for step in range(self.position, last):
             self.gangs[step] = GANG.next(self.gangs[step], "grant", (self.id, step))
-            self.waiting[step] = set(self.index.step_hosts[step])
+            self.waiting[step] = self.index.masks[step]
         self.unsettled += last - self.position
         self.position = last
 
-    def report(self, step: int, host: str) -> bool:
-        """*host* has ended a step; True when that settles it.  Repeats change nothing."""
-        hosts = self.waiting.get(step)
-        if hosts is None or host not in hosts:
+    def report(self, step: int, bit: int) -> bool:
+        """A host has ended a step; True when that settles it.  Repeats change nothing."""
+        mask = self.waiting.get(step, 0)
+        if not mask & bit:
             return False
-        hosts.remove(host)
-        return self.count_down(step)
+        self.waiting[step] = mask = mask ^ bit
+        return not mask and self.count_down(step)
 
     def lose(self, step: int) -> bool:
         """Wait for no host of a granted step any more; True when that settles it."""
-        hosts = self.waiting[step]
-        self.left[step] -= len(hosts)
-        hosts.clear()
         self.gangs[step] = GANG.next(self.gangs[step], "lose", (self.id, step))
-        return self.left[step] == 0
+        waits, self.waiting[step] = self.waiting[step], 0
+        return bool(waits) and self.count_down(step)
 
     def count_down(self, step: int) -> bool:
         """One thing less to wait for; True when the step is settled."""

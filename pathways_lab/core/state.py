@@ -84,6 +84,8 @@ class State:
 
     def tell_resolved(self) -> None:
         """Tell clients about their buffers now."""
+        if not self._resolved:
+            return
         for (client, failure), buffers in self._resolved.items():
             if client in self.clients:
                 self.out.append(Resolved(self.cause, client, tuple(buffers), failure))
@@ -91,6 +93,8 @@ class State:
 
     def tell_freed(self) -> None:
         """Tell hosts which buffers nobody needs any more."""
+        if not self.store.freed:
+            return
         freed, self.store.freed = self.store.freed, {}
         for slice_id, ids in freed.items():
             hosts = self.alive(self.resources.slices[slice_id].hosts)

@@ -72,6 +72,9 @@ class Turns:
     def choose(self, lanes: Lanes, pace: Pace, time: float) -> RunRecord | None:
         """The run whose next window is granted now; None when the pace allows none."""
         heads = lanes.heads()
+        if len(heads) == 1:
+            (only,) = heads
+            return only if only.window is not None and pace.allows(only.window) else None
         barred = self._barred(heads, pace.cells_of)
         allowed = [
             r
@@ -83,10 +86,11 @@ class Turns:
         if not allowed:
             return None
         chosen = self.pick(allowed, time)
-        if len(heads) > 1:
+        earlier = [run for run in heads if run.order < chosen.order]
+        if earlier:
             cells = {c for s in chosen.index.plan.slices for c in pace.cells_of[s]}
-            for run in heads:
-                if run.order < chosen.order and _shares(run, cells, pace.cells_of):
+            for run in earlier:
+                if _shares(run, cells, pace.cells_of):
                     run.overtaken += 1
         return chosen
 
