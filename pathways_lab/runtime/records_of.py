@@ -185,11 +185,12 @@ def _resolved(command: m.Resolved, time: float, registry: Registry) -> Event:
 
 
 def _run_ended(command: m.RunEnded, time: float, registry: Registry) -> Event:
+    failure = command.failure
     return Event(
         command.outcome,
         time,
         **_program_of(command.run, registry),
-        args={"reason": command.failure.message if command.failure else ""},
+        args={"message": failure.message, "line": str(failure.line)} if failure else {},
     )
 
 
