@@ -64,13 +64,15 @@ class Joint:
         self.host = host
         self.rank = formation.rank(host)
         self._interface = interface
-        self._relay = Relay(address, folder)
+        self._relay = Relay(address, folder, self._orphan)
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._ended: str | None = None
         self._error: BaseException | None = None
         self._agent: Any = None
         self._connected = False
+        """To the coordination service: from now on the agent must be shut down before it goes."""
+        self._connecting = True
         self._devices: dict[tuple[str, int], Any] = {}
         self._endpoints: set[severing.Endpoint] = set()
 
@@ -87,7 +89,10 @@ class Joint:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the coordination service is gone: no new group of devices can compute."""
+        """Whether the coordination service is gone.
+
+        Groups of devices that computed together before go on, others raise.
+        """
         return self._relay.lost
 
     @property
@@ -102,7 +107,7 @@ class Joint:
     def stuck(self) -> bool:
         """Whether it ended while connecting: a thread waits until the others come, if ever."""
         with self._lock:
-            return self._ended is not None and not self._connected
+            return self._ended is not None and self._connecting
 
     def join(self, timeout: float = 60.0) -> None:
         """Form the client together with the others.  Once; waits at most *timeout* seconds.
@@ -121,7 +126,7 @@ class Joint:
             agent = jax_private.coordination_agent(self._relay.address, self.rank)
             agent.connect()
             with self._lock:
-                self._connected = True
+                self._connecting, self._connected = False, True
                 ended = self._ended is not None
                 if not ended:
                     self._agent = agent
@@ -131,6 +136,8 @@ class Joint:
             devices = self._form(agent)
         except Exception as error:
             self._error = error
+            with self._lock:
+                self._connecting = False
             self.end(f"it could not be formed: {error}")
             return
         with self._lock:
@@ -201,8 +208,19 @@ class Joint:
         self._settled.set()
 
     def _disconnect(self, agent: Any) -> None:
-        agent.shutdown()
-        self._relay.close()
+        """Cancel what waits for introductions, and let the service go.  Once, any thread."""
+        with self._lock:
+            first, self._connected = self._connected, False
+        if first:
+            agent.shutdown()
+            self._relay.close()
+
+    def _orphan(self) -> None:
+        """The coordination service is gone: who waits for an introduction waits for nothing."""
+        with self._lock:
+            agent = self._agent
+        if agent is not None:
+            self._disconnect(agent)
 
     def _over(self) -> PathwaysError:
         return PathwaysError(

@@ -6,8 +6,8 @@ service only introduces devices that never computed together before.
 
 How: the process connects to a Unix socket of its own; this relay carries the
 bytes to the service and back.  When the service goes, the relay keeps the
-process's side open and silent: nobody in it notices, until somebody needs an
-introduction, who then waits until the formation is ended.
+process's side open and silent, and says so (*on_lost*): then the agent can be shut down
+in peace, after which nothing in it minds.
 
 Rule for maintainers: never close a connection of the process's side before
 the agent at its end was shut down (:meth:`Relay.close`).
@@ -21,6 +21,7 @@ import selectors
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 _CHUNK = 65536
@@ -32,13 +33,17 @@ class Relay:
 
     address: of the local socket, as gRPC names it.
     lost: whether the service went away.
+    on_lost: called when it does, once, in the relay's thread.
 
     One thread.  The amounts are tiny (a few kB per group of devices), so one
     side that is slow to read may hold up the other.
     """
 
-    def __init__(self, upstream: str, folder: Path) -> None:
+    def __init__(
+        self, upstream: str, folder: Path, on_lost: Callable[[], object] = lambda: None
+    ) -> None:
         self.lost = False
+        self._on_lost = on_lost
         self._upstream = upstream
         self._folder = Path(tempfile.mkdtemp(prefix="r", dir=folder))
         path = str(self._folder / "s")
@@ -61,7 +66,8 @@ class Relay:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
-        self._thread.join(5.0)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -86,8 +92,8 @@ class Relay:
         try:
             outer = _connect(self._upstream)
         except OSError:
-            self.lost = True
             self._other[inner] = None
+            self._lose()
             return
         self._other[inner], self._other[outer] = outer, inner
         self._selector.register(outer, selectors.EVENT_READ)
@@ -116,9 +122,14 @@ class Relay:
                 del self._other[other]
                 other.close()
         else:
-            self.lost = True
             assert other is not None
             self._other[other] = None
+            self._lose()
+
+    def _lose(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self._on_lost()
 
 
 def _connect(upstream: str) -> socket.socket:

@@ -18,20 +18,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.devices import CpuRuntime, Footprint, Owned, PlatformRuntime, footprint_of
+from pathways_lab.runtime.devices import (
+    CpuRuntime,
+    Footprint,
+    Place,
+    PlatformRuntime,
+    footprint_of,
+)
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.joining import Joint, forget_clients
 from pathways_lab.runtime.relay import Relay
 
-Joined = Callable[[Formation, Failure | None], object]
-"""Told, in a thread of its own, that this host is in, or why it is not."""
+Joined = Callable[[int, Failure | None], object]
+"""Told, in a thread of its own: the formation, and None or why this host is not in it."""
 
 
 class SpanningCpuRuntime(CpuRuntime):
@@ -40,6 +46,9 @@ class SpanningCpuRuntime(CpuRuntime):
     folder: private, for sockets.
     interface: the address of this machine under which the other hosts reach it.
     patience: seconds to wait for the other hosts of a formation.
+
+    The control plane says :meth:`span` before it binds a slice that spans
+    hosts, then :meth:`form`, once per formation, and :meth:`dissolve`.
     """
 
     def __init__(
@@ -56,46 +65,80 @@ class SpanningCpuRuntime(CpuRuntime):
         self._interface = interface
         self._patience = patience
         self._changed = threading.Condition()
+        self._formations: dict[int, Formation] = {}
         self._joints: dict[int, Joint] = {}
+        self._footprints: dict[int, Footprint] = {}
+        self._over: dict[int, str] = {}
+        """Why formations have ended that slices still name."""
+        self._spans: dict[SliceId, int] = {}
 
-    def form(self, formation: Formation, address: str, done: Joined) -> None:
-        """The control plane says: join.  Returns at once.
+    # --- what the control plane says; returns at once ---------------------------------
 
-        Of two formations of one footprint the newer one counts.
-        """
-        joint = Joint(formation, self.host, address, self._folder, self._interface)
+    def span(self, slice_id: SliceId, formation: Formation) -> None:
+        """This slice, about to be bound, computes in that formation."""
         with self._changed:
-            self._joints[formation.number] = joint
-        with self._lock:
-            self._open.pop(formation.footprint, None)
+            self._spans[slice_id] = formation.number
+            self._formations[formation.number] = formation
+
+    def form(self, number: int, address: str, done: Joined) -> None:
+        """All hosts of a formation are told now: meet at this coordination service."""
+        with self._changed:
+            formation = self._formations.get(number)
+            if formation is None:
+                return
+            joint = Joint(formation, self.host, address, self._folder, self._interface)
+            self._joints[number] = joint
         threading.Thread(target=self._join, args=(joint, done), daemon=True).start()
 
-    def _join(self, joint: Joint, done: Joined) -> None:
-        failure = None
-        try:
-            joint.join(self._patience)
-        except PathwaysError as error:
-            failure = error.failure
-        with self._changed:
-            self._changed.notify_all()
-        done(joint.formation, failure)
-
     def dissolve(self, number: int, reason: str) -> None:
-        """The control plane says: leave.  Takes milliseconds; unknown numbers are fine.
+        """A formation has ended, formed or not.  Unknown numbers are fine.
 
-        Whatever computes or waits there raises; arrays stay readable.
+        Whatever computes or waits in it raises; arrays stay readable.
         """
         with self._changed:
+            self._formations.pop(number, None)
             joint = self._joints.pop(number, None)
-        if joint is None:
-            return
-        joint.end(reason)
+            self._footprints.pop(number, None)
+            if number in self._spans.values():
+                self._over[number] = reason
+        if joint is not None:
+            joint.end(reason)
+            self._forget()
         with self._changed:
             self._changed.notify_all()
-        if self._newest(joint.formation.footprint) is None:
-            with self._lock:
-                self._open.pop(joint.formation.footprint, None)
-        threading.Thread(target=forget_clients, name="forget clients", daemon=True).start()
+
+    # --- what the host asks; may wait -------------------------------------------------
+
+    def open(self, binding: SliceBinding) -> Place:
+        """As the base; a slice that spans hosts waits until all of them have joined."""
+        if len(binding.hosts) == 1:
+            return super().open(binding)
+
+        def settled() -> bool:
+            number = self._spans.get(binding.slice, -1)
+            joint = self._joints.get(number)
+            return number in self._over or (joint is not None and joint.state != "joining")
+
+        with self._changed:
+            self._changed.wait_for(settled, self._patience)
+        joint = self._joint(binding)
+        devices = joint.devices
+        with self._changed:
+            footprint = self._footprints.setdefault(
+                joint.formation.number, Footprint(self.lane(binding), devices)
+            )
+        return Place(binding, self.host, footprint)
+
+    def close(self, binding: SliceBinding) -> None:
+        """As the base; what a formation that ended left behind goes with its last slice."""
+        super().close(binding)
+        with self._changed:
+            number = self._spans.pop(binding.slice, None)
+            if number is None or number in self._spans.values():
+                return
+            ended = self._over.pop(number, None)
+        if ended is not None:
+            self._forget()
 
     def meet(self, binding: SliceBinding, name: str) -> None:
         """Wait for the other hosts of a slice: before the first launch of each computation.
@@ -107,55 +150,35 @@ class SpanningCpuRuntime(CpuRuntime):
         if len(binding.hosts) > 1:
             self._joint(binding).meet(name)
 
-    def sever(self, binding: SliceBinding) -> int:
-        """End collectives of a slice that are in flight, with errors.  The formation is spoilt."""
-        return self._joint(binding).sever()
-
-    def open(self, binding: SliceBinding) -> Any:
-        """As the base; waits for the formation of a slice that spans hosts, if need be."""
-        if len(binding.hosts) > 1:
-            self._await(binding)
-        return super().open(binding)
-
-    def close(self, binding: SliceBinding) -> None:
-        """As the base; what a formation that ended left behind goes with its last slice."""
-        super().close(binding)
-        if len(binding.hosts) > 1 and self._newest(footprint_of(binding)) is None:
-            forget_clients()
-
-    def _make(self, binding: SliceBinding) -> Footprint:
-        if len(binding.hosts) == 1:
-            return super()._make(binding)
-        return Footprint(self.lane(binding), self._joint(binding).devices)
-
-    def _newest(self, key: tuple[Owned, ...]) -> Joint | None:
+    def _join(self, joint: Joint, done: Joined) -> None:
+        failure = None
+        try:
+            joint.join(self._patience)
+        except PathwaysError as error:
+            failure = error.failure
         with self._changed:
-            numbers = [n for n, joint in self._joints.items() if joint.formation.footprint == key]
-            return self._joints[max(numbers)] if numbers else None
+            self._changed.notify_all()
+        done(joint.formation.number, failure)
 
     def _joint(self, binding: SliceBinding) -> Joint:
-        joint = self._newest(footprint_of(binding))
+        with self._changed:
+            number = self._spans.get(binding.slice, -1)
+            joint = self._joints.get(number)
+            why = self._over.get(number, "their runtime was not formed in time")
         if joint is None:
+            hosts = ", ".join(binding.hosts)
             raise PathwaysError(
                 Failure(
                     "lost",
-                    f"slice {binding.slice} spans {', '.join(binding.hosts)}, which compute "
-                    "together no more, or not yet",
+                    f"the hosts of slice {binding.slice} ({hosts}) do not compute together: {why}",
                     "ask for a new slice",
                     host=self.host,
                 )
             )
         return joint
 
-    def _await(self, binding: SliceBinding) -> None:
-        key = footprint_of(binding)
-
-        def settled() -> bool:
-            joint = self._newest(key)
-            return joint is not None and joint.state != "joining"
-
-        with self._changed:
-            self._changed.wait_for(settled, self._patience)
+    def _forget(self) -> None:
+        threading.Thread(target=forget_clients, name="forget clients", daemon=True).start()
 
 
 class JoinedPlatformRuntime(PlatformRuntime):

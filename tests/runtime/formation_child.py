@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import threading
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ class Worker:
         class Direct:
             lost = False
 
-            def __init__(self, address: str, folder: Path) -> None:
+            def __init__(self, address: str, folder: Path, on_lost: Any) -> None:
                 self.address = address
 
         joining.Relay = Direct  # type: ignore[assignment,misc]
@@ -170,15 +171,15 @@ class Worker:
         owned = tuple((host, local) for host, local in devices)
         return SliceBinding(slice_id, "kernel-1", "island0", tuple(shape), axes, owned, "cpu")
 
-    def formed(self, number: int, binding: list[Any], address: str) -> Any:
-        """As the control plane would say it; answers when this host is in, or is not."""
-        import queue
-
+    def span(self, number: int, binding: list[Any]) -> None:
         from pathways_lab.runtime.formation import Formation
 
+        self.spanning.span(binding[0], Formation.of(self.binding(*binding), number, 0))
+
+    def form(self, number: int, address: str) -> Any:
+        """Answers when this host is in, or is not."""
         answers: queue.Queue[Any] = queue.Queue()
-        formation = Formation.of(self.binding(*binding), number, 0)
-        self.spanning.form(formation, address, lambda _, failure: answers.put(failure))
+        self.spanning.form(number, address, lambda _, failure: answers.put(failure))
         failure = answers.get()
         return failure.message if failure else None
 

@@ -57,21 +57,30 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def island(folder: Path) -> Iterator[Island]:
     made = Island(folder)
-    made.all("runtime")
+    made.all("runtime", patience=2.0)
     yield made
     made.close()
 
 
-def form(island: Island, binding: list[object]) -> int:
+def form(island: Island, *bindings: list[object]) -> int:
+    """One formation for these slices."""
     number, address = island.open(2)
-    assert island.all("formed", number=number, binding=binding, address=address) == [None, None]
+    for binding in bindings:
+        island.all("span", number=number, binding=binding)
+    assert island.all("form", number=number, address=address) == [None, None]
     return number
+
+
+def dissolve(island: Island, number: int, *bindings: list[object]) -> None:
+    island.all("dissolve", number=number)
+    for binding in bindings:
+        island.all("unbind", binding=binding)
 
 
 @pytest.mark.cluster
 def test_slices_span_hosts_in_any_order(island: Island) -> None:
     """One formation serves two slices of the same devices; results are where they belong."""
-    number = form(island, WHOLE)
+    number = form(island, WHOLE, TURNED)
     # ((1, 2), (3, 4)) summed over rows, on each device of its column.
     assert island.all("sum_on", binding=WHOLE, meeting="a") == [
         {"0": [4.0], "1": [6.0]},
@@ -82,10 +91,8 @@ def test_slices_span_hosts_in_any_order(island: Island) -> None:
     other = form(island, UNEVEN)
     assert island.all("sum_on", binding=UNEVEN) == [{"0": [6.0]}, {"1": [6.0], "2": [6.0]}]
     assert island.hosts[0].do("sum_on", binding=ALONE) == {"0": [3.0], "1": [3.0]}
-    for each in (number, other):
-        island.all("dissolve", number=each)
-    for binding in (WHOLE, TURNED, UNEVEN):
-        island.all("unbind", binding=binding)
+    dissolve(island, number, WHOLE, TURNED)
+    dissolve(island, other, UNEVEN)
 
 
 @pytest.mark.cluster
@@ -95,30 +102,46 @@ def test_a_slice_opens_when_its_hosts_have_joined(island: Island) -> None:
         host.ask("sum_on", thread="open", binding=WHOLE)
     assert island.hosts[0].waits("open")
     number, address = island.open(2)
+    island.all("span", number=number, binding=WHOLE)
     for host in island.hosts:
         assert host.waits("open", 0.1)
-        host.ask("formed", thread="form", number=number, binding=WHOLE, address=address)
+        host.ask("form", thread="form", number=number, address=address)
     for host in island.hosts:
         assert host.value("form") is None
         assert sorted(host.value("open").values()) == [[4.0], [6.0]]
-    island.all("dissolve", number=number)
-    island.all("unbind", binding=WHOLE)
+    dissolve(island, number, WHOLE)
 
 
 @pytest.mark.cluster
-def test_the_same_slice_again_after_its_formation_ended(island: Island) -> None:
-    """In a new formation at once, and an error that says so when there is none."""
+def test_two_formations_of_the_same_devices(island: Island) -> None:
+    """A new slice does not care that the formation of an older one ends late."""
     first = form(island, WHOLE)
     island.all("sum_on", binding=WHOLE)
-    second = form(island, WHOLE)
-    # The old one is left late: the new one does not suffer.
-    island.all("dissolve", number=first)
+    second = form(island, TURNED)
+    assert island.all("sum_on", binding=TURNED)[0] == {"1": [10.0], "3": [10.0]}
     assert island.all("sum_on", binding=WHOLE)[0] == {"0": [4.0], "1": [6.0]}
-    island.all("dissolve", number=second)
-    island.all("dissolve", number=second)
-    island.all("runtime", patience=0.2)
-    with pytest.raises(Error, match="spans h0, h1, which compute together no more"):
+    dissolve(island, first, WHOLE)
+    assert island.all("sum_on", binding=TURNED)[0] == {"1": [10.0], "3": [10.0]}
+    with pytest.raises(Error, match="do not compute together: their runtime was not formed"):
         island.hosts[0].do("sum_on", binding=WHOLE)
+    dissolve(island, second, TURNED)
+
+
+@pytest.mark.cluster
+def test_a_slice_whose_formation_never_came(island: Island) -> None:
+    """Whoever opens it is told why, at once."""
+    number, _ = island.open(2)
+    island.all("span", number=number, binding=WHOLE)
+    for host in island.hosts:
+        host.ask("sum_on", thread="open", binding=WHOLE)
+    assert island.hosts[0].waits("open", 0.1)
+    island.all("dissolve", number=number)
+    for host in island.hosts:
+        with pytest.raises(Error, match="do not compute together: the test says so"):
+            host.value("open", timeout=1.0)
+    island.all("unbind", binding=WHOLE)
+    # A number that nobody knows is no error.
+    island.all("dissolve", number=number)
 
 
 @pytest.mark.cluster
