@@ -8,6 +8,7 @@ surface, and a test keeps it.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.pmap import pmap
     from pathways_lab.client.program import device_put, program
     from pathways_lab.core.errors import Failure, PathwaysError
+    from pathways_lab.notebook.compare import compare_timelines
     from pathways_lab.runtime.emulated import emulated
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "LargeConstantWarning",
     "PathwaysError",
     "Slice",
+    "compare_timelines",
     "connect",
     "current",
     "device_put",
@@ -48,6 +51,7 @@ _HOMES = {
     "LargeConstantWarning": "client.bodies",
     "PathwaysError": "core.errors",
     "Slice": "client.devices",
+    "compare_timelines": "notebook.compare",
     "connect": "client.lab",
     "current": "client.lab",
     "device_put": "client.program",
@@ -67,6 +71,35 @@ def _open_view(lab: Lab, *panels: str, **options: Any) -> Any:
     return View(lab.timeline, panels, **options)
 
 
+def _close_views(lab: Lab) -> None:
+    # Without the module there are no views.
+    views = sys.modules.get("pathways_lab.notebook.view")
+    if views is not None:
+        views.freeze_all(lab.timeline)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext pathways_lab``: the magics, live views, JAX's names over virtual devices."""
+    from pathways_lab.notebook import extension
+
+    _plug_in()
+    extension.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext pathways_lab`` takes all of it back."""
+    from pathways_lab.notebook import extension
+
+    extension.unload(shell)
+
+
+def _plug_in() -> None:
+    from pathways_lab.client import hooks
+
+    hooks.open_view = hooks.open_view or _open_view
+    hooks.lab_closes = hooks.lab_closes or _close_views
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
@@ -75,9 +108,7 @@ def __getattr__(name: str) -> Any:
     if home.startswith("client."):
         # The lab is what makes calls outside of programs run.
         importlib.import_module("pathways_lab.client.lab")
-        from pathways_lab.client import hooks
-
-        hooks.open_view = hooks.open_view or _open_view
+        _plug_in()
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -17,6 +17,8 @@ SURFACE = {
     *("make_virtual_device_set", "Slice", "emulated"),
     # compiled functions, programs, data
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
+    # looking at what happened
+    *("compare_timelines",),
     # what can go wrong
     *("PathwaysError", "Failure", "LargeConstantWarning"),
 }

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from weakref import WeakKeyDictionary, ref
+
+from pathways_lab.timeline.log import Timeline
 
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 """By program, in the order in which the timeline first saw them."""
@@ -120,3 +123,20 @@ class Palette:
             (program, [(name, self.colour(program, name)) for name in names])
             for program, names in self._families.items()
         ]
+
+
+_palettes: WeakKeyDictionary[Timeline, Palette] = WeakKeyDictionary()
+
+
+def palette_of(timeline: Timeline) -> Palette:
+    """The colours of a timeline: the same in all of its views."""
+    palette = _palettes.get(timeline)
+    if palette is None:
+        here = ref(timeline)  # a strong one would keep the timeline for ever
+
+        def programs() -> dict[str, int]:
+            alive = here()
+            return alive.programs if alive is not None else {}
+
+        palette = _palettes[timeline] = Palette(programs)
+    return palette

@@ -10,6 +10,7 @@ picture (tested).
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,6 +45,12 @@ class What(NamedTuple):
     program: str
     client: str
     line: str
+
+    @property
+    def source(self) -> str:
+        """The user's line without its file, which in a notebook is a pseudo file's path."""
+        found = re.fullmatch(r".*?:(\d+): ?(.*)", self.line, re.DOTALL)
+        return f"{found[1]}: {found[2]}" if found else self.line
 
 
 @dataclass(slots=True)
@@ -107,7 +114,8 @@ class Scene:
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
         self.by_program: Busy[tuple[str, str]] = Busy(window / BINS, BINS + 1, origin)
-        self.counted = self.failed = self.dropped = 0
+        self.ended: dict[int, str] = {}
+        self.dropped = 0
         self.last = float("-inf")
         self._bars = Bars()
         self._rows = rows(self.machine, level)
@@ -156,15 +164,16 @@ class Scene:
             for lane, waiting in self.waiting.items():
                 if lane.host == event.host:
                     waiting.queue.clear()
-        elif event.kind == "failed":
-            self.failed += 1
+        elif event.kind in ("finished", "failed", "cancelled"):
+            self.ended[event.run] = event.kind
+            while len(self.ended) > GANGS:
+                del self.ended[next(iter(self.ended))]
 
     def _span(self, span: Span) -> None:
         self.last = max(self.last, span.end)
         self._bars.add(bars_of(span, self.rows.of))
         if span.kind != "gang":
             return
-        self.counted += 1
         what = What(span.node, span.program, span.client, span.line)
         key = (span.run, span.step)
         for device in span.devices:
@@ -220,7 +229,7 @@ class Scene:
             "node": [what.node or "several" for what in known],
             "program": [what.program or "several programs" for what in known],
             "client": [what.client for what in known],
-            "line": [what.line for what in known],
+            "line": [what.source for what in known],
         }
 
     def _show_again(self) -> None:

@@ -16,17 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from pathways_lab.notebook.frozen import Bundle, freeze
 from pathways_lab.notebook.live import Header, LiveFigures
-from pathways_lab.notebook.palette import Palette
+from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.panels import chosen, plots
 from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.text import merged_note, summary, table
-from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.log import Timeline, within
+from pathways_lab.timeline.records import Span
 
 PERIOD = 0.1
 """Seconds between two updates."""
@@ -40,13 +40,15 @@ SETTLE = 0.3
 PATIENCE = 3.0
 """Seconds that a view waits for computations to end that it saw begin."""
 
+OUTCOMES = ("failed", "cancelled", "finished")
+"""How a run may end, worst first."""
+
 LIVE, FROZEN = 4, 16
 """Live views per timeline, and frozen ones that late pages may still ask for; the
 oldest of more are frozen, or forgotten."""
 
 _live: WeakKeyDictionary[Timeline, list[View]] = WeakKeyDictionary()
 _frozen: deque[LiveFigures] = deque()
-_palettes: WeakKeyDictionary[Timeline, Palette] = WeakKeyDictionary()
 
 
 class View:
@@ -56,6 +58,7 @@ class View:
     window: seconds that it looks back while it is live.
     origin: time (records' clock) that the axis calls 0; None takes the newest
         *window* seconds of what is remembered.
+    runs: the view ends when these runs have ended.
     ended: asked at every update; its answer is "" while what is shown goes on,
         then how it ended (``"finished"``, ``"failed"``, ``"cancelled"``).
     cancel: called when somebody presses *cancel*, in any thread.
@@ -68,13 +71,14 @@ class View:
         title: str = "",
         window: float = 20.0,
         origin: float | None = None,
+        runs: frozenset[int] = frozenset(),
         ended: Callable[[], str] | None = None,
         cancel: Callable[[], None] | None = None,
     ) -> None:
         self.timeline = timeline
         self.panels = chosen(panels)
         self.title = title or "Pathways Lab"
-        self._ended, self._cancel = ended, cancel
+        self._runs, self._ended, self._cancel = runs, ended, cancel
         now = timeline.clock()
         records = timeline.records
         if origin is None:
@@ -100,7 +104,7 @@ class View:
         batch = self.timeline.since(self._version)
         self._version = batch.version
         self.scene.dropped += batch.missed
-        records = [r for r in batch.records if _belongs(r, self.scene.origin)]
+        records = [r for r in batch.records if within(r, self.scene.origin)]
         self.scene.add(records, now)
         return bool(records)
 
@@ -187,9 +191,8 @@ class View:
 
     def _over(self) -> bool:
         """Whether what is shown has ended and its last records have arrived."""
-        if self._ended is None:
-            return False
-        outcome = self._ended()
+        outcome = self._ended() if self._ended is not None else ""
+        outcome = outcome or self._outcome_of_runs()
         if not outcome:
             return False
         now = time.monotonic()
@@ -200,6 +203,13 @@ class View:
             return False
         self.outcome = outcome
         return True
+
+    def _outcome_of_runs(self) -> str:
+        """How the view's runs have ended: the worst of them; "" before the last has."""
+        outcomes = {self.scene.ended.get(run, "") for run in self._runs}
+        if not outcomes or "" in outcomes:
+            return ""
+        return next(worst for worst in OUTCOMES if worst in outcomes)
 
     # --- notebook ----------------------------------------------------------------
 
@@ -244,23 +254,23 @@ class View:
             self._collect(self.timeline.clock())
             scene = self.scene
             last = max(scene.last, scene.origin + 0.05)
-            records = [r for r in self.timeline.records if _belongs(r, scene.origin)]
+            records = [r for r in self.timeline.records if within(r, scene.origin)]
             return freeze(
                 records, scene.origin, last, self.panels, self.title, self.palette,
                 self.notes(), scene.machine,
             )  # fmt: skip
 
-    def freeze(self) -> None:
+    def freeze(self) -> View:
         """Replace the live picture by a static one, in every page and in the notebook."""
         with self._lock:
             if self._closed.is_set():
-                return
+                return self
             self._closed.set()
             self.outcome = self.outcome or "ended"
             if self in _live.get(self.timeline, ()):
                 _live[self.timeline].remove(self)
             if self.live is None:
-                return
+                return self
             data, metadata = self.bundle()
             self.live.freeze(data, metadata)
             for handle in self._handles:
@@ -268,8 +278,7 @@ class View:
             _frozen.append(self.live)
             while len(_frozen) > FROZEN:
                 _frozen.popleft().close()
-
-    close = freeze
+        return self
 
 
 def _display(
@@ -281,29 +290,6 @@ def _display(
     show: Any = ipython.display
     options: dict[str, Any] = {"display_id": True} if display_id else {}
     return show(dict(data), metadata=dict(metadata or {}), raw=True, **options)
-
-
-def _belongs(record: Record, origin: float) -> bool:
-    """Whether a view that begins at *origin* needs a record."""
-    if isinstance(record, Span):
-        return record.end > origin
-    if isinstance(record, Event) and record.kind.startswith(("host-", "slice-")):
-        return True
-    return record.time >= origin
-
-
-def palette_of(timeline: Timeline) -> Palette:
-    """The colours of a timeline: the same in all of its views."""
-    palette = _palettes.get(timeline)
-    if palette is None:
-        here = ref(timeline)  # a strong one would keep the timeline for ever
-
-        def programs() -> dict[str, int]:
-            alive = here()
-            return alive.programs if alive is not None else {}
-
-        palette = _palettes[timeline] = Palette(programs)
-    return palette
 
 
 def freeze_all(timeline: Timeline) -> None:

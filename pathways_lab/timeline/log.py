@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pathways_lab.timeline.records import Record, Sample
+from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 Observer = Callable[[Sequence[Record]], None]
 
@@ -34,6 +34,39 @@ class Batch:
     records: tuple[Record, ...]
     version: int
     missed: int
+
+
+class Recording:
+    """What happened between two moments of a timeline; records that arrive late count too.
+
+    start, end: seconds on the records' clock; end is None while it goes on.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.start = timeline.clock()
+        self.end: float | None = None
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end = self.timeline.clock()
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Records of this stretch that are still known, and all of islands, hosts and slices."""
+        end = self.end if self.end is not None else float("inf")
+        return tuple(r for r in self.timeline.records if within(r, self.start, end))
+
+
+def within(record: Record, start: float, end: float = float("inf")) -> bool:
+    """Whether a picture of the time between *start* and *end* needs a record."""
+    if isinstance(record, Span):
+        return record.end > start and record.start < end
+    if isinstance(record, Event) and record.kind.startswith(("host-", "slice-")):
+        return record.time <= end
+    return start <= record.time <= end
 
 
 class Timeline:
@@ -79,6 +112,10 @@ class Timeline:
             except Exception as error:
                 self.failures.append(f"{observer!r} was dropped: {type(error).__name__}: {error}")
                 self._forget(observer)
+
+    def recording(self) -> Recording:
+        """``with timeline.recording() as run: ...``: keeps what happens inside."""
+        return Recording(self)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call *observer* with every new batch, in the thread that reports it.

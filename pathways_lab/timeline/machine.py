@@ -51,7 +51,7 @@ class SliceSeen:
         sizes = ", ".join(
             f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=False)
         )
-        return f"slice {self.slice % (1 << 32)} ({sizes or self.shape})"
+        return f"slice s{self.slice % (1 << 32)} ({sizes or self.shape})"
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ def test_every_device_is_a_cell_of_its_island() -> None:
     ]
     assert set(column(plot, "islands-cells", "state")) == {"idle"}
     assert set(column(plot, "islands-cells", "holder")) == {
-        "slice 0 (data=2, model=2) of kernel-1", "slice 1 (data=2, model=2) of kernel-1",
+        "slice s0 (data=2, model=2) of kernel-1", "slice s1 (data=2, model=2) of kernel-1",
     }  # fmt: skip
     heads = column(plot, "islands-heads", "text")
     assert heads[0].startswith("island0  ·  2 hosts, 4 CPU devices")

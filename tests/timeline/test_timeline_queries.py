@@ -42,7 +42,7 @@ def test_the_machine_is_what_joined() -> None:
         Lane("island0", "island0/host1", 0),
     )
     held = seen.held["island1/host0", 1]
-    assert str(held) == "slice 1 (data=2, model=2)"
+    assert str(held) == "slice s1 (data=2, model=2)"
 
 
 def test_a_host_is_known_from_its_work_when_its_arrival_is_forgotten() -> None:

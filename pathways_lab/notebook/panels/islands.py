@@ -266,4 +266,4 @@ def _slices(slices: list[SliceSeen]) -> str:
     if len(slices) > 1:
         return f"{len(slices)} slices"
     shape = "×".join(str(size) for size in slices[0].shape)
-    return f"slice {slices[0].slice % (1 << 32)}: {shape}"
+    return f"slice s{slices[0].slice % (1 << 32)}: {shape}"

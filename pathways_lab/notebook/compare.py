@@ -1,0 +1,118 @@
+"""Several stretches of time below each other, on one scale: which way is faster, and why.
+
+Problem: the same model as one SPMD program and as an MPMD pipeline; a reader
+wants to lay one over the other.
+
+Rule for maintainers: a static picture, drawn by the same panels as everything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+
+from pathways_lab.notebook.frozen import FINEST, LIMIT, Bundle, image
+from pathways_lab.notebook.palette import palette_of
+from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.plot import Plot
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.static import picture
+from pathways_lab.notebook.text import duration, merged_note, table
+from pathways_lab.timeline.busy import utilisation
+from pathways_lab.timeline.log import Recording
+from pathways_lab.timeline.records import Event, Span
+
+SETTLE = 2.0
+"""Seconds that are waited for the last records of a stretch."""
+
+BUDGETS = (2400, 1200, 600, 200, 60)
+"""Bars of all stretches together."""
+
+
+class Comparison:
+    """Recordings by title, shown stacked; the value of the cell that compares them."""
+
+    def __init__(self, recordings: Mapping[str, Recording]) -> None:
+        if not recordings:
+            raise ValueError("there is nothing to compare: give at least one recording")
+        for recording in recordings.values():
+            settle(recording)
+        self.recordings = dict(recordings)
+
+    def bundle(self) -> Bundle:
+        """The picture as MIME data and metadata."""
+        longest = max(_seconds(recording) for recording in self.recordings.values())
+        for budget in BUDGETS:
+            data, metadata = self._draw(longest, budget // len(self.recordings))
+            if sum(map(len, data.values())) <= LIMIT:
+                break
+        return data, metadata
+
+    def _draw(self, longest: float, budget: int) -> Bundle:
+        plots: list[Plot] = []
+        texts: list[str] = []
+        notes: list[str] = []
+        facts: dict[str, dict[str, float]] = {}
+        palette = palette_of(next(iter(self.recordings.values())).timeline)
+        for number, (title, recording) in enumerate(self.recordings.items()):
+            start, seconds = recording.start, _seconds(recording)
+            scene = Scene(start, longest, palette, final=True, budget=FINEST)
+            scene.add(recording.records, start + seconds)
+            if len(scene.drawn) > budget:
+                scene.coarsen(budget)
+                notes.append(merged_note(scene.resolution))
+            busy = utilisation(recording.records, start, start + max(seconds, 1e-9))
+            share = sum(busy.values()) / max(1, len(busy))
+            head = f"{duration(seconds)}, devices that take part busy {100 * share:.0f} %"
+            for name in ("queues", "utilisation"):
+                plot = PANELS[name](scene, start + longest)
+                if name == "queues":
+                    plot = replace(plot, title=title, note=head)
+                plots.append(replace(plot, name=f"{name}-{number}", x=(0.0, longest), readouts={}))
+            texts.append(f"{title}: {head}\n{table(scene, start + seconds, title)}")
+            facts[title] = {"seconds": round(seconds, 6), "busy": round(share, 4)}
+        summary = "; ".join(text.splitlines()[0] for text in texts)
+        svg = picture(
+            plots,
+            "Timelines on one scale",
+            tuple(dict.fromkeys(notes)),
+            palette.legend(),
+            {"recordings": facts},
+            summary,
+        )
+        data = {"text/html": image(svg, summary), "text/plain": "\n\n".join(texts)}
+        return data, {"pathways_lab": deepcopy(facts)}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
+        return self.bundle()
+
+    def __repr__(self) -> str:
+        return self.bundle()[0]["text/plain"]
+
+
+def compare_timelines(recordings: Mapping[str, Recording]) -> Comparison:
+    """Show recordings (``lab.timeline.recording()``) below each other on one time scale."""
+    return Comparison(recordings)
+
+
+def _seconds(recording: Recording) -> float:
+    end = recording.end if recording.end is not None else recording.timeline.clock()
+    return end - recording.start
+
+
+def settle(recording: Recording) -> None:
+    """Wait, but not for long, until every run that was submitted meanwhile has its end."""
+    until = time.monotonic() + SETTLE
+    while time.monotonic() < until:
+        records = recording.timeline.since(0).records
+        events = [r for r in records if isinstance(r, Event) and r.time >= recording.start]
+        end = recording.end if recording.end is not None else float("inf")
+        begun = {r.run for r in events if r.kind == "submitted" and r.time <= end}
+        over = {r.run for r in events if r.kind in ("finished", "failed", "cancelled")}
+        started = {(r.run, r.step, r.host) for r in events if r.kind == "launched"}
+        done = {(r.run, r.step, r.host) for r in records if isinstance(r, Span)}
+        if begun <= over and {key for key in started if key[0] in begun} <= done:
+            return
+        time.sleep(0.05)

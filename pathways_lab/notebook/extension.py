@@ -1,0 +1,77 @@
+"""``%load_ext pathways_lab``: what it switches on, and how it is switched off.
+
+Rule for maintainers: loading twice is loading once; unloading restores
+everything that loading changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pathways_lab.client import hooks, patch
+from pathways_lab.notebook import completion
+from pathways_lab.notebook.errors import Renderer
+from pathways_lab.notebook.magics import PathwaysMagics
+from pathways_lab.notebook.printed import Printed
+from pathways_lab.notebook.progress import notebook_line
+
+MAGICS: dict[str, Any] = {
+    "%%pw_program": PathwaysMagics.pw_program,
+    "%pw_cluster": PathwaysMagics.pw_cluster,
+}
+"""Magics with options, for their completion."""
+
+
+class Extension:
+    """The extension in one IPython shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        in_notebook = getattr(shell, "kernel", None) is not None
+        self.renderer = Renderer(shell)
+        self.magics = PathwaysMagics(shell, self.renderer, Printed(in_notebook))
+        self.matcher = completion.matcher({n: magic.parser for n, magic in MAGICS.items()})
+        self._progress = hooks.show_progress
+        shell.register_magics(self.magics)
+        shell.Completer.custom_matchers.append(self.matcher)
+        self.renderer.install()
+        patch.load()
+        if in_notebook:
+            hooks.show_progress = notebook_line
+            # The first picture must not wait for Bokeh's modules.
+            threading.Thread(target=_import_views, name="pathways imports", daemon=True).start()
+
+    def unload(self) -> None:
+        """Take everything back."""
+        patch.unload()
+        self.renderer.remove()
+        hooks.show_progress = self._progress
+        matchers = self.shell.Completer.custom_matchers
+        if self.matcher in matchers:
+            matchers.remove(self.matcher)
+        manager = self.shell.magics_manager
+        for kind, table in self.magics.magics.items():
+            for name in table:
+                manager.magics[kind].pop(name, None)
+
+
+def _import_views() -> None:
+    import pathways_lab.notebook.view  # noqa: F401
+
+
+_loaded: WeakKeyDictionary[Any, Extension] = WeakKeyDictionary()
+
+
+def load(shell: Any) -> None:
+    """Switch the extension on in a shell."""
+    if shell not in _loaded:
+        _loaded[shell] = Extension(shell)
+
+
+def unload(shell: Any) -> None:
+    """Switch it off."""
+    extension = _loaded.pop(shell, None)
+    if extension is not None:
+        extension.unload()

@@ -1,0 +1,51 @@
+"""The start of a lab, shown in a notebook: one live line that ends as one line.
+
+Rule for maintainers: called by the thread that waits; it updates its own
+output and prints nothing.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from pathways_lab.runtime.progress import Progress, Show
+
+BAR = (
+    '<div style="display:inline-block;vertical-align:middle;width:180px;height:8px;'
+    'border-radius:4px;background:rgba(128,128,128,.25);margin-right:10px">'
+    '<div style="width:{percent}%;height:100%;border-radius:4px;background:#0072b2"></div></div>'
+)
+
+
+def as_html(progress: Progress) -> str:
+    """A bar and what is happening; at the end only what was done."""
+    text = html.escape(progress.text)
+    if progress.done >= progress.total:
+        return f"<span>{text}, after {progress.seconds:.1f} s</span>"
+    percent = round(100 * progress.done / max(1, progress.total))
+    return f"{BAR.format(percent=percent)}<span>{text} … {progress.seconds:.1f} s</span>"
+
+
+def as_text(progress: Progress) -> str:
+    """The same for front ends without HTML."""
+    if progress.done >= progress.total:
+        return f"{progress.text}, after {progress.seconds:.1f} s"
+    return str(progress)
+
+
+def notebook_line() -> Show:
+    """A function that shows progress below the running cell."""
+    handles: list[Any] = []
+
+    def show(progress: Progress) -> None:
+        from IPython import display as ipython
+
+        data = {"text/html": as_html(progress), "text/plain": as_text(progress)}
+        if handles:
+            handles[0].update(data, raw=True)
+        else:
+            display: Any = ipython.display
+            handles.append(display(data, raw=True, display_id=True))
+
+    return show
