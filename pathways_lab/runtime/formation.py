@@ -26,7 +26,7 @@ class Formation:
     """One JAX client of several processes.
 
     number: never used twice; a formation that is formed again has a new one.
-    island, epoch: it ends with its island's epoch.
+    island, epoch: where and when it was formed.  It ends with any of its hosts.
     parts: ``(host, its local device numbers)``, by rank; numbers ascend.
     """
 

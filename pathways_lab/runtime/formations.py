@@ -1,0 +1,154 @@
+"""The control plane's book of formations: which are wanted, forming, formed, over.
+
+Problem: hosts form a common runtime only if all of them are told the same, in
+the same order of events, with the address of a service that is opened
+meanwhile; and everybody must be told at once when it is over, because what
+computes there waits for the others.
+
+How: slices that span hosts and cover the same devices share a formation.
+Hosts are told ``span`` before the slice is bound, ``form`` when the service is
+there, ``dissolve`` when it is over: the last slice is gone, a host was lost,
+or it could not be formed.
+
+Rule for maintainers: pure; one thread (the reactor's); no order of gangs here.
+
+Paper: section 4.1, section 4.5.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pathways_lab.core.program import SliceId
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.formation import Formation
+
+_ATTEMPTS = 2
+"""How often a service is asked for: the coordination process may have died once."""
+
+Tell = Callable[[str, str, dict[str, Any]], object]
+"""``(host, operation, fields)``: one message to one host; never raises."""
+
+
+class Services(Protocol):
+    """What is needed of :class:`pathways_lab.runtime.coordination.Coordination`.
+
+    Its answers come back through :meth:`Formations.opened` and :meth:`Formations.refused`.
+    """
+
+    def open(self, formation: int, processes: int) -> None: ...
+
+    def close(self, formation: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    """orphaned: its service is gone; it goes on, but new slices get another one."""
+
+    formation: Formation
+    slices: set[SliceId] = field(default_factory=set)
+    attempts: int = 1
+    orphaned: bool = False
+
+
+class Formations:
+    """All formations of a cluster.  See the module's text for who calls what."""
+
+    def __init__(self, services: Services, tell: Tell) -> None:
+        self._services = services
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._entries: dict[int, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def of_slice(self, slice_id: SliceId) -> Formation | None:
+        """The formation that a slice computes in; None if it needs none or it is over."""
+        for entry in self._entries.values():
+            if slice_id in entry.slices:
+                return entry.formation
+        return None
+
+    # --- slices ----------------------------------------------------------------------
+
+    def bind(self, binding: SliceBinding, epoch: int) -> None:
+        """A slice is about to be bound on its hosts: call before they are told."""
+        if len(binding.hosts) < 2:
+            return
+        formation = Formation.of(binding, next(self._numbers), epoch)
+        known = next(
+            (
+                entry
+                for entry in self._entries.values()
+                if entry.formation.footprint == formation.footprint and not entry.orphaned
+            ),
+            None,
+        )
+        entry = known or _Entry(formation)
+        entry.slices.add(binding.slice)
+        fields = {"slice": binding.slice, "formation": pack(entry.formation)}
+        for host in entry.formation.hosts:
+            self._tell(host, "span", fields)
+        if known is None:
+            self._entries[formation.number] = entry
+            self._services.open(formation.number, len(formation.parts))
+
+    def unbind(self, slice_id: SliceId) -> None:
+        """A slice is gone, and its hosts were told."""
+        for number, entry in list(self._entries.items()):
+            if slice_id in entry.slices:
+                entry.slices.discard(slice_id)
+                if not entry.slices:
+                    self._end(number, "its last slice was released")
+
+    # --- hosts -----------------------------------------------------------------------
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """Call before the core is told: what waits for this host must not wait on."""
+        for number, entry in list(self._entries.items()):
+            if host in entry.formation.hosts:
+                self._end(number, f"{host} was lost: {reason}", without=host)
+
+    def formed(self, number: int, host: str, why: str | None) -> None:
+        """A host says that it is in, or *why* it is not."""
+        if why is not None and number in self._entries:
+            self._end(number, f"{host} could not join: {why}")
+
+    # --- services --------------------------------------------------------------------
+
+    def opened(self, number: int, address: str) -> None:
+        """The service of a formation is there: all its hosts meet at it."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return
+        for host in entry.formation.hosts:
+            self._tell(host, "form", {"formation": number, "address": address})
+
+    def refused(self, number: int, reason: str) -> None:
+        """There is no service for a formation."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return
+        if entry.attempts < _ATTEMPTS:
+            entry.attempts += 1
+            self._services.open(number, len(entry.formation.parts))
+        else:
+            self._end(number, f"no coordination service: {reason}")
+
+    def orphaned(self, numbers: list[int]) -> None:
+        """The services of these are gone; groups of devices that met before compute on."""
+        for number in numbers:
+            if number in self._entries:
+                self._entries[number].orphaned = True
+
+    def _end(self, number: int, reason: str, without: str = "") -> None:
+        formation = self._entries.pop(number).formation
+        for host in formation.hosts:
+            if host != without:
+                self._tell(host, "dissolve", {"formation": number, "reason": reason})
+        self._services.close(number)
