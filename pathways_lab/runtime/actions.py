@@ -27,7 +27,8 @@ class Launch:
     """Hand the gang to its lane.  Missing payloads of *inputs* are zeros.
 
     copies: donated inputs that somebody else still names: give a copy away.
-    alone: nothing else may be in flight on the lane (it calls back into Python).
+    alone: nothing else may be in flight on the lane.
+    first: no gang of this function was launched on this slice before.
     poison: why its results are worthless, or None.
     seq: its place in the island's order.
     """
@@ -40,6 +41,7 @@ class Launch:
     outputs: tuple[Slot, ...]
     copies: tuple[int, ...]
     alone: bool
+    first: bool
     poison: Failure | None
     seq: int
 

@@ -233,6 +233,12 @@ def zeros(value: Value, place: Place) -> jax.Array:
     return join(value, place, dict.fromkeys(place.numbers, blank))
 
 
+def copied(value: Value, array: jax.Array, place: Place) -> jax.Array:
+    """The same array in memory of its own."""
+    shards = {number: jnp.copy(shard) for number, shard in shards_of(array, place).items()}
+    return join(value, place, shards)
+
+
 class Argument:
     """A small array that came whole with a grant; cut and put on the devices when needed.
 

@@ -117,6 +117,14 @@ class IslandRuntime(abc.ABC):
     def _make(self, binding: SliceBinding) -> Footprint:
         """The JAX devices behind a set of devices that has none yet."""
 
+    @abc.abstractmethod
+    def meet(self, binding: SliceBinding, name: str) -> None:
+        """Wait for the slice's other hosts, if it has any, with nothing in flight on its lane.
+
+        Before the first launch of each computation; *name* is met at once only.
+        Raises PathwaysError when they do not come any more.
+        """
+
     def open(self, binding: SliceBinding) -> Place:
         """The slice's JAX devices, made if need be.  May wait.  Raises what JAX raises."""
         key = footprint_of(binding)
@@ -156,6 +164,9 @@ class CpuRuntime(IslandRuntime):
     def lane(self, binding: SliceBinding) -> str:
         return "+".join(f"{host}:{number}" for host, number in footprint_of(binding))
 
+    def meet(self, binding: SliceBinding, name: str) -> None:
+        """A slice of one process has nobody to wait for."""
+
     def _make(self, binding: SliceBinding) -> Footprint:
         owned = footprint_of(binding)
         strangers = sorted({host for host, _ in owned} - {self.host})
@@ -186,18 +197,9 @@ class PlatformRuntime(IslandRuntime):
     def lane(self, binding: SliceBinding) -> str:
         return self.host
 
+    def meet(self, binding: SliceBinding, name: str) -> None:
+        """The platform's own runtime brings hosts together."""
+
     def _make(self, binding: SliceBinding) -> Footprint:
         owned = footprint_of(binding)
         return Footprint(self.host, {o: self._devices[o[1]] for o in owned if o[0] == self.host})
-
-
-def find_runtime(
-    host: str, platform: str, devices: int | None, memory: int | None
-) -> IslandRuntime:
-    """The runtime for this process.
-
-    platform: ``"cpu"``, or ``"auto"`` for accelerators where JAX finds them.
-    """
-    if platform != "cpu" and jax.default_backend() != "cpu":
-        return PlatformRuntime(host, memory)
-    return CpuRuntime(host, devices, memory)

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import arrays
@@ -45,6 +44,7 @@ class GangJob:
     """A gang as a lane sees it (see :class:`pathways_lab.runtime.lanes.Job`).
 
     executable: None when it is not there; then the gang fails in its place.
+    meet(): called before the first launch of a function on several hosts.
     on_start(job, time), on_over(job, times, failure): called in the lane's threads.
     handed: monotonic seconds when its inputs and its turn had come.
     """
@@ -55,6 +55,7 @@ class GangJob:
         place: Place,
         executable: Executable | None,
         host: str,
+        meet: Callable[[], None],
         on_start: Callable[[GangJob, float], None],
         on_over: Callable[[GangJob, Times, Failure | None], None],
     ) -> None:
@@ -64,6 +65,7 @@ class GangJob:
         self.handed = time.monotonic()
         self._executable = executable
         self._host = host
+        self._meet = meet
         self._on_start = on_start
         self._on_over = on_over
 
@@ -78,13 +80,15 @@ class GangJob:
         gangs = self._executable.gangs
         if self._executable.calls_python:
             gangs.key, gangs.errors = launch.key, []
+        if launch.first:
+            self._meet()
         arguments = []
         for position, slot in enumerate(launch.inputs):
             array = arrays.resolved(slot.payload)
             if array is None:
                 array = arrays.zeros(slot.value, self.place)
             elif position in launch.copies:
-                array = jnp.copy(array)
+                array = arrays.copied(slot.value, array, self.place)
             arguments.append(array)
         results, receipt = self._executable(arguments)
         for position in launch.call.donated:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.runtime import lifeline
 
 if TYPE_CHECKING:
+    from pathways_lab.runtime.devices import IslandRuntime
     from pathways_lab.runtime.host_rim import HostRim
 
 _COLLECTIVES = (
@@ -59,6 +60,27 @@ def set_environment(platform: str, devices: int | None) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 
+def find_runtime(settings: dict[str, Any]) -> IslandRuntime:
+    """The devices of this process: accelerators where JAX finds them, else emulated ones."""
+    from pathways_lab.runtime.address import parse, private_folder, remove_folder
+    from pathways_lab.runtime.devices import PlatformRuntime
+    from pathways_lab.runtime.spanning import SpanningCpuRuntime
+
+    if settings["platform"] != "cpu":
+        import jax
+
+        if jax.default_backend() != "cpu":
+            return PlatformRuntime(settings["name"], settings["memory"])
+    folder = private_folder()
+    lifeline.at_end(lambda: remove_folder(folder))
+    _, place = parse(settings["data_listen"])
+    # Other hosts of the island reach this one where they reach its data address.
+    interface = "127.0.0.1" if isinstance(place, str) else place[0]
+    return SpanningCpuRuntime(
+        settings["name"], folder, settings["devices"], settings["memory"], interface
+    )
+
+
 class _End:
     """Ends the process once, saying why."""
 
@@ -85,7 +107,6 @@ def main() -> None:
     set_environment(settings["platform"], settings["devices"])
 
     # Only now: these import JAX.
-    from pathways_lab.runtime.devices import find_runtime
     from pathways_lab.runtime.host_rim import HostRim
     from pathways_lab.runtime.tls import client_context, server_context
 
@@ -95,9 +116,7 @@ def main() -> None:
     rim = end.rim = HostRim(
         settings["name"],
         settings["island"],
-        find_runtime(
-            settings["name"], settings["platform"], settings["devices"], settings["memory"]
-        ),
+        find_runtime(settings),
         bytes.fromhex(settings["data_key"]),
         settings["data_listen"],
         end,

@@ -24,12 +24,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pathways_lab.core.errors import Failure
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Line, Plan, SliceId, Transfer
+from pathways_lab.core.program import Plan, Transfer
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime import binding as bindings
@@ -45,10 +44,11 @@ from pathways_lab.runtime.actions import (
     Send,
     Serve,
 )
-from pathways_lab.runtime.codec import unpack, unpack_fields
+from pathways_lab.runtime.codec import pack, unpack, unpack_fields
 from pathways_lab.runtime.desk import Desk, Fetch
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.exchange import Arrived, Exchange
+from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Lanes, Times
@@ -59,27 +59,15 @@ from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.reports import Reports
 from pathways_lab.runtime.routes import Route, route
+from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
+from pathways_lab.runtime.tenants import Tenants, failure_of
 
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
 
 Buffers = list[memoryview]
 Fields = dict[str, Any]
-
-
-@dataclass(slots=True)
-class _Slice:
-    """A slice as this host knows it.
-
-    place: its devices here, why there are none, None until that is known.
-    waiting: what to do when it is.
-    """
-
-    binding: SliceBinding
-    place: Place | Failure | None = None
-    waiting: list[Callable[[Place | Failure], None]] = field(default_factory=list)
-    executables: dict[str, Executable] = field(default_factory=dict)
 
 
 class HostRim:
@@ -109,7 +97,6 @@ class HostRim:
         self._fatal = fatal
         self._control: Link | None = None
         self._context = client_context
-        self._slices: dict[SliceId, _Slice] = {}
         self._todo: deque[Action] = deque()
         self._output = Output(self._printed)
         self._output.install()
@@ -135,16 +122,25 @@ class HostRim:
             lambda: self.launcher.idle,
             lambda: self.launcher.buffers.memory,
         )
+        self.tenants = Tenants(
+            name,
+            runtime,
+            self.launcher,
+            self.compiler,
+            self.reactor.call_soon,
+            lambda slice_id: self.desk.opened(slice_id),
+            self._compiled,
+        )
         self.desk = Desk(
             name,
             self.launcher,
             self.exchange,
-            self._where,
+            self.tenants.where,
             self._carry_out,
             self._resident,
         )
         self._story = Story(name, island, runtime.emulated, self._offset)
-        bindings.resolve_with(self._device)
+        bindings.resolve_with(self.tenants.device)
         self.data_address = self.reactor.listen(
             data_listen,
             data_key,
@@ -224,106 +220,59 @@ class HostRim:
         """User code printed; in any thread."""
         self.tell_control("output", {"run": run, "device": device, "text": text})
 
-    # --- slices and functions -------------------------------------------------------------
+    # --- slices, formations, functions ------------------------------------------------------
 
     def _bind(self, fields: Fields, _: Buffers) -> None:
-        self._know(unpack(SliceBinding, fields["binding"]))
-
-    def _know(self, binding: SliceBinding) -> None:
-        """A slice exists; if it has devices here, they are opened."""
-        known = self._slices.get(binding.slice)
-        if known is not None and known.binding == binding:
-            return
-        ours = self.name in binding.hosts
-        self.launcher.bind(binding, self.runtime.lane(binding) if ours else "")
-        entry = self._slices[binding.slice] = _Slice(binding)
-        if ours:
-            self.compiler.submit(lambda: self._open(entry))
-
-    def _open(self, entry: _Slice) -> None:
-        """In a pool thread: it may take long."""
-        try:
-            place: Place | Failure = self.runtime.open(entry.binding)
-        except Exception as error:
-            text = f"{self.name} could not open the devices of a slice"
-            place = self._failure(text, error)
-        self.reactor.call_soon(self._opened, entry, place)
-
-    def _opened(self, entry: _Slice, place: Place | Failure) -> None:
-        entry.place = place
-        waiting, entry.waiting = entry.waiting, []
-        for call in waiting:
-            call(place)
-        self.desk.opened(entry.binding.slice)
-        self.reports.due()
+        self.tenants.bind(unpack(SliceBinding, fields["binding"]))
 
     def _unbind(self, fields: Fields, _: Buffers) -> None:
-        entry = self._slices.pop(fields["slice"], None)
-        if entry is None:
-            return
-        self._carry_out(self.launcher.unbind(fields["slice"]))
-        if self.name not in entry.binding.hosts:
-            return
-        self.compiler.submit(lambda: self.runtime.close(entry.binding))
-        ours = [s.binding for s in self._slices.values() if self.name in s.binding.hosts]
-        lane = self.runtime.lane(entry.binding)
-        if lane not in {self.runtime.lane(binding) for binding in ours}:
+        actions, lane = self.tenants.unbind(fields["slice"])
+        self._carry_out(actions)
+        if lane:
             self._lanes.drop(lane)
 
-    def _where(self, slice_id: SliceId | None) -> Place | Failure | None:
-        entry = self._slices.get(slice_id) if slice_id is not None else None
-        return entry.place if entry is not None else None
+    def _span(self, fields: Fields, _: Buffers) -> None:
+        """A slice that is about to be bound computes together with other hosts."""
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            self.runtime.span(fields["slice"], unpack(Formation, fields["formation"]))
 
-    def _place(self, slice_id: SliceId | None) -> Place:
-        place = self._where(slice_id)
-        if not isinstance(place, Place):
-            raise RuntimeError(f"slice {slice_id} has no open devices on {self.name}")
-        return place
+    def _form(self, fields: Fields, _: Buffers) -> None:
+        """All hosts of a formation meet now."""
 
-    def _device(self, slice_id: SliceId, number: int) -> Any:
-        """What a pickled virtual device is here; in a pool thread."""
-        place = self._where(slice_id)
-        return place.devices[number] if isinstance(place, Place) else None
+        def done(number: int, failure: Failure | None) -> None:
+            plain = None if failure is None else pack(failure)
+            self.tell_control("joined", {"number": number, "failure": plain})
+
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            self.runtime.form(fields["number"], fields["address"], done)
+
+    def _dissolve(self, fields: Fields, _: Buffers) -> None:
+        """A formation has ended."""
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            self.runtime.dissolve(fields["number"], fields["reason"])
 
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
-        function, slice_id = fields["function"], fields["slice"]
-        entry = self._slices[slice_id]
         try:
             code = Code.from_wire(fields, buffers[0])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            failure = self._failure("the description of a compiled function is malformed", error)
-            self.reports.compiled(function, slice_id, 0, failure)
+            text = "the description of a compiled function is malformed"
+            failure = failure_of(text, error, self.name)
+            self.reports.compiled(fields["function"], fields["slice"], 0, failure)
             return
-
-        def compile_it(place: Place | Failure) -> None:
-            if isinstance(place, Failure):
-                self.reports.compiled(function, slice_id, 0, place)
-                return
-            self.compiler.prepare(
-                code,
-                place,
-                lambda result, start, end: self.reactor.call_soon(
-                    self._compiled, entry, code, result, start, end
-                ),
-            )
-
-        if entry.place is None:
-            entry.waiting.append(compile_it)
-        else:
-            compile_it(entry.place)
+        self.tenants.prepare(code)
 
     def _compiled(
-        self, entry: _Slice, code: Code, result: Executable | Failure, start: float, end: float
+        self,
+        binding: SliceBinding,
+        code: Code,
+        result: Executable | Failure,
+        start: float,
+        end: float,
     ) -> None:
         failure = result if isinstance(result, Failure) else None
-        temporary = 0
-        if isinstance(result, Executable):
-            temporary = result.temporary
-            entry.executables[code.function] = result
-            if result.calls_python:
-                self.launcher.launches_alone(code.function, code.slice)
+        temporary = result.temporary if isinstance(result, Executable) else 0
         if end > start:
-            self.reports.record(self._story.compiled(entry.binding, code, start, end, failure))
+            self.reports.record(self._story.compiled(binding, code, start, end, failure))
         self.reports.compiled(code.function, code.slice, temporary, failure)
         self.reports.due()
 
@@ -331,7 +280,7 @@ class HostRim:
 
     def _program(self, fields: Fields, _: Buffers) -> None:
         for packed in fields["bindings"]:
-            self._know(unpack(SliceBinding, packed))
+            self.tenants.bind(unpack(SliceBinding, packed))
         self.launcher.program(unpack(Plan, fields["plan"]))
 
     def _grant(self, fields: Fields, buffers: Buffers) -> None:
@@ -344,12 +293,12 @@ class HostRim:
     def _argument(self, grant: Grant, position: int, data: memoryview) -> Any:
         plan = self.launcher.plan(grant.plan)
         value = plan.values[plan.inputs[position]] if plan is not None else None
-        if value is None or value.slice not in self._slices:
+        if value is None:
             return None
         try:
-            return arrays.Argument(data, value, lambda: self._place(value.slice))
+            return arrays.Argument(data, value, lambda: self.tenants.place(value.slice))
         except ValueError as error:
-            return self._failure(f"argument {position} is malformed", error)
+            return failure_of(f"argument {position} is malformed", error, self.name)
 
     def _abort(self, fields: Fields, _: Buffers) -> None:
         text = f"run {fields['run']} was ended by the control plane"
@@ -404,25 +353,16 @@ class HostRim:
         """One step cannot be done here: that step fails."""
         match action:
             case Launch(key=key, call=call):
-                failure = self._failure(f"{call.name} cannot be launched", error, call.line)
+                failure = failure_of(f"{call.name} cannot be launched", error, self.name, call.line)
                 self._carry_out(self.launcher.done(key, 0.0, failure))
             case Send(key=key, node=node):
-                failure = self._failure(f"{node.name} cannot be sent", error, node.line)
+                failure = failure_of(f"{node.name} cannot be sent", error, self.name, node.line)
                 self._carry_out(self.launcher.sent(key, failure))
             case Receive(key=key, node=node):
-                failure = self._failure(f"{node.name} cannot be received", error, node.line)
+                failure = failure_of(f"{node.name} cannot be received", error, self.name, node.line)
                 self._carry_out(self.launcher.received(key, failure=failure))
             case _:
                 raise error
-
-    def _failure(self, what: str, error: Exception, line: Line | None = None) -> Failure:
-        return Failure(
-            "execute",
-            f"{what}: {error}",
-            host=self.name,
-            line=line or Line(),
-            details="".join(traceback.format_exception(error)),
-        )
 
     def _exchange(self, action: Send | Receive) -> None:
         """One end of a transfer; its devices may still be being opened."""
@@ -430,13 +370,15 @@ class HostRim:
         end = action.node.input if sending else action.node.output
         slice_id = action.plan.values[end].slice
         assert slice_id is not None
-        entry = self._slices[slice_id]
-        if entry.place is None:
-            entry.waiting.append(lambda _: self._carry_out([action]))
-            return
         work: Callable[..., None] = self.exchange.send if sending else self.exchange.receive
-        way = self._route(action.plan, action.node)
-        self.exchange.submit(work, action, self._place(slice_id), way)
+
+        def start(place: Place | Failure) -> None:
+            if isinstance(place, Failure):
+                self._could_not(action, PathwaysError(place))
+            else:
+                self.exchange.submit(work, action, place, self._route(action.plan, action.node))
+
+        self.tenants.when_open(slice_id, start)
 
     def _route(self, plan: Plan, node: Transfer) -> Route:
         """This host's part in a transfer."""
@@ -448,15 +390,20 @@ class HostRim:
             kind.shape,
             kind.layout,
             arrays.physical_of(target).layout,
-            self._slices[source.slice].binding,
-            self._slices[target.slice].binding,
+            self.tenants[source.slice].binding,
+            self.tenants[target.slice].binding,
             self.name,
         )
 
     def _launch(self, launch: Launch) -> None:
-        place = self._place(launch.call.slice)
-        executable = self._slices[launch.call.slice].executables.get(launch.call.function)
-        job = GangJob(launch, place, executable, self.name, self._started, self._over)
+        call = launch.call
+        place = self.tenants.place(call.slice)
+        executable = self.tenants[call.slice].executables.get(call.function)
+
+        def meet() -> None:
+            self.runtime.meet(place.binding, f"{call.slice}/{call.function}")
+
+        job = GangJob(launch, place, executable, self.name, meet, self._started, self._over)
         self._lanes.put(launch.lane, job)
 
     def _started(self, job: GangJob, time: float) -> None:
@@ -497,23 +444,22 @@ class HostRim:
         self.desk.fetch(link, fields, buffers)
 
     def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
-        client = self._client(action.source.value.slice)
+        client = self.tenants.client(action.source.value.slice)
         self.reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
         self._carry_out(self.launcher.sent(action.key, failure))
 
     def _arrived(self, arrived: Arrived) -> None:
         action = arrived.action
-        client = self._client(action.target.value.slice)
+        client = self.tenants.client(action.target.value.slice)
         self.reports.record(self._story.arrived(arrived, self._clock(), client))
         self._carry_out(self.launcher.received(action.key, arrived.payload, arrived.failure))
-
-    def _client(self, slice_id: SliceId | None) -> str:
-        entry = self._slices.get(slice_id) if slice_id is not None else None
-        return entry.binding.client if entry is not None else ""
 
     _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], None]]] = {
         "bind": _bind,
         "unbind": _unbind,
+        "span": _span,
+        "form": _form,
+        "dissolve": _dissolve,
         "prepare": _prepare,
         "program": _program,
         "grant": _grant,

@@ -58,6 +58,7 @@ class _Gang:
     lane: str
     devices: tuple[tuple[str, int], ...]
     alone: bool
+    first: bool
     seq: int
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
@@ -116,6 +117,7 @@ class Launcher:
         self._slices: dict[SliceId, tuple[SliceBinding, str]] = {}
         self._plans: dict[str, Plan] = {}
         self._alone: set[tuple[str, SliceId]] = set()
+        self._first_alone: set[tuple[str, SliceId]] = set()
         self._runs: dict[int, _Run] = {}
         self._over: Past[int] = Past()
         self._epoch = -1
@@ -134,6 +136,7 @@ class Launcher:
         """A slice is gone, with every buffer on it."""
         self._slices.pop(slice_id, None)
         self._alone = {entry for entry in self._alone if entry[1] != slice_id}
+        self._first_alone = {entry for entry in self._first_alone if entry[1] != slice_id}
         return self.free(self.buffers.on_slice(slice_id))
 
     def program(self, plan: Plan) -> None:
@@ -146,6 +149,10 @@ class Launcher:
     def launches_alone(self, function: str, slice_id: SliceId) -> None:
         """This function calls back into Python, and may fail on one device only."""
         self._alone.add((function, slice_id))
+
+    def first_launches_alone(self, function: str, slice_id: SliceId) -> None:
+        """Its hosts must meet before they compute this together for the first time."""
+        self._first_alone.add((function, slice_id))
 
     @property
     def idle(self) -> bool:
@@ -257,13 +264,17 @@ class Launcher:
 
     def _add_gang(self, run: _Run, index: int, call: Call, seq: int) -> None:
         binding, lane = self._slices[call.slice]
+        code = (call.function, call.slice)
+        first = code in self._first_alone
+        self._first_alone.discard(code)
         gang = _Gang(
             run,
             index,
             call,
             lane,
             binding.devices,
-            (call.function, call.slice) in self._alone,
+            first or code in self._alone,
+            first,
             seq,
             tuple(self._value(run, v) for v in call.inputs),
             tuple(self._value(run, v) for v in call.outputs),
@@ -322,6 +333,7 @@ class Launcher:
                 gang.outputs,
                 copies,
                 gang.alone,
+                gang.first,
                 gang.poison,
                 gang.seq,
             )

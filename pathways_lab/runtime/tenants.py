@@ -1,0 +1,201 @@
+"""The slices that live on this host: their devices, and the code compiled for them.
+
+Problem: a slice is announced, its devices are opened (which may wait for other
+hosts), its functions arrive and are compiled, and all of that in other threads
+and in any order; everybody else wants to know what is there now.
+
+Rule for maintainers: state changes in the reactor's thread only; what takes
+long happens in the compiler's pool, or in a thread of its own where it may
+wait for other hosts.  What cannot be opened or compiled is a Failure in its
+place, never an exception here.
+
+Paper: section 4.1 (virtual slices bound to hosts), section 4.2.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program import Line, SliceId
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.actions import Action
+from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.functions import Code, Compiler, Executable
+from pathways_lab.runtime.launch import Launcher
+
+Compiled = Callable[[SliceBinding, Code, "Executable | Failure", float, float], None]
+"""Told of every function that was compiled or could not be; seconds of start and end."""
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A slice as this host knows it.
+
+    place: its devices here, why there are none, or None until that is known.
+    executables: by function.
+    """
+
+    binding: SliceBinding
+    place: Place | Failure | None = None
+    waiting: list[Callable[[Place | Failure], None]] = field(default_factory=list)
+    executables: dict[str, Executable] = field(default_factory=dict)
+
+
+class Tenants:
+    """All slices that this host was told of.
+
+    post(function, *args): run it in the reactor's thread.
+    opened(slice): its devices are known now.  compiled: see :data:`Compiled`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        runtime: IslandRuntime,
+        launcher: Launcher,
+        compiler: Compiler,
+        post: Callable[..., None],
+        opened: Callable[[SliceId], None],
+        compiled: Compiled,
+    ) -> None:
+        self._host = host
+        self._runtime = runtime
+        self._launcher = launcher
+        self._compiler = compiler
+        self._post = post
+        self._on_opened = opened
+        self._on_compiled = compiled
+        self._tenants: dict[SliceId, Tenant] = {}
+
+    def __getitem__(self, slice_id: SliceId) -> Tenant:
+        return self._tenants[slice_id]
+
+    def client(self, slice_id: SliceId | None) -> str:
+        """Whose slice it is; "" when it is not known here."""
+        tenant = self._tenants.get(slice_id) if slice_id is not None else None
+        return tenant.binding.client if tenant is not None else ""
+
+    def where(self, slice_id: SliceId | None) -> Place | Failure | None:
+        """The slice's devices here, why there are none, or None while that is not known."""
+        tenant = self._tenants.get(slice_id) if slice_id is not None else None
+        return tenant.place if tenant is not None else None
+
+    def place(self, slice_id: SliceId | None) -> Place:
+        """The same where it must be there.  Raises PathwaysError or RuntimeError."""
+        place = self.where(slice_id)
+        if isinstance(place, Failure):
+            raise PathwaysError(place)
+        if place is None:
+            raise RuntimeError(f"slice {slice_id} has no open devices on {self._host}")
+        return place
+
+    def device(self, slice_id: SliceId, number: int) -> Any:
+        """What a pickled virtual device is here; from any thread.  None: not known."""
+        place = self.where(slice_id)
+        return place.devices[number] if isinstance(place, Place) else None
+
+    # --- slices -------------------------------------------------------------------------
+
+    def bind(self, binding: SliceBinding) -> None:
+        """A slice exists; if it has devices here, they are opened."""
+        known = self._tenants.get(binding.slice)
+        if known is not None and known.binding == binding:
+            return
+        tenant = self._tenants[binding.slice] = Tenant(binding)
+        if self._host not in binding.hosts:
+            self._launcher.bind(binding)
+            return
+        self._launcher.bind(binding, self._runtime.lane(binding))
+        if len(binding.hosts) == 1:
+            self._compiler.submit(lambda: self._open(tenant))
+        else:
+            # It may wait long for the other hosts: nothing else shall wait with it.
+            name = f"open slice {binding.slice}"
+            threading.Thread(target=self._open, args=(tenant,), name=name, daemon=True).start()
+
+    def _open(self, tenant: Tenant) -> None:
+        """In a thread that may wait."""
+        try:
+            place: Place | Failure = self._runtime.open(tenant.binding)
+        except Exception as error:
+            text = f"{self._host} could not open the devices of a slice"
+            place = failure_of(text, error, self._host)
+        self._post(self._opened, tenant, place)
+
+    def _opened(self, tenant: Tenant, place: Place | Failure) -> None:
+        tenant.place = place
+        waiting, tenant.waiting = tenant.waiting, []
+        for call in waiting:
+            call(place)
+        self._on_opened(tenant.binding.slice)
+
+    def when_open(self, slice_id: SliceId, call: Callable[[Place | Failure], None]) -> None:
+        """Call with the slice's place, now or as soon as it is known."""
+        tenant = self._tenants[slice_id]
+        if tenant.place is None:
+            tenant.waiting.append(call)
+        else:
+            call(tenant.place)
+
+    def unbind(self, slice_id: SliceId) -> tuple[list[Action], str]:
+        """A slice is gone.  What the launcher wants done, and the lane nobody uses now, or ""."""
+        tenant = self._tenants.pop(slice_id, None)
+        if tenant is None:
+            return [], ""
+        actions = self._launcher.unbind(slice_id)
+        if self._host not in tenant.binding.hosts:
+            return actions, ""
+        self._compiler.submit(lambda: self._runtime.close(tenant.binding))
+        lane = self._runtime.lane(tenant.binding)
+        ours = [t.binding for t in self._tenants.values() if self._host in t.binding.hosts]
+        used = lane in {self._runtime.lane(binding) for binding in ours}
+        return actions, "" if used else lane
+
+    # --- functions ----------------------------------------------------------------------
+
+    def prepare(self, code: Code) -> None:
+        """Compile a function for its slice, as soon as that has devices."""
+        tenant = self._tenants[code.slice]
+
+        def compile_it(place: Place | Failure) -> None:
+            if isinstance(place, Failure):
+                self._compiled(tenant, code, place, 0.0, 0.0)
+                return
+            self._compiler.prepare(
+                code,
+                place,
+                lambda result, start, end: self._post(
+                    self._compiled, tenant, code, result, start, end
+                ),
+            )
+
+        self.when_open(code.slice, compile_it)
+
+    def _compiled(
+        self, tenant: Tenant, code: Code, result: Executable | Failure, start: float, end: float
+    ) -> None:
+        if isinstance(result, Executable):
+            tenant.executables[code.function] = result
+            if result.calls_python:
+                self._launcher.launches_alone(code.function, code.slice)
+            if len(tenant.binding.hosts) > 1:
+                self._launcher.first_launches_alone(code.function, code.slice)
+        self._on_compiled(tenant.binding, code, result, start, end)
+
+
+def failure_of(what: str, error: BaseException, host: str, line: Line | None = None) -> Failure:
+    """An exception as data; one that is on purpose says itself what happened."""
+    if isinstance(error, PathwaysError):
+        return error.failure
+    return Failure(
+        "execute",
+        f"{what}: {error}",
+        host=host,
+        line=line or Line(),
+        details="".join(traceback.format_exception(error)),
+    )
