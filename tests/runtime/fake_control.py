@@ -24,6 +24,8 @@ from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
+from pathways_lab.runtime.coordination import Coordination
+from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.lifeline import Child, spawn
 from pathways_lab.runtime.link import Link
@@ -50,6 +52,10 @@ class Lab:
         self.output: list[tuple[str, int, int, str]] = []
         self.reasons: dict[str, str] = {}
         self.reports = 0
+        self.coordination: Coordination | None = None
+        self.formations = itertools.count(1)
+        self.spans: dict[int, int] = {}
+        self.joined: dict[tuple[str, int], Any] = {}
         self.bindings: dict[int, SliceBinding] = {}
         self.places: dict[str, int] = {}
         self.previous: dict[str, int] = {}
@@ -86,6 +92,8 @@ class Lab:
             child.let_go()
         for child in self.children.values():
             child.end()
+        if self.coordination is not None:
+            self.coordination.end()
         self.reactor.close()
         remove_folder(self.folder)
 
@@ -121,6 +129,8 @@ class Lab:
                     self.compiled[link.name, function, slice_id] = (temporary, why)
                 kinds = Span | Event | Sample
                 self.records += [unpack(kinds, record) for record in fields["records"]]
+            elif op == "joined":
+                self.joined[link.name, fields["number"]] = fields["failure"]
             elif op == "output":
                 self.output.append((link.name, fields["run"], fields["device"], fields["text"]))
             else:
@@ -135,6 +145,27 @@ class Lab:
                 raise AssertionError(f"not within {timeout} s; hosts said: {words}")
 
     # --- what it tells them -----------------------------------------------------------
+
+    def span(self, binding: SliceBinding) -> SliceBinding:
+        """Bind a slice whose hosts compute together."""
+        if self.coordination is None:
+            self.coordination = Coordination(self.folder, None)
+        formation = Formation.of(binding, next(self.formations), 0)
+        for host in binding.hosts:
+            fields = {"slice": binding.slice, "formation": pack(formation)}
+            self.links[host].send("span", fields)
+        self.bind(binding)
+        found: list[Any] = []
+        opened = threading.Event()
+        self.coordination.open(
+            formation.number, len(binding.hosts), lambda a: (found.append(a), opened.set())
+        )
+        assert opened.wait(60)
+        for host in binding.hosts:
+            fields = {"number": formation.number, "address": found[0]}
+            self.links[host].send("form", fields)
+        self.spans[binding.slice] = formation.number
+        return binding
 
     def bind(self, binding: SliceBinding) -> SliceBinding:
         self.bindings[binding.slice] = binding
