@@ -33,7 +33,7 @@ from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.budget import Budget, available_memory, plan_budget
 from pathways_lab.runtime.device_process import MODULE, device_configuration
 from pathways_lab.runtime.launching import ControlSettings
-from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.progress import Progress, Show
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _spawn_all(
     workers: list[dict[str, Any]],
 ) -> None:
     """Start the scheduler's process and the workers' processes."""
-    configuration = {"folder": str(cluster.folder), "control": settings.plain()}
+    configuration = {"control": settings.plain(), REMOVE: str(cluster.folder)}
     parts = [("scheduler", "pathways_lab.runtime.embedded_scheduler", configuration)]
     for worker in workers:
         name = f"worker {worker['device']['name']}"

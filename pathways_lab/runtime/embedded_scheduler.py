@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pathways_lab.runtime import lifeline
-from pathways_lab.runtime.address import remove_folder
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ def main() -> None:
     """The process: configuration in, addresses out, then serve until the parent is gone."""
     lifeline.begin()
     config = lifeline.configuration()
-    folder = Path(config["folder"])
-    lifeline.at_end(lambda: remove_folder(folder))
     control = ControlProcess(ControlSettings.from_plain(config["control"]))
     lifeline.at_end(control.close)
     control.wait_ready()

@@ -15,7 +15,7 @@ from typing import Any
 
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.lifeline import Child, spawn
+from pathways_lab.runtime.lifeline import REMOVE, Child, spawn
 
 MODULE = "pathways_lab.runtime.control_plane"
 _START_SECONDS = 30.0
@@ -85,7 +85,10 @@ class ControlProcess:
         self.settings = settings
         self.client_address = self.host_address = ""
         self._child: Child = spawn(
-            MODULE, settings.plain(), name="control plane", folder=settings.folder
+            MODULE,
+            {**settings.plain(), REMOVE: str(settings.folder)},
+            name="control plane",
+            folder=settings.folder,
         )
 
     @property

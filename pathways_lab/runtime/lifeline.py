@@ -19,6 +19,7 @@ to :func:`at_end` and takes milliseconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -34,6 +35,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pathways_lab.runtime.address import remove_folder
+
 _END_SECONDS = 1.0
 """How long the functions given to at_end may take together."""
 _NOTEBOOK = (
@@ -44,6 +47,10 @@ _NOTEBOOK = (
 
 
 # --- the child's end -------------------------------------------------------------
+
+REMOVE = "remove_at_end"
+"""A configuration may name a private folder here: the child removes it when it ends, because
+its parent may be killed."""
 
 _configurations: queue.Queue[dict[str, Any]] = queue.Queue()
 _endings: list[Callable[[], object]] = []
@@ -80,7 +87,10 @@ def _wake_when_parent_dies() -> None:
 def _watch(lifeline: BinaryIO) -> None:
     with contextlib.suppress(Exception):
         for line in lifeline:
-            _configurations.put(json.loads(line))
+            configuration = json.loads(line)
+            if REMOVE in configuration:
+                at_end(functools.partial(remove_folder, Path(configuration[REMOVE])))
+            _configurations.put(configuration)
     # The end, or a line that is no JSON: nobody is there whom to obey.
     leave()
 

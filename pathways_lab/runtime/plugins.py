@@ -34,6 +34,7 @@ from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
+from pathways_lab.runtime.lifeline import REMOVE
 from pathways_lab.runtime.membership import devices_of, place_of
 
 log = logging.getLogger("pathways_lab")
@@ -166,7 +167,7 @@ class HostsPlugin(WorkerPlugin):
         self._folder = private_folder()
         self._process = await asyncio.to_thread(
             DeviceProcess,
-            self._configuration(worker),
+            {**self._configuration(worker), REMOVE: str(self._folder)},
             self._folder,
             self._changed,
             self.host_module,

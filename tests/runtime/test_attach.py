@@ -120,6 +120,13 @@ def test_life_of_a_lab_on_a_foreign_cluster(cluster: Any) -> None:
     os.kill(before[one], signal.SIGKILL)
     until(lambda: kernel.hosts.get(one, {}).get("pid") not in (None, before[one]))
 
+    # A worker that is killed cannot clean up: its device process does.
+    folder = Path(kernel.hosts[one]["data_address"].removeprefix("unix:")).parent
+    assert folder.exists()
+    os.kill(kernel.hosts[one]["worker_pid"], signal.SIGKILL)
+    until(lambda: not folder.exists())
+    until(lambda: len(kernel.hosts) == 2, 30)
+
     # Workers that join later bring a host, workers that leave take theirs along.
     cluster.scale(3)
     until(lambda: len(kernel.hosts) == 3, 30)
