@@ -7,10 +7,11 @@ is in flight must be bounded (more than 32 multi-device launches of one CPU
 client can hang it), and somebody must see when a gang ends without keeping the
 caller waiting.
 
-How: a lane has two threads.  The first makes the call, as soon as less than
-:data:`IN_FLIGHT` are unfinished; the second waits for their ends in the same
-order and stamps them.  A gang began when it was launched or when its devices
-became free, whichever came later.
+How: one thread of a lane makes the calls, as soon as less than
+:data:`IN_FLIGHT` are unfinished; another one for each set of devices (on CPUs
+there is only one to a lane) waits for the ends in the same order and stamps
+them.  A gang began when it was launched or when its devices became free,
+whichever came later.
 
 Rule for maintainers: a job never raises into a lane; if a lane's own code
 does, the host must end (``on_death``), because devices without a lane hang.
@@ -46,7 +47,7 @@ class Job(Protocol):
         """Until its devices are done with it.  Raises what went wrong there."""
 
     def over(self, times: Times, error: BaseException | None) -> None:
-        """It is over; called in one of the lane's threads, in launch order."""
+        """It is over; called in a thread of the lane, in launch order for its devices."""
 
 
 class Times:
@@ -80,23 +81,27 @@ class _Busy:
         return min(start, end)
 
 
+_Flight = tuple[Job, float, float, Any, BaseException | None]
+"""A launched job, when the call was made and returned, its receipt, what the call raised."""
+
+
 class Lane:
-    """One FIFO queue with its two threads."""
+    """One FIFO queue with its threads."""
 
     def __init__(self, name: str, busy: _Busy, on_death: Callable[[BaseException], None]) -> None:
         self.name = name
         self._busy = busy
         self._on_death = on_death
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._flying: queue.SimpleQueue[tuple[Job, float, float, Any, BaseException | None] | None]
-        self._flying = queue.SimpleQueue()
+        self._flying: dict[tuple[int, ...], queue.SimpleQueue[_Flight | None]] = {}
         self._room = threading.Semaphore(IN_FLIGHT)
-        self._threads = [
-            threading.Thread(target=self._guarded, args=(work,), name=label, daemon=True)
-            for work, label in ((self._launch, f"lane {name}"), (self._watch, f"end of {name}"))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._start(f"lane {name}", self._launch)
+
+    def _start(self, label: str, work: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=self._guarded, args=(work, *args), name=label, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def put(self, job: Job) -> None:
         """Hand over one gang; returns at once."""
@@ -107,13 +112,13 @@ class Lane:
         self._jobs.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for the end after :meth:`close`."""
+        """Wait for the end after :meth:`close`, of each thread at most *timeout* seconds."""
         for thread in self._threads:
             thread.join(timeout)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         try:
-            work()
+            work(*args)
         except BaseException as error:
             self._on_death(error)
 
@@ -126,14 +131,19 @@ class Lane:
                 receipt = job.start()
             except Exception as raised:
                 error = raised
-            self._flying.put((job, called, time.monotonic(), receipt, error))
+            flying = self._flying.get(job.devices)
+            if flying is None:
+                flying = self._flying[job.devices] = queue.SimpleQueue()
+                self._start(f"ends of {self.name}", self._watch, flying)
+            flying.put((job, called, time.monotonic(), receipt, error))
             # Between two gangs this thread must not keep the last one's arrays alive.
             del job, receipt, error
-        self._flying.put(None)
+        for flying in self._flying.values():
+            flying.put(None)
 
-    def _watch(self) -> None:
-        while (entry := self._flying.get()) is not None:
-            job, called, returned, receipt, error = entry
+    def _watch(self, flying: queue.SimpleQueue[_Flight | None]) -> None:
+        while (flight := flying.get()) is not None:
+            job, called, returned, receipt, error = flight
             if error is None:
                 try:
                     job.wait(receipt)
@@ -143,7 +153,7 @@ class Lane:
             start = self._busy.hold(job.devices, called, end)
             self._room.release()
             job.over(Times(called, returned, start, end), error)
-            del entry, job, receipt, error
+            del flight, job, receipt, error
 
 
 class Lanes:

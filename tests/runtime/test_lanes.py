@@ -87,6 +87,19 @@ def test_flight_is_bounded(lanes: Lanes) -> None:
     assert jobs[-1].ended.wait(10)
 
 
+def test_ends_on_other_devices_are_seen_when_they_come(lanes: Lanes) -> None:
+    """One launching thread for all devices of an accelerator host, but nobody's end is late."""
+    log: list[str] = []
+    slow, fast = Scripted(log, "slow", devices=(0,)), Scripted(log, "fast", devices=(1,))
+    lanes.put("host", slow)
+    lanes.put("host", fast)
+    fast.may_end.set()
+    assert fast.ended.wait(10)
+    assert not slow.ended.is_set()
+    slow.may_end.set()
+    assert slow.ended.wait(10)
+
+
 @pytest.mark.parametrize("where", ["start", "wait"])
 def test_a_failing_job_fails_alone(lanes: Lanes, where: str) -> None:
     log: list[str] = []

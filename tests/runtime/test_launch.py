@@ -143,6 +143,27 @@ def test_a_function_that_calls_back_is_alone_on_its_lane() -> None:
     assert bench.launch("g").poison is BOOM
 
 
+def test_the_first_gang_of_a_function_on_several_hosts_is_alone() -> None:
+    """Its hosts meet before it; nothing may be in flight with it, and later ones are free."""
+    bench = Bench(binding(1, 0))
+    build = PlanBuilder().call(1, "f", [], ["a"]).call(1, "g", ["a"], ["b"])
+    plan = build.call(1, "h", ["b"], ["c"]).plan([], [])
+    again = PlanBuilder("again").call(1, "g", [], ["d"]).call(1, "h", [], ["e"]).plan([], [])
+    for each in (plan, again):
+        bench.launcher.program(each)
+    bench.launcher.first_launches_alone("g", 1)
+    bench.grant(grant(1, plan))
+    assert bench.launched() == ["f"]
+    bench.done("f")
+    assert bench.launched() == ["f", "g"]
+    assert bench.launch("g").first
+    bench.done("g")
+    assert bench.launched() == ["f", "g", "h"]
+    bench.grant(grant(2, again))
+    assert bench.launched() == ["f", "g", "h", "g", "h"]
+    assert not any(a.first for a in bench.actions[-2:] if isinstance(a, Launch))
+
+
 # --- grants --------------------------------------------------------------------------------
 
 
