@@ -16,7 +16,7 @@ from tests.acceptance.reading import gangs
 
 pytestmark = pytest.mark.cluster
 
-MICROBATCHES, RATE, BATCH, STEPS = 4, 0.5, 256, 8
+MICROBATCHES, RATE, BATCH, STEPS = 4, 0.1, 256, 8
 
 
 def pipeline(left: pw.Slice, right: pw.Slice, rows: P) -> Any:
