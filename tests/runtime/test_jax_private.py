@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -244,3 +245,52 @@ def test_standins_are_described_while_asked_for() -> None:
     assert seen[:3] == ["inner", "outer", "outer"]
     assert "float32" in seen[3]
     assert origins == ["mul", None]
+
+
+# --- callbacks --------------------------------------------------------------------------
+
+
+def test_wrapped_callbacks_know_their_device_and_may_answer_blanks() -> None:
+    """The one place where JAX lowers Python callbacks still is emit_python_callback."""
+    devices = jax_private.make_cpu_client(4).local_devices()
+    mesh = Mesh(np.array(devices), ("d",))
+    spec = PartitionSpec("d")
+    seen: list[int] = []
+
+    def wrap(callback: Any, numbered: bool, blanks: Any) -> Any:
+        assert numbered
+
+        def wrapped(number: Any, *args: Any) -> Any:
+            seen.append(int(number))
+            return blanks() if int(number) == 3 else callback(*args)
+
+        return wrapped
+
+    def body(v: Any) -> Any:
+        return jax.pure_callback(lambda v: np.asarray(v) + 1, v, v)
+
+    x = jax.ShapeDtypeStruct((4,), np.float32, sharding=NamedSharding(mesh, spec))
+    jitted = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))
+    with jax_private.callbacks_wrapped(wrap):
+        compiled = jitted.lower(x).compile()
+    out = compiled(jax.device_put(np.zeros(4, np.float32), NamedSharding(mesh, spec)))
+    assert np.asarray(out).tolist() == [1, 1, 1, 0], "callbacks are lowered in another place now"
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_callbacks_of_other_threads_are_not_wrapped() -> None:
+    def wrap(*_: Any) -> Any:
+        raise AssertionError("not this thread's")
+
+    results: list[float] = []
+
+    def other() -> None:
+        device = jax_private.make_cpu_client(1).local_devices()[0]
+        one = jax.device_put(np.float32(1), device)
+        results.append(float(jax.jit(lambda v: jax.pure_callback(lambda v: v, v, v))(one)))
+
+    with jax_private.callbacks_wrapped(wrap):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(60)
+    assert results == [1.0]
