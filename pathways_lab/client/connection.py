@@ -124,18 +124,18 @@ class Connection:
         self.emulated = bool(peer.get("emulated", False))
         self.topology: dict[str, Any] = peer.get("topology") or {"islands": [], "slices": []}
         self._high = int(peer["number"]) << 32
-        self._numbers = itertools.count(1)
+        self._numbers = {kind: itertools.count(1) for kind in ("slice", "run", "buffer")}
         self.reactor.call_later(_TICK, self._tick)
 
     # --- identities -------------------------------------------------------------
 
-    def new_id(self) -> int:
-        """A fresh id for a slice, a run or a buffer."""
-        return self._high | next(self._numbers)
+    def new_id(self, kind: str) -> int:
+        """A fresh id for a ``"slice"``, a ``"run"`` or a ``"buffer"``."""
+        return self._high | next(self._numbers[kind])
 
     def new_buffer(self, run: int = 0) -> Buffer:
         """A buffer that *run* makes, or that is uploaded."""
-        buffer = Buffer(self.new_id(), run)
+        buffer = Buffer(self.new_id("buffer"), run)
         self._buffers[buffer.id] = buffer
         return buffer
 
@@ -185,7 +185,7 @@ class Connection:
 
     def request_slice(self, request: SliceRequest, timeout: float = 60.0) -> SliceBinding:
         """Ask for devices and wait for the answer.  Raises PathwaysError when refused."""
-        identity, answer = self.new_id(), SliceAnswer()
+        identity, answer = self.new_id("slice"), SliceAnswer()
         self._slices[identity] = answer
         try:
             self.send("slice", {"slice": identity, "request": pack(request)})
@@ -241,7 +241,7 @@ class Connection:
         priority: int = 0,
     ) -> tuple[Buffer, ...]:
         """One run of a registered plan: exactly one message.  Its output buffers, pending."""
-        identity = self.new_id()
+        identity = self.new_id("run")
         outputs = tuple(self.new_buffer(identity) for _ in plan.outputs)
         waits = tuple(buffer for buffer in inputs if buffer is not None and not buffer.done)
         run = self._runs[identity] = Run(identity, waits, outputs)
@@ -299,7 +299,8 @@ class Connection:
             if failure is None and fields["outcome"] == "cancelled":
                 failure = Failure("cancelled", "the run was cancelled")
             # Outputs that nobody resolved do not stay open behind an ended run.
-            self.board.settle((run, *(run.outputs if failure else ())), failure)
+            open_ = [output for output in run.outputs if failure and not output.done]
+            self.board.settle((run, *open_), failure)
 
     def _slice_bound(self, fields: dict[str, Any]) -> None:
         binding = unpack(SliceBinding, fields["binding"])

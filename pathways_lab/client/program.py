@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
+from jax import device_put as jax_device_put  # JAX's own, also while routed
 
 from pathways_lab.client import arrays, capture, failures, layouts, scopes
 from pathways_lab.client.arguments import Names, Numbers, Roles
@@ -296,7 +297,7 @@ def device_put(tree: Any, to: Any) -> Any:
     scope = scopes.current()
     if isinstance(scope, scopes.Body):
         # Inside of a compiled function it is JAX's business.
-        return jax.device_put(tree, _as_shardings(moves, structure))
+        return jax_device_put(tree, _as_shardings(moves, structure))
     moved = [scope.record_move(leaf, move) for leaf, move in zip(leaves, moves, strict=True)]
     return jax.tree.unflatten(structure, moved)
 

@@ -1,4 +1,4 @@
-"""Handles: promises that can be waited for, passed on, interrupted, and that free what they hold."""
+"""Handles: promises that are waited for, passed on, interrupted, and free what they hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -283,7 +283,7 @@ def test_device_get_starts_all_fetches_before_it_waits(fake: FakeLab, double: An
 
 # --- operators --------------------------------------------------------------------------------
 
-BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"]  # fmt: skip
+BINARY = "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -344,11 +344,11 @@ def test_handles_of_another_lab(fake: FakeLab, double: Any) -> None:
 
 
 @pytest.fixture
-def said(fake: FakeLab) -> Iterator[Callable[[str], None]]:
+def said(fake: FakeLab) -> Callable[[str], None]:
     def say(text: str) -> None:
         fake.say("output", {"host": "island0/host1", "run": 1, "device": 3, "text": text})
 
-    yield say
+    return say
 
 
 def test_what_hosts_print_is_shown_by_the_thread_that_waits(

@@ -69,6 +69,11 @@ def test_jax_names_take_virtual_devices_while_patched(fake: FakeLab) -> None:
         plain = jax.jit(lambda x: x * 3)(X)
         local = jax.device_put(X)
 
+        # Inside of a compiled function they are JAX's own again.
+        constrained = pw.jit(lambda x: jax.device_put(x * 2, on.sharding(P("x"))), on=on)
+        np.testing.assert_allclose(constrained(X).result(), X * 2)
+        assert str((jax.device_put(X, on) + 1).layout) == "P(None, None)"
+
         @jax.jit
         def decorated(x: Any) -> Any:
             return x
@@ -85,8 +90,13 @@ def test_jax_names_take_virtual_devices_while_patched(fake: FakeLab) -> None:
 
 def test_patching_is_undone_after_an_error() -> None:
     original = jax.jit
-    with pytest.raises(RuntimeError, match="mine"), pw.patched():
-        assert jax.jit is not original
-        raise RuntimeError("mine")
+
+    def fail() -> None:
+        with pw.patched():
+            assert jax.jit is not original
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
     assert jax.jit is original
     assert jax.jit(lambda x: jnp.sin(x))(1.0)
