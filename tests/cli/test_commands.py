@@ -92,22 +92,30 @@ def test_fresh_copies_keep_what_was_there(source, tmp_path):
 
 def test_jupyterlab_takes_over_with_the_quickstart_open(monkeypatch, tmp_path):
     started: list[list[str]] = []
-    monkeypatch.setattr(jupyter.os, "execv", lambda _, line: started.append(line))
+    monkeypatch.setattr(jupyter.os, "execve", lambda _, line, __: started.append(line))
     cli.main(["lab", "--folder", str(tmp_path / "mine"), "--no-browser", "--port=9000"])
     (line,) = started
     assert line[:3] == [sys.executable, "-m", "jupyterlab"]
-    assert line[3] == str(tmp_path.resolve() / "mine" / "00_quickstart.ipynb")
+    assert f"--ServerApp.root_dir={tmp_path.resolve() / 'mine'}" in line
+    assert "--LabApp.default_url=/lab/tree/00_quickstart.ipynb" in line
     assert line[-2:] == ["--no-browser", "--port=9000"]
     assert "--LabApp.news_url=None" in line
 
 
 def test_in_place_opens_the_shipped_notebook(monkeypatch, tmp_path):
     started: list[list[str]] = []
-    monkeypatch.setattr(jupyter.os, "execv", lambda _, line: started.append(line))
+    monkeypatch.setattr(jupyter.os, "execve", lambda _, line, __: started.append(line))
     monkeypatch.chdir(tmp_path)
     cli.main(["lab", "--in-place"])
-    assert started[0][3] == str(ROOT / "notebooks" / "00_quickstart.ipynb")
+    assert f"--ServerApp.root_dir={ROOT / 'notebooks'}" in started[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_our_defaults_come_before_others_and_hide_nothing():
+    mine = str(jupyter.CONFIGURATION)
+    assert jupyter.environment({"A": "1"}) == {"A": "1", "JUPYTER_CONFIG_PATH": mine}
+    both = jupyter.environment({"JUPYTER_CONFIG_PATH": "/theirs"})["JUPYTER_CONFIG_PATH"]
+    assert both == f"{mine}{jupyter.os.pathsep}/theirs"
 
 
 def test_only_the_superuser_is_announced():
@@ -137,7 +145,7 @@ def notebook(folder: Path, *cells: str) -> None:
 
 @pytest.mark.cluster
 def test_demo_leaves_the_executed_notebook(monkeypatch, tmp_path, capsys):
-    asked = "from ipykernel.kernelapp import IPKernelApp as App\nApp.instance().curve_secretkey is None"
+    asked = "import ipykernel.kernelapp as k\nk.IPKernelApp.instance().curve_secretkey is None"
     notebook(tmp_path / "source", "x = 6", "print(x * 7)", asked)
     monkeypatch.setattr(shipped, "notebooks", lambda: tmp_path / "source")
     assert demo.run("n.ipynb", tmp_path / "out") == 0
