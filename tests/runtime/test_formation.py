@@ -129,13 +129,23 @@ def test_a_host_nine_seconds_late_is_waited_for(island: Island) -> None:
 
 
 def test_forming_again_leaves_no_threads_behind(island: Island) -> None:
-    threads = []
-    for _ in range(6):
+    def form_and_leave() -> int:
         number = island.form({0: [0, 1], 1: [0, 1]})
         island.all("program", [0, 1], number=number)
         island.all("run", [0, 1], number=number)
-        threads.append(max(island.leave(number, [0, 1])))
-    assert threads[-1] <= threads[1], threads
+        during = island.hosts[0].do("threads")
+        island.leave(number, [0, 1])
+        return int(during)
+
+    form_and_leave()
+    before = island.hosts[0].do("threads")
+    for _ in range(5):
+        assert form_and_leave() > before + 20
+    # Those of the connection to the coordination process linger for a moment.
+    deadline = time.monotonic() + 5
+    while island.hosts[0].do("threads") > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert island.hosts[0].do("threads") <= before
 
 
 # --- getting out alive ----------------------------------------------------------------
