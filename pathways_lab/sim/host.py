@@ -23,10 +23,9 @@ from __future__ import annotations
 from collections import deque
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Call, SliceId, Transfer
-from pathways_lab.sim.parts import HostValue, Part, RunHere, Task, WorldPort
+from pathways_lab.sim.parts import HostValue, Part, RunHere, StepInfo, Task, WorldPort
 
 
 class Host:
@@ -43,6 +42,7 @@ class Host:
         self.queues: list[deque[Part]] = [deque() for _ in range(count)]
         self.running: list[list[Part]] = [[] for _ in range(count)]
         self.pending: list[Task] = []
+        self.loose: list[Task] = []
         self.runs: dict[int, RunHere] = {}
         self.buffers: dict[int, HostValue] = {}
         self.thread = 0.0
@@ -66,26 +66,28 @@ class Host:
         if here is None:
             here = self.runs[grant.run] = RunHere(grant, world.plans[grant.plan])
             self._bind(here)
-        seq = grant.place
+        seq = grant.place - 1
+        infos = world.steps(grant.plan)
         for step in range(grant.first, grant.last):
-            node = here.plan.steps[step].node
-            slices = world.step_slices(grant.plan)[step]
-            if any(world.islands[s] == self.island for s in slices):
-                seq += 1
-            local = [world.local[s].get(self.name) for s in slices]
-            if not any(local):
-                continue
-            here.open += 1
-            self.pending.append(Task(here, step, node, self._order_devices(node, here), seq - 1))
+            info = infos[step]
+            here_too = False
+            for where in info.slices:
+                if world.islands[where] == self.island:
+                    seq += 1
+                    break
+            for where in info.slices:
+                here_too = here_too or self.name in world.local[where]
+            if here_too:
+                here.open += 1
+                task = Task(here, step, info, self._order_devices(info), seq)
+                (self.pending if task.devices else self.loose).append(task)
         self.pump()
 
-    def _order_devices(self, node: Call | Transfer, here: RunHere) -> tuple[int, ...]:
+    def _order_devices(self, info: StepInfo) -> tuple[int, ...]:
         """A gang keeps its place on its devices, a transfer where its receive buffer lies."""
-        if isinstance(node, Call):
-            return self.world.local[node.slice][self.name]
-        where = here.plan.values[node.output].slice
-        assert where is not None
-        return self.world.local[where].get(self.name, ())
+        if isinstance(info.node, Call):
+            return self.world.local[info.node.slice][self.name]
+        return self.world.local[info.slices[-1]].get(self.name, ())
 
     def _bind(self, here: RunHere) -> None:
         """Inputs become values of the run; count the readers of all values on this host."""
@@ -105,9 +107,16 @@ class Host:
                     found = self.buffers[number] = self._value(plan.values[value].nbytes, where)
                     found.kept = True
                 here.values[value] = found
-        outputs = {v: here.grant.outputs[p] for p, v in enumerate(plan.outputs)}
-        for step in plan.steps:
-            for value in outputs_of(step.node):
+        outputs = dict(zip(plan.outputs, here.grant.outputs, strict=True))
+        values = here.values
+        for info in self.world.steps(plan.key):
+            involved = False
+            for where in info.slices:
+                involved = involved or self.name in self.world.local[where]
+            if not involved:
+                continue
+            here.left += 1
+            for value in info.made:
                 where = plan.values[value].slice
                 assert where is not None
                 if self.name in self.world.local[where]:
@@ -115,16 +124,13 @@ class Host:
                     made = self.buffers.get(number) if number is not None else None
                     if made is None:
                         made = self._value(plan.values[value].nbytes, where)
-                    here.values[value] = made
+                    values[value] = made
                     if number is not None:
                         made.kept = True
                         self.buffers[number] = made
-        for step, slices in zip(plan.steps, self.world.step_slices(plan.key), strict=True):
-            if any(self.name in self.world.local[s] for s in slices):
-                here.left += 1
-                for value in dict.fromkeys(inputs_of(step.node)):
-                    if value in here.values:
-                        here.values[value].readers += 1
+            for value in info.used:
+                if value in values:
+                    values[value].readers += 1
 
     def _value(self, nbytes: int, where: SliceId) -> HostValue:
         return HostValue(nbytes, self.world.local[where][self.name])
@@ -175,14 +181,15 @@ class Host:
 
     def pump(self) -> None:
         """Begin every step that may begin now."""
+        if self.loose:
+            loose, self.loose = self.loose, []
+            for task in loose:
+                self._begin(task)  # it only sends, and keeps nobody's place
         blocked: set[int] = set()
-        every = len(self.used)
         begun = False
         for task in self.pending:
             if task.begun:
                 continue  # by a pump inside this one
-            if len(blocked) == every and task.devices:
-                continue
             if blocked and not blocked.isdisjoint(task.devices):
                 blocked.update(task.devices)
             elif self._may_begin(task):
@@ -190,33 +197,35 @@ class Host:
                 self._begin(task)
             else:
                 blocked.update(task.devices)
+            if len(blocked) == len(self.used):
+                break
         if begun:
             self.pending = [t for t in self.pending if not t.begun]
 
     def _may_begin(self, task: Task) -> bool:
-        values = task.run.values
-        node = task.node
-        if isinstance(node, Transfer):
-            output = values.get(node.output)
-            return output is None or self._fits(output.devices, output.nbytes)
-        if any(len(self.queues[d]) >= self.world.machine.depth for d in task.devices):
-            return False
-        mine = [values[v] for v in inputs_of(node)]
-        if not all(v.ready or v.bad for v in mine):
-            return False
-        if any(values[v].sends for v in donated_of(node)):
-            return False
-        return self._fits(task.devices, self._need(task))
-
-    def _need(self, task: Task) -> int:
-        node = task.node
-        assert isinstance(node, Call)
-        values = task.run.values
-        made = sum(values[v].nbytes for v in node.outputs)
-        reused = sum(values[v].nbytes for v in donated_of(node))
-        waiting = sum(values[v].nbytes for v in dict.fromkeys(node.inputs) if not values[v].taken)
-        temporary = self.world.machine.cost(node.function).temporary
-        return waiting + made - min(made, reused) + temporary
+        values, info = task.run.values, task.info
+        if isinstance(info.node, Transfer):
+            output = values[info.made[0]]
+            return self._fits(output.devices, output.nbytes)
+        depth = self.world.machine.depth
+        for d in task.devices:
+            if len(self.queues[d]) >= depth:
+                return False
+        need = info.cost.temporary
+        for v in info.used:
+            value = values[v]
+            if not (value.ready or value.bad):
+                return False
+            if not value.taken:
+                need += value.nbytes
+        made = 0
+        for v in info.made:
+            made += values[v].nbytes
+        for v in info.consumed:
+            if values[v].sends:
+                return False
+            made -= values[v].nbytes
+        return self._fits(task.devices, need + max(made, 0))
 
     def _fits(self, devices: tuple[int, ...], nbytes: int) -> bool:
         limit = self.world.machine.memory
@@ -244,31 +253,34 @@ class Host:
             self._drop(value)
 
     def _begin(self, task: Task) -> None:
-        node, values = task.node, task.run.values
-        if isinstance(node, Transfer):
+        info, values = task.info, task.run.values
+        if isinstance(info.node, Transfer):
             self.world.carrier.begin(self, task)
             return
-        poisoned = any(values[v].bad for v in node.inputs)
+        poisoned = False
+        for v in info.used:
+            poisoned = poisoned or values[v].bad
         if poisoned and not self.world.launch_poisoned:
             self._skip(task)
             return
-        cost = self.world.machine.cost(node.function)
-        for v in dict.fromkeys(node.inputs):
+        for v in info.used:
             self._take(values[v])
-        for v in donated_of(node):
+        for v in info.consumed:
             self._drop(values[v])
-        for v in node.outputs:
-            self._take(values[v])
-            values[v].ready = True
-            values[v].bad = poisoned
-        self._add(task.devices, cost.temporary)
+        for v in info.made:
+            value = values[v]
+            self._take(value)
+            value.ready = True
+            value.bad = poisoned
+        if info.cost.temporary:
+            self._add(task.devices, info.cost.temporary)
         if self.world.remember:
             self.launches.append((task.run.grant.run, task.step, task.devices))
         self.thread = max(self.thread, self.world.agenda.now) + self.world.vary(
             self.world.machine.costs.launch
         )
-        gang = self.world.gang(task, cost)
-        part = Part(self, task, gang, len(task.devices), cost.temporary)
+        gang = self.world.gang(task, info.cost)
+        part = Part(self, task, gang, len(task.devices), info.cost.temporary)
         for d in task.devices:
             self.queues[d].append(part)
         self.world.agenda.at(self.thread, self._launched, part)
@@ -293,9 +305,7 @@ class Host:
 
     def _skip(self, task: Task) -> None:
         """Without the rule of poisoned gangs: do not enter what others enter."""
-        node = task.node
-        assert isinstance(node, Call)
-        for v in node.outputs:
+        for v in task.info.made:
             value = task.run.values[v]
             value.ready = value.done = value.bad = True
         why = Failure("execute", "an input is missing on this host")
@@ -307,22 +317,22 @@ class Host:
     def part_ended(self, part: Part, seconds: float, failure: Failure | None) -> None:
         """A gang has ended here."""
         task = part.task
-        node = task.node
-        assert isinstance(node, Call)
+        part.over = True
         for d in task.devices:
             self.running[d].remove(part)
             self.queues[d].remove(part)
-        part.over = True
-        self._add(task.devices, -part.temporary)
-        for v in node.outputs:
+        if part.temporary:
+            self._add(task.devices, -part.temporary)
+        for v in task.info.made:
             value = task.run.values[v]
             value.done = True
             if failure is not None:
                 value.bad = True
         if failure is not None:
             self.failed.append((task.run.grant.run, task.step, failure))
-        for v in node.outputs:
-            self._sent(task.run.values[v])
+        for v in task.info.made:
+            if task.run.values[v].sends:
+                self._sent(task.run.values[v])
         self.end(task, seconds)
         for d in task.devices:
             self._turn(d)
@@ -333,18 +343,14 @@ class Host:
 
     def received(self, task: Task, bad: bool) -> None:
         """A transfer's bytes are here; *bad*: they never will be, zeros stand for them."""
-        node = task.node
-        assert isinstance(node, Transfer)
-        value = task.run.values[node.output]
+        value = task.run.values[task.info.made[0]]
         value.ready = value.done = True
         value.bad = value.bad or bad
         self._sent(value)
 
     def sent(self, task: Task) -> None:
         """A transfer has taken its bytes from here."""
-        node = task.node
-        assert isinstance(node, Transfer)
-        value = task.run.values[node.input]
+        value = task.run.values[task.info.used[0]]
         value.sends.remove(task)
         if not value.sends:
             self._release(value)
@@ -357,13 +363,12 @@ class Host:
     def end(self, task: Task, seconds: float) -> None:
         """A step has ended here: report it, free what it was the last to use."""
         here = task.run
-        node = task.node
-        for v in dict.fromkeys(inputs_of(node)):
+        for v in task.info.used:
             value = here.values.get(v)
             if value is not None:
                 value.readers -= 1
                 self._release(value)
-        for v in outputs_of(node):
+        for v in task.info.made:
             value = here.values.get(v)
             if value is not None:
                 self._release(value)

@@ -26,7 +26,7 @@ class Network:
 
     def begin(self, host: HostPort, task: Task) -> None:
         """A host has come to a transfer: what it must receive has room now."""
-        world, node, here = self.world, task.node, task.run
+        world, node, here = self.world, task.info.node, task.run
         assert isinstance(node, Transfer)
         key = here.grant.run, task.step
         source, target = here.plan.values[node.input].slice, here.plan.values[node.output].slice
@@ -69,7 +69,7 @@ class Network:
             self.world.agenda.at(last, self._left, movement)
 
     def _arrival(self, source: HostPort, target: HostPort, task: Task) -> float:
-        costs, node, here = self.world.machine.costs, task.node, task.run
+        costs, node, here = self.world.machine.costs, task.info.node, task.run
         assert isinstance(node, Transfer)
         value = here.plan.values[node.output]
         assert value.slice is not None

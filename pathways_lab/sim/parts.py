@@ -42,6 +42,21 @@ class HostValue:
     sends: list[Task] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What every host looks up about a step of a plan.
+
+    used: inputs, each once.  consumed: those that it donates.  cost: of a call.
+    """
+
+    node: Call | Transfer
+    slices: tuple[SliceId, ...]
+    used: tuple[int, ...]
+    made: tuple[int, ...]
+    consumed: tuple[int, ...]
+    cost: FunctionCost
+
+
 @dataclass(slots=True, eq=False)
 class Gang:
     """One computation on all hosts of a slice.
@@ -121,7 +136,7 @@ class Task:
 
     run: RunHere
     step: int
-    node: Call | Transfer
+    info: StepInfo
     devices: tuple[int, ...]
     seq: int
     begun: bool = False
@@ -188,8 +203,8 @@ class WorldPort(Protocol):
         """A duration with the machine's jitter."""
         ...
 
-    def step_slices(self, key: str) -> tuple[tuple[SliceId, ...], ...]:
-        """The slices of every step of a plan."""
+    def steps(self, key: str) -> tuple[StepInfo, ...]:
+        """What there is to know about the steps of a plan."""
         ...
 
     def alive(self, host: HostPort | None) -> bool:

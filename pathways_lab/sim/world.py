@@ -20,6 +20,7 @@ from typing import Protocol
 
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
@@ -50,7 +51,7 @@ from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.machine import FunctionCost, Machine
 from pathways_lab.sim.network import Network
-from pathways_lab.sim.parts import Gang, HostPort, Movement, Part, Task
+from pathways_lab.sim.parts import Gang, HostPort, Movement, Part, StepInfo, Task
 from pathways_lab.timeline import records
 
 
@@ -101,7 +102,7 @@ class World:
         self.local: dict[SliceId, dict[str, tuple[int, ...]]] = {}
         self._bindings: dict[SliceId, SliceBinding] = {}
         self._members: dict[SliceId, list[Host | None]] = {}
-        self._steps: dict[str, tuple[tuple[SliceId, ...], ...]] = {}
+        self._steps: dict[str, tuple[StepInfo, ...]] = {}
         self._gangs: dict[tuple[int, int], Gang] = {}
         self._links: dict[str, float] = {}
         self._owners: dict[int, str] = {}
@@ -192,12 +193,25 @@ class World:
         self.local[binding.slice] = {h: tuple(sorted(d)) for h, d in local.items()}
         self.islands[binding.slice] = binding.island
 
-    def step_slices(self, key: str) -> tuple[tuple[SliceId, ...], ...]:
-        """The slices of every step of a plan."""
-        if key not in self._steps:
-            plan = self.plans[key]
-            self._steps[key] = index_plan(plan, "", self._bindings).step_slices
-        return self._steps[key]
+    def steps(self, key: str) -> tuple[StepInfo, ...]:
+        """What there is to know about the steps of a plan."""
+        found = self._steps.get(key)
+        if found is None:
+            index = index_plan(self.plans[key], "", self._bindings)
+            found = self._steps[key] = tuple(
+                StepInfo(
+                    step.node,
+                    slices,
+                    tuple(dict.fromkeys(inputs_of(step.node))),
+                    outputs_of(step.node),
+                    donated_of(step.node),
+                    self.machine.cost(step.node.function)
+                    if isinstance(step.node, Call)
+                    else self.machine.default,
+                )
+                for step, slices in zip(index.plan.steps, index.step_slices, strict=True)
+            )
+        return found
 
     # --- hosts -----------------------------------------------------------------------
 
@@ -264,7 +278,7 @@ class World:
         key = task.run.grant.run, task.step
         found = self._gangs.get(key)
         if found is None:
-            node = task.node
+            node = task.info.node
             assert isinstance(node, Call)
             hosts = tuple(self.local[node.slice])
             found = Gang(*key, hosts, self.vary(cost.seconds), cost.collective)
@@ -353,7 +367,7 @@ class World:
     def _note_span(
         self, kind: str, host: HostPort, task: Task, start: float, args: dict[str, object]
     ) -> None:
-        run, node = task.run.grant.run, task.node
+        run, node = task.run.grant.run, task.info.node
         self.records.append(
             records.Span(
                 kind,
