@@ -115,7 +115,7 @@ class Formations:
                 self._end(number, f"{host} was lost: {reason}", without=host)
 
     def formed(self, number: int, host: str, why: str | None) -> None:
-        """A host says that it is in, or *why* it is not."""
+        """A host says "joined": that it is in, or *why* it is not."""
         if why is not None and number in self._entries:
             self._end(number, f"{host} could not join: {why}")
 
@@ -127,7 +127,7 @@ class Formations:
         if entry is None:
             return
         for host in entry.formation.hosts:
-            self._tell(host, "form", {"formation": number, "address": address})
+            self._tell(host, "form", {"number": number, "address": address})
 
     def refused(self, number: int, reason: str) -> None:
         """There is no service for a formation."""
@@ -150,5 +150,5 @@ class Formations:
         formation = self._entries.pop(number).formation
         for host in formation.hosts:
             if host != without:
-                self._tell(host, "dissolve", {"formation": number, "reason": reason})
+                self._tell(host, "dissolve", {"number": number, "reason": reason})
         self._services.close(number)

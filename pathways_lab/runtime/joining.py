@@ -171,7 +171,7 @@ class Joint:
         return devices
 
     def meet(self, name: str) -> None:
-        """Wait until all hosts of the formation are here; *name* is met at once only.
+        """Wait until all hosts of the formation say the same *name*; again and again, if need be.
 
         Raises PathwaysError when the formation has ended or ends meanwhile.
         """

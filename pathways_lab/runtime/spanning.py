@@ -144,8 +144,8 @@ class SpanningCpuRuntime(CpuRuntime):
         """Wait for the other hosts of a slice: before the first launch of each computation.
 
         With nothing in flight on the slice's lane.  *name*: the same on all
-        hosts, and another one every time.  Raises PathwaysError when the
-        formation ends.
+        hosts; it may be met again, but not twice at once.  Raises
+        PathwaysError when the formation ends.
         """
         if len(binding.hosts) > 1:
             self._joint(binding).meet(name)

@@ -22,7 +22,7 @@ class World:
         self.book = Formations(self, self.tell)
 
     def tell(self, host: str, op: str, fields: dict[str, Any]) -> None:
-        key = fields.get("slice", fields["formation"])
+        key = fields["slice"] if op == "span" else fields["number"]
         self.said.append((host, op, key))
         if op == "span":
             self.last = unpack(Formation, fields["formation"])
