@@ -21,7 +21,7 @@ from pathways_lab.notebook.palette import Palette
 from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.static import picture
-from pathways_lab.notebook.text import merged_note, summary, table
+from pathways_lab.notebook.text import lead_note, merged_note, summary, table
 from pathways_lab.timeline.bars import GANG
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.records import Record
@@ -75,6 +75,8 @@ def _bundle(
 ) -> Bundle:
     drawn = plots(panels, scene, end)
     facts = _facts(scene, end)
+    if scene.lead:
+        notes = (*notes, lead_note(scene.lead))
     if facts["merged"]:
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)

@@ -118,11 +118,23 @@ class Palette:
         return PAINTS[self.code(program, node)]
 
     def legend(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """``(program, [(function, colour), ...])`` of everything that was coloured."""
-        return [
-            (program, [(name, self.colour(program, name)) for name in names])
-            for program, names in self._families.items()
-        ]
+        """``(program, [(functions, colour), ...])`` of everything that was coloured.
+
+        A program with more functions than shades has several on one.
+        """
+        out = []
+        for program, names in tuple(self._families.items()):
+            by_colour: dict[str, list[str]] = {}
+            for name in tuple(names):
+                by_colour.setdefault(self.colour(program, name), []).append(name)
+            out.append((program, [(_listed(names), c) for c, names in by_colour.items()]))
+        return out
+
+
+def _listed(names: list[str]) -> str:
+    """Names that share a shade, shortened."""
+    shown = [name if len(name) <= 16 else name[:15] + "…" for name in names[:3]]
+    return ", ".join(shown) + (" …" if len(names) > 3 else "")
 
 
 _palettes: WeakKeyDictionary[Timeline, Palette] = WeakKeyDictionary()

@@ -31,6 +31,9 @@ from pathways_lab.timeline.records import Event, Record, Sample, Span
 BUDGET = 6000
 """Bars that a live queue panel holds."""
 
+MARGIN = 0.2
+"""Seconds shown before the first computation, when it came later than that."""
+
 BINS = 1000
 """Bins in which busy time is counted, over the whole window."""
 
@@ -116,6 +119,7 @@ class Scene:
         self.by_program: Busy[tuple[str, str]] = Busy(window / BINS, BINS + 1, origin)
         self.ended: dict[int, str] = {}
         self.dropped = 0
+        self.first = float("inf")
         self.last = float("-inf")
         self._bars = Bars()
         self._rows = rows(self.machine, level)
@@ -156,6 +160,7 @@ class Scene:
             key = (event.run, event.step)
             if event.host in self.gangs.by_key[key].ended:
                 return
+            self.first = min(self.first, event.time)
             what = What(event.node, event.program, event.client, self.gangs.by_key[key].line)
             for device in event.args.get("devices", ()):
                 lane = Lane(event.island, event.host, int(device))
@@ -171,6 +176,8 @@ class Scene:
 
     def _span(self, span: Span) -> None:
         self.last = max(self.last, span.end)
+        if span.kind == "gang":
+            self.first = min(self.first, span.start)
         self._bars.add(bars_of(span, self.rows.of))
         if span.kind != "gang":
             return
@@ -250,14 +257,21 @@ class Scene:
         self._bars = kept
         self._show_again()
 
+    @property
+    def lead(self) -> float:
+        """Seconds before the first computation that are not shown: nothing is in them."""
+        wait = self.first - self.origin - MARGIN
+        return wait if MARGIN < wait < float("inf") else 0.0
+
     def span(self, now: float) -> float:
         """Seconds that the time axis covers at *now*."""
-        return min(max(now - self.origin, 0.2), self.window)
+        start, end = self.range(now)
+        return end - start
 
     def range(self, now: float) -> tuple[float, float]:
         """The time axis at *now*: seconds since the origin."""
-        end = max(now - self.origin, 0.2)
-        return max(0.0, end - self.window), end
+        end = max(now - self.origin, self.lead + 0.2)
+        return max(self.lead, end - self.window), end
 
     def running(self) -> list[tuple[Lane, GangKey, float, What]]:
         """``(device, gang, since, what)`` of everything that devices work on."""

@@ -146,11 +146,11 @@ def _legend(sheet: Sheet, legend: Iterable[tuple[str, Iterable[tuple[str, str]]]
         sheet.text(x, y, program, bold=True)
         x += 7.6 * len(program) + 12
         for name, colour in nodes:
-            if x + 7 * len(name) + 30 > WIDTH:
+            if x + 7.4 * len(name) + 30 > WIDTH:
                 x, y, height = 0.0, y + 18, height + 18
             sheet.path(f"M{short(x)} {short(y - 5)}h11v11h-11z", f'fill="{colour}"')
             sheet.text(x + 16, y, name)
-            x += 7 * len(name) + 32
+            x += 7.4 * len(name) + 32
         x += 12
     return height
 

@@ -30,6 +30,11 @@ def merged_note(resolution: float) -> str:
     return f"bars closer than {duration(resolution)} are drawn as one"
 
 
+def lead_note(seconds: float) -> str:
+    """Said where the time before the first computation is left out."""
+    return f"{duration(seconds)} before the first computation are not shown"
+
+
 def summary(scene: Scene, now: float, title: str) -> str:
     """One line: what a person who cannot see the picture needs first."""
     machine = scene.machine
@@ -81,6 +86,5 @@ def table(scene: Scene, now: float, title: str) -> str:
         lines.append("  " + "  ".join(cells).rstrip())
     if len(rows) > MOST_LINES + 1:
         lines.append(f"  ... and {len(rows) - MOST_LINES - 1} more hosts")
-    start, end = scene.range(now)
-    lines.append(f"  (busy: share of {end - start:.2f} s; transfers do not count)")
+    lines.append(f"  (busy: share of {scene.span(now):.2f} s; transfers do not count)")
     return "\n".join(lines)

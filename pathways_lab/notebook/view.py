@@ -113,7 +113,8 @@ class View:
         scene = self.scene
         done = scene.gangs.count("done") + sum(scene.gangs.gone.values())
         known = len(scene.gangs.by_key) + sum(scene.gangs.gone.values())
-        state = self.outcome or ("running" if scene.busy else "idle")
+        active = scene.busy or now - scene.last < 1.0
+        state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
         shown = {what.program for what in scene.catalogue} | {

@@ -281,6 +281,16 @@ def test_the_axis_grows_to_the_window_and_then_follows() -> None:
     assert scene.range(130.0) == (10.0, 30.0)
 
 
+def test_a_long_wait_before_the_first_computation_is_left_out_and_said() -> None:
+    cluster = Cluster(islands=1, devices=1)
+    cluster.gang(0, 1, 0, "p", "n", "", ready=4.0, seconds=0.5, granted=0.0)
+    scene = scene_at(cluster.in_order(), 4.6, final=True)
+    assert scene.range(4.6) == (pytest.approx(3.798), 4.6)
+    assert scene.lead == pytest.approx(3.798)
+    assert panel("utilisation", scene, 4.6).readouts == {0.0: "62 %"}
+    assert scene_at(training(1), 1.0).lead == 0.0
+
+
 def apply(plot: dict[str, Any], out: Sequence[Any]) -> None:
     """What a page does with changes."""
     for change in out:

@@ -1,0 +1,300 @@
+"""The magics in a real IPython shell (without a kernel) on a real lab."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+import pathways_lab as pw
+from pathways_lab.client.handles import Handle
+from pathways_lab.notebook.errors import HOOK
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::IPython.core.completer.ProvisionalCompleterWarning"),
+]
+
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np, pathways_lab as pw
+left = lab.slice((4,), ("data",), island="island0")
+right = lab.slice((2,), ("model",), island="island1")
+double = pw.jit(lambda x: x * 2, on=left)
+total = pw.jit(lambda x: jnp.sum(x), on=right)
+x = np.arange(8, dtype=np.float32)
+"""
+
+
+class Shell:
+    """An IPython shell with the extension loaded."""
+
+    def __init__(self, lab: Any) -> None:
+        InteractiveShell.clear_instance()
+        self.ip = InteractiveShell.instance(colors="nocolor")
+        self.ip.user_ns["lab"] = lab
+        self.run("%load_ext pathways_lab")
+        self.run(SETUP)
+
+    def run(self, cell: str) -> Any:
+        """Run a cell that must work; its value."""
+        with capture_output() as self.captured:
+            result = self.ip.run_cell(cell, store_history=True)
+        assert result.success, result.error_in_exec or result.error_before_exec
+        return result.result
+
+    def fail(self, cell: str) -> str:
+        """Run a cell that must fail; what is shown."""
+        with capture_output() as captured:
+            result = self.ip.run_cell(cell, store_history=True)
+        assert not result.success
+        self.error = result.error_in_exec or result.error_before_exec
+        return str(captured.stdout + captured.stderr)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.ip.user_ns[name]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Any]:
+    with pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shell(lab: Any) -> Iterator[Shell]:
+    made = Shell(lab)
+    yield made
+    made.run("%unload_ext pathways_lab")
+    InteractiveShell.clear_instance()
+
+
+def test_a_cell_is_one_program_and_what_it_assigns_are_handles(shell: Shell, lab: Any) -> None:
+    before = lab.submitted
+    value = shell.run("%%pw_program two\ny = double(x)\nz = total(y) + 1\nparts = [y, z]\nz")
+    assert lab.submitted == before + 1
+    assert value is shell["z"]
+    assert all(isinstance(each, Handle) for each in (shell["y"], shell["z"], *shell["parts"]))
+    assert shell["parts"][0] is shell["y"]
+    assert float(shell["z"]) == 57.0
+    np.testing.assert_array_equal(shell["y"], 2 * np.arange(8))
+
+
+def test_the_name_runs_the_cell_again_with_the_present_values(shell: Shell) -> None:
+    shell.run("%%pw_program again\nz = total(double(x))\nz")
+    shell.run("x = x + 1\nvalue = again()")
+    assert float(shell["value"]) == float(shell["z"]) == 72.0
+    assert float(shell["again"](x=np.ones(8, np.float32))) == 16.0
+    with pytest.raises(TypeError, match="does not read 'q'; it reads double, total, x"):
+        shell["again"](q=1)
+    assert "x" in repr(shell["again"])
+    shell.run("x = np.arange(8, dtype=np.float32)")
+
+
+def test_running_it_again_captures_and_lowers_nothing(shell: Shell, lab: Any) -> None:
+    shell.run("%%pw_program once\nz = total(double(x))")
+    float(shell["z"])
+    before = lab.stats()
+    shell["once"]()
+    after = lab.stats()
+    assert (after.captured, after.lowered, after.exported) == (
+        before.captured, before.lowered, before.exported,
+    )  # fmt: skip
+    assert after.runs == before.runs + 1
+
+
+def test_an_unchanged_cell_compiles_nothing_again(shell: Shell, lab: Any) -> None:
+    cell = "%%pw_program same\nw = double(x) + 3\nt = total(w)"
+    shell.run(cell)
+    float(shell["t"])
+    before = lab.stats()
+    shell.run(cell)
+    float(shell["t"])
+    assert lab.stats().sent["function"] == before.sent["function"]
+
+
+def test_containers_that_a_cell_changes_are_changed_and_only_when_it_worked(shell: Shell) -> None:
+    shell.run("seen = []")
+    shell.run("%%pw_program\nseen.append(total(double(x)))")
+    assert [float(each) for each in shell["seen"]] == [56.0]
+    shell.fail("%%pw_program\nseen.append(total(double(x)))\n1 / 0")
+    assert len(shell["seen"]) == 1
+
+
+def test_a_function_of_the_cell_sees_the_notebooks_names_afterwards(shell: Shell) -> None:
+    shell.run("%%pw_program\nk = double(x)\ndef peek():\n    return k")
+    assert shell["peek"]() is shell["k"]
+
+
+def test_printing_a_value_shows_its_shape_and_that_it_comes_later(shell: Shell) -> None:
+    shell.run("%%pw_program\nprint(double(x))")
+    assert "float32[8]" in shell.captured.stdout
+    assert "after the run" in shell.captured.stdout
+
+
+def test_dry_run_shows_the_stages_and_submits_nothing(shell: Shell, lab: Any) -> None:
+    before = lab.submitted
+    shell.run("%%pw_program dry --dry-run\nunborn = double(x)")
+    assert lab.submitted == before
+    assert "unborn" not in shell.ip.user_ns
+    assert "plan dry" in shell.captured.stdout
+    assert "transfer" not in shell.captured.stdout
+
+
+def test_stages_of_a_program_by_name(shell: Shell) -> None:
+    shell.run("%%pw_program staged\nz = total(double(x))")
+    shell.run("%pw_ir staged")
+    assert "transfer" in shell.captured.stdout
+    text = shell.captured.stdout
+    shell.run("%pw_ir")
+    assert shell.captured.stdout == text
+    assert "'nothing' is no program" in shell.fail("%pw_ir nothing")
+
+
+def test_operations_without_operands_go_where_the_option_says(shell: Shell) -> None:
+    shell.run("%%pw_program placed --on right\nmade = jnp.zeros(4)")
+    assert shell["made"].slice is shell["right"]
+    assert "no slice is called 'nowhere'" in shell.fail("%%pw_program --on nowhere\ny = x")
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words"),
+    [
+        ("y = double(x)\nif y.sum() > 3:\n    z = 1", 3, ("depends on the value", "jax.lax.cond")),
+        ("y = double(x)\nawait y", 3, ("cannot wait for a value", "another cell")),
+        ("q = jax.grad(lambda v: double(v).sum())(x)", 2, ("jax.grad", "pw.jit(jax.grad(f))")),
+        ("y = double(\n", 2, ("SyntaxError", "never closed")),
+        ("y = double(x)\nnp.asarray(y)", 3, ("NumPy was asked for the value",)),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_at_the_own_line(
+    shell: Shell, body: str, line: int, words: tuple[str, ...]
+) -> None:
+    text = shell.fail(f"%%pw_program refused\n{body}")
+    assert isinstance(shell.error, pw.PathwaysError)
+    for word in words:
+        assert word in text
+    marked = next(each for each in text.splitlines() if "---->" in each)
+    assert marked.split()[1] == str(line)
+    assert f"Cell In[{shell.ip.execution_count - 1}], line {line}" in text
+    assert "site-packages" not in text, "no frame of JAX, and none of ours"
+    assert float(shell.run("%%pw_program\nz = total(double(x))\nz")) == 56.0, "still usable"
+
+
+def test_errors_of_the_own_code_keep_their_type_and_show_only_own_lines(shell: Shell) -> None:
+    text = shell.fail("%%pw_program mine\nq = double(x)\n1 / 0\n")
+    assert isinstance(shell.error, ZeroDivisionError)
+    assert "----> 3 1/0" in text.replace("1 / 0", "1/0")
+    assert "pathways_lab/" not in text
+    everything = shell.run("%pw_traceback") or shell.captured.stdout
+    assert "pathways_lab/notebook/magics.py" in everything
+
+
+def test_an_error_on_a_device_is_shown_at_the_line_that_caused_it(shell: Shell) -> None:
+    shell.run(
+        "def check(v):\n    raise ValueError('the sensor is broken')\n"
+        "def guarded(v):\n"
+        "    return jax.pure_callback(check, jax.ShapeDtypeStruct((), v.dtype), v.sum())\n"
+        "guard = pw.jit(guarded, on=left)"
+    )
+    shell.run("%%pw_program broken\ng = guard(x)\nafter = total(g)")
+    for name in ("g", "after"):
+        text = shell.fail(f"{name}.result()")
+        assert isinstance(shell.error, pw.PathwaysError)
+        assert "the sensor is broken" in text
+        assert "program broken, node guarded" in text
+        assert next(t for t in text.splitlines() if "---->" in t).endswith("g = guard(x)")
+    shell.run("%pw_traceback")
+    assert "check" in shell.captured.stdout
+
+
+def test_what_functions_print_on_hosts_is_printed_by_whoever_waits(shell: Shell) -> None:
+    shell.run(
+        "def loud(v):\n    jax.debug.print('sum {}', v.sum())\n    return v + 1\n"
+        "louder = pw.jit(loud, on=left)"
+    )
+    shell.run("%%pw_program\nw = louder(x)")
+    shell.run("w.result()\nimport time; time.sleep(0.3)\nw.block_until_ready()")
+    assert "[island0/host0 device 0] sum 28.0" in shell.captured.stdout
+
+
+def test_devices_and_cluster(shell: Shell, lab: Any) -> None:
+    table = shell.run("%pw_devices")
+    lines = repr(table).splitlines()
+    assert lines[0].split()[:4] == ["island", "host", "device", "kind"]
+    assert len(lines) == 1 + 8
+    assert "slice s1 (4: data)" in lines[1]
+    assert lines[-1].split()[-1] == "free"
+    assert "<table>" in table._repr_html_()
+    assert shell.run("%pw_cluster") is lab
+    assert shell.run("%pw_dashboard").address.startswith("http://127.0.0.1:")
+
+
+def test_a_view_in_plain_ipython_is_text(shell: Shell) -> None:
+    shell.run("float(total(double(x)))")
+    shell.run("lab.view('queues')")
+    text = "".join(str(each.data.get("text/plain", "")) for each in shell.captured.outputs)
+    assert text.startswith("Pathways Lab: 2 islands, 8 devices")
+    assert "island0" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%%pw_program -p urgent\ny = 1", "invalid choice: 'urgent'"),
+        ("%%pw_program --show queue\ny = 1", "no panel is called 'queue'"),
+        ("%%pw_program 2x\ny = 1", "must be a Python name"),
+        ("%%pw_program --nonsense\ny = 1", "unrecognized arguments"),
+    ],
+)
+def test_wrong_options_say_what_is_right(shell: Shell, line: str, message: str) -> None:
+    assert message in shell.fail(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%%pw_program --pri", ["--priority"]),
+        ("%%pw_program train --priority h", ["high"]),
+        ("%%pw_program --priority ", ["low", "normal", "high"]),
+        ("%%pw_program --show islands,q", ["islands,queues"]),
+        ("%%pw_program --no", ["--no-view"]),
+        ("%pw_cluster --platform c", ["cpu"]),
+        ("%pw_cluster --ho", ["--hosts"]),
+    ],
+)
+def test_options_are_completed(shell: Shell, line: str, expected: list[str]) -> None:
+    found = shell.ip.Completer.completions(line, len(line))
+    texts = [line[: c.start] + c.text for c in found if c.type == "option"]
+    head = line.rpartition(" ")[0] + " "
+    assert sorted(texts) == sorted(head + each for each in expected)
+
+
+def test_completion_of_the_body_is_left_alone(shell: Shell) -> None:
+    cell = "%%pw_program\ny = doub"
+    texts = [c.text for c in shell.ip.Completer.completions(cell, len(cell))]
+    assert "double" in texts
+
+
+def test_help_explains_the_options(shell: Shell) -> None:
+    magic = shell.ip.find_cell_magic("pw_program")
+    assert "--priority" in magic.__doc__
+    assert "Capture the cell as one program" in magic.__doc__
+
+
+def test_unloading_takes_everything_back(lab: Any) -> None:
+    jit = jax.jit
+    shell = Shell(lab)
+    patched = jax.jit
+    assert hasattr(pw.PathwaysError, HOOK)
+    shell.run("%load_ext pathways_lab")
+    shell.run("%unload_ext pathways_lab")
+    assert jax.jit is not patched or patched is jit
+    assert shell.ip.find_cell_magic("pw_program") is None
+    assert "pathways_lab_options" not in [
+        getattr(m, "matcher_identifier", "") for m in shell.ip.Completer.custom_matchers
+    ]
