@@ -33,6 +33,9 @@ from pathways_lab.core.messages import (
     HostJoined,
     HostLost,
     HostReport,
+    Leased,
+    LeaseRequested,
+    LeaseReturned,
     PolicyChosen,
     PolicySet,
     Prepare,
@@ -48,6 +51,7 @@ from pathways_lab.core.messages import (
     SliceRequested,
 )
 from pathways_lab.core.outcomes import Outcomes
+from pathways_lab.core.overdue import Overdue, overdue
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.policies import validate
 from pathways_lab.core.program import SliceId
@@ -96,6 +100,8 @@ class Control:
             BuffersDropped: self._buffers_dropped,
             HostReport: self._host_report,
             PolicyChosen: self._policy_chosen,
+            LeaseRequested: self._lease_requested,
+            LeaseReturned: self._lease_returned,
         }
 
     def handle(self, event: Event) -> list[Command]:
@@ -120,6 +126,10 @@ class Control:
     def topology(self) -> Topology:
         """The machine, and the slices that are bound to it."""
         return self.state.resources.topology()
+
+    def overdue(self, seconds: float) -> tuple[Overdue, ...]:
+        """Gangs that were granted so long ago and have not ended, the first ones first."""
+        return overdue(self.state, seconds)
 
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:
@@ -204,6 +214,8 @@ class Control:
             self._drop(buffer)
         for slice_id in client.slices:
             self._release(slice_id)
+        for island in state.resources.islands():
+            state.resources.end_lease(island, event.client)
 
     def _policy_chosen(self, event: PolicyChosen) -> None:
         turns = self.state.turns
@@ -220,6 +232,17 @@ class Control:
         if turns.owner in self.clients:
             name = type(turns.policy).__name__
             self.state.out.append(PolicySet(self.state.cause, turns.owner, name, failure))
+
+    def _lease_requested(self, event: LeaseRequested) -> None:
+        failure = self.state.resources.lease(event.island, event.client)
+        if failure is not None:
+            self._refuse(event, f"lease {event.island}", failure)
+        else:
+            self.state.out.append(Leased(event.cause, event.client, event.island))
+
+    def _lease_returned(self, event: LeaseReturned) -> None:
+        if not self.state.resources.end_lease(event.island, event.client):
+            self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
 
     # --- slices, functions, programs -------------------------------------------------
 

@@ -318,7 +318,7 @@ class Grants:
                     inputs, outputs,
                 )
             )  # fmt: skip
-        run.grant(last)
+        run.grant(last, state.time)
         state.store.ledger.advance(run.id, last)
         for step in range(first, last):
             for p in index.results[step]:

@@ -190,6 +190,24 @@ class PolicyChosen:
     policy: Policy
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRequested:
+    """A client wants an island for itself (to teach what happens without order)."""
+
+    time: float
+    cause: str
+    client: str
+    island: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReturned:
+    time: float
+    cause: str
+    client: str
+    island: str
+
+
 Event = (
     HostJoined
     | HostLost
@@ -205,6 +223,8 @@ Event = (
     | BuffersDropped
     | HostReport
     | PolicyChosen
+    | LeaseRequested
+    | LeaseReturned
 )
 
 
@@ -343,6 +363,15 @@ class PolicySet:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The island is the client's alone until it is returned or the client leaves."""
+
+    cause: str
+    client: str
+    island: str
+
+
 Command = (
     SliceBound
     | SliceFreed
@@ -355,4 +384,5 @@ Command = (
     | Resolved
     | RunEnded
     | PolicySet
+    | Leased
 )

@@ -36,6 +36,7 @@ class RunRecord:
     uses: per output position, how many steps that make or read it have not.
     poison: per step whose results are worthless, why.
     cut: why the steps from *position* on will never be granted.
+    granted: per window, the step behind it and when it was granted.
     unsettled: granted steps that are not settled.
     aborted: hosts were told that it ends early.
     pending: functions that are not compiled; open: whether it lies in a lane.
@@ -65,6 +66,7 @@ class RunRecord:
     pending: int = 0
     window: Window | None = None
     open: bool = False
+    granted: list[tuple[int, float]] = field(default_factory=list)
     aborted: bool = False
     overtaken: int = 0
     charged: dict[int, int] = field(default_factory=dict)
@@ -74,8 +76,9 @@ class RunRecord:
         """Go to the next state of the life cycle."""
         self.state = RUN.next(self.state, move, self.id)
 
-    def grant(self, last: int) -> None:
+    def grant(self, last: int, time: float) -> None:
         """The steps up to *last* have their places."""
+        self.granted.append((last, time))
         for step in range(self.position, last):
             self.gangs[step] = GANG.next(self.gangs[step], "grant", (self.id, step))
             self.waiting[step] = self.index.masks[step]

@@ -68,11 +68,13 @@ class _Host:
 class ResourceManager:
     """Hosts, islands, slices.  *cells* and *cells_of* follow every change of slices.
 
+    leases: by island, the client that has it for itself.
     version: changes whenever the cells do.
     """
 
     hosts: dict[str, _Host] = field(default_factory=dict)
     slices: dict[SliceId, SliceRecord] = field(default_factory=dict)
+    leases: dict[str, str] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     cells_of: dict[SliceId, tuple[int, ...]] = field(default_factory=dict)
     version: int = 0
@@ -107,12 +109,14 @@ class ResourceManager:
         for island in self.islands():
             if request.island not in (None, island):
                 continue
+            if self.leases.get(island, client) != client:
+                continue
             grid, devices, loads = self._ground(island, request)
             choice = place(grid, loads, request.shape)
             if choice is not None and (best is None or choice < best[0]):
                 best = choice, island, devices
         if best is None:
-            return self._unmet(request)
+            return self._unmet(client, request)
         (_, chosen), island, devices = best
         where = tuple(devices[d] for d in chosen)
         kind = self.hosts[where[0][0]].info.kind
@@ -121,6 +125,31 @@ class ResourceManager:
         self._hold(binding, 1)
         self._divide()
         return binding
+
+    def lease(self, island: str, client: str) -> Failure | None:
+        """Give an island to one client; a Failure while others have anything there."""
+        others = {r.binding.client for r in self.slices.values() if r.binding.island == island} | {
+            self.leases.get(island, client)
+        }
+        others.discard(client)
+        if others:
+            return Failure(
+                "refused",
+                f"{island} cannot be leased to {client}: {', '.join(sorted(others))} has slices,"
+                " handles or a lease there",
+                "wait until they are gone, or take another island",
+            )
+        if island not in self.islands():
+            return Failure("refused", f"there is no island {island!r} to lease")
+        self.leases[island] = client
+        return None
+
+    def end_lease(self, island: str, client: str) -> bool:
+        """Give the island back; False when it was not leased to this client."""
+        if self.leases.get(island) != client:
+            return False
+        del self.leases[island]
+        return True
 
     def release(self, slice_id: SliceId) -> None:
         """The slice takes no new work; its devices count as free."""
@@ -196,7 +225,7 @@ class ResourceManager:
         self.cells_of = {slice_id: tuple(indices) for slice_id, indices in of.items()}
         self.version += 1
 
-    def _unmet(self, request: SliceRequest) -> Failure:
+    def _unmet(self, client: str, request: SliceRequest) -> Failure:
         """What was asked, what exists, what is free, and what to do."""
         asked = f"{request.devices} devices in shape {request.shape}"
         wishes = [
@@ -212,9 +241,10 @@ class ResourceManager:
             count = sum(h.info.devices for h in members)
             free = sum(load == 0 for h in members for load in h.loads)
             kinds = sorted({f"{h.info.kind}, {h.info.memory:,} bytes" for h in members})
-            lines.append(
-                f"{island} has {count} devices ({'; '.join(kinds)}), {free} of them unshared"
-            )
+            line = f"{island} has {count} devices ({'; '.join(kinds)}), {free} of them unshared"
+            if self.leases.get(island, client) != client:
+                line += f", and is leased to {self.leases[island]}"
+            lines.append(line)
         exists = "; ".join(lines) or "no host has joined"
         return Failure(
             "refused",

@@ -1,0 +1,64 @@
+"""Stuck, not dead: which hosts have not ended which gang.
+
+Problem: a cluster that stands still looks the same from everywhere.  The
+control plane knows the order, so it can name the first gang that is late and
+the hosts that it waits for, with the user's line.
+
+Rule for maintainers: asked for, never computed on the way; what is late is
+for the rim to say, which knows what is usual.
+
+Paper: section 4.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pathways_lab.core.program import Line
+from pathways_lab.core.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A granted step that has not ended.  hosts: that have not reported it.
+
+    since: seconds since it was granted.  ready: everything that it depends on
+    has ended, so it is this step that is late and not an earlier one.
+    """
+
+    run: int
+    client: str
+    program: str
+    step: int
+    node: str
+    line: Line
+    hosts: tuple[str, ...]
+    since: float
+    ready: bool
+
+
+def overdue(state: State, seconds: float) -> tuple[Overdue, ...]:
+    """Steps granted at least so long ago that hosts have not reported, oldest first."""
+    found = []
+    for run in state.runs.values():
+        index = run.index
+        for step, mask in run.waiting.items():
+            granted = next(time for last, time in run.granted if step < last)
+            if not mask or state.time - granted < seconds:
+                continue
+            node = index.plan.steps[step].node
+            hosts = tuple(h for h in index.step_hosts[step] if index.bits[h] & mask)
+            found.append(
+                Overdue(
+                    run.id,
+                    run.client,
+                    index.plan.name,
+                    step,
+                    node.name,
+                    node.line,
+                    hosts,
+                    state.time - granted,
+                    run.left[step] == 1,
+                )
+            )
+    return tuple(sorted(found, key=lambda o: (-o.since, o.run, o.step)))
