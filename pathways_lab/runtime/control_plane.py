@@ -21,12 +21,14 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.broadcast import BATCH_SECONDS
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.intake import host_seen
+from pathways_lab.runtime.introductions import Introductions
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.registry import ClientSeen, HostSeen
@@ -50,6 +52,8 @@ class Keys:
 class ControlPlane:
     """A reactor, a rim and a core, connected.
 
+    folder, interface: where hosts that compute together meet, see
+        :class:`pathways_lab.runtime.coordination.Coordination`.
     client_address, host_address: the real ones of the two listeners.
     """
 
@@ -59,11 +63,16 @@ class ControlPlane:
         keys: Keys,
         client_listen: str,
         host_listen: str,
+        folder: Path,
+        interface: str | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._keys = keys
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
-        self.rim = Rim(core, time.monotonic, self._flush_later)
+        self.introductions = Introductions(
+            folder, interface, self.reactor.call_soon, lambda: self.rim.formations
+        )
+        self.rim = Rim(core, time.monotonic, self._flush_later, self.introductions)
         self.client_address = self.reactor.listen(
             client_listen, keys.client, self._meet_client, context=context
         )
@@ -77,6 +86,7 @@ class ControlPlane:
         self.reactor.call_soon(self.rim.closing, reason)
         self.reactor.call_soon(told.set)
         told.wait(0.2)
+        self.introductions.end()
         self.reactor.close(reason)
 
     def worker_removed(self, worker: str, reason: str) -> None:
@@ -160,7 +170,15 @@ def main() -> None:
     config = lifeline.configuration()
     keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
     context = server_context(config["tls"])
-    plane = ControlPlane(Control(), keys, config["client_listen"], config["host_listen"], context)
+    plane = ControlPlane(
+        Control(),
+        keys,
+        config["client_listen"],
+        config["host_listen"],
+        Path(config["folder"]),
+        config["host"],
+        context,
+    )
     lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     lifeline.report(client_address=plane.client_address, host_address=plane.host_address)
     threading.Thread(target=_obey, args=(plane,), name="membership", daemon=True).start()

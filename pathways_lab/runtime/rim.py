@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.broadcast import Broadcast, Watcher
-from pathways_lab.runtime.codec import CodecError, pack, pack_fields
+from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack
+from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.intake import Rejected, client_event, host_report
 from pathways_lab.runtime.records_of import message, records_of
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
@@ -51,11 +52,17 @@ class Rim:
 
     clock: seconds, monotonic; the time of every event and record.
     flush_due: called when records wait for :meth:`flush`.
+    services: where the hosts of slices over several hosts meet.
+    formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
     """
 
     def __init__(
-        self, core: Core, clock: Callable[[], float], flush_due: Callable[[], None]
+        self,
+        core: Core,
+        clock: Callable[[], float],
+        flush_due: Callable[[], None],
+        services: Services,
     ) -> None:
         self.registry = Registry()
         self.broadcast = Broadcast()
@@ -66,6 +73,8 @@ class Rim:
         self._clients: dict[str, Peer] = {}
         self._hosts: dict[str, Peer] = {}
         self._numbers = 0
+        self._epochs: dict[str, int] = {}
+        self.formations = Formations(services, self._tell_host)
 
     # --- who is there ------------------------------------------------------------
 
@@ -113,6 +122,10 @@ class Rim:
         if name not in self._hosts or peer not in (None, self._hosts[name]):
             return
         del self._hosts[name]
+        island = self.registry.hosts[name].island
+        self._epochs[island] = self._epochs.get(island, 0) + 1
+        # First: the other hosts may be waiting for this one, in the middle of a computation.
+        self.formations.host_lost(name, reason)
         self.happened(m.HostLost(self._clock(), f"{name}:lost", name, reason))
         del self.registry.hosts[name]
         self._tell_topology()
@@ -171,6 +184,10 @@ class Rim:
                 self.happened(report)
         elif op == "output":
             self._output(host, int(fields["run"]), fields.get("device"), str(fields["text"]))
+        elif op == "joined":
+            why = fields["failure"]
+            text = None if why is None else unpack(Failure, why).message
+            self.formations.formed(int(fields["number"]), name, text)
         elif op == "closing":
             self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
         else:
@@ -233,11 +250,15 @@ class Rim:
                 self.registry.forget_run(run)
             case m.SliceBound(client=client, binding=binding):
                 fields = {"binding": pack(binding)}
+                if binding.kind == "cpu":
+                    # Accelerators are joined by their platform, all of an island at once.
+                    self.formations.bind(binding, self._epochs.get(binding.island, 0))
                 self._post_hosts(binding.hosts, "bind", fields)
                 self._post(self._clients, client, "slice-bound", fields)
                 self._tell_topology()
             case m.SliceFreed(hosts=hosts, slice=slice_id):
                 self._post_hosts(hosts, "unbind", {"slice": slice_id})
+                self.formations.unbind(slice_id)
                 self.registry.forget_slice(slice_id)
                 self._tell_topology()
             case m.Refused(client=client, subject=subject, failure=failure):
@@ -283,6 +304,9 @@ class Rim:
         topology = self.registry.topology()
         for name in tuple(self._clients):
             self._post(self._clients, name, "topology", topology)
+
+    def _tell_host(self, host: str, op: str, fields: dict[str, Any]) -> None:
+        self._post(self._hosts, host, op, fields)
 
     def _post_hosts(
         self,

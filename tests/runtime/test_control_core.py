@@ -82,7 +82,7 @@ class Host:
 class Lab:
     def __init__(self, folder: Path) -> None:
         keys = Keys(new_key(), new_key(), new_key())
-        self.plane = ControlPlane(Control(), keys, f"unix:{folder}/c", f"unix:{folder}/h")
+        self.plane = ControlPlane(Control(), keys, f"unix:{folder}/c", f"unix:{folder}/h", folder)
         self.plane.reactor.start()
         self.hosts = [Host(f"i{i}/h", self.plane.host_address, keys.host) for i in range(2)]
         self.got: list[tuple[str, dict[str, Any]]] = []

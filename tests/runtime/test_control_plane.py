@@ -76,7 +76,9 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.core = Binder()
         self.keys = Keys(new_key(), new_key(), new_key())
-        self.plane = ControlPlane(self.core, self.keys, f"unix:{folder}/c", f"unix:{folder}/h")
+        self.plane = ControlPlane(
+            self.core, self.keys, f"unix:{folder}/c", f"unix:{folder}/h", folder
+        )
         self.plane.reactor.start()
         self.ends: list[End] = []
 

@@ -67,6 +67,19 @@ class Script:
         return self.answer(event)
 
 
+class Services:
+    """Remembers which formations were opened and closed."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+
+    def open(self, formation: int, processes: int) -> None:
+        self.said.append(("open", formation))
+
+    def close(self, formation: int) -> None:
+        self.said.append(("close", formation))
+
+
 class Lab:
     """Two clients, two hosts on two islands, one slice of client 1 on each."""
 
@@ -74,7 +87,8 @@ class Lab:
         self.core = Script()
         self.now = 0.0
         self.flushes = 0
-        self.rim = Rim(self.core, self._clock, self._due)
+        self.services = Services()
+        self.rim = Rim(self.core, self._clock, self._due, self.services)
         self.clients = [Peer(), Peer()]
         for peer in self.clients:
             self.rim.client_joined(self.rim.new_client("a label", 7), peer)
@@ -85,7 +99,7 @@ class Lab:
             binding = SliceBinding(
                 ONE + i, "kernel-1", f"i{i}", (1,), ("x",), ((f"i{i}/h", 0),), "cpu"
             )
-            self.core.answer = lambda event, b=binding: [m.SliceBound("c", "kernel-1", b)]  # type: ignore[misc]
+            self.core.answer = lambda event, b=binding: [m.SliceBound("c", "kernel-1", b)]  # type: ignore[misc, assignment]
             self.say(1, "slice", slice=ONE + i, request=pack(SliceRequest((1,), ("x",))))
         self.core.answer = lambda event: []
 
@@ -107,6 +121,53 @@ class Lab:
 @pytest.fixture
 def lab() -> Lab:
     return Lab()
+
+
+def wide(lab: Lab, number: int) -> None:
+    """A slice of client 1 over both hosts; the script says that they are of one island."""
+    devices = (("i0/h", 0), ("i1/h", 0))
+    bound = SliceBinding(ONE + number, "kernel-1", "i0", (2,), ("x",), devices, "cpu")
+    lab.core.answer = lambda event: [m.SliceBound("c", "kernel-1", bound)]
+    lab.say(1, "slice", slice=bound.slice, request=pack(SliceRequest((2,), ("x",))))
+    lab.core.answer = lambda event: []
+
+
+def test_hosts_of_a_wide_slice_are_introduced(lab: Lab) -> None:
+    """They hear of the formation before the slice, meet, and part when it is freed."""
+    assert lab.services.said == [], "slices of one host need nobody"
+    wide(lab, 7)
+    assert lab.services.said == [("open", 1)]
+    lab.rim.formations.opened(1, "unix:/there")
+    for peer in lab.hosts.values():
+        assert [op for op, _, _ in peer.sent if op != "peers"][-3:] == ["span", "bind", "form"]
+        assert peer.of("form") == [{"number": 1, "address": "unix:/there"}]
+    for name in lab.hosts:
+        lab.rim.from_host(name, "joined", {"number": 1, "failure": None}, [], 10)
+    lab.core.answer = lambda event: [m.SliceFreed("c", ("i0/h", "i1/h"), ONE + 7)]
+    lab.say(1, "release-slice", slice=ONE + 7)
+    assert [op for op, _, _ in lab.hosts["i1/h"].sent][-2:] == ["unbind", "dissolve"]
+    assert lab.services.said == [("open", 1), ("close", 1)]
+
+
+def test_a_host_that_cannot_join_parts_the_others(lab: Lab) -> None:
+    wide(lab, 7)
+    failure = pack(Failure("lost", "no memory"))
+    lab.rim.from_host("i1/h", "joined", {"number": 1, "failure": failure}, [], 10)
+    assert "i1/h could not join: no memory" in lab.hosts["i0/h"].of("dissolve")[0]["reason"]
+
+
+def test_others_stop_waiting_for_a_lost_host_before_the_core_knows(lab: Lab) -> None:
+    wide(lab, 7)
+    told: list[bool] = []
+
+    def lost(event: m.Event) -> list[m.Command]:
+        told.append(bool(lab.hosts["i0/h"].of("dissolve")))
+        return []
+
+    lab.core.answer = lost
+    lab.rim.host_lost("i1/h", "killed")
+    assert told == [True]
+    assert not lab.hosts["i1/h"].of("dissolve")
 
 
 def test_joining_is_told_to_core_hosts_and_clients(lab: Lab) -> None:

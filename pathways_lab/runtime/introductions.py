@@ -1,0 +1,72 @@
+"""The services at which hosts meet, as the control plane's reactor sees them.
+
+Problem: the book of formations is pure and lives in the reactor's thread, while
+the coordination process answers whenever it likes, in a thread of its own, and
+may be gone.
+
+Rule for maintainers: everything comes back through *post*; nothing is decided
+here.  The process is started by the first formation: a lab whose slices all
+lie on one host never has it.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pathways_lab.runtime.coordination import Coordination, CoordinationLost
+from pathways_lab.runtime.formations import Formations
+from pathways_lab.runtime.lifeline import ChildDied
+
+
+class Introductions:
+    """Implements :class:`pathways_lab.runtime.formations.Services` with a process.
+
+    folder, interface: see :class:`Coordination`.
+    post(function, *args): run it in the reactor's thread.
+    book(): the formations that are told.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        interface: str | None,
+        post: Callable[..., None],
+        book: Callable[[], Formations],
+    ) -> None:
+        self._post = post
+        self._book = book
+        self._coordination = Coordination(folder, interface, self._lost)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the coordination process, while there is one."""
+        return self._coordination.pid
+
+    def open(self, formation: int, processes: int) -> None:
+        """The book hears :meth:`Formations.opened` or :meth:`Formations.refused` later."""
+
+        def done(answer: str | CoordinationLost) -> None:
+            if isinstance(answer, str):
+                self._post(self._book().opened, formation, answer)
+            else:
+                self._post(self._book().refused, formation, str(answer))
+
+        try:
+            self._coordination.open(formation, processes, done)
+        except (CoordinationLost, ChildDied, OSError) as error:
+            # It could not even be started: no memory, no process left.
+            self._post(self._book().refused, formation, str(error))
+
+    def close(self, formation: int) -> None:
+        """Nobody needs introductions there any more."""
+        self._coordination.close(formation)
+
+    def end(self) -> None:
+        """End the process.  Again is fine."""
+        self._coordination.end()
+
+    def _lost(self, formations: list[int], why: str) -> None:
+        self._post(self._book().orphaned, formations)
