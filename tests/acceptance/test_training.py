@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import jax
@@ -32,18 +33,19 @@ def pipeline(left: pw.Slice, right: pw.Slice, rows: P) -> Any:
 
     @pw.program
     def train_step(stage1: Any, stage2: Any, batch: digits.Batch) -> Any:
-        losses, of_stage1, of_stage2 = [], None, None
-        for part in batch.split(MICROBATCHES):
-            h = forward(stage1, part.images)
-            value, g2, of_h = head(stage2, h, part.labels)
-            g1 = backward(stage1, part.images, of_h)
-            losses.append(value)
-            of_stage1 = g1 if of_stage1 is None else digits.add(of_stage1, g1)
-            of_stage2 = g2 if of_stage2 is None else digits.add(of_stage2, g2)
+        parts = batch.split(MICROBATCHES)
+        hs = [forward(stage1, part.images) for part in parts]
+        heads = [head(stage2, h, part.labels) for h, part in zip(hs, parts, strict=True)]
+        backs = [
+            backward(stage1, part.images, of_h)
+            for part, (_, _, of_h) in zip(parts, heads, strict=True)
+        ]
+        of_stage1 = reduce(digits.add, backs)
+        of_stage2 = reduce(digits.add, [g for _, g, _ in heads])
         return (
             digits.update(stage1, of_stage1, RATE, MICROBATCHES),
             digits.update(stage2, of_stage2, RATE, MICROBATCHES),
-            jnp.mean(jnp.stack(losses)),
+            jnp.mean(jnp.stack([loss for loss, _, _ in heads])),
         )
 
     return train_step
