@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from pathways_lab.client import arguments, export, failures, jaxprs, layouts, scopes, stats
-from pathways_lab.client.arrays import ArrayType, type_of
+from pathways_lab.client.arrays import ArrayType, dtype_of, type_of
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.layouts import Requested
 from pathways_lab.core.errors import PathwaysError
@@ -70,7 +70,7 @@ class Body:
         stats.work.traced += 1
         try:
             with scopes.entered(scopes.Body(name)), jax_private.whole_tracebacks():
-                self.jaxpr = jax.make_jaxpr(call)(*(kind.struct for kind in in_types))
+                self.jaxpr = jax.make_jaxpr(call)(*map(_struct, self.in_types, self.requested))
         except Exception as error:
             failures.reraise(error, node=name, called=self._called())
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)
@@ -138,6 +138,14 @@ class Body:
                 line=error.failure.line,
                 node=self.name,
             ) from None
+
+
+def _struct(kind: ArrayType, requested: Requested) -> jax.ShapeDtypeStruct:
+    """An argument for JAX; with its sharding, which is part of its type for explicit axes."""
+    sharding = requested if layouts.is_explicit(requested) else None
+    return jax.ShapeDtypeStruct(
+        kind.shape, dtype_of(kind.dtype), sharding=sharding, weak_type=kind.weak
+    )
 
 
 def _warn_of_constants(closed: Any, name: str, owner: Callable[..., Any] | None) -> None:

@@ -28,10 +28,12 @@ import cloudpickle
 import jax
 from jax import export as jax_export
 from jax import jit as jax_jit  # JAX's own, also while jax.jit is routed to the lab
+from jax.sharding import NamedSharding
 
 from pathways_lab.client import failures, jaxprs, layouts, stats
-from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.arrays import ArrayType, dtype_of
 from pathways_lab.client.devices import Slice
+from pathways_lab.client.layouts import Requested
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
 from pathways_lab.runtime import jax_private
@@ -52,6 +54,7 @@ class Body(Protocol):
     calls_python: bool
     in_types: tuple[ArrayType, ...]
     out_types: tuple[ArrayType, ...]
+    requested: tuple[Requested, ...]
     donated: tuple[int, ...]
     line: Line
 
@@ -86,13 +89,12 @@ def make(
     _pin(body, place, wanted, out)
     structs = [
         jax.ShapeDtypeStruct(
-            struct.shape,
-            struct.dtype,
-            sharding=None if layout is None else layouts.sharding_of(layout, place),
+            kind.shape,
+            dtype_of(kind.dtype),
+            sharding=_sharding(requested, layout, place),
             weak_type=kind.weak,
         )
-        for kind, layout in zip(body.in_types, wanted, strict=True)
-        for struct in (kind.struct,)
+        for kind, layout, requested in zip(body.in_types, wanted, body.requested, strict=True)
     ]
     out_shardings = [
         None if layout is None else layouts.sharding_of(layout, place) for layout in out
@@ -118,6 +120,13 @@ def make(
         digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
         in_layouts, out_layouts, body.donated, body.line,
     )  # fmt: skip
+
+
+def _sharding(requested: Any, layout: Layout | None, place: Slice) -> NamedSharding | None:
+    """What JAX is told of an argument; where axes are explicit, the user's own sharding."""
+    if layouts.is_explicit(requested):
+        return requested
+    return None if layout is None else layouts.sharding_of(layout, place)
 
 
 def _pin(body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None]) -> None:

@@ -152,6 +152,12 @@ def _in_other_words(error: Exception) -> tuple[str, str]:
             "a value was formatted before it exists: values come after the run",
             "print it without a format, or after the program has returned its handles",
         )
+    if isinstance(error, ValueError) and "set_mesh" in text and "outside" in text:
+        return (
+            "a program cannot enter a mesh: jax.set_mesh stands inside of it",
+            "put the with statement around the call of the program, or name the mesh where it is"
+            " needed (slice.sharding(spec), shard_map(mesh=slice.mesh))",
+        )
     if isinstance(error, AttributeError) and ("Tracer" in text or "traced array" in text):
         return (
             f"inside a program a value is only its shape and dtype ({text})",

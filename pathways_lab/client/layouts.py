@@ -14,10 +14,10 @@ Paper: section 4.2 (sharded logical buffers).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from pathways_lab.client import failures
 from pathways_lab.client.arrays import ArrayType
@@ -51,6 +51,11 @@ def slice_of_mesh(mesh: Any) -> Slice | None:
 def slice_of_sharding(sharding: Any) -> Slice | None:
     """The slice behind a ``NamedSharding``; None for anything that is not virtual."""
     return slice_of_mesh(sharding.mesh) if isinstance(sharding, NamedSharding) else None
+
+
+def is_explicit(requested: Any) -> TypeGuard[NamedSharding]:
+    """Whether a sharding is part of its array's type: its mesh has explicit axes."""
+    return isinstance(requested, NamedSharding) and AxisType.Explicit in requested.mesh.axis_types
 
 
 def check_requested(entry: Any, what: str) -> Requested:

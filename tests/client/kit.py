@@ -7,6 +7,7 @@ of its own, with JAX's own ``device_put`` for transfers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.codec import pack, unpack
-from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
 
 KEY = b"k" * 32
@@ -149,7 +150,8 @@ class FakeLab:
     def say(self, op: str, fields: dict[str, Any]) -> None:
         """A message to the client."""
         assert self._link is not None
-        self._link.send(op, fields)
+        with contextlib.suppress(LinkClosed):
+            self._link.send(op, fields)
 
     def close(self) -> None:
         self.connection.close()

@@ -267,6 +267,11 @@ def no_common_slice(w: Any, x: Any) -> Any:
     return pw.jit(lambda a, b: (a, b))(h, g(h))  # here
 
 
+def mesh_inside(w: Any, x: Any) -> Any:
+    with jax.set_mesh(A.mesh):  # here
+        return f(w, x)
+
+
 REFUSED = {
     control_flow: ("control flow depends on the value", "jnp.where"),
     loop_bound: ("where Python needs a number", "static_argnames"),
@@ -284,6 +289,7 @@ REFUSED = {
     wrong_shape: ("dot_general requires contracting dimensions", ""),
     used_after_donation: ("was donated", "result of that call"),
     nowhere: ("has no place", "pw.device_put"),
+    mesh_inside: ("cannot enter a mesh", "around the call of the program"),
     no_common_slice: ("nothing says where it runs", "on=slice"),
 }
 

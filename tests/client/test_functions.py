@@ -274,6 +274,23 @@ def test_another_mesh_over_the_same_devices(fake: FakeLab) -> None:
     np.testing.assert_allclose(made.result(), x * 2)
 
 
+def test_explicit_axes_are_part_of_types(fake: FakeLab) -> None:
+    """``jax.make_mesh`` over a slice makes explicit axes: bodies see shardings of arguments."""
+    on = fake.slice(4)
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=on.tpus)
+    seen: list[Any] = []
+
+    def f(x: Any) -> Any:
+        seen.append(jax.typeof(x).sharding.spec)
+        return jax.shard_map(lambda v: v * 2, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(x)
+
+    x = np.arange(8.0).reshape(4, 2)
+    made = pw.jit(f, in_shardings=NamedSharding(mesh, P("a")))(x)
+    np.testing.assert_allclose(made.result(), x * 2)
+    assert set(seen) == {P("a", None)}
+    assert str(made.layout) == "P(a, None)"
+
+
 # --- donation, constants, errors, nesting ------------------------------------------------
 
 
