@@ -278,6 +278,8 @@ class _Start:
             self._tell(f"{child.name} is there")
 
     def _tell(self, text: str) -> None:
+        if self.done == self.total:
+            text = "the lab is ready"
         with contextlib.suppress(Exception):
             self.show(Progress(text, self.done, self.total, time.monotonic() - self.started))
 
