@@ -22,7 +22,7 @@ Paper: section 4.4 (policies).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.core.control import Control
@@ -389,6 +389,12 @@ class Script:
     def _number(self) -> int:
         self._numbers += 1
         return (1 << 32) | self._numbers
+
+
+def replay(events: Iterable[Event], rules: Rules | None = None) -> list[list[Command]]:
+    """What a fresh core answers to recorded events: for a real run, the same as then."""
+    control = Control(rules)
+    return [control.handle(event) for event in events]
 
 
 def _names(message: Event | Command, numbers: set[int]) -> bool:

@@ -24,6 +24,7 @@ from pathways_lab.core.messages import (
     Command,
     Event,
     FunctionAnnounced,
+    Grant,
     PolicyChosen,
     ProgramRegistered,
     Refused,
@@ -95,17 +96,25 @@ def simulate(
     rules: Rules | None = None,
     runs: int = 1,
     until: float = float("inf"),
+    lag: Callable[[Grant], float] | None = None,
+    world: World | None = None,
 ) -> Simulated:
     """What *work* does on *machine*.
 
     work: a program (run *runs* times by one client), or how clients use several.
     until: simulated seconds after which to stop looking.
+    lag: switches the order off (for showing what it is for): every grant goes
+        its own way to its host, and takes so many seconds longer.
+    world: to use instead of a new one for *machine*, *seed* and *rules*.
     Raises PathwaysError when a slice cannot be had.
     """
     if isinstance(work, Program | Plan):
         work = Load(work, runs=runs)
     loads = [work] if isinstance(work, Load) else list(work)
-    world = World(machine or Machine(), seed, rules)
+    if world is None:
+        world = World(machine or Machine(), seed, rules, keep_order=lag is None)
+    if lag is not None:
+        world.lag = lag
     events = [0]
     world.observers.append(lambda event, commands: events.__setitem__(0, events[0] + 1))
     numbers: dict[str, int] = {}

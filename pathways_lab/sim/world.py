@@ -15,7 +15,7 @@ Paper: section 5 (the configurations that can be simulated here).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from pathways_lab.core.control import Control
@@ -47,6 +47,7 @@ from pathways_lab.core.plans import index_plan
 from pathways_lab.core.program import Call, Plan, SliceId
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.waits import Launch, Wait, find_cycle
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.machine import FunctionCost, Machine
@@ -67,7 +68,8 @@ class Client(Protocol):
 class World:
     """Control plane, hosts, network and clients in simulated time.
 
-    keep_order: hosts hear of grants in the order in which they were made.
+    keep_order: hosts hear of grants in the order in which they were made; without
+        it each grant travels on its own, and *lag* may hold it up.
     launch_poisoned: gangs whose input is missing are launched all the same.
     fails: whether a step fails on a host, given ``(run, step, host)``.
     records: the timeline, when *remember*.
@@ -91,6 +93,7 @@ class World:
         self.network = Network(self)
         self.keep_order = keep_order
         self.launch_poisoned = launch_poisoned
+        self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
         self.observers: list[Callable[[Event, list[Command]], None]] = []
         self.records: list[records.Record] = []
@@ -152,7 +155,7 @@ class World:
                 if self.keep_order:
                     self._carry(command.host, self._at_host, command.host, Host.grant, command)
                 else:
-                    delay = self.vary(self.machine.costs.control_latency)
+                    delay = self.vary(self.machine.costs.control_latency) + self.lag(command)
                     self.agenda.after(delay, self._at_host, command.host, Host.grant, command)
             case FreeBuffers():
                 for host in command.hosts:
@@ -324,6 +327,27 @@ class World:
                 part.host.part_ended(
                     part, 0.0, Failure("lost", "a partner of the collective was lost")
                 )
+
+    def stuck(self) -> tuple[Wait, ...]:
+        """The cycle in which gangs wait for each other on devices, or ()."""
+        gangs: dict[tuple[int, int], Launch] = {}
+        orders: dict[Hashable, list[Hashable]] = {}
+        for host in self.hosts.values():
+            queued = [[p.task for p in queue] for queue in host.queues]
+            for device, tasks in enumerate(queued):
+                waiting = [t for t in host.pending if device in t.devices]
+                orders[host.name, device] = [
+                    (t.run.grant.run, t.step)
+                    for t in (*tasks, *waiting)
+                    if isinstance(t.info.node, Call)
+                ]
+            for task in (*(t for tasks in queued for t in tasks), *host.pending):
+                where = task.info.slices[0]
+                name = task.run.grant.run, task.step
+                if isinstance(task.info.node, Call):
+                    queues = [(h, d) for h, local in self.local[where].items() for d in local]
+                    gangs[name] = Launch(name, tuple(queues))
+        return find_cycle(gangs.values(), orders, self.machine.streams)
 
     # --- clients ---------------------------------------------------------------------
 

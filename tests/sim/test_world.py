@@ -1,0 +1,190 @@
+"""Laws of the simulated machine: FIFO devices, rendezvous, memory in order, time that adds up."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.messages import Grant, HostReport
+from pathways_lab.core.policies import ProportionalShare
+from pathways_lab.core.program import Call, Program, Signature, Value
+from pathways_lab.sim.agenda import Agenda
+from pathways_lab.sim.machine import Costs, FunctionCost, Machine
+from pathways_lab.sim.simulate import Load, Simulated, chain, simulate
+from pathways_lab.sim.world import World
+from pathways_lab.testing import replay
+from pathways_lab.timeline.records import Span
+
+FREE = Costs(0.0, 0.0, 0.0, 0.0, 1e18, 1e18, 1e18, 0.0, 0.0, 0.0)
+"""Nothing but computations takes time."""
+
+
+def gangs(found: Simulated) -> list[Span]:
+    return [r for r in found.records if isinstance(r, Span) and r.kind == "gang"]
+
+
+def test_the_agenda_decides_ties_by_priority_and_then_by_order_of_entry() -> None:
+    agenda, said = Agenda(), []
+    for name, priority in (("b", 1), ("c", 1), ("a", 0)):
+        agenda.at(1.0, said.append, name, priority=priority)
+    agenda.after(0.5, agenda.after, 0.0, said.append, "first")
+    assert agenda.run() == 5
+    assert said == ["first", "a", "b", "c"]
+    assert agenda.now == 1.0
+
+
+def test_gangs_on_one_device_take_turns_and_on_two_run_together() -> None:
+    """50 ms each: 50 ms together on disjoint devices, 100 ms on the same ones."""
+    machine = Machine(1, 1, 4, costs=FREE, default=FunctionCost(0.05, compile=0.0))
+    for devices, seconds in ((2, 0.05), (4, 0.10)):
+        loads = [Load(chain(n, devices, [f"{n}.f"]), client=n) for n in ("one", "two")]
+        found = simulate(loads, machine)
+        assert found.seconds == pytest.approx(seconds)
+
+
+def test_a_pipeline_over_two_islands_overlaps() -> None:
+    row = Layout((("x", 4),), ((),))
+    values = tuple(Value((4,), "uint8", s, row, 4) for s in (0, 0, 1))
+    program = Program(
+        "stages", values,
+        (Call("f", 0, (0,), (1,), name="f"), Call("g", 1, (1,), (2,), name="g")), (0,), (2,),
+        {"f": Signature("f", 0, (row,), (row,)), "g": Signature("g", 1, (row,), (row,))},
+    )  # fmt: skip
+    machine = Machine(2, 1, 4, costs=FREE, default=FunctionCost(0.01, compile=0.0))
+    load = Load(program, runs=10, flight=4, islands={0: "island0", 1: "island1"})
+    found = simulate(load, machine)
+    assert found.seconds == pytest.approx(0.11)  # ten steps of 10 ms and the last one's way out
+    assert {s.island for s in gangs(found)} == {"island0", "island1"}
+    assert sum(isinstance(r, Span) and r.kind == "transfer" for r in found.records) == 20
+
+
+def test_transfers_take_latency_and_bandwidth() -> None:
+    row = Layout((("x", 1),), ((),))
+    values = (Value((1000,), "uint8", 0, row, 1000), Value((1,), "uint8", 1, row, 1))
+    program = Program(
+        "move", values, (Call("g", 1, (0,), (1,), name="g"),), (0,), (1,),
+        {"g": Signature("g", 1, (row,), (row,))},
+    )  # fmt: skip
+    costs = Costs(0.0, 0.0, 0.0, 0.0, 1e18, 1e18, 1e5, 0.0, 0.002, 0.0)
+    machine = Machine(2, 1, 1, costs=costs, default=FunctionCost(0.0, compile=0.0))
+    found = simulate(Load(program, islands={0: "island0", 1: "island1"}), machine)
+    assert found.seconds == pytest.approx(0.012)
+
+
+def test_the_same_seed_gives_the_same_timeline_and_another_one_another() -> None:
+    load = Load(chain("c", 8, ["f", "g"]), runs=5)
+    machine = Machine(1, 2, 4)
+    first, again, other = (simulate(load, machine, seed=s).records for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_every_figure_of_the_costs_says_where_it_comes_from() -> None:
+    text = Costs.__doc__ or ""
+    for name in Costs.__dataclass_fields__:
+        assert f"``{name}``" in text
+    assert text.count("measured") + text.count("assumed") >= len(Costs.__dataclass_fields__) - 2
+
+
+def test_records_are_like_those_of_a_real_cluster_and_say_that_they_are_simulated() -> None:
+    found = simulate(chain("c", 4, ["f"]), Machine(1, 1, 4))
+    (span,) = gangs(found)
+    assert (span.host, span.devices, span.program, span.node) == (
+        "island0/host0", (0, 1, 2, 3), "c", "f",
+    )  # fmt: skip
+    assert span.client == "kernel-1"
+    assert span.args == {"seq": 0, "simulated": True}
+    assert [r.kind for r in found.records if not isinstance(r, Span)] == [
+        "submitted", "granted", "finished",
+    ]  # fmt: skip
+
+
+def test_a_machine_that_is_too_small_is_told() -> None:
+    with pytest.raises(PathwaysError, match="asked for 64 devices"):
+        simulate(chain("c", 64, ["f"]), Machine(1, 1, 4))
+
+
+def test_2048_devices_take_seconds() -> None:
+    machine = Machine(1, 512, 4)
+    load = Load(chain("c", 2048, ["f", "g"]), runs=3, feeds={0: 0})
+    found = simulate(load, machine)
+    assert len(gangs(found)) == 3 * 2 * 512
+    assert all(failure is None for _, failure in found.ended.values())
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
+def test_shares_of_four_clients_are_within_five_percent(weights: tuple[int, ...]) -> None:
+    machine = Machine(1, 2, 4, default=FunctionCost(0.002))
+    loads = [
+        Load(chain(f"p{n}", 8, [f"f{n}"]), client=f"kernel-{n}", runs=10**6, flight=120)
+        for n in range(4)
+    ]
+    shares = {f"kernel-{n}": float(w) for n, w in enumerate(weights)}
+    found = simulate(loads, machine, ProportionalShare(shares), until=7.0)
+    late = Simulated(
+        tuple(r for r in found.records if isinstance(r, Span) and r.start > 1.0),
+        found.ended, found.seconds, found.events, found.world,
+    ).busy()  # fmt: skip
+    for name, weight in shares.items():
+        part = late[name] / sum(late.values())
+        assert part == pytest.approx(weight / sum(weights), rel=0.05)
+
+
+# --- deadlock, and the other cure --------------------------------------------------------
+
+
+def crossed(programs: int, hosts: int, streams: int) -> World:
+    """Programs whose grants reach every host in another order."""
+    machine = Machine(1, hosts, 1, streams=streams, costs=FREE, default=FunctionCost(0.01))
+    loads = [Load(chain(f"p{n}", hosts, [f"f{n}"]), client=f"c{n}") for n in range(programs)]
+    seen: list[int] = []
+
+    def lag(grant: Grant) -> float:
+        if grant.run not in seen:
+            seen.append(grant.run)
+        turn = seen.index(grant.run) - int(grant.host.rpartition("host")[2])
+        return 1.0 + 0.001 * (turn % programs)
+
+    found = simulate(loads, machine, lag=lag)
+    return found.world
+
+
+@pytest.mark.parametrize(
+    ("programs", "hosts", "streams", "hangs"),
+    [(2, 2, 1, True), (2, 2, 2, False), (3, 3, 2, True), (3, 3, 3, False)],
+)
+def test_streams_cure_a_deadlock_until_more_programs_come(
+    programs: int, hosts: int, streams: int, hangs: bool
+) -> None:
+    world = crossed(programs, hosts, streams)
+    assert bool(world.control.state.runs) == hangs
+    cycle = world.stuck()
+    assert bool(cycle) == hangs
+    if hangs:
+        assert len(cycle) >= 2
+        assert {w.gang for w in cycle} <= {(run, 0) for run in world.control.state.runs}
+
+
+def test_a_host_with_nine_seconds_of_earlier_work_only_makes_the_others_wait() -> None:
+    machine = Machine(1, 2, 1, costs=FREE, functions={"slow": FunctionCost(9.0, compile=0.0)},
+                      default=FunctionCost(0.001, compile=0.0))  # fmt: skip
+    loads = [
+        Load(chain("busy", 1, ["slow"]), client="a"),
+        Load(chain("both", 2, ["f"]), client="b", start=0.1),
+    ]
+    found = simulate(loads, machine)
+    assert found.seconds == pytest.approx(9.001, abs=0.01)
+    assert all(failure is None for _, failure in found.ended.values())
+
+
+# --- the same decisions again ------------------------------------------------------------
+
+
+def test_replaying_the_events_gives_the_same_commands() -> None:
+    world = World(Machine(2, 2, 2), seed=5)
+    events, commands = [], []
+    world.observers.append(lambda e, c: (events.append(e), commands.append(c)))
+    simulate([Load(chain("c", 4, ["f", "g"]), runs=4, feeds={0: 0})], world=world)
+    assert any(isinstance(e, HostReport) for e in events)
+    assert replay(events) == commands
