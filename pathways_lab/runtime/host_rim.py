@@ -412,6 +412,8 @@ class HostRim:
 
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
         """In the lane's thread."""
+        if failure is not None and isinstance(self.runtime, SpanningCpuRuntime):
+            failure = self.runtime.explained(job.place.binding, failure)
         self.reactor.call_soon(self._gang_over, job, times, failure)
 
     def _gang_over(self, job: GangJob, times: Times, failure: Failure | None) -> None:

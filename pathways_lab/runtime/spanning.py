@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -35,6 +36,11 @@ from pathways_lab.runtime.devices import (
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.joining import Joint, forget_clients
 from pathways_lab.runtime.relay import Relay
+
+_BROKEN = "Gloo"
+"""In every error of a collective whose connections broke, and in no other."""
+_NEWS_SECONDS = 2.0
+"""How long the control plane may take to notice and tell that a host died."""
 
 Joined = Callable[[int, Failure | None], object]
 """Told, in a thread of its own: the formation, and None or why this host is not in it."""
@@ -149,6 +155,22 @@ class SpanningCpuRuntime(CpuRuntime):
         """
         if len(binding.hosts) > 1:
             self._joint(binding).meet(name)
+
+    def explained(self, binding: SliceBinding, failure: Failure) -> Failure:
+        """What a gang of a slice that spans hosts failed of; may wait a moment.
+
+        The death of a host breaks its connections before anybody can say whose
+        they were, so news of its formation is waited for.
+        """
+        if len(binding.hosts) == 1 or _BROKEN not in failure.details:
+            return failure
+        with self._changed:
+            number = self._spans.get(binding.slice, -1)
+            self._changed.wait_for(lambda: number in self._over, _NEWS_SECONDS)
+            why = self._over.get(number)
+        if why is None:
+            return failure
+        return replace(failure, kind="lost", message=f"{failure.node} failed: {why}")
 
     def _join(self, joint: Joint, done: Joined) -> None:
         failure = None
