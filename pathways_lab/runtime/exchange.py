@@ -97,8 +97,8 @@ class Exchange:
         self._on_arrived = on_arrived
         self._on_death = on_death
         self._incoming: dict[Key, _Incoming] = {}
-        self._early: dict[int, list[tuple[dict[str, Any], Any]]] = {}
-        """Pieces, by run, of transfers that were not granted here yet."""
+        self._early: dict[int, list[tuple[int, Callable[[], None]]]] = {}
+        """By run, step and what to do: parts that came before their receiving side was ready."""
         self._over: Past[int] = Past()
         self._cancelled: Past[Key] = Past()
         self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]
@@ -188,10 +188,12 @@ class Exchange:
         """There will be no data: those who wait for it shall know at once."""
         fields = {"run": key[0], "step": key[1], "failure": pack(failure)}
         for host in route.receivers:
-            if host == self._host:
+            if host != self._host:
+                self._peers.send(host, "piece", fields, [], lambda error: None)
+            elif key in self._incoming:
                 self._fail(key, failure)
             else:
-                self._peers.send(host, "piece", fields, [], lambda error: None)
+                self._keep(key, lambda: self._fail(key, failure))
 
     # --- receiving --------------------------------------------------------------------
 
@@ -213,21 +215,25 @@ class Exchange:
                 del incoming.missing[group.target]
         run, step = action.key
         early = self._early.pop(run, [])
-        ours = [entry for entry in early if entry[0]["step"] == step]
-        others = [entry for entry in early if entry[0]["step"] != step]
+        others = [entry for entry in early if entry[0] != step]
         if others:
             self._early[run] = others
-        for fields, data in ours:
-            self.piece(fields, data)
+        for at, take in early:
+            if at == step:
+                take()
         self._finish_if_whole(incoming)
+
+    def _keep(self, key: Key, take: Callable[[], None]) -> None:
+        """Something came for a transfer whose receiving side is not ready, or not any more."""
+        if key[0] not in self._over and key not in self._cancelled:
+            self._early.setdefault(key[0], []).append((key[1], take))
 
     def piece(self, fields: dict[str, Any], data: Any) -> None:
         """A message of another host: one part of a transfer, or that there will be none."""
         key = (fields["run"], fields["step"])
         incoming = self._incoming.get(key)
         if incoming is None:
-            if key[0] not in self._over:
-                self._early.setdefault(key[0], []).append((fields, data))
+            self._keep(key, lambda: self.piece(fields, data))
             return
         try:
             if fields.get("failure") is not None:
@@ -245,7 +251,8 @@ class Exchange:
         """One part is here, as NumPy, or as a whole shard on a device."""
         incoming = self._incoming.get(key)
         if incoming is None:
-            # Of this host itself: its receiving side was cancelled or has failed.
+            # From this host itself, whose target devices are still being opened.
+            self._keep(key, lambda: self._part(key, target, box, part, sent))
             return
         incoming.start = sent if incoming.start is None else min(sent, incoming.start)
         missing = incoming.missing.get(target, set())

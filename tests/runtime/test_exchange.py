@@ -253,6 +253,20 @@ def test_early_pieces_wait_for_their_grant_and_late_ones_are_thrown_away(
     assert exchange._incoming == {}
 
 
+@pytest.mark.parametrize("failure", [None, Failure("execute", "boom")])
+def test_a_host_may_send_to_itself_before_its_target_is_open(
+    benches: dict[str, Bench], failure: Failure | None
+) -> None:
+    near, beside = binding(1, (2,), [0, 1], NEAR), binding(2, (2,), [2, 3], NEAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (beside, layout(beside, None)))
+    case.send(failure)
+    assert benches[NEAR].arrived == []
+    case.receive()
+    (arrived,) = benches[NEAR].arrived
+    assert arrived.failure == failure
+    assert failure or np.array_equal(np.asarray(arrived.payload), case.data)
+
+
 def test_a_transfer_of_nothing_is_complete_at_once(benches: dict[str, Bench]) -> None:
     near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (2,), [0, 1], FAR)
     case = Case(benches, (0, 4), (near, layout(near, None, "a")), (far, layout(far, "a", None)))

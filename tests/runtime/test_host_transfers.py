@@ -50,11 +50,11 @@ def transfer(
     program = Program(f"move {number}").value("x", source[0].slice, shape, dtype, source[1])
     program.move("x", "y", target[0].slice, target[1])
     plan = lab.program(program.plan(["x"], ["y"]))
-    lab.put(1000 + number, program["x"], data)
-    lab.grant(number, plan, [1000 + number], [2000 + number])
-    out = lab.fetch(2000 + number, program["y"])
+    lab.put(9_000_000 + number, program["x"], data)
+    lab.grant(number, plan, [9_000_000 + number], [5_000_000 + number])
+    out = lab.fetch(5_000_000 + number, program["y"])
     lab.run_over(number, plan)
-    lab.broadcast("free", buffers=[1000 + number, 2000 + number])
+    lab.broadcast("free", buffers=[9_000_000 + number, 5_000_000 + number])
     for end in (source[0], target[0]):
         lab.broadcast("unbind", slice=end.slice)
     return out, number
