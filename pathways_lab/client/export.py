@@ -24,13 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import cloudpickle
 import jax
 from jax import export as jax_export
 from jax import jit as jax_jit  # JAX's own, also while jax.jit is routed to the lab
 from jax.sharding import NamedSharding
 
-from pathways_lab.client import failures, jaxprs, layouts, stats
+from pathways_lab.client import byvalue, failures, jaxprs, layouts, stats
 from pathways_lab.client.arrays import ArrayType, dtype_of
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.layouts import Requested
@@ -153,7 +152,7 @@ def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tup
 
 def _pickled(body: Body) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(body.call))
+        return byvalue.dumps(body.call)
     except Exception as error:
         raise failures.capture_failure(
             f"compiled function {body.name!r} calls back into Python, so it is sent by value,"

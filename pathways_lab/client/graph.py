@@ -117,7 +117,8 @@ class Prepared:
 
     inputs: the source of each plan input, with its type and place.
     functions: the code that its nodes call, with the slices.
-    outputs: type and place of each plan output.
+    outputs: type and place of each plan output; after those that were asked for
+        come results that only keep a node alive.
     donated: plan inputs that a run consumes, each with the node that does it.
     slices: all that it uses, in order of use.
     """
@@ -141,12 +142,13 @@ class Prepared:
 def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Prepared:
     """Give every value its layout and every node its code; lower the result.
 
-    outputs: distinct values that nodes make.
+    outputs: distinct values that nodes make; more may follow them in the result.
     Raises PathwaysError for illegal programs, at the user's own line.
     """
     builder = _Builder(_first_wishes(nodes))
     for node in nodes:
         builder.add(node)
+    outputs = (*outputs, *_unseen(nodes, outputs))
     program = Program(
         name,
         tuple(builder.values),
@@ -163,10 +165,26 @@ def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Pr
         plan,
         tuple(builder.inputs),
         tuple(builder.functions.values()),
-        tuple(outputs),
+        outputs,
         builder.donated,
         tuple(dict.fromkeys(ref.slice for ref in builder.numbers)),
     )
+
+
+def _unseen(nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> list[Ref]:
+    """A result of each node that calls back into Python and that nobody reads.
+
+    Without it the node would be dropped, and what it prints with it.
+    """
+    seen = {ref for _, ref in uses(nodes)} | set(outputs)
+    return [
+        node.outputs[0]
+        for node in nodes
+        if isinstance(node, CallNode)
+        and node.body.calls_python
+        and node.outputs
+        and not seen.intersection(node.outputs)
+    ]
 
 
 def uses(nodes: Iterable[GraphNode]) -> Iterator[tuple[GraphNode, Ref]]:

@@ -56,6 +56,11 @@ def _rank(file: str) -> int:
     return 2 if file.startswith(_STANDARD) else 0
 
 
+def is_own(file: str) -> bool:
+    """Whether a file is the user's own: no library, and no part of JAX or Pathways Lab."""
+    return _rank(file) == 0
+
+
 def best(places: Iterable[Place]) -> Line:
     """The user's line among *places*, which go from the innermost outwards."""
     library: Place | None = None

@@ -117,6 +117,27 @@ def test_dead_arithmetic_disappears() -> None:
     assert nodes(captured(program)) == ["f@A"]
 
 
+def test_calls_that_print_are_kept_though_nobody_reads_them(fake: FakeLab) -> None:
+    on = fake.slice(2)
+
+    def log(x: Any) -> Any:
+        jax.debug.print("{}", x.sum())
+        return x
+
+    printing, quiet = pw.jit(log, on=on), pw.jit(lambda x: x + 1, on=on)
+
+    def program(x: Any) -> Any:
+        printing(x)
+        quiet(x)
+        return quiet(x)
+
+    made = pw.program(program).capture(X)
+    assert made.prepared is not None
+    assert [step.node.name for step in made.prepared.plan.steps] == ["log", "<lambda>"]
+    result = made.run([X])
+    np.testing.assert_array_equal(result.result(), X + 1)
+
+
 def test_plain_jit_around_calls_is_looked_through() -> None:
     def program(w: Any, x: Any) -> Any:
         return jax.jit(lambda x: jax.jit(lambda y: f(w, y) * 2)(x) + 1)(x)

@@ -1,0 +1,60 @@
+"""Functions as bytes that another machine can run: by value, the user's modules too.
+
+Problem: cloudpickle sends functions of importable modules by name only, and a
+host can import installed packages but not the file beside the user's notebook.
+So modules that are the user's own travel by value for the moment of the dump.
+
+Rule for maintainers: what is "the user's own" is decided by
+:mod:`~pathways_lab.client.lines` alone; the registry of cloudpickle is global
+and left as it was found.
+
+Paper: section 4.2 (registering computations).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+from pathways_lab.client import lines
+
+_lock = threading.Lock()
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle *value* with everything of the user's own in it.  Raises what pickling raises."""
+    with _lock, _by_value(_own_modules()):
+        return bytes(cloudpickle.dumps(value))
+
+
+def _own_modules() -> list[types.ModuleType]:
+    """Loaded modules that are neither installed nor part of Pathways Lab."""
+    return [
+        module
+        for name, module in tuple(sys.modules.items())
+        if isinstance(module, types.ModuleType)
+        and name.partition(".")[0] not in ("__main__", "pathways_lab")
+        and lines.is_own(getattr(module, "__file__", None) or "<frozen")
+    ]
+
+
+@contextlib.contextmanager
+def _by_value(modules: list[types.ModuleType]) -> Iterator[None]:
+    known = cloudpickle.list_registry_pickle_by_value()
+    fresh = [module for module in modules if module.__name__ not in known]
+    registered = []
+    try:
+        for module in fresh:
+            with contextlib.suppress(ValueError):
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
