@@ -36,7 +36,8 @@ class Costs:
     ``control_latency``   one way between control plane and host or client
                           (measured: 19 us round trip on one machine; assumed
                           for a network: 50 us)
-    ``decision``          control plane, per event (measured: about 20 us)
+    ``decision``          control plane, per run and other requests (measured: 30 us)
+    ``hearing``           control plane, per report of a host (measured: 2 to 10 us)
     ``launch``            host, per gang (measured: 0.1 to 0.3 ms for a launch on
                           several devices)
     ``report``            a host gathers reports for so long (10 ms at most; it
@@ -49,7 +50,8 @@ class Costs:
     """
 
     control_latency: float = 50e-6
-    decision: float = 20e-6
+    decision: float = 30e-6
+    hearing: float = 3e-6
     launch: float = 150e-6
     report: float = 500e-6
     local: float = 3e9

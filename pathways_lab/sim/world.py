@@ -142,7 +142,9 @@ class World:
             self._owners[event.run] = event.client
             self._note("submitted", run=event.run, client=event.client)
         commands = self.control.handle(event)
-        self._busy = max(self._busy, self.agenda.now) + self.machine.costs.decision
+        costs = self.machine.costs
+        thinking = costs.hearing if isinstance(event, HostReport) else costs.decision
+        self._busy = max(self._busy, self.agenda.now) + thinking
         for command in commands:
             self._carry_out(command)
         for observer in self.observers:

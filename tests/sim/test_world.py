@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
@@ -16,7 +18,7 @@ from pathways_lab.sim.world import World
 from pathways_lab.testing import replay
 from pathways_lab.timeline.records import Span
 
-FREE = Costs(0.0, 0.0, 0.0, 0.0, 1e18, 1e18, 1e18, 0.0, 0.0, 0.0)
+FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 1e18, 1e18, 1e18, 0.0, 0.0, 0.0)
 """Nothing but computations takes time."""
 
 
@@ -66,7 +68,7 @@ def test_transfers_take_latency_and_bandwidth() -> None:
         "move", values, (Call("g", 1, (0,), (1,), name="g"),), (0,), (1,),
         {"g": Signature("g", 1, (row,), (row,))},
     )  # fmt: skip
-    costs = Costs(0.0, 0.0, 0.0, 0.0, 1e18, 1e18, 1e5, 0.0, 0.002, 0.0)
+    costs = replace(FREE, dcn=1e5, dcn_latency=0.002)
     machine = Machine(2, 1, 1, costs=costs, default=FunctionCost(0.0, compile=0.0))
     found = simulate(Load(program, islands={0: "island0", 1: "island1"}), machine)
     assert found.seconds == pytest.approx(0.012)

@@ -1,0 +1,180 @@
+"""How long does the control plane think about one gang, and how does that grow?
+
+``python benchmarks/decision.py`` prints, for 8 to 2,048 devices (four per
+host), what one core in one Python process needs
+
+* to *decide*: from a submitted run to its grants, per run and per gang, for
+  runs of one gang and of 32,
+* to *hear*: for a host's report that its gangs have ended,
+* with 16 clients whose runs compete under proportional shares.
+
+Nothing is simulated and nothing is sent: events go straight into the core.
+Times are CPU seconds of this process, so that other processes do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from pathways_lab.core.control import Control
+from pathways_lab.core.lowering import lower
+from pathways_lab.core.messages import (
+    BuffersDropped,
+    ClientJoined,
+    Command,
+    Event,
+    FunctionAnnounced,
+    HostJoined,
+    HostReport,
+    PolicyChosen,
+    ProgramRegistered,
+    RunSubmitted,
+    SliceRequested,
+)
+from pathways_lab.core.policies import ProportionalShare
+from pathways_lab.core.program import Call, Plan
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.testing import Sketch
+
+PER_HOST = 4
+
+
+@dataclass
+class Bench:
+    """A core with one island; times of every kind of event in microseconds."""
+
+    devices: int
+    nodes: int
+    clients: int = 1
+    control: Control = field(default_factory=Control)
+    plans: list[Plan] = field(default_factory=list)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    number: int = 1 << 32
+
+    def __post_init__(self) -> None:
+        self.hosts = [f"island0/host{h}" for h in range(self.devices // PER_HOST)]
+        for host in self.hosts:
+            self.event(HostJoined(0.0, "b", host, "island0", PER_HOST, "none", 1 << 40))
+        for c in range(self.clients):
+            name = f"kernel-{c}"
+            where = self.new()
+            self.event(ClientJoined(0.0, "b", name))
+            request = SliceRequest((self.devices,), ("x",))
+            self.event(SliceRequested(0.0, "b", name, where, request))
+            sketch = Sketch(f"p{c}").chain(where, *(f"f{n}" for n in range(self.nodes)))
+            plan = lower(sketch.program({where: self.devices}))
+            self.plans.append(plan)
+            for step in plan.steps:
+                if isinstance(step.node, Call):
+                    key = step.node.function
+                    self.event(FunctionAnnounced(0.0, "b", name, key, where))
+                    ready = ((key, where, 0, None),)
+                    for host in self.hosts:
+                        self.event(HostReport(0.0, "b", host, compiled=ready))
+            self.event(ProgramRegistered(0.0, "b", name, plan))
+
+    def new(self) -> int:
+        """A number for a slice, run or buffer."""
+        self.number += 1
+        return self.number
+
+    def event(self, event: Event, kind: str = "") -> list[Command]:
+        """One event, timed."""
+        begun = time.process_time_ns()
+        commands = self.control.handle(event)
+        self.times.setdefault(kind, []).append((time.process_time_ns() - begun) / 1e3)
+        return commands
+
+    def run(self, client: int) -> None:
+        """One run from its submission to the end of its result."""
+        name, plan = f"kernel-{client}", self.plans[client]
+        run, output = self.new(), self.new()
+        submit = RunSubmitted(0.0, "b", name, run, plan.key, (None,), (output,))
+        granted = self.event(submit, "decide")
+        assert len(granted) >= len(self.hosts)
+        ended = tuple((run, step, 1e-4) for step in range(self.nodes))
+        for host in self.hosts:
+            self.event(HostReport(0.0, "b", host, ended), "hear")
+        self.event(BuffersDropped(0.0, "b", name, (output,)), "drop")
+
+    def measure(self, runs: int) -> None:
+        """Some runs of all clients in turn, after a few to warm up."""
+        for n in range(8):
+            self.run(n % self.clients)
+        self.times.clear()
+        for n in range(runs):
+            self.run(n % self.clients)
+
+
+def growth(most: int) -> None:
+    """The table over devices."""
+    print("devices  gangs/run  decide: us/run  us/gang   p99/run  hear: us/report  all: us/gang")
+    for nodes in (1, 32):
+        devices = 8
+        while devices <= most:
+            bench = Bench(devices, nodes)
+            bench.measure(max(20, 4000 // devices))
+            decide, hear = bench.times["decide"], bench.times["hear"]
+            whole = (sum(decide) + sum(hear) + sum(bench.times["drop"])) / len(decide) / nodes
+            tail = sorted(decide)[int(0.99 * (len(decide) - 1))]
+            print(
+                f"{devices:7d} {nodes:10d} {statistics.median(decide):15.1f}"
+                f" {statistics.median(decide) / nodes:8.2f} {tail:9.1f}"
+                f" {statistics.median(hear):16.1f} {whole:13.1f}"
+            )
+            devices *= 4
+
+
+def crowd() -> None:
+    """Sixteen clients with shares, a deep queue, and who is next."""
+    bench = Bench(32, 1, clients=16)
+    shares = {f"kernel-{c}": 1.0 + c for c in range(16)}
+    bench.event(PolicyChosen(0.0, "b", "kernel-0", ProportionalShare(shares)))
+    granted: list[int] = []
+    moment = 0.0
+
+    def submit(client: int) -> None:
+        name, plan = f"kernel-{client}", bench.plans[client]
+        event = RunSubmitted(moment, "b", name, bench.new(), plan.key, (None,), (bench.new(),))
+        take(bench.event(event, "submit"))
+
+    def take(commands: list[Command]) -> None:
+        for command in commands:
+            run = getattr(command, "place", None) is not None and getattr(command, "run", 0)
+            if run and run not in granted:
+                granted.append(run)
+
+    for _ in range(40):
+        for client in range(16):
+            submit(client)
+    for number in range(2000):
+        run = granted.pop(0)
+        moment += 1e-3
+        for host in bench.hosts[:-1]:
+            bench.event(HostReport(moment, "b", host, ((run, 0, 1e-3),)), "others")
+        last = HostReport(moment, "b", bench.hosts[-1], ((run, 0, 1e-3),))
+        take(bench.event(last, "turn"))
+        submit(number % 16)
+    for kind in ("submit", "turn"):
+        times = sorted(bench.times[kind])
+        p99 = times[int(0.99 * len(times))]
+        print(f"  {kind:7s} p50 {statistics.median(times):7.1f} us   p99 {p99:7.1f} us")
+
+
+def main() -> None:
+    """Everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=2048, help="devices at most")
+    chosen = parser.parse_args()
+    gc.freeze()
+    growth(chosen.most)
+    print("16 clients, proportional shares, 640 runs waiting, 8 hosts:")
+    crowd()
+
+
+if __name__ == "__main__":
+    main()
