@@ -78,7 +78,6 @@ class Lab:
         offset = connection.link.clock_offset
         self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
         connection.on_records = self._remember
-        connection.on_closed = self._lost
         connection.send("watch", {"on": True})
         atexit.register(self.close)
 
@@ -122,7 +121,7 @@ class Lab:
     def release_slice(self, slice_id: SliceId) -> None:
         """Give a slice back (see :meth:`Slice.release`)."""
         self.slices = [entry for entry in self.slices if entry.id != slice_id]
-        if not self._closed:
+        if not self.closed:
             self.session.connection.release_slice(slice_id)
 
     # --- what happened -------------------------------------------------------------------
@@ -165,11 +164,22 @@ class Lab:
             )
         return self.embedded.dask_client()
 
+    def dashboard(self) -> str:
+        """The address of the embedded cluster's Dask dashboard (loaded at the first call)."""
+        if self.embedded is None:
+            raise failures.failure(
+                "refused",
+                "this lab was not started here",
+                "use the dashboard_link of the distributed.Client that you connected with",
+            )
+        return self.embedded.dashboard()
+
     # --- the end -----------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Whether nothing can run on it any more: it was closed, or lost."""
+        return self._closed or self.session.connection.closed is not None
 
     def close(self) -> None:
         """Leave the lab; an embedded cluster ends with it.  Again is fine."""
@@ -191,12 +201,6 @@ class Lab:
             if self.embedded is not None:
                 self.embedded.close()
 
-    def _lost(self, failure: Failure) -> None:
-        """The connection is gone: nothing runs any more (called in the reactor's thread)."""
-        global _current
-        if _current is self:
-            _current = None
-
     def __enter__(self) -> Lab:
         return self
 
@@ -206,12 +210,14 @@ class Lab:
     def __repr__(self) -> str:
         if self._closed:
             return "<Lab, closed>"
+        if self.session.connection.closed is not None:
+            return f"<Lab, {self.session.connection.closed.message}>"
         islands = self.islands
         count = sum(island.devices for island in islands)
         return f"<Lab {self.name}: {len(islands)} islands, {count} devices>"
 
     def _repr_html_(self) -> str:
-        return repr(self).strip("<>") + ("" if self._closed else cluster.as_html(self.islands))
+        return repr(self).strip("<>") + ("" if self.closed else cluster.as_html(self.islands))
 
 
 def _check_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
@@ -256,7 +262,7 @@ _current: Lab | None = None
 
 def current() -> Lab:
     """The lab of this kernel; the first use starts an embedded one."""
-    return _current if _current is not None and not _current.closed else start()
+    return _current if is_running() and _current is not None else start()
 
 
 def is_running() -> bool:
@@ -285,7 +291,7 @@ def start(
     Raises PathwaysError with the numbers when memory does not suffice.
     """
     global _current
-    if _current is not None:
+    if _current is not None and _current.embedded is not None:
         _current.close()
     show = progress if callable(progress) else _display() if progress else None
     made = start_cluster(

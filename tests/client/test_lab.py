@@ -1,0 +1,158 @@
+"""The lab: started, joined, shared, lost and closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client import cluster
+from pathways_lab.client import lab as labs
+
+TOPOLOGY = {
+    "islands": [
+        {
+            "name": "island0",
+            "hosts": [
+                {
+                    "name": "island0/host0", "pid": 5, "worker_pid": 4, "devices": 4, "kind": "cpu",
+                    "memory": 1 << 30, "data_address": "unix:/x", "emulated": True,
+                }
+            ],
+        }
+    ]
+}  # fmt: skip
+
+
+# --- pure ----------------------------------------------------------------------------------
+
+
+def test_the_cluster_as_text_and_table() -> None:
+    islands = cluster.islands_of(TOPOLOGY)
+    assert [island.devices for island in islands] == [4]
+    assert [d.number for d in cluster.devices_of(islands)] == [0, 1, 2, 3]
+    assert "4 x cpu (emulated), 1,024 MiB each, process 5" in cluster.as_text(islands)
+    assert "<td>island0/host0</td>" in cluster.as_html(islands)
+    assert cluster.as_text(()) == "no hosts"
+
+
+SIZES = [("512 MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("7", 7), (9, 9)]
+
+
+@pytest.mark.parametrize(("given", "size"), SIZES)
+def test_sizes(given: int | str, size: int) -> None:
+    assert labs._bytes(given) == size
+
+
+@pytest.mark.parametrize("given", ["much", "5 XB", ""])
+def test_what_is_no_size(given: str) -> None:
+    with pytest.raises(pw.PathwaysError, match="is no size"):
+        labs._bytes(given)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((), ()),
+        ((2, 0), ("x", "y")),
+        ((1, 1, 1, 1), tuple("abcd")),
+        ((2, 2), ("x", "x")),
+        ((2,), ()),
+    ],
+)
+def test_shapes_that_cannot_be(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
+    with pytest.raises(pw.PathwaysError) as caught:
+        labs._check_shape(shape, axes)
+    assert caught.value.failure.remedy
+
+
+def test_nothing_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PATHWAYS_LAB", raising=False)
+    with pytest.raises(pw.PathwaysError, match="PATHWAYS_LAB is not set"):
+        pw.connect()
+    with pytest.raises(pw.PathwaysError, match="is not a lab file"):
+        pw.connect(tmp_path / "none")
+    with pytest.raises(pw.PathwaysError, match="cannot connect to int"):
+        pw.connect(7)
+    stale = tmp_path / "stale"
+    labs.attach.write_lab_file(stale, labs.ControlAddress(f"unix:{tmp_path}/gone", b"k" * 32))
+    with pytest.raises(pw.PathwaysError, match="does not answer"):
+        pw.connect(stale)
+
+
+# --- on real processes --------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_the_life_of_a_lab(tmp_path: Path) -> None:
+    """Started at first use, shared by a file, lost to nobody, gone without trace."""
+    told = []
+    first = pw.start(1, 1, 2, platform="cpu", progress=told.append)
+    assert told[-1].done == told[-1].total
+    assert pw.current() is first
+    assert pw.make_virtual_device_set().add_slice(tpu_devices=1).owner is first
+    assert "1 islands, 2 devices" in repr(first)
+    assert "island0/host0" in first._repr_html_()
+    on = first.slice((1, 2), axes=("a", "b"))
+    assert on.mesh.shape == {"a": 1, "b": 2}
+    assert "a=1, b=2" in repr(on)
+    handle = pw.device_put(np.ones(4), on)
+    assert float((handle * 3).sum()) == 12
+
+    # A second client, in another process, with nothing but the file.
+    invitation = tmp_path / "lab.json"
+    first.invite(invitation)
+    assert invitation.stat().st_mode & 0o077 == 0
+    code = """if True:
+        import os, numpy as np, pathways_lab as pw
+        lab = pw.connect()
+        s = lab.slice(2)
+        print(lab.name, float(pw.jit(lambda x: x.sum(), on=s)(np.ones(8))))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**__import__("os").environ, "PATHWAYS_LAB": str(invitation)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["kernel-2", "8.0"], done.stderr
+    assert float(handle.sum()) == 4
+
+    # Starting another one ends it; its handles say why.
+    assert first.embedded is not None
+    processes = [psutil.Process(pid) for pids in first.embedded.pids.values() for pid in pids]
+    second = pw.start(1, 1, 1, platform="cpu", progress=False)
+    assert first.closed
+    assert pw.current() is second
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    with pytest.raises(pw.PathwaysError, match="the lab was closed"):
+        handle.result()
+    with pytest.raises(pw.PathwaysError):
+        on.owner and first.slice(1)
+    second.close()
+    second.close()
+    assert repr(second) == "<Lab, closed>"
+
+
+@pytest.mark.cluster
+def test_a_lost_control_plane_is_told() -> None:
+    with pw.start(1, 1, 1, platform="cpu", progress=False) as lab:
+        handle = pw.device_put(np.ones(4), lab.slice(1)).block_until_ready()
+        assert lab.embedded is not None
+        psutil.Process(lab.embedded.pids["control"][0]).kill()
+
+        def work() -> None:
+            for _ in range(1000):
+                (handle + 1).result(timeout=10)
+
+        with pytest.raises(pw.PathwaysError, match="the lab is gone"):
+            work()
+        assert lab.closed
+        assert "gone" in repr(lab)
+        with pytest.raises(pw.PathwaysError, match="the lab is gone"):
+            lab.slice(1)
