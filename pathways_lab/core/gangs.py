@@ -69,35 +69,48 @@ class Order:
 
 @dataclass(slots=True)
 class Pace:
-    """How far grants run ahead: device microseconds granted and not finished, per cell."""
+    """How far grants run ahead: what is granted and not finished, per cell.
+
+    limit: device microseconds; least: gangs (see :class:`Rules`).
+    ahead, gangs: of each cell; by_slice: both, of each slice.
+    """
 
     limit: int
+    least: int
     cells_of: Mapping[SliceId, tuple[int, ...]] = field(default_factory=dict)
-    by_slice: dict[SliceId, int] = field(default_factory=dict)
+    by_slice: dict[SliceId, tuple[int, int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)
+    gangs: list[int] = field(default_factory=list)
 
     def divide(self, cells: tuple[Cell, ...], cells_of: Mapping[SliceId, tuple[int, ...]]) -> None:
         """The slices changed."""
         self.cells_of = cells_of
         self.by_slice = {s: n for s, n in self.by_slice.items() if s in cells_of}
-        self.ahead = [sum(self.by_slice.get(s, 0) for s in cell.slices) for cell in cells]
+        self.ahead = [0] * len(cells)
+        self.gangs = [0] * len(cells)
+        for slice_id, (cost, gangs) in self.by_slice.items():
+            for cell in cells_of[slice_id]:
+                self.ahead[cell] += cost
+                self.gangs[cell] += gangs
 
     def allows(self, window: Window) -> bool:
         """Whether every device of the window is near enough to its end of work."""
-        ahead, limit = self.ahead, self.limit
-        for slice_id, _ in window.slices:
+        ahead, gangs = self.ahead, self.gangs
+        for slice_id, _, _ in window.slices:
             for cell in self.cells_of[slice_id]:
-                if ahead[cell] >= limit:
+                if ahead[cell] >= self.limit and gangs[cell] >= self.least:
                     return False
         return True
 
-    def add(self, slice_id: SliceId, cost: int) -> None:
+    def add(self, slice_id: SliceId, cost: int, gangs: int) -> None:
         """Work was granted (or is finished, when negative)."""
         cells = self.cells_of.get(slice_id)
         if cells is not None:
-            self.by_slice[slice_id] = self.by_slice.get(slice_id, 0) + cost
+            before = self.by_slice.get(slice_id, (0, 0))
+            self.by_slice[slice_id] = before[0] + cost, before[1] + gangs
             for cell in cells:
                 self.ahead[cell] += cost
+                self.gangs[cell] += gangs
 
 
 def _by_order(run: RunRecord) -> int:

@@ -300,8 +300,8 @@ class Grants:
         """Rules 1 and 3: the next window of a run gets its places, on all islands at once."""
         state, window, index = self.state, run.window, run.index
         assert window is not None
-        for slice_id, cost in window.slices:
-            state.pace.add(slice_id, cost)
+        for slice_id, cost, gangs in window.slices:
+            state.pace.add(slice_id, cost, gangs)
             state.turns.charge(run, cost / 1e6 * index.devices[slice_id])
         run.charged.update(zip(range(window.first, window.last), window.costs, strict=True))
         new = [host for host, _ in window.hosts if host not in index.shared]

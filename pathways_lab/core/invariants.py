@@ -49,14 +49,15 @@ def _memory(ledger: Ledger, state: State) -> None:
 
 def _pace(state: State) -> None:
     """What is granted ahead adds up."""
-    ahead: dict[int, int] = {}
+    ahead: dict[int, tuple[int, int]] = {}
     for run in state.runs.values():
         for step, cost in run.charged.items():
             key = run.index.step_function[step]
             if key is not None:
-                ahead[key[1]] = ahead.get(key[1], 0) + cost
-    for slice_id, cost in state.pace.by_slice.items():
-        assert ahead.get(slice_id, 0) == cost, f"slice {slice_id} is {cost} us ahead"
+                before = ahead.get(key[1], (0, 0))
+                ahead[key[1]] = before[0] + cost, before[1] + 1
+    for slice_id, counted in state.pace.by_slice.items():
+        assert ahead.get(slice_id, (0, 0)) == counted, f"slice {slice_id}: {counted} ahead"
 
 
 def _run(state: State, run: RunRecord) -> None:

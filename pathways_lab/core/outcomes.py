@@ -77,7 +77,7 @@ class Outcomes:
             state.settled.append((run, consumer))
         key, cost = index.step_function[step], run.charged.pop(step)
         if key is not None:
-            state.pace.add(key[1], -cost)
+            state.pace.add(key[1], -cost, -1)
             took = run.took.pop(step, None)
             if took is not None and step not in run.poison:
                 state.functions.measure(key, took)

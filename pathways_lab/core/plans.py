@@ -32,7 +32,8 @@ class Window:
     islands: ``(island, number of its gangs)``.
     reads, donates: positions of plan inputs that its steps read, or consume.
     done: positions whose last reader is in it.
-    costs: estimated device microseconds of each step; slices: of each slice.
+    costs: estimated device microseconds of each step; slices: of each slice, with
+        the number of its gangs.
     seconds: of the busiest slice.
     """
 
@@ -44,7 +45,7 @@ class Window:
     donates: tuple[int, ...]
     done: tuple[int, ...]
     costs: tuple[int, ...]
-    slices: tuple[tuple[SliceId, int], ...]
+    slices: tuple[tuple[SliceId, int, int], ...]
     seconds: float
 
 
@@ -89,6 +90,7 @@ class PlanIndex:
     needs: dict[frozenset[int], tuple[int, Need, bool]] = field(default_factory=dict)
     _windows: dict[int, Window] = field(default_factory=dict)
     _estimates: int = -1
+    _remaining: tuple[int, list[float]] | None = None
 
     def window(self, first: int, functions: Functions, rules: Rules) -> Window:
         """The window that begins at step *first*."""
@@ -102,15 +104,20 @@ class PlanIndex:
 
     def remaining(self, position: int, functions: Functions) -> float:
         """Estimated device seconds of the steps from *position* on, on the busiest slice."""
-        slices: dict[SliceId, float] = {}
-        for key in self.step_function[position:]:
-            if key is not None:
-                slices[key[1]] = slices.get(key[1], 0.0) + functions.seconds(key)
-        return max(slices.values(), default=0.0)
+        if self._remaining is None or self._remaining[0] != functions.version:
+            slices: dict[SliceId, float] = {}
+            found = [0.0]
+            for key in reversed(self.step_function):
+                if key is not None:
+                    slices[key[1]] = slices.get(key[1], 0.0) + functions.seconds(key)
+                found.append(max(slices.values(), default=0.0))
+            self._remaining = functions.version, found[::-1]
+        return self._remaining[1][position]
 
     def _cut(self, first: int, functions: Functions, rules: Rules) -> Window:
         most = round(rules.window * 1e6)
         slices: dict[SliceId, int] = {}
+        gangs: dict[SliceId, int] = {}
         costs: list[int] = []
         last = first
         while last < len(self.plan.steps):
@@ -121,6 +128,7 @@ class PlanIndex:
                 break
             if key:
                 slices[key[1]] = total
+                gangs[key[1]] = gangs.get(key[1], 0) + 1
             costs.append(cost)
             last += 1
         hosts: dict[str, str] = {}
@@ -141,7 +149,7 @@ class PlanIndex:
             tuple(p for p in reads if first <= self.donors.get(p, -1) < last),
             tuple(p for p in reads if self.readers[p][-1] < last),
             tuple(costs),
-            tuple(slices.items()),
+            tuple((s, cost, gangs[s]) for s, cost in slices.items()),
             max(slices.values(), default=0) / 1e6,
         )
 

@@ -33,6 +33,8 @@ class Rules:
     window: estimated device seconds that one grant covers.
     ahead: estimated device seconds that may be granted and unfinished on a
         device before the next window waits.
+    least: gangs granted and unfinished on a device below which no window waits,
+        however long they take: one runs, and the next one is there already.
     assumed: device seconds of a function that was never measured (assumed).
     """
 
@@ -44,4 +46,5 @@ class Rules:
     overtaking: int | None = 64
     window: float = 0.1
     ahead: float = 0.2
+    least: int = 2
     assumed: float = 0.005

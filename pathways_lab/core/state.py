@@ -49,7 +49,7 @@ class State:
         self.functions = Functions(rules.assumed)
         self.store = Store(Ledger(by_gang=not rules.peak))
         self.order = Order()
-        self.pace = Pace(round(rules.ahead * 1e6))
+        self.pace = Pace(round(rules.ahead * 1e6), rules.least)
         self.lanes = Lanes()
         self.turns = Turns(rules.overtaking, self.functions)
         self.admission = Admission(rules.overtaking)

@@ -91,6 +91,7 @@ def search(
     rules = Rules(
         window=rng.choice((0.001, 0.005, 0.1)),
         ahead=rng.choice((0.002, 0.02, 0.2)),
+        least=rng.choice((1, 2)),
         overtaking=bound,
     )
     world = World(

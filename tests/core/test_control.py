@@ -42,7 +42,7 @@ def test_places_follow_each_other_on_every_island() -> None:
 
 
 def test_a_long_run_is_granted_in_windows_as_its_gangs_end() -> None:
-    script = Script(rules=Rules(window=0.02, ahead=0.02))
+    script = Script(rules=Rules(window=0.02, ahead=0.02, least=1))
     where = script.slice(4)
     plan = script.register(Sketch("long").chain(where, *(f"f{n}" for n in range(8))))
     run = script.submit(plan)  # eight functions of 5 ms (assumed) each
@@ -58,10 +58,10 @@ def test_measured_times_decide_how_far_grants_run_ahead() -> None:
     plan = script.register(Sketch("slow").chain(script.slice(4), "f"))
     first = script.submit(plan)
     script.finish(first.run, seconds=1.0)
-    runs = [script.submit(plan) for _ in range(3)]
-    assert script.order == [first.run, runs[0].run]  # one second is far enough ahead
+    runs = [script.submit(plan) for _ in range(4)]
+    assert script.order == [first.run, runs[0].run, runs[1].run]  # one runs, one is next
     script.finish(runs[0].run, seconds=1.0)
-    assert script.order[-1] == runs[1].run
+    assert script.order[-1] == runs[2].run
 
 
 def test_a_gang_that_may_not_run_ahead_waits_for_its_input() -> None:
@@ -197,7 +197,7 @@ def test_later_runs_that_read_a_failed_result_fail_with_the_first_cause() -> Non
 
 
 def test_cancelling_stops_what_is_not_granted_and_lets_the_rest_end() -> None:
-    script = Script(rules=Rules(window=0.005, ahead=0.005))
+    script = Script(rules=Rules(window=0.005, ahead=0.005, least=1))
     where = script.slice(4)
     plan = script.register(Sketch("p").chain(where, "f", "g"))
     half, waiting = script.submit(plan), script.submit(plan)

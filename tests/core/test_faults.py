@@ -108,7 +108,7 @@ def test_a_released_slice_takes_nothing_new_and_ends_with_its_last_buffer() -> N
 
 
 def test_everything_of_a_client_that_left_is_freed_and_others_go_on() -> None:
-    script = Script(rules=Rules(window=0.005, ahead=0.005))
+    script = Script(rules=Rules(window=0.005, ahead=0.005, least=1))
     where = script.slice(4)
     mine = script.submit(heavy(script, where, 4))
     script.client("kernel-2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.layout import Box, Layout, boxes, exchange, intersect, shard_shape
@@ -45,6 +45,7 @@ def elements(box: Box) -> set[tuple[int, ...]]:
     return set(itertools.product(*(range(lo, hi) for lo, hi in box)))
 
 
+@settings(deadline=None)
 @given(exchanges(), st.integers(1, 4), st.integers(1, 4))
 def test_every_target_element_comes_once_from_a_device_that_has_it(
     case: tuple[tuple[int, ...], Layout, Layout], source_hosts: int, target_hosts: int
@@ -62,6 +63,7 @@ def test_every_target_element_comes_once_from_a_device_that_has_it(
         assert sorted(came) == sorted(wanted)
 
 
+@settings(deadline=None)
 @given(exchanges())
 def test_a_replica_on_the_targets_own_host_is_preferred(
     case: tuple[tuple[int, ...], Layout, Layout],

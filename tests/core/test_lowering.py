@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.errors import PathwaysError
@@ -192,6 +192,7 @@ def test_a_mistake_is_told_at_the_users_line(case: str, words: str, where: int) 
     assert raised.value.failure.line.number == where
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_random_plans_are_legal_and_in_a_legal_order(seed: int) -> None:
     plan = random_plan(random.Random(seed), {1: 2, 2: 2, 3: 4}, Shape(nodes=8), "p")

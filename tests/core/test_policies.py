@@ -20,7 +20,7 @@ from pathways_lab.core.policies import (
 from pathways_lab.core.rules import Rules
 from pathways_lab.testing import Script, Sketch
 
-ONE = Rules(window=0.01, ahead=0.001)
+ONE = Rules(window=0.01, ahead=0.001, least=1)
 """One gang is granted at a time."""
 
 
@@ -123,7 +123,7 @@ class Latest:
 @pytest.mark.parametrize(("bound", "most"), [(3, 3), (None, 19)])
 def test_overtaking_is_bounded_whatever_the_policy(bound: int | None, most: int) -> None:
     """Without the rule the first to come is the last to go."""
-    rules = Rules(window=0.01, ahead=0.001, overtaking=bound)
+    rules = Rules(window=0.01, ahead=0.001, least=1, overtaking=bound)
     script, plans = crowd(Latest(), 2, rules)
     script.submit(plans[1], client="kernel-2")
     patient = script.submit(plans[0]).run
@@ -135,7 +135,7 @@ def test_overtaking_is_bounded_whatever_the_policy(bound: int | None, most: int)
 
 def test_a_run_that_needs_two_busy_slices_is_not_passed_for_ever() -> None:
     """Each of its slices is always kept busy by others; FIFO alone would starve it."""
-    script = Script(devices=2, rules=Rules(window=0.01, ahead=0.01, overtaking=4))
+    script = Script(devices=2, rules=Rules(window=0.01, ahead=0.01, least=1, overtaking=4))
     left, right = script.slice(1), script.slice(1)
     lonely = [
         script.register(Sketch(n).chain(s, f"{n}.f")) for n, s in (("left", left), ("right", right))

@@ -55,6 +55,7 @@ def refusal(resources: ResourceManager, *shape: int, **wishes: object) -> Failur
     return found
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_mesh_is_a_rectangle_of_the_grid_whenever_one_is_free_of_obstacles(
     data: st.DataObject,
@@ -98,7 +99,7 @@ def rectangles_of(grid: tuple[int, ...], loads: list[int | None], shape: tuple[i
             yield inside
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 12), st.data())
 def test_loads_of_a_row_stay_within_one_of_each_other(count: int, data: st.DataObject) -> None:
     """k programs on n devices, of any sizes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.plans import index_plan
@@ -70,6 +70,7 @@ def crowds(draw: st.DrawFn) -> dict[str, tuple[Launch, ...]]:
     return programs
 
 
+@settings(deadline=None)
 @given(crowds(), st.randoms(use_true_random=False))
 def test_a_predicted_cycle_really_deadlocks_and_an_impossible_one_never_does(
     programs: dict[str, tuple[Launch, ...]], rng: random.Random
