@@ -66,7 +66,9 @@ def parse(source: str, file: str) -> Cell:
             )
     flow = _Flow()
     assigned = flow.walk(tree.body, frozenset())
-    referred = _global_loads(symtable.symtable(source, file, "exec")) | _changed(tree)
+    referred = _loads_at_top(tree, frozenset()) | _changed(tree)
+    for function in symtable.symtable(source, file, "exec").get_children():
+        referred |= _global_loads(function)
     # A name that is always assigned first is not read, unless something may be quicker.
     reads = referred - (assigned - flow.read)
     gives_value = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
@@ -86,13 +88,44 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
             yield from _outside_functions(child)
 
 
+def _loads_at_top(node: ast.AST, hidden: frozenset[str]) -> set[str]:
+    """Names that are read outside of functions; *hidden*: those of comprehensions around.
+
+    Not asked of a symbol table: since Python 3.12 it lists the names of a
+    comprehension among those of the code around it.
+    """
+    if isinstance(node, ast.Name):
+        return {node.id} - hidden if isinstance(node.ctx, ast.Load) else set()
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        outside: list[ast.AST | None] = [*node.args.defaults, *node.args.kw_defaults]
+        outside += getattr(node, "decorator_list", [])
+        return set().union(*(_loads_at_top(part, hidden) for part in outside if part))
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        first = node.generators[0].iter
+        inner = hidden.union(*(_stores(each.target) for each in node.generators))
+        found = _loads_at_top(first, hidden)
+        children = [*node.generators, *_results(node)]
+        parts = (p for child in children for p in _parts(child) if p is not first)
+        return found.union(*(_loads_at_top(part, inner) for part in parts))
+    return set().union(*(_loads_at_top(child, hidden) for child in ast.iter_child_nodes(node)))
+
+
+def _results(
+    node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp,
+) -> tuple[ast.expr, ...]:
+    return (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    return list(ast.iter_child_nodes(node)) if isinstance(node, ast.comprehension) else [node]
+
+
 def _global_loads(table: symtable.SymbolTable) -> frozenset[str]:
-    """Names of the notebook that the cell, or any function in it, refers to."""
-    at_top = table.get_type() == "module"
+    """Names of the notebook that a function of the cell, or one in it, refers to."""
     found = {
         symbol.get_name()
         for symbol in table.get_symbols()
-        if symbol.is_referenced() and (at_top or symbol.is_global())
+        if symbol.is_referenced() and symbol.is_global()
     }
     for child in table.get_children():
         found |= _global_loads(child)

@@ -171,6 +171,7 @@ class PathwaysMagics(magic.Magics):
                 title=program.__name__,
                 origin=start,
                 runs=done.runs,
+                gangs=program.gangs,
                 ended=lambda: done.outcome or ("ended" if lab.closed else ""),
                 cancel=lambda: connection.cancel(done.buffers),
             ).show()

@@ -17,6 +17,7 @@ from pathways_lab.client.cells import CapturedCell, CellProgram
 from pathways_lab.client.connection import Buffer
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
+from pathways_lab.core.program import Call
 from pathways_lab.notebook.cell import VALUE, Cell, at_home
 
 
@@ -101,6 +102,14 @@ class NotebookProgram:
     def inputs(self) -> tuple[str, ...]:
         """Names, and places in containers, whose arrays are inputs of the program."""
         return self._program.last.inputs if self._program.last else ()
+
+    @property
+    def gangs(self) -> int:
+        """How many gangs one run has."""
+        last = self._program.last
+        prepared = last.program.prepared if last else None
+        steps = prepared.plan.steps if prepared else ()
+        return sum(isinstance(step.node, Call) for step in steps)
 
     @property
     def may_print(self) -> bool:

@@ -99,6 +99,7 @@ class Scene:
         self.gangs = Gangs(keep=GANGS)
         self.waiting: dict[Lane, Waiting] = {}
         self.recent: dict[Lane, What] = {}
+        self.totals: dict[Lane, dict[str, float]] = {}
         self.catalogue: dict[What, int] = {}
         self.bars = Table(
             {
@@ -186,6 +187,8 @@ class Scene:
         for device in span.devices:
             lane = Lane(span.island, span.host, device)
             self.recent[lane] = what
+            totals = self.totals.setdefault(lane, {})
+            totals[span.program] = totals.get(span.program, 0.0) + span.end - span.start
             self.by_device.add(lane, span.start, span.end)
             waiting = self.waiting.setdefault(lane, Waiting())
             waiting.ended = max(waiting.ended, span.end)
@@ -281,6 +284,14 @@ class Scene:
             if head is not None:
                 out.append((lane, *head))
         return out
+
+    def program_on(self, lane: Lane) -> str:
+        """The program whose colour a device has: the last one, or at the end the longest."""
+        totals = self.totals.get(lane)
+        if self.final and totals:
+            return max(totals, key=lambda program: totals[program])
+        what = self.recent.get(lane)
+        return what.program if what else ""
 
     @property
     def drawn(self) -> list[Bar]:

@@ -59,6 +59,7 @@ class View:
     origin: time (records' clock) that the axis calls 0; None takes the newest
         *window* seconds of what is remembered.
     runs: the view ends when these runs have ended.
+    gangs: how many gangs they have, when that is known.
     ended: asked at every update; its answer is "" while what is shown goes on,
         then how it ended (``"finished"``, ``"failed"``, ``"cancelled"``).
     cancel: called when somebody presses *cancel*, in any thread.
@@ -72,12 +73,14 @@ class View:
         window: float = 20.0,
         origin: float | None = None,
         runs: frozenset[int] = frozenset(),
+        gangs: int = 0,
         ended: Callable[[], str] | None = None,
         cancel: Callable[[], None] | None = None,
     ) -> None:
         self.timeline = timeline
         self.panels = chosen(panels)
         self.title = title or "Pathways Lab"
+        self._gangs = gangs
         self._runs, self._ended, self._cancel = runs, ended, cancel
         now = timeline.clock()
         records = timeline.records
@@ -111,8 +114,6 @@ class View:
     def header(self, now: float) -> Header:
         """What stands above the figures at *now*."""
         scene = self.scene
-        done = scene.gangs.count("done") + sum(scene.gangs.gone.values())
-        known = len(scene.gangs.by_key) + sum(scene.gangs.gone.values())
         active = scene.busy or now - scene.last < 1.0
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
@@ -123,7 +124,7 @@ class View:
         return Header(
             title=self.title,
             state={"finished": "done"}.get(state, state),
-            status=f"{done} of {known} gangs done" if known else "",
+            status=self._progress(),
             notes=(*self.notes(), *self._coarse()),
             legend=tuple(
                 (program, tuple(nodes))
@@ -133,6 +134,13 @@ class View:
             summary=summary(scene, now, self.title),
             actions=("cancel",) if self._cancel is not None and not self.outcome else (),
         )
+
+    def _progress(self) -> str:
+        """How many gangs are done, of those that are expected or known."""
+        gangs = self.scene.gangs
+        known = self._gangs or len(gangs.by_key) + sum(gangs.gone.values())
+        done = sum(n for run, n in gangs.done.items() if not self._runs or run in self._runs)
+        return f"{done:,} of {known:,} gangs done" if known else ""
 
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader needs to trust the picture."""

@@ -32,6 +32,7 @@ class Gang:
     granted: time, or None when that record is not known.
     launched, started, ended: times by host.
     poisoned: an input was missing, so its results reach nobody.
+    counted: it was counted as done.
     abandoned: its run failed or was cancelled; where it has not ended, it will not.
     """
 
@@ -51,6 +52,7 @@ class Gang:
     ended: dict[str, float] = field(default_factory=dict)
     poisoned: bool = False
     abandoned: bool = False
+    counted: bool = False
 
     @property
     def where(self) -> tuple[str, ...]:
@@ -89,14 +91,16 @@ class Gang:
 class Gangs:
     """Folds records into gangs.
 
-    keep: at most so many gangs are remembered, the oldest go first; 0 = all.
+    keep: about so many gangs are remembered, the oldest go first; 0 = all.
     gone: how many have gone, by island.
+    done: how many are done on all their hosts, by run; also those that have gone.
     """
 
     def __init__(self, keep: int = 0) -> None:
         self.keep = keep
         self.by_key: dict[GangKey, Gang] = {}
         self.gone: dict[str, int] = {}
+        self.done: dict[int, int] = {}
         self.version = 0
         self._ended_runs: dict[int, None] = {}
 
@@ -118,10 +122,12 @@ class Gangs:
             gang.line = gang.line or record.line
             if args.get("poisoned"):
                 gang.poisoned = True
+            self._count(gang)
         elif kind == "granted":
             gang.granted = record.time
             gang.line = gang.line or str(args.get("line", ""))
             gang.hosts = tuple(str(host) for host in args.get("hosts", ())) or gang.hosts
+            self._count(gang)
         else:
             gang.launched[record.host] = record.time
         self.version += 1
@@ -132,9 +138,7 @@ class Gangs:
         if gang is None:
             gang = self.by_key[key] = Gang(record.run, record.step)
             gang.abandoned = record.run in self._ended_runs
-            if self.keep and len(self.by_key) > self.keep:
-                gone = self.by_key.pop(next(iter(self.by_key)))
-                self.gone[gone.island] = self.gone.get(gone.island, 0) + 1
+            self._forget_one()
         gang.island = gang.island or record.island
         gang.program = gang.program or record.program
         gang.node = gang.node or record.node
@@ -144,6 +148,21 @@ class Gangs:
             gang.place = (int(record.args.get("epoch", gang.place[0])), number)
         gang.slice = int(record.args.get("slice", gang.slice))
         return gang
+
+    def _forget_one(self) -> None:
+        """Let the oldest go, but not while more is to come of it, up to twice *keep*."""
+        held = len(self.by_key)
+        if not self.keep or held <= self.keep:
+            return
+        key, oldest = next(iter(self.by_key.items()))
+        if oldest.counted or oldest.abandoned or held > 2 * self.keep:
+            del self.by_key[key]
+            self.gone[oldest.island] = self.gone.get(oldest.island, 0) + 1
+
+    def _count(self, gang: Gang) -> None:
+        if not gang.counted and gang.state == "done":
+            gang.counted = True
+            self.done[gang.run] = self.done.get(gang.run, 0) + 1
 
     def _end_run(self, run: int) -> None:
         self._ended_runs[run] = None
@@ -161,7 +180,3 @@ class Gangs:
             key=lambda g: (g.place[0], g.place[1] if g.place[1] >= 0 else 1 << 62, g.first_seen)
         )
         return gangs[-last:] if last else gangs
-
-    def count(self, state: str) -> int:
-        """How many gangs are in *state*."""
-        return sum(1 for gang in self.by_key.values() if gang.state == state)

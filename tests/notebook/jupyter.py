@@ -251,6 +251,21 @@ class Page:
         )
         return "\n".join(each.inner_text() for each in found)
 
+    def show_cell(self, cell: int) -> None:
+        """Scroll so that a cell is at the top."""
+        self.page.evaluate(
+            "n => document.querySelectorAll('.jp-CodeCell')[n].scrollIntoView()", cell
+        )
+        self.page.wait_for_timeout(500)
+
+    def wait_for_idle(self, timeout: float = 60.0) -> None:
+        """Until no cell is running or waiting."""
+        self.page.wait_for_function(
+            "() => ![...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
+            ".some(prompt => prompt.textContent.includes('*'))",
+            timeout=1000 * timeout,
+        )
+
     def wait_for_picture(self, timeout: float = 30.0) -> None:
         """Until a frozen picture is there and has really been drawn."""
         wait_for_picture(self.page, timeout)
@@ -265,3 +280,16 @@ class Page:
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(path))
+
+
+def grows(page: Page, seconds: float = 12.0, view: int = 0) -> tuple[float, int]:
+    """Wait until time and bars in the page have both grown; by how much."""
+    start, bars = page.now(view), len(page.source("queues-bars", "left", view))
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        moved = page.now(view) - start
+        more = len(page.source("queues-bars", "left", view)) - bars
+        if moved > 0.3 and more > 0:
+            return moved, more
+    raise AssertionError(f"the view stands still at {start:.2f} s with {bars} bars")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.jupyter import Lab, Page, chromium, wait_for_picture
+from tests.notebook.jupyter import Lab, Page, chromium, grows, wait_for_picture
 
 pytestmark = [
     pytest.mark.browser,
@@ -77,19 +77,6 @@ def page(browser: Any, lab: Lab) -> Iterator[Page]:
     yield made
     made.shutdown()
     assert made.blocked == [], "requests wanted to leave this machine"
-
-
-def grows(page: Page, seconds: float = 6.0, view: int = 0) -> tuple[float, int]:
-    """Wait until time and bars in the page have both grown; by how much."""
-    start, bars = page.now(view), len(page.source("queues-bars", "left", view))
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(0.2)
-        moved = page.now(view) - start
-        more = len(page.source("queues-bars", "left", view)) - bars
-        if moved > 0.3 and more > 0:
-            return moved, more
-    raise AssertionError(f"the view stands still at {start:.2f} s with {bars} bars")
 
 
 def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> None:

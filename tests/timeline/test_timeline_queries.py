@@ -101,11 +101,14 @@ def test_gangs_of_a_failed_run_that_never_end_are_failed() -> None:
     assert gangs.by_key[RUN, 0].state == "failed"
 
 
-def test_only_the_newest_gangs_are_kept() -> None:
-    gangs = Gangs(keep=4)
-    for record in training(2):
+def test_only_the_newest_gangs_are_kept_and_all_are_counted() -> None:
+    gangs = Gangs(keep=20)
+    for record in training(4, hosts=2):
         gangs.add(record)
-    assert len(gangs.by_key) == 4
+    held = len(gangs.by_key)
+    assert 20 <= held <= 40
+    assert sum(gangs.gone.values()) == 4 * 18 - held
+    assert gangs.done == {RUN + n: 18 for n in range(4)}
 
 
 def test_the_story_of_a_run_and_of_a_gang() -> None:

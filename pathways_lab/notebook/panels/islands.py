@@ -63,6 +63,7 @@ class Cell:
     share: float
     holder: SliceSeen | None
     what: What | None
+    program: str
 
     @property
     def state(self) -> str:
@@ -165,6 +166,7 @@ def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Ce
                 sum(shares.get(lane, 0.0) for lane in lanes) / max(1, len(lanes)),
                 next((held[host.name, d] for d in devices if (host.name, d) in held), None),
                 next((scene.recent[lane] for lane in lanes if lane in scene.recent), None),
+                next(filter(None, map(scene.program_on, lanes)), ""),
             )
 
 
@@ -206,7 +208,7 @@ def _meters(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
         **_boxes(busy),
         "right": [cell.left + (cell.right - cell.left) * cell.share for cell in busy],
         "top": [cell.row + METER for cell in busy],
-        "paint": [scene.palette.code(cell.what.program) if cell.what else 0 for cell in busy],
+        "paint": [scene.palette.code(cell.program) for cell in busy],
     }
 
 

@@ -1,0 +1,153 @@
+"""The notebook with a real lab in a real browser: what a newcomer sees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notebook.jupyter import Lab, Page, chromium, grows
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.cluster,
+    pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine"),
+]
+
+START = """
+%load_ext pathways_lab
+import time
+import jax, jax.numpy as jnp, numpy as np
+import pathways_lab as pw
+lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=2)
+"""
+
+STAGES = """
+left = lab.slice((2,), ("data",), island="island0")
+right = lab.slice((2,), ("data",), island="island1")
+def stage(x):
+    return pw.emulated(60)(x + 1)
+first = pw.jit(stage, on=left)
+second = pw.jit(stage, on=right)
+def loud(x):
+    jax.debug.print("total {}", x.sum())
+    return x
+speak = pw.jit(loud, on=left)
+x = np.zeros(4, np.float32)
+float(second(first(x))[0])
+"""
+
+TRAIN = """%%pw_program train
+outs = []
+for _ in range(200):
+    outs.append(second(first(x)))
+"""
+
+SPIN = """
+end = time.monotonic() + 10
+while time.monotonic() < end:
+    pass
+"""
+
+PRINTS = """%%pw_program talk --no-view
+spoken = speak(x)
+"""
+
+WAITS = """
+spoken.block_until_ready()
+time.sleep(1)
+float(outs[-1][0])
+"""
+
+FAILS = """%%pw_program wrong
+y = first(x)
+if y.sum() > 1:
+    z = 1
+"""
+
+CHECK = """
+from pathways_lab.timeline.records import Span
+time.sleep(1)  # the last records are on their way
+run = outs[0].buffer.run
+spans = [r for r in lab.timeline.records if isinstance(r, Span) and r.run == run]
+gangs = [r for r in spans if r.kind == "gang"]
+print("gangs", len(gangs), sum(len(r.devices) for r in gangs))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("jupyter"))
+    yield made
+    made.close()
+
+
+def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_path: Path) -> None:
+    page = Page(browser, lab, height=1500)
+    lab.write("real.ipynb", [START, STAGES, TRAIN, SPIN, PRINTS, WAITS, CHECK, FAILS])
+    page.open("real.ipynb")
+    page.wait_for_kernel()
+    page.start("notebook:run-all-cells")
+    page.wait_for_view(timeout=90)
+    page.show_cell(2)
+    grows(page)
+    assert page.busy(3), "the cell after it must still be spinning"
+    page.screenshot(tmp_path / "moving.png")
+    page.wait_for_idle(timeout=90)
+    page.wait_for_picture()
+    page.screenshot(tmp_path / "frozen.png")
+    page.show_cell(7)
+    page.screenshot(tmp_path / "error.png")
+    assert page.blocked == []
+    page.command("docmanager:save")
+    cells = lab.read("real.ipynb")["cells"]
+    started = "".join(cells[0]["outputs"][0]["data"]["text/plain"])
+    assert started.startswith("the lab is ready, after "), "one line is left of the progress"
+    printed = "".join(cells[6]["outputs"][0]["text"]).split()
+    picture = cells[2]["outputs"][0]
+    assert set(picture["data"]) == {"text/html", "text/plain"}
+    facts = picture["metadata"]["pathways_lab"]
+    assert printed[:2] == ["gangs", "400"]
+    assert facts["computations"] == int(printed[2]) == 400 * 2
+    assert facts["held"] >= 400 * 2 * 0.06
+    spoken = "".join("".join(o["data"]["text/plain"]) for o in cells[4]["outputs"])
+    assert "[island0/host0 device 0] total" in spoken
+    error = cells[7]["outputs"][-1]
+    text = "\n".join(error["traceback"])
+    assert error["ename"] == "PathwaysError"
+    assert "if y.sum() > 1" in text
+    assert "site-packages" not in text
+    page.shutdown()
+
+
+def test_without_the_server_extension_too(browser: Any, tmp_path: Path) -> None:
+    """Another front end's situation: no route, and the kernel is busy from the first moment."""
+    bare = Lab(tmp_path, route=False)
+    page = Page(browser, bare)
+    try:
+        bare.write("bare.ipynb", [START + STAGES, TRAIN, SPIN])
+        page.open("bare.ipynb")
+        page.wait_for_kernel()
+        page.start("notebook:run-all-cells")
+        page.wait_for_view(timeout=90)
+        grows(page)
+        assert page.attribute("data-scripts") == "kernel"
+        page.wait_for_idle(timeout=60)
+        time.sleep(0.5)
+        assert page.blocked == []
+    finally:
+        page.shutdown()
+        bare.close()
