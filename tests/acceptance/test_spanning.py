@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import psutil
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -37,14 +38,14 @@ def sum_over(on: pw.Slice, *axes: str) -> Any:
     """A compiled function: a (4, 4) array's blocks summed over mesh axes."""
     out = P(*(None if axis in axes else axis for axis in ("h", "d")))
 
-    def body(block: jax.Array) -> jax.Array:
+    def body(block: jax.Array) -> Any:
         return jax.lax.psum(block, axes)
 
     summed = jax.shard_map(body, mesh=on.mesh, in_specs=P("h", "d"), out_specs=out)
     return pw.jit(summed, on=on, in_shardings=P("h", "d"), out_shardings=out)
 
 
-def expected(v: np.ndarray[Any, Any], *axes: str) -> np.ndarray[Any, Any]:
+def expected(v: np.ndarray[Any, Any], *axes: str) -> Any:
     """The same with NumPy."""
     blocks = v.reshape(2, 2, 2, 2)  # host, row, device, column
     kept = blocks.sum(axis=tuple({"h": 0, "d": 2}[a] for a in axes), keepdims=True)
@@ -61,22 +62,20 @@ def test_a_sum_over_all_devices_of_two_hosts(lab: pw.Lab) -> None:
     on.release()
 
 
-def test_a_slice_of_one_device_of_each_host(lab: pw.Lab) -> None:
-    """Beside one that has the whole island, over which a collective also runs."""
+def test_a_slice_on_a_part_of_the_island(lab: pw.Lab) -> None:
+    """Both devices of one host and one of the other, beside a slice that has all four."""
     wide = whole(lab)
-    # Least-used devices come first: one slice of one host on each, then the rest of both.
-    total, pair = sum_over(wide, "h", "d"), None
-    taken = [lab.slice((1,), axes=("x",), island="island0") for _ in range(2)]
-    pair = lab.slice((3,), axes=("x",), island="island0")
-    assert len(set(pair.hosts)) == 2
-    share = pw.jit(lambda v: v / v.sum(), on=pair, in_shardings=P("x"), out_shardings=P("x"))
+    total = sum_over(wide, "h", "d")
+    part = lab.slice((3,), axes=("x",), island="island0")
+    assert len(set(part.hosts)) == 2
+    share = pw.jit(lambda v: v / v.sum(), on=part, in_shardings=P("x"), out_shardings=P("x"))
     w = np.arange(6, dtype=np.float32)
     for _ in range(5):
         one, other = share(w), total(V)
         np.testing.assert_allclose(one.result(timeout=SECONDS), w / 15.0, rtol=1e-6)
         np.testing.assert_array_equal(other.result(timeout=SECONDS), expected(V, "h", "d"))
-    for on in (pair, wide, *taken):
-        on.release()
+    part.release()
+    wide.release()
 
 
 def test_arrays_go_from_one_spanning_slice_to_another(lab: pw.Lab) -> None:
@@ -119,6 +118,32 @@ def test_competing_collectives_of_two_programs(lab: pw.Lab) -> None:
         np.testing.assert_array_equal(b.result(timeout=SECONDS), expected(V - n, "h"))
     on.release()
     also.release()
+
+
+def coordination(lab: pw.Lab) -> list[psutil.Process]:
+    """The lab's processes that introduce hosts to each other."""
+    assert lab.embedded is not None
+    control = psutil.Process(lab.embedded.pids["control"][0])
+    return [p for p in control.children() if "pathways_lab.runtime.coordination" in p.cmdline()]
+
+
+def test_the_process_that_introduces_hosts_may_die(lab: pw.Lab) -> None:
+    """What computes together goes on, and hosts are introduced again by the next one."""
+    on = whole(lab)
+    total = sum_over(on, "h", "d")
+    np.testing.assert_array_equal(total(V).result(timeout=SECONDS), expected(V, "h", "d"))
+    (process,) = coordination(lab)
+    process.kill()
+    np.testing.assert_array_equal(total(V + 1).result(timeout=5.0), expected(V + 1, "h", "d"))
+    part = lab.slice((3,), axes=("x",), island="island0")
+    double = pw.jit(lambda v: v * 2, on=part, in_shardings=P("x"), out_shardings=P())
+    w = np.arange(6, dtype=np.float32)
+    np.testing.assert_array_equal(double(w).result(timeout=SECONDS), w * 2)
+    (after,) = coordination(lab)
+    assert after.pid != process.pid
+    np.testing.assert_array_equal(total(V).result(timeout=5.0), expected(V, "h", "d"))
+    part.release()
+    on.release()
 
 
 def host_pid(lab: pw.Lab, name: str) -> int | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import spanning
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.formation import Formation, why_hosts_stay_apart
+from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from tests.runtime.formation_kit import LONG, Error, Host, Island
 
 H0, H1 = "h0", "h1"
@@ -45,6 +49,33 @@ def test_windows_is_told_the_way_out() -> None:
     assert failure is not None
     assert "hosts_per_island=1" in failure.remedy
     assert "WSL 2" in failure.remedy
+
+
+def test_a_broken_collective_waits_for_the_news(tmp_path: Path) -> None:
+    """Connections break before the control plane can say who died; other errors do not wait."""
+    runtime = SpanningCpuRuntime(H0, tmp_path, devices=2)
+    on = bound(*WHOLE)  # type: ignore[arg-type]
+    runtime.span(on.slice, Formation.of(on, 7, 0))
+    broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
+    news = threading.Timer(0.05, runtime.dissolve, (7, "h1 was lost: killed"))
+    news.start()
+    explained = runtime.explained(on, broken)
+    assert (explained.kind, explained.message) == ("lost", "f failed: h1 was lost: killed")
+    assert explained.details == broken.details
+    own = Failure("execute", "f failed: division by zero", node="f", host=H0)
+    assert runtime.explained(on, own) is own
+    news.join()
+
+
+def test_without_news_a_broken_collective_says_what_it_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spanning, "_NEWS_SECONDS", 0.0)
+    runtime = SpanningCpuRuntime(H0, tmp_path, devices=2)
+    on = bound(*WHOLE)  # type: ignore[arg-type]
+    runtime.span(on.slice, Formation.of(on, 7, 0))
+    broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
+    assert runtime.explained(on, broken) is broken
 
 
 @pytest.fixture(scope="module")
