@@ -67,10 +67,10 @@ def parse(source: str, file: str) -> Cell:
     flow = _Flow()
     assigned = flow.walk(tree.body, frozenset())
     referred = _loads_at_top(tree, frozenset()) | _changed(tree)
-    for function in symtable.symtable(source, file, "exec").get_children():
-        referred |= _global_loads(function)
+    for scope in symtable.symtable(source, file, "exec").get_children():
+        referred |= _global_loads(scope)
     # A name that is always assigned first is not read, unless something may be quicker.
-    reads = referred - (assigned - flow.read)
+    reads = frozenset(referred - (assigned - flow.read))
     gives_value = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
     if gives_value:
         last = tree.body[-1]
@@ -96,10 +96,10 @@ def _loads_at_top(node: ast.AST, hidden: frozenset[str]) -> set[str]:
     """
     if isinstance(node, ast.Name):
         return {node.id} - hidden if isinstance(node.ctx, ast.Load) else set()
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        outside: list[ast.AST | None] = [*node.args.defaults, *node.args.kw_defaults]
-        outside += getattr(node, "decorator_list", [])
-        return set().union(*(_loads_at_top(part, hidden) for part in outside if part))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        body = node.body if isinstance(node.body, list) else [node.body]
+        around = (child for child in ast.iter_child_nodes(node) if child not in body)
+        return set().union(*(_loads_at_top(child, hidden) for child in around))
     if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
         first = node.generators[0].iter
         inner = hidden.union(*(_stores(each.target) for each in node.generators))
