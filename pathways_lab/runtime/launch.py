@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -46,61 +45,10 @@ from pathways_lab.runtime.actions import (
     RunOver,
     Send,
 )
+from pathways_lab.runtime.book import REPEATED, Book, Reading
 from pathways_lab.runtime.buffers import Buffers, Past
 from pathways_lab.runtime.slots import DONATED, FAILED, ISSUED, PENDING, READY, Reader, Slot
-
-
-@dataclass(slots=True, eq=False)
-class _Gang:
-    run: _Run
-    index: int
-    call: Call
-    lane: str
-    devices: tuple[tuple[str, int], ...]
-    alone: bool
-    first: bool
-    seq: int
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
-    waits: int = 1
-    """Open conditions, and one for the registration itself."""
-    handed: bool = False
-    done: bool = False
-    poison: Failure | None = None
-    when_handed: list[_Gang] = field(default_factory=list)
-    when_done: list[_Gang] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Move:
-    """A transfer, as far as this host takes part in it."""
-
-    run: _Run
-    index: int
-    node: Transfer
-    seq: int
-    source: Slot | None = None
-    """Set while this host sends."""
-    reader: Reader = field(default_factory=Reader)
-    started: bool = False
-    """The rim was told to send."""
-    target: Slot | None = None
-    """Set while this host receives."""
-    failure: Failure | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    id: int
-    plan: Plan
-    end: int
-    """One more than the last step that concerns this host."""
-    values: dict[int, Slot] = field(default_factory=dict)
-    steps: dict[int, _Gang | _Move] = field(default_factory=dict)
-    """Granted and unfinished."""
-    complete: bool = False
-    """All steps up to the end were granted, or it was aborted."""
-    failure: Failure | None = None
+from pathways_lab.runtime.steps import Gang, Move, Run
 
 
 class Launcher:
@@ -111,40 +59,37 @@ class Launcher:
 
     def __init__(self, host: str, island: str) -> None:
         self.host = host
-        self.island = island
+        self._book = Book(host, island)
         self._actions: list[Action] = []
         self.buffers = Buffers(host, self._actions)
-        self._slices: dict[SliceId, tuple[SliceBinding, str]] = {}
-        self._plans: dict[str, Plan] = {}
         self._alone: set[tuple[str, SliceId]] = set()
         self._first_alone: set[tuple[str, SliceId]] = set()
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Run] = {}
         self._over: Past[int] = Past()
-        self._epoch = -1
-        self._place = -1
-        self._last_on_lane: dict[str, _Gang] = {}
-        self._last_on_device: dict[tuple[str, int], _Gang] = {}
-        self._ready: deque[_Gang] = deque()
+        self._last_on_lane: dict[str, Gang] = {}
+        self._last_on_device: dict[tuple[str, int], Gang] = {}
+        self._ready: deque[Gang] = deque()
 
     # --- what the host knows ----------------------------------------------------------
 
     def bind(self, binding: SliceBinding, lane: str = "") -> None:
         """A slice exists.  lane: its queue on this host, "" when it has no device here."""
-        self._slices[binding.slice] = (binding, lane)
+        self._book.bind(binding, lane)
 
     def unbind(self, slice_id: SliceId) -> list[Action]:
         """A slice is gone, with every buffer on it."""
-        self._slices.pop(slice_id, None)
+        self._book.unbind(slice_id)
         self._alone = {entry for entry in self._alone if entry[1] != slice_id}
         self._first_alone = {entry for entry in self._first_alone if entry[1] != slice_id}
         return self.free(self.buffers.on_slice(slice_id))
 
     def program(self, plan: Plan) -> None:
-        self._plans[plan.key] = plan
+        """A program that may be granted from now on."""
+        self._book.program(plan)
 
     def plan(self, key: str) -> Plan | None:
         """A program that was sent here."""
-        return self._plans.get(key)
+        return self._book.plan(key)
 
     def launches_alone(self, function: str, slice_id: SliceId) -> None:
         """This function calls back into Python, and may fail on one device only."""
@@ -174,56 +119,35 @@ class Launcher:
 
         An argument that could not be made is a :class:`Failure` in its place.
         """
-        if grant.epoch < self._epoch or (grant.epoch == self._epoch and grant.place <= self._place):
+        wrong = self._book.take(grant)
+        if wrong == REPEATED:
             return []
-        if grant.epoch > self._epoch:
-            self._epoch, self._place = grant.epoch, -1
-        broken = self._why_not(grant)
-        if broken:
-            return [Broken(broken)]
-        self._place = grant.place
-        plan = self._plans[grant.plan]
+        if not wrong and grant.run in self._over:
+            wrong = f"{self.host} was granted a part of run {grant.run}, which is over"
+        if wrong:
+            return [Broken(wrong)]
+        reading = self._book.reading(grant.plan)
+        steps = reading.plan.steps
         run = self._runs.get(grant.run)
         if run is None:
-            run = self._runs[grant.run] = self._new_run(grant, plan, arguments or {})
+            run = self._runs[grant.run] = self._new_run(grant, reading, arguments or {})
         seq = grant.place
-        for index in range(grant.first, min(grant.last, len(plan.steps))):
-            node = plan.steps[index].node
-            if isinstance(node, Call):
-                if self._lane(node.slice):
+        for index in range(grant.first, min(grant.last, len(steps))):
+            if reading.ours[index]:
+                node = steps[index].node
+                if isinstance(node, Call):
                     self._add_gang(run, index, node, seq)
-            elif any(self._lane(s) for s in _slices(plan, node)):
-                self._add_move(run, index, node, seq)
-            seq += any(self._slices[s][0].island == self.island for s in _slices(plan, node))
-        run.complete = run.complete or grant.last >= run.end
+                else:
+                    self._add_move(run, index, node, seq)
+            seq += reading.places[index]
+        run.complete = run.complete or grant.last >= reading.end
         self._end_if_over(run)
         return self._take()
 
-    def _why_not(self, grant: Grant) -> str:
-        """What is wrong with a grant that is no repeat; "" when nothing is."""
-        where = f"{self.host} was granted place {grant.place} of epoch {grant.epoch}"
-        if grant.previous != self._place:
-            return f"{where} after place {grant.previous}, but the last one it saw is {self._place}"
-        if grant.run in self._over:
-            return f"{where} for run {grant.run}, which is over"
-        plan = self._plans.get(grant.plan)
-        if plan is None:
-            return f"{where} for a program that it was never sent"
-        unknown = [s for s in plan.slices if s not in self._slices]
-        return f"{where}, but was never told where slice {unknown[0]} is" if unknown else ""
-
-    def _lane(self, slice_id: SliceId | None) -> str:
-        return self._slices[slice_id][1] if slice_id is not None else ""
-
-    def _new_run(self, grant: Grant, plan: Plan, arguments: Mapping[int, Any]) -> _Run:
-        ours = [
-            index
-            for index, step in enumerate(plan.steps)
-            if any(self._lane(s) for s in _slices(plan, step.node))
-        ]
-        run = _Run(grant.run, plan, end=ours[-1] + 1 if ours else 0)
+    def _new_run(self, grant: Grant, reading: Reading, arguments: Mapping[int, Any]) -> Run:
+        run, plan = Run(grant.run, reading), reading.plan
         for position, (value, buffer) in enumerate(zip(plan.inputs, grant.inputs, strict=True)):
-            if not self._lane(plan.values[value].slice):
+            if not self._book.lane(plan.values[value].slice):
                 continue
             slot = self.buffers.get(buffer) if buffer is not None else None
             if slot is None:
@@ -233,7 +157,7 @@ class Launcher:
             run.values[value] = slot
             self.buffers.name(slot)
         for value, buffer in zip(plan.outputs, grant.outputs, strict=True):
-            if self._lane(plan.values[value].slice):
+            if self._book.lane(plan.values[value].slice):
                 self.buffers.bind(buffer, self._value(run, value))
         return run
 
@@ -249,30 +173,27 @@ class Launcher:
         slot.become(READY)
 
     def _new_slot(self, value: Value) -> Slot:
-        assert value.slice is not None
-        devices = self._slices[value.slice][0].devices
-        return Slot(value, tuple(local for host, local in devices if host == self.host))
+        return Slot(value, self._book.locals_of(value))
 
-    def _value(self, run: _Run, value: int) -> Slot:
+    def _value(self, run: Run, value: int) -> Slot:
         slot = run.values.get(value)
         if slot is None:
-            slot = run.values[value] = self._new_slot(run.plan.values[value])
+            slot = run.values[value] = self._new_slot(run.reading.plan.values[value])
             self.buffers.name(slot)
         return slot
 
     # --- gangs ------------------------------------------------------------------------
 
-    def _add_gang(self, run: _Run, index: int, call: Call, seq: int) -> None:
-        binding, lane = self._slices[call.slice]
+    def _add_gang(self, run: Run, index: int, call: Call, seq: int) -> None:
         code = (call.function, call.slice)
         first = code in self._first_alone
         self._first_alone.discard(code)
-        gang = _Gang(
+        gang = Gang(
             run,
             index,
             call,
-            lane,
-            binding.devices,
+            self._book.lane(call.slice),
+            self._book.devices(call.slice),
             first or code in self._alone,
             first,
             seq,
@@ -293,9 +214,9 @@ class Launcher:
                 gang.waits += 1
         self._less(gang)
 
-    def _before(self, gang: _Gang) -> dict[_Gang, bool]:
+    def _before(self, gang: Gang) -> dict[Gang, bool]:
         """The gangs right before this one; True: wait until it is done, not only handed over."""
-        before: dict[_Gang, bool] = {}
+        before: dict[Gang, bool] = {}
         last = self._last_on_lane.get(gang.lane)
         if last is not None:
             before[last] = last.alone or gang.alone
@@ -307,13 +228,13 @@ class Launcher:
             self._last_on_device[device] = gang
         return {g: done for g, done in before.items() if not (g.done or (g.handed and not done))}
 
-    def _less(self, gang: _Gang) -> None:
+    def _less(self, gang: Gang) -> None:
         """One condition of the gang is met."""
         gang.waits -= 1
         if gang.waits == 0:
             self._ready.append(gang)
 
-    def _hand_over(self, gang: _Gang) -> None:
+    def _hand_over(self, gang: Gang) -> None:
         call, run = gang.call, gang.run
         gang.handed = True
         gang.poison = next((s.failure for s in gang.inputs if s.lacking), None)
@@ -326,7 +247,7 @@ class Launcher:
         self._actions.append(
             Launch(
                 (run.id, gang.index),
-                run.plan,
+                run.reading.plan,
                 call,
                 gang.lane,
                 gang.inputs,
@@ -350,13 +271,13 @@ class Launcher:
         for follower in followers:
             self._less(follower)
 
-    def _donated(self, gang: _Gang) -> Failure:
+    def _donated(self, gang: Gang) -> Failure:
         return Failure(
             "execute",
             f"the array was donated to {gang.call.name or 'a compiled function'}, "
             "which has reused its memory",
             remedy="do not use an array after donating it, or drop donate_argnums",
-            program=gang.run.plan.name,
+            program=gang.run.reading.plan.name,
             node=gang.call.name,
             host=self.host,
             line=gang.call.line,
@@ -366,7 +287,7 @@ class Launcher:
         """A launched gang is over on the devices of this host, or could not start."""
         run = self._runs[key[0]]
         gang = run.steps[key[1]]
-        assert isinstance(gang, _Gang)
+        assert isinstance(gang, Gang)
         assert gang.handed
         gang.done = True
         if failure is not None and gang.poison is None:
@@ -396,40 +317,40 @@ class Launcher:
 
     # --- transfers --------------------------------------------------------------------
 
-    def _add_move(self, run: _Run, index: int, node: Transfer, seq: int) -> None:
-        plan = run.plan
-        move = _Move(run, index, node, seq)
+    def _add_move(self, run: Run, index: int, node: Transfer, seq: int) -> None:
+        plan = run.reading.plan
+        move = Move(run, index, node, seq)
         run.steps[index] = move
-        if self._lane(plan.values[node.output].slice):
+        if self._book.lane(plan.values[node.output].slice):
             move.target = self._value(run, node.output)
             self.buffers.use(move.target)
             self.buffers.count(move.target)
             self._actions.append(Receive((run.id, index), plan, node, move.target, seq))
-        if self._lane(plan.values[node.input].slice):
+        if self._book.lane(plan.values[node.input].slice):
             move.source = self._value(run, node.input)
             self.buffers.use(move.source)
             move.source.readers.append(move.reader)
             if not move.source.when_settled(lambda: self._send(move)):
                 self._send(move)
 
-    def _send(self, move: _Move) -> None:
+    def _send(self, move: Move) -> None:
         source = move.source
         if source is None:  # cancelled before its source was settled
             return
         move.started = True
         failure = source.failure if source.lacking else None
         key = (move.run.id, move.index)
-        self._actions.append(Send(key, move.run.plan, move.node, source, failure, move.seq))
+        self._actions.append(Send(key, move.run.reading.plan, move.node, source, failure, move.seq))
 
     def sent(self, key: Key, failure: Failure | None = None) -> list[Action]:
         """The source of a transfer is not needed any more."""
         move = self._runs[key[0]].steps[key[1]]
-        assert isinstance(move, _Move)
+        assert isinstance(move, Move)
         self._end_send(move, failure)
         self._end_move(move)
         return self._take()
 
-    def _end_send(self, move: _Move, failure: Failure | None) -> None:
+    def _end_send(self, move: Move, failure: Failure | None) -> None:
         assert move.source is not None
         source, move.source = move.source, None
         move.failure = move.failure or failure
@@ -441,13 +362,13 @@ class Launcher:
         """All parts of a transfer are here, or some never will be."""
         run = self._runs.get(key[0])
         move = run.steps.get(key[1]) if run else None
-        if not isinstance(move, _Move) or move.target is None:
+        if not isinstance(move, Move) or move.target is None:
             return []  # cancelled while its last part came
         self._end_receive(move, payload, failure)
         self._end_move(move)
         return self._take()
 
-    def _end_receive(self, move: _Move, payload: Any, failure: Failure | None) -> None:
+    def _end_receive(self, move: Move, payload: Any, failure: Failure | None) -> None:
         assert move.target is not None
         target, move.target = move.target, None
         move.failure = move.failure or failure
@@ -457,22 +378,22 @@ class Launcher:
             self.buffers.uncount(target)
         self.buffers.release(target)
 
-    def _end_move(self, move: _Move) -> None:
+    def _end_move(self, move: Move) -> None:
         if move.source is None and move.target is None:
             self._actions.append(Report((move.run.id, move.index), 0.0, move.failure))
             self._finish(move.run, move.index)
 
     # --- ends -------------------------------------------------------------------------
 
-    def _finish(self, run: _Run, index: int) -> None:
+    def _finish(self, run: Run, index: int) -> None:
         del run.steps[index]
-        for value in run.plan.steps[index].frees:
+        for value in run.reading.plan.steps[index].frees:
             slot = run.values.pop(value, None)
             if slot is not None:
                 self.buffers.unname(slot)
         self._end_if_over(run)
 
-    def _end_if_over(self, run: _Run) -> None:
+    def _end_if_over(self, run: Run) -> None:
         if not run.complete or run.steps or run.id not in self._runs:
             return
         del self._runs[run.id]
@@ -495,7 +416,7 @@ class Launcher:
             return [RunOver(run_id)]
         run.complete = True
         run.failure = failure
-        for move in [step for step in run.steps.values() if isinstance(step, _Move)]:
+        for move in [step for step in run.steps.values() if isinstance(step, Move)]:
             if move.target is not None:
                 self._actions.append(CancelReceive((run_id, move.index)))
                 self._end_receive(move, None, failure)
@@ -542,10 +463,3 @@ class Launcher:
         actions = self._actions[:]
         self._actions.clear()
         return actions
-
-
-def _slices(plan: Plan, node: Call | Transfer) -> tuple[SliceId, ...]:
-    if isinstance(node, Call):
-        return (node.slice,)
-    ends = (plan.values[node.input].slice, plan.values[node.output].slice)
-    return tuple(s for s in ends if s is not None)
