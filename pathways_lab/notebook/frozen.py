@@ -13,7 +13,8 @@ from __future__ import annotations
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -22,7 +23,7 @@ from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.static import picture
 from pathways_lab.notebook.text import lead_note, merged_note, summary, table
-from pathways_lab.timeline.bars import GANG
+from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.records import Record
 
@@ -98,11 +99,19 @@ def _legend(scene: Scene) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(program, nodes) for program, nodes in scene.palette.legend() if program in shown]
 
 
+def _by_program(gangs: Iterable[Bar]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for bar in gangs:
+        counted[bar.program] += bar.count
+    return counted
+
+
 def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
     """What is drawn, in numbers.
 
     bars: drawn bars; computations, transfers: how many (times devices) they
-        stand for; start, end: of the earliest and latest bar, seconds from the
+        stand for; programs: computations by program ("" where several were merged),
+    the largest ones; start, end: of the earliest and latest bar, seconds from the
         picture's origin; held: device seconds of computation; merged: whether a
         bar stands for more than one; resolution: seconds; dropped: records that
         were lost before they could be drawn.
@@ -112,6 +121,7 @@ def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
     return {
         "bars": len(bars),
         "computations": sum(bar.count for bar in gangs),
+        "programs": dict(_by_program(gangs).most_common(20)),
         "transfers": sum(bar.count for bar in bars if bar.kind != GANG),
         "start": round(min((bar.start for bar in bars), default=0.0) - scene.origin, 6),
         "end": round(max((bar.end for bar in bars), default=0.0) - scene.origin, 6),

@@ -121,7 +121,7 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     assert set(picture["data"]) == {"text/html", "text/plain"}
     facts = picture["metadata"]["pathways_lab"]
     assert printed[:2] == ["gangs", "400"]
-    assert facts["computations"] == int(printed[2]) == 400 * 2
+    assert facts["programs"]["train"] == int(printed[2]) == 400 * 2
     assert facts["held"] >= 400 * 2 * 0.06
     spoken = "".join("".join(o["data"]["text/plain"]) for o in cells[4]["outputs"])
     assert "[island0/host0 device 0] total" in spoken

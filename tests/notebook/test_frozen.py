@@ -65,6 +65,7 @@ def test_the_drawn_bars_are_the_records() -> None:
     assert facts["computations"] == sum(len(s.devices) for s in gangs)
     assert facts["transfers"] == sum(len(s.devices) for s in spans) - facts["computations"]
     assert facts["bars"] == facts["computations"] + facts["transfers"]
+    assert facts["programs"] == {"train": facts["computations"]}
     assert facts["held"] == pytest.approx(sum(len(s.devices) * (s.end - s.start) for s in gangs))
     assert facts["start"] == pytest.approx(min(s.start for s in spans))
     assert facts["end"] == facts["seconds"] == pytest.approx(end)
