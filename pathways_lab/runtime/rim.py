@@ -128,6 +128,10 @@ class Rim:
         self.formations.host_lost(name, reason)
         self.happened(m.HostLost(self._clock(), f"{name}:lost", name, reason))
         del self.registry.hosts[name]
+        # Of slices that have no host left the core has nobody to tell that they are gone.
+        for slice_id, binding in tuple(self.registry.bindings.items()):
+            if self._hosts.keys().isdisjoint(binding.hosts):
+                self.registry.forget_slice(slice_id)
         self._tell_topology()
 
     def closing(self, reason: str) -> None:

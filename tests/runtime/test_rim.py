@@ -170,6 +170,16 @@ def test_others_stop_waiting_for_a_lost_host_before_the_core_knows(lab: Lab) -> 
     assert not lab.hosts["i1/h"].of("dissolve")
 
 
+def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
+    """The core frees a slice by telling its hosts, and here are none."""
+    wide(lab, 7)
+    lab.rim.host_lost("i1/h", "killed")
+    assert set(lab.rim.registry.bindings) == {ONE, ONE + 7}, "one host of the wide one lives"
+    lab.rim.host_lost("i0/h", "killed")
+    assert not lab.rim.registry.bindings
+    assert lab.clients[0].of("topology")[-1] == {"islands": [], "slices": []}
+
+
 def test_joining_is_told_to_core_hosts_and_clients(lab: Lab) -> None:
     kinds = [type(event).__name__ for event in lab.core.events]
     assert kinds == ["ClientJoined"] * 2 + ["HostJoined"] * 2 + ["SliceRequested"] * 2
