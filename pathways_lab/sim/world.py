@@ -234,7 +234,8 @@ class World:
         return self.hosts.get(name)
 
     def join(self, name: str, island: str) -> None:
-        """A device process starts."""
+        """A device process starts (and replaces one of the same name)."""
+        self.lose(name, "its device process was replaced")
         self.hosts[name] = Host(self, name, island)
         m = self.machine
         self.tell(
