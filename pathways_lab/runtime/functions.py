@@ -201,18 +201,33 @@ def _check_results(code: Code, outs: list[arrays.Physical], results: list[Any]) 
 class Compiler:
     """The pool that compiles in the background.
 
+    on_death: its own code failed, and somebody would wait for ever; the host must end.
     compilations: how many were done, for tests and statistics.
     """
 
-    def __init__(self, host: str, output: Output, threads: int = 2) -> None:
+    def __init__(
+        self,
+        host: str,
+        output: Output,
+        on_death: Callable[[BaseException], None],
+        threads: int = 2,
+    ) -> None:
         self.compilations = 0
+        self._on_death = on_death
         self._host = host
         self._output = output
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run something else that takes long, such as opening devices."""
-        self._pool.submit(work)
+        self._pool.submit(self._guarded, work)
+
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+        # A pool keeps what its jobs raise to itself.
+        try:
+            work(*args)
+        except BaseException as error:
+            self._on_death(error)
 
     def prepare(
         self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
@@ -221,7 +236,7 @@ class Compiler:
 
         start, end: monotonic seconds of the compilation; equal when there was none.
         """
-        self._pool.submit(self._prepare, code, place, done)
+        self._pool.submit(self._guarded, self._prepare, code, place, done)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

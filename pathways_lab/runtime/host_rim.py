@@ -101,7 +101,7 @@ class HostRim:
         self._output = Output(self._printed)
         self._output.install()
         self._lanes = Lanes(self._thread_died)
-        self.compiler = Compiler(name, self._output)
+        self.compiler = Compiler(name, self._output, self._thread_died)
         self._peers = Peers(self.reactor, data_key, name, context=client_context)
         self.exchange = Exchange(
             name,

@@ -145,6 +145,29 @@ def test_layouts_may_name_other_axes_than_the_slice(place: Place) -> None:
 # --- the pool --------------------------------------------------------------------------------
 
 
+def died(error: BaseException) -> None:
+    raise AssertionError("the compiler's own code failed") from error
+
+
+@pytest.mark.parametrize("what", ["report", "job"])
+def test_what_the_pool_would_swallow_ends_the_host(place: Place, what: str) -> None:
+    """A function that is never reported would be waited for silently, for ever."""
+    deaths: list[BaseException] = []
+    dead = threading.Event()
+    compiler = Compiler(HOST, no_output(), lambda error: (deaths.append(error), dead.set()))
+
+    def bug(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    if what == "job":
+        compiler.submit(bug)
+    else:
+        compiler.prepare(code_of(lambda: (), [], [], [], []), place, bug)
+    assert dead.wait(60)
+    assert str(deaths[0]) == "a bug"
+    compiler.close()
+
+
 def prepared(compiler: Compiler, made: Code, place: Place) -> Executable | Failure:
     box: list[Any] = []
     there = threading.Event()
@@ -160,7 +183,7 @@ def prepared(compiler: Compiler, made: Code, place: Place) -> Executable | Failu
 
 
 def test_nothing_is_compiled_twice_for_one_placement() -> None:
-    runtime, compiler = CpuRuntime(HOST, 4), Compiler(HOST, no_output())
+    runtime, compiler = CpuRuntime(HOST, 4), Compiler(HOST, no_output(), died)
     made = code_of(lambda x: (x + 1,), [((4,), "float32")], [CUT], [((4,), "float32")], [CUT])
     first = prepared(compiler, made, runtime.open(SLICE))
     runtime.close(SLICE)
@@ -178,7 +201,7 @@ def test_a_broken_function_is_a_failure_with_its_line(place: Place) -> None:
         raise RuntimeError("only on the host")
 
     made = code_of(broken, [((4,), "float32")], [CUT], [], [], kind="pickle", name="broken")
-    compiler = Compiler(HOST, no_output())
+    compiler = Compiler(HOST, no_output(), died)
     failure = prepared(compiler, made, place)
     compiler.close()
     assert isinstance(failure, Failure)
