@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[pw.Lab]:
-    with pw.start(islands=2, hosts_per_island=1, devices_per_host=4, platform="cpu") as started:
+    with pw.start(islands=2, hosts_per_island=2, devices_per_host=2, platform="cpu") as started:
         yield started
 
 
@@ -250,6 +252,47 @@ def test_the_kernel_computes_nothing(lab: pw.Lab) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.stdout.strip() == "(4,) False", done.stderr
+
+
+def test_interrupting_cancels_what_is_not_granted(lab: pw.Lab) -> None:
+    """Ctrl-C returns at once; what had its place ends, the rest is cancelled, the lab goes on."""
+    hold = pw.jit(lambda x: pw.emulated(200)(x) + 1, on=on(lab, (2,), "island0"))
+    chain = [hold(np.zeros(4, np.float32)).block_until_ready()]
+    for _ in range(20):
+        chain.append(hold(chain[-1]))
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        chain[-1].result()
+    assert time.monotonic() - started < 1.5
+    kinds = []
+    for handle in chain:
+        try:
+            handle.result(timeout=20)
+            kinds.append("value")
+        except pw.PathwaysError as error:
+            kinds.append(error.failure.kind)
+    assert time.monotonic() - started < 10, "twenty of them would take longer than what was granted"
+    assert kinds == sorted(kinds, reverse=True)
+    assert set(kinds) == {"value", "cancelled"}
+    np.testing.assert_array_equal(hold(np.ones(4, np.float32)).result(), 2)
+
+
+def test_wide_types(lab: pw.Lab) -> None:
+    """64 bits where the kernel's JAX has them."""
+    f = pw.jit(lambda x: (x * 2, x.astype(int)), on=on(lab, (2,), "island1"))
+    x = np.arange(4) / 3
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        wide, whole = jax.device_get(f(x))
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    assert (wide.dtype, whole.dtype) == (np.float64, np.int64)
+    np.testing.assert_array_equal(wide, x * 2)
+    assert f(x)[0].result().dtype == np.float32
 
 
 # --- errors --------------------------------------------------------------------------------------
