@@ -11,11 +11,14 @@ from pathlib import Path
 
 from pathways_lab.cli import platforms
 from pathways_lab.cli.finding import Finding
+from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime import address
 
 GB = 1e9
-COMFORTABLE_MEMORY = 4 * GB
-"""JupyterLab, a kernel, a control plane, two hosts with JAX, and room for arrays."""
+QUICKSTART = (2, 4)
+"""Hosts, and devices of each, of the lab that the quickstart starts."""
+BESIDE_THE_LAB = 600_000_000
+"""Bytes of JupyterLab and a kernel with JAX and Bokeh."""
 LEAST_FILES = 1024
 
 
@@ -109,49 +112,23 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
         )
 
 
-def available_memory() -> float | None:
-    """Bytes that this process and its children may still take; None when unknown.
-
-    The least of what the kernel reports and what a control group leaves.
-    """
-    rooms = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                rooms.append(float(line.split()[1]) * 1024)
-    except OSError:
-        pass  # not Linux
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            rooms.append(float(limit) - float((group / "memory.current").read_text()))
-    except OSError:
-        pass  # no control group of our own
-    if not rooms:
-        try:
-            import psutil
-
-            rooms.append(float(psutil.virtual_memory().available))
-        except ImportError:
-            return None
-    return min(rooms)
-
-
 def memory() -> Iterator[Finding]:
-    """Enough free memory for the quickstart's lab."""
-    free = available_memory()
-    if free is None:
+    """Enough free memory for the quickstart's lab, JupyterLab and a kernel beside it."""
+    try:
+        from pathways_lab.runtime import budget
+    except ImportError:
         yield Finding("note", "memory: unknown until psutil is installed")
-    elif free < COMFORTABLE_MEMORY:
-        yield Finding(
-            "warn",
-            f"memory: {free / GB:.1f} GB available, the quickstart is comfortable with "
-            f"{COMFORTABLE_MEMORY / GB:.0f} GB",
-            "close something, or start a smaller lab: pw.start(islands=1, devices_per_host=2)",
-        )
-    else:
-        yield Finding("ok", f"memory: {free / GB:.1f} GB available")
+        return
+    free = budget.available_memory()
+    try:
+        lab = budget.plan_budget(*QUICKSTART, memory=None, available=free - BESIDE_THE_LAB)
+    except PathwaysError as error:
+        yield Finding("warn", f"memory: {error.failure.message}", error.failure.remedy)
+        return
+    yield Finding(
+        "ok",
+        f"memory: {free / GB:.1f} GB free, the quickstart's lab takes {lab.processes / GB:.1f} GB",
+    )
 
 
 def open_files() -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import pytest
 
 from pathways_lab.cli import checks_machine, checks_packages, doctor
 from pathways_lab.cli.finding import Finding
+from pathways_lab.runtime import budget
 
 
 def said(*findings: Finding) -> tuple[int, str]:
@@ -93,10 +94,14 @@ def test_small_shared_memory_is_a_warning(monkeypatch, tmp_path):
 
 
 def test_little_memory_is_a_warning(monkeypatch):
-    monkeypatch.setattr(checks_machine, "available_memory", lambda: 1e9)
+    monkeypatch.setattr(budget, "available_memory", lambda: 1_000_000_000)
     (found,) = checks_machine.memory()
     assert found.state == "warn"
-    assert "1.0 GB" in found.what
+    assert "devices" in found.remedy
+    monkeypatch.setattr(budget, "available_memory", lambda: 8_000_000_000)
+    (found,) = checks_machine.memory()
+    assert found.state == "ok"
+    assert "8.0 GB free" in found.what
 
 
 def test_no_loopback_fails(monkeypatch):
