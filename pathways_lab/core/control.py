@@ -159,6 +159,7 @@ class Control:
             "ask for a new slice and compute the values again",
             host=host,
         )
+        self.uploads.lose_host(host)
         state.order.end_epoch(state.resources.hosts[host].info.island)
         gone = frozenset(r.binding.slice for r in state.resources.lose(host, failure))
         state.divide()

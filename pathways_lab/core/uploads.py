@@ -91,6 +91,14 @@ class Uploads:
         self.reject(buffer.id, self.state.alive(buffer.arriving))
         self.outcomes.fail_buffer(buffer, failure)
 
+    def lose_host(self, host: str) -> None:
+        """A dead host has no bytes, and none are under way to it."""
+        for waiting in (self.early, self.orphans):
+            for number in [n for n, hosts in waiting.items() if host in hosts]:
+                waiting[number].discard(host)
+                if not waiting[number]:
+                    del waiting[number]
+
     def reject(self, number: int, hosts: Iterable[str]) -> None:
         """Nobody wants bytes that may still be under way to *hosts*."""
         early = self.early.pop(number, set())

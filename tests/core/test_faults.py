@@ -181,6 +181,18 @@ def test_results_on_a_lost_host_are_taken_back() -> None:
     assert told(script, FreeBuffers) == []  # there is nobody left to tell
 
 
+def test_bytes_that_died_with_their_host_do_not_count_for_its_successor() -> None:
+    script = Script()
+    host = "island0/host0"
+    script.send(HostReport(0.0, "early", host, resident=(77,)))
+    script.join(host)
+    where = script.slice(2)
+    script.send(BufferDeclared(0.0, "declare", "kernel-1", 77, where, 8))
+    assert 77 not in script.resolved
+    script.arrive(77, where)
+    assert script.resolved[77] is None
+
+
 def test_a_replaced_device_process_is_a_lost_one() -> None:
     script = Script()
     where = script.slice(4)

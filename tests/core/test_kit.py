@@ -1,0 +1,26 @@
+"""Law: a user's own policy is a few lines, and its test is a few more."""
+
+from __future__ import annotations
+
+from pathways_lab.core.policies import View
+from pathways_lab.core.rules import Rules
+from pathways_lab.testing import Script, Sketch
+
+
+class NewestFirst:
+    """What a user might write in a cell."""
+
+    def choose(self, view: View) -> int:
+        return max(view.candidates, key=lambda c: c.order).run
+
+
+def test_a_policy_is_tested_without_devices_or_waiting() -> None:
+    script = Script(devices=4, policy=NewestFirst(), rules=Rules(ahead=0.001, least=1))
+    where = script.slice(4)
+    plans = [script.register(Sketch(name).chain(where, f"{name}.f")) for name in "abc"]
+    first, second, third = (script.submit(plan) for plan in plans)
+    assert script.order == [first.run]
+    script.finish_all()
+    assert script.order == [first.run, third.run, second.run]
+    assert "RunEnded" in script.story(third.run)
+    assert [p.failure for p in script.policies] == [None]
