@@ -17,6 +17,7 @@ Paper: section 3 (the program tracer), section 4.2.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -35,6 +36,55 @@ from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.runtime import jax_private
 
+# --- the primitives and what their parameters hold -------------------------------------------
+#
+# JAX keeps parameters of equations: in caches of types by their hash, and in the
+# captured code of plain ``jax.jit`` functions, which it reuses in later captures.
+# So a parameter carries all that it stands for, and never keeps an array alive.
+
+
+class Site:
+    """A call of a compiled function, without its arguments.
+
+    Equal to every other site with results of these types, because that is all
+    that JAX's cache of types may depend on; so the cache keeps only one of them.
+    """
+
+    def __init__(self, function: CompiledFunction, body: Body) -> None:
+        self.function = function
+        self.body = body
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Site) and other.body.out_types == self.body.out_types
+
+    def __hash__(self) -> int:
+        return hash(self.body.out_types)
+
+    def __repr__(self) -> str:
+        return self.function.name
+
+
+class Outside:
+    """A handle that the program reads from outside; weakly, because JAX keeps parameters."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.kind = handle.type
+        self._handle = weakref.ref(handle)
+
+    @property
+    def handle(self) -> Handle:
+        """Raises PathwaysError when nobody has it any more."""
+        handle = self._handle()
+        if handle is None:
+            raise failures.capture_failure(
+                f"a handle ({self.kind}) that captured code reads from outside is gone",
+                "pass it as an argument",
+            )
+        return handle
+
+    def __repr__(self) -> str:
+        return str(self.kind)
+
 
 @dataclass(frozen=True, eq=False)
 class Move:
@@ -43,19 +93,17 @@ class Move:
     slice: Slice
     requested: Requested
 
+    def __repr__(self) -> str:
+        return f"to {self.slice.name}"
 
-# --- the primitives ----------------------------------------------------------------------
-#
-# JAX caches by the parameters of equations and so keeps them alive: they are
-# plain numbers, texts and types, and what they stand for is in the capture.
 
 call_p = Primitive("pw_call")
-"""A call of a compiled function: ``number`` of the call, ``name``, ``kinds`` of its results."""
+"""A call of a compiled function.  Parameter: ``site``."""
 call_p.multiple_results = True
 handle_p = Primitive("pw_handle")
-"""A handle that the program reads from outside: ``number`` of it, its ``kind``."""
+"""A handle from outside.  Parameter: ``outside``."""
 move_p = Primitive("pw_move")
-"""An explicit transfer: ``number`` of it."""
+"""An explicit transfer.  Parameter: ``move``."""
 
 OWN = frozenset((call_p.name, handle_p.name, move_p.name))
 """Names of the primitives that only a program may contain."""
@@ -65,13 +113,14 @@ def _aval(kind: ArrayType) -> ShapedArray:
     return ShapedArray(kind.shape, dtype_of(kind.dtype), weak_type=kind.weak)
 
 
-call_p.def_abstract_eval(lambda *_, kinds, **__: [_aval(kind) for kind in kinds])
-handle_p.def_abstract_eval(lambda *, kind, **_: _aval(kind))
-move_p.def_abstract_eval(lambda value, **_: value)
+call_p.def_abstract_eval(lambda *_, site: [_aval(kind) for kind in site.body.out_types])
+handle_p.def_abstract_eval(lambda *, outside: _aval(outside.kind))
+move_p.def_abstract_eval(lambda value, *, move: value)
 
 
 def _refuses(transformation: str) -> Callable[..., NoReturn]:
-    def rule(*_: Any, name: str = "device_put", **__: Any) -> NoReturn:
+    def rule(*_: Any, site: Site | None = None, **__: Any) -> NoReturn:
+        name = "device_put" if site is None else site.function.name
         raise failures.in_transformation(name, transformation)
 
     return rule
@@ -90,26 +139,16 @@ class Captured:
     """What a capture recorded.
 
     jaxpr: JAX's closed jaxpr; its arguments are the stand-ins in order.
-    calls, handles, moves: what the numbers in its equations stand for.
     leaves: the flat result; a :class:`Standin` for each value that the program makes.
     tree: structure of the result.
+    handles: those that it reads from outside, kept until the program holds them.
     """
 
     name: str
     jaxpr: Any
-    calls: tuple[Site, ...]
-    handles: tuple[Handle, ...]
-    moves: tuple[Move, ...]
     leaves: tuple[Any, ...]
     tree: Any
-
-
-@dataclass(frozen=True)
-class Site:
-    """A call of a compiled function, without its arguments."""
-
-    function: CompiledFunction
-    body: Body
+    handles: tuple[Handle, ...]
 
 
 @dataclass(frozen=True)
@@ -126,9 +165,7 @@ class Capture:
         self.name = name
         # Keeps the stand-ins alive, so that their ids stay theirs.
         self._places: dict[int, tuple[Any, Slice | None]] = {}
-        self._calls: list[Site] = []
         self._handles: list[Handle] = []
-        self._moves: list[Move] = []
 
     def run(
         self,
@@ -170,26 +207,22 @@ class Capture:
             failures.reraise(error, program=self.name)
         finally:
             self._places.clear()
-        known = tuple(self._calls), tuple(self._handles), tuple(self._moves)
-        return Captured(self.name, jaxpr, *known, *recorded)
+        leaves, tree = recorded
+        return Captured(self.name, jaxpr, leaves, tree, tuple(self._handles))
 
     # --- what calls inside of it do -----------------------------------------------------
 
     def record_call(self, call: BoundCall) -> Any:
         """A call of a compiled function: one node."""
         leaves = [self.lift(leaf) for leaf in call.leaves]
-        self._calls.append(Site(call.function, call.body))
-        made = call_p.bind(
-            *leaves, number=len(self._calls) - 1, name=call.function.name, kinds=call.body.out_types
-        )
+        made = call_p.bind(*leaves, site=Site(call.function, call.body))
         return jax.tree.unflatten(call.body.out_tree, made)
 
     def record_move(self, leaf: Any, move: Move) -> Any:
         """An explicit ``device_put`` of one leaf."""
         if not isinstance(leaf, Handle | Tracer) and host_type(leaf) is None:
             raise no_array(leaf, "a leaf given to device_put")
-        self._moves.append(move)
-        return move_p.bind(self.lift(leaf), number=len(self._moves) - 1)
+        return move_p.bind(self.lift(leaf), move=move)
 
     def apply(
         self,
@@ -206,7 +239,7 @@ class Capture:
         if not isinstance(leaf, Handle):
             return leaf
         self._handles.append(leaf)
-        return handle_p.bind(number=len(self._handles) - 1, kind=leaf.type)
+        return handle_p.bind(outside=Outside(leaf))
 
     # --- how stand-ins look ----------------------------------------------------------------
 
@@ -233,19 +266,22 @@ class Capture:
             if origin is None:
                 continue
             equation, operands = origin
-            place = self._place_named(equation)
+            place = _place_named(equation.params)
             if place is not None:
                 return place
             todo += [operand for operand in operands if isinstance(operand, Tracer)]
         return None
 
-    def _place_named(self, equation: Any) -> Slice | None:
-        name, number = equation.primitive.name, int(equation.params.get("number", 0))
-        if name == call_p.name:
-            return self._calls[number].function.slice
-        if name == move_p.name:
-            return self._moves[number].slice
-        return self._handles[number].slice if name == handle_p.name else None
+
+def _place_named(parameters: dict[str, Any]) -> Slice | None:
+    place: Slice | None = None
+    if "site" in parameters:
+        place = parameters["site"].function.slice
+    elif "move" in parameters:
+        place = parameters["move"].slice
+    elif "outside" in parameters:
+        place = parameters["outside"].handle.slice
+    return place
 
 
 def current() -> Capture | None:

@@ -26,7 +26,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from pathways_lab.client import arrays, failures, jaxprs, layouts, lines
 from pathways_lab.client.arrays import ArrayType, type_of
-from pathways_lab.client.capture import OWN, Captured, Move
+from pathways_lab.client.capture import OWN, Captured, Move, Outside, Site
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.glue import Group, Operation
 from pathways_lab.client.graph import (
@@ -97,7 +97,7 @@ def place(captured: Captured, inputs: Sequence[Ref | Given], default: Slice | No
 
     Raises PathwaysError for operands on two slices, and for what is no node.
     """
-    placer = _Placer(captured)
+    placer = _Placer()
     closed = captured.jaxpr
     constants = [placer.constant(value) for value in closed.consts]
     items = placer.read(closed.jaxpr, constants, list(inputs))
@@ -106,11 +106,13 @@ def place(captured: Captured, inputs: Sequence[Ref | Given], default: Slice | No
 
 
 class _Placer:
-    def __init__(self, captured: Captured) -> None:
-        self.captured = captured
+    def __init__(self) -> None:
         self.steps: list[GraphNode | Group] = []
         self.open: dict[Slice, Group] = {}
-        self.made: dict[tuple[int, Slice], Any] = {}
+        # What has its place on a slice already: inputs, and results of operations,
+        # by the identity of what they were (kept, so that it stays theirs).
+        self.given: dict[tuple[int, Slice], Ref] = {}
+        self.made: dict[tuple[int, Slice], tuple[Ref, ...]] = {}
         self.constants: dict[Any, Given] = {}
         self.kept: list[Any] = []
         self.first: Slice | None = None
@@ -177,7 +179,7 @@ class _Placer:
     # --- nodes --------------------------------------------------------------------------------
 
     def _call(self, equation: Any, operands: list[Any]) -> list[Item]:
-        call = self.captured.calls[equation.params["number"]]
+        call: Site = equation.params["site"]
         line = lines.of_equation(equation)
         on = call.function.slice or self._common(operands, call.function.name, line)
         items = [
@@ -211,17 +213,18 @@ class _Placer:
         )
 
     def _handle(self, equation: Any, _: list[Any]) -> list[Item]:
-        handle = self.captured.handles[equation.params["number"]]
-        known = self.made.get((id(handle), handle.slice))
+        outside: Outside = equation.params["outside"]
+        handle = outside.handle
+        known = self.given.get((id(handle), handle.slice))
         if known is None:
             name = handle.name or "handle"
             known = Ref(handle.type, handle.slice, handle.layout, name, Held(handle))
-            self.made[id(handle), handle.slice] = known
+            self.given[id(handle), handle.slice] = known
             self.kept.append(handle)
         return [known]
 
     def _move(self, equation: Any, operands: list[Any]) -> list[Item]:
-        move = self.captured.moves[equation.params["number"]]
+        move: Move = equation.params["move"]
         return [self._moved(operands[0], move, lines.of_equation(equation))]
 
     def _device_put(self, equation: Any, operands: list[Any]) -> list[Item]:
@@ -286,28 +289,19 @@ class _Placer:
             return self._given(item, on)
         for operation in _needed(item.operation, lambda w: (id(w), on) in self.made):
             self._made(operation, on)
-        found: tuple[Ref, ...] = self.made[id(item.operation), on]
-        return found[item.index]
+        return self.made[id(item.operation), on][item.index]
 
     def _given(self, item: Given, on: Slice) -> Ref:
         key = (id(item), on)
-        known = self.made.get(key)
+        known = self.given.get(key)
         if known is None:
-            known = self.made[key] = Ref(item.type, on, None, item.name, item.source)
+            known = self.given[key] = Ref(item.type, on, None, item.name, item.source)
             self.kept.append(item)
-        placed: Ref = known
-        return placed
+        return known
 
     def _made(self, operation: Waiting, on: Slice) -> tuple[Ref, ...]:
         """Put an operation into the open group of a slice, its inputs first."""
-        known = self.made.get((id(operation), on))
-        if known is not None:
-            return known  # type: ignore[no-any-return]
         operands = tuple(self._operand(x, on) for x in operation.operands)
-        for ref in operands:
-            # A value made by an open group of the same slice stays inside of it.
-            if isinstance(ref, Ref) and ref.slice is not on:
-                self._close_of(ref)
         group = self.open.get(on)
         if group is None:
             group = self.open[on] = Group(on)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from typing import Any
 
 import jax
@@ -143,6 +145,31 @@ def test_plain_jit_around_calls_is_looked_through() -> None:
         return jax.jit(lambda x: jax.jit(lambda y: f(w, y) * 2)(x) + 1)(x)
 
     assert nodes(captured(program)) == ["f@A", "mul+add@A"]
+
+
+def test_captured_code_that_jax_reuses_keeps_its_meaning() -> None:
+    """JAX traces a plain jitted function once, for all captures that call it."""
+    helper = jax.jit(lambda x: g(x) * 2)
+    other = jax.jit(lambda x: pw.jit(lambda a: a + 1, on=A, name="h")(x))
+    assert nodes(captured(lambda x: helper(x), X)) == ["g@B", "mul@B"]
+    for _ in range(2):
+        made = captured(lambda w, x: (helper(f(w, x)), other(x)))
+        assert nodes(made) == ["f@A", "g@B", "h@A", "mul@B"]
+
+
+def test_a_capture_keeps_no_handle_alive(fake: FakeLab) -> None:
+    """JAX's caches outlive captures; what they hold must not hold arrays."""
+    on = fake.slice(2)
+
+    def run() -> weakref.ref[pw.Handle]:
+        h = pw.device_put(X, on)
+        program = pw.program(lambda: h + h * 2)
+        np.testing.assert_allclose(program().result(), X * 3)
+        return weakref.ref(h)
+
+    gone = run()
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_program_in_a_program_is_part_of_it() -> None:
