@@ -262,7 +262,8 @@ def program(
     call of a compiled function in it is a node, operators and ``jnp`` calls
     become nodes where their operands are, and moves between slices are
     inserted.  A call submits one run, with one message, and returns a pytree
-    of handles at once.
+    of handles at once.  Arrays and handles that the function reads from
+    outside are part of the captured program, as in ``jax.jit``.
 
     static_argnums, static_argnames: arguments that are part of the program
         (numbers of microbatches, switches), as in ``jax.jit``.
