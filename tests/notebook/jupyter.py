@@ -184,10 +184,12 @@ class Page:
             [name, arguments],
         )
 
-    def select(self, cell: int) -> None:
+    def run_cell(self, cell: int) -> None:
+        """Run one cell to its end."""
         self.page.evaluate(
             "n => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = n; }", cell
         )
+        self.command("notebook:run-cell")
 
     def busy(self, cell: int = 0) -> bool:
         """Whether a cell is running (the kernel's own state also counts its other threads)."""

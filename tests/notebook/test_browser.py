@@ -34,8 +34,8 @@ from pathways_lab.notebook.view import View
 from tests.notebook.synthetic import Cluster, play, training
 log = Timeline()
 feed = play(log, training({steps}, hosts={hosts}, devices=2))
-stop = threading.Event()
-over = lambda: "" if feed.is_alive() else "finished"
+stop, done = threading.Event(), threading.Event()
+over = lambda: "" if feed.is_alive() and not done.is_set() else "finished"
 view = View(log, title="train", origin=log.clock(), ended=over, cancel=stop.set)
 view.show()
 """
@@ -48,7 +48,11 @@ print("cancelled" if stop.is_set() else "spun to the end")
 """
 
 
-def feed(steps: int = 10, hosts: int = 1, spin: float = 0.0) -> str:
+LONG = 300
+"""Training steps that no test sees the end of, however slow the machine is."""
+
+
+def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
     """A cell that shows *steps* training steps of 0.65 s, and then spins."""
     text = FEED.format(steps=steps, hosts=hosts)
     return text + SPIN.format(seconds=spin) if spin else text
@@ -80,7 +84,7 @@ def page(browser: Any, lab: Lab) -> Iterator[Page]:
 
 
 def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> None:
-    lab.write("spin.ipynb", [feed(14, spin=9.0)])
+    lab.write("spin.ipynb", [feed(spin=20.0)])
     page.open("spin.ipynb")
     page.wait_for_kernel()
     page.start()
@@ -115,10 +119,11 @@ print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - view.sc
 
 
 def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab: Lab) -> None:
-    lab.write("late.ipynb", [feed(26), "view"])
+    lab.write("late.ipynb", [feed(), "view", "done.set()"])
     page.open("late.ipynb")
     page.wait_for_kernel()
-    page.command("notebook:run-all-cells")
+    page.run_cell(0)
+    page.run_cell(1)
     page.wait_for_view()
     page.page.wait_for_function("() => document.querySelectorAll('.pathways-lab').length === 2")
     grows(page, view=0)
@@ -134,15 +139,16 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
     grows(page)
     # The page was opened after the cell had started, so that the kernel's own update of the
     # output does not reach it: the picture is left in the notebook all the same.
-    page.wait_for_picture(timeout=40)
+    page.run_cell(2)
+    page.wait_for_picture()
     page.page.wait_for_timeout(2500)
     page.command("docmanager:save")
-    for cell in lab.read("late.ipynb")["cells"]:
+    for cell in lab.read("late.ipynb")["cells"][:2]:
         assert set(cell["outputs"][-1]["data"]) == {"text/html", "text/plain"}
 
 
 def test_it_follows_the_theme(page: Page, lab: Lab, tmp_path: Path) -> None:
-    lab.write("theme.ipynb", [feed(12)])
+    lab.write("theme.ipynb", [feed()])
     page.open("theme.ipynb")
     page.wait_for_kernel()
     page.command("notebook:run-all-cells")
@@ -197,11 +203,11 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
     bare = Lab(tmp_path, route=False)
     page = Page(browser, bare)
     try:
-        bare.write("bare.ipynb", [feed(14, spin=9.0)])
+        bare.write("bare.ipynb", [feed(spin=20.0)])
         page.open("bare.ipynb")
         page.wait_for_kernel()
         page.start()
-        page.wait_for_view(timeout=8)
+        page.wait_for_view(timeout=15)
         grows(page)
         assert page.busy(), "the cell must still be spinning"
         assert page.attribute("data-scripts") == "kernel"
@@ -212,20 +218,20 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
 
 
 def test_cancel_works_while_a_cell_spins(page: Page, lab: Lab) -> None:
-    lab.write("cancel.ipynb", [feed(26, spin=14.0)])
+    lab.write("cancel.ipynb", [feed(spin=25.0)])
     page.open("cancel.ipynb")
     page.wait_for_kernel()
     page.start()
     page.wait_for_view()
     begun = time.monotonic()
     page.page.click(".pathways-lab-button:has-text('cancel')")
-    page.page.wait_for_function("() => document.body.innerText.includes('cancelled')")
-    assert time.monotonic() - begun < 4.0
+    page.wait_for_idle(timeout=40)
+    assert time.monotonic() - begun < 10.0, "the cell would have spun for 25 s"
     assert "cancelled" in page.output(0)
 
 
 def test_a_held_picture_stands_and_then_shows_the_present(page: Page, lab: Lab) -> None:
-    lab.write("hold.ipynb", [feed(14)])
+    lab.write("hold.ipynb", [feed()])
     page.open("hold.ipynb")
     page.wait_for_kernel()
     page.command("notebook:run-all-cells")
