@@ -52,7 +52,7 @@ def plot(scene: Scene, now: float) -> Plot:
         for program in programs:
             share = seconds[island, program] / devices
             ceiling = np.minimum(floor + share, 1.0)
-            if share.max(initial=0.0) > 1e-4:
+            if np.max(share, initial=0.0) > 1e-4:
                 xs, ys = steps(edges - scene.origin, now - scene.origin, floor, ceiling)
                 areas["xs"].append(xs)
                 areas["ys"].append([round(row + 0.5 - y * TALL, 4) for y in ys])
