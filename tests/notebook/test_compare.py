@@ -1,0 +1,36 @@
+"""Recordings below each other on one scale."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_lab.notebook.compare import compare_timelines
+from pathways_lab.notebook.frozen import LIMIT
+from pathways_lab.timeline.log import Timeline
+from tests.notebook.synthetic import Cluster, shifted
+
+
+def test_two_stretches_share_one_scale() -> None:
+    now = [0.0]
+    log = Timeline(clock=lambda: now[0])
+    recordings = {}
+    for name, micro in (("slow", 8), ("quick", 4)):
+        with log.recording() as recording:
+            cluster = Cluster()
+            seconds = cluster.pipeline(micro=micro)
+            log.extend(shifted(r, now[0]) for r in cluster.in_order())
+            now[0] += seconds
+        recordings[name] = recording
+        now[0] += 1.0
+    data, metadata = compare_timelines(recordings).bundle()
+    facts = metadata["pathways_lab"]
+    assert facts["slow"]["seconds"] == pytest.approx(1.074, abs=0.1)
+    assert facts["quick"]["seconds"] < facts["slow"]["seconds"]
+    assert 0.5 < facts["quick"]["busy"] < 1.0
+    assert data["text/plain"].startswith("slow: ")
+    assert sum(map(len, data.values())) <= LIMIT
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare_timelines({})

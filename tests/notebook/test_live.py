@@ -1,0 +1,181 @@
+"""The widget's protocol without a browser: one message per update, snapshots that fit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pathways_lab.notebook import live
+from pathways_lab.notebook.encode import encode
+from pathways_lab.notebook.live import Header, LiveFigures, answer_while_busy
+from pathways_lab.notebook.panels import plots
+from pathways_lab.notebook.plot import Append, Assign, Replace
+from pathways_lab.notebook.printed import LINES, Pane
+from pathways_lab.notebook.scene import Scene
+from tests.notebook.synthetic import arrival, training
+
+
+class Wire(LiveFigures):
+    """A widget whose messages are kept instead of sent."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.messages: list[tuple[dict[str, Any], list[bytes]]] = []
+        super().__init__(*args, **options)
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        self.messages.append((content, list(buffers or ())))
+
+    def kinds(self) -> list[str]:
+        return [content["type"] for content, _ in self.messages]
+
+
+def at(now: float, hosts: int = 1) -> tuple[Any, ...]:
+    scene = Scene(0.0)
+    scene.add([r for r in training(3, hosts=hosts) if arrival(r) <= now], now)
+    return plots((), scene, now)
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    monkeypatch.setenv(live.ROUTE_VARIABLE, "a/route")
+    made = Wire(at(0.5))
+    made._followed = True
+    return made
+
+
+def test_an_update_is_one_numbered_message(wire: Wire) -> None:
+    wire.update(at(0.6), Header("t"))
+    wire.update(at(0.7), Header("t"))
+    assert wire.kinds() == ["update", "update"]
+    assert [content["seq"] for content, _ in wire.messages] == [1, 2]
+    assert [len(buffers) for _, buffers in wire.messages] == [1, 1]
+    assert "header" in wire.messages[0][0]
+    assert "header" not in wire.messages[1][0], "an unchanged header is not sent again"
+
+
+def test_nothing_new_sends_nothing(wire: Wire) -> None:
+    wire.update(at(0.5), Header())
+    assert wire.messages == []
+
+
+def test_a_snapshot_names_the_last_update_that_it_contains(wire: Wire) -> None:
+    wire.update(at(0.6), Header("t"))
+    assert wire.snapshot()["seq"] == 1
+    wire._received(None, {"type": "snapshot"}, None)
+    content, buffers = wire.messages[-1]
+    assert (content["type"], content["seq"]) == ("snapshot", 1)
+    names = {change.get("name") for change in json.loads(content["changes"])}
+    assert {"queues-bars", "order-done", "islands-cells"} <= names
+    assert len(buffers[0]) > 1000
+
+
+def test_plots_of_another_shape_are_sent_as_a_snapshot(wire: Wire) -> None:
+    wire.update(at(0.6, hosts=2), Header())
+    assert wire.kinds() == ["snapshot"]
+
+
+def test_without_a_route_the_script_comes_unasked_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(live.ROUTE_VARIABLE, raising=False)
+    wire = Wire(at(0.5))
+    for tick in range(6, 10):
+        wire.update(at(tick / 10), Header())
+    assert wire.kinds().count("scripts") == 1
+    assert len(wire.messages[wire.kinds().index("scripts")][1][0]) > 500_000
+
+
+def test_with_a_route_a_page_has_some_seconds_before_the_script_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(live.ROUTE_VARIABLE, "a/route")
+    wire = Wire(at(0.5))
+    wire.update(at(0.6), Header())
+    assert "scripts" not in wire.kinds()
+    wire._shown_at -= live.PATIENCE + 1
+    wire.update(at(0.7), Header())
+    assert "scripts" in wire.kinds()
+
+
+def test_key_frames_end_when_a_page_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(live.ROUTE_VARIABLE, "a/route")
+    monkeypatch.setattr(live, "KEY_FRAME", 0.0)
+    wire = Wire(at(0.5))
+    wire.update(at(0.6), Header())
+    assert "snapshot" in wire.kinds()
+    wire._received(None, {"type": "ready"}, None)
+    wire.messages.clear()
+    wire.update(at(0.7), Header())
+    assert wire.kinds() == ["update"]
+
+
+def test_a_frozen_widget_says_so_to_whoever_comes_and_sends_nothing_more(wire: Wire) -> None:
+    wire.freeze({"text/html": "<img>"}, {"n": 1})
+    wire.freeze({"text/html": "another"}, {})
+    wire.update(at(0.9), Header("late"))
+    assert wire.kinds() == ["snapshot"]
+    assert wire.snapshot()["frozen"]["data"] == {"text/html": "<img>"}
+
+
+def test_a_button_reaches_its_action() -> None:
+    pressed: list[str] = []
+    wire = Wire(at(0.0), on_action=pressed.append)
+    wire._received(None, {"type": "action", "name": "cancel"}, None)
+    wire._received(None, "nonsense", None)
+    assert pressed == ["cancel"]
+
+
+def test_updates_from_many_threads_are_numbered_without_gaps(wire: Wire) -> None:
+    drawn = [at(0.5 + n / 50) for n in range(8)]
+
+    def many() -> None:
+        for n in range(20):
+            wire.update(drawn[n % 8], Header(f"{threading.get_ident()} {n}"))
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = [content["seq"] for content, _ in wire.messages]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_messages_from_the_page_are_not_routed_to_the_busy_loop() -> None:
+    """ipykernel 7.4 keeps the attribute on its comms; should it move, this says so."""
+    comm = type("Comm", (), {"_reply_subshell_for": lambda self: None})()
+    answer_while_busy(comm)
+    assert comm._reply_subshell_for is None
+    older = object()
+    answer_while_busy(older)
+
+
+def test_columns_are_aligned_bytes_and_text() -> None:
+    described, block = encode(
+        [
+            Replace("a", {"n": np.array([1, 2, 3], np.uint8), "t": ["x", "y", "z"]}),
+            Append("b", {"x": np.array([0.5], np.float64)}, 7),
+            Assign("time", "range", (0.0, 1.0)),
+            Assign("q-rows", "labels", {0.0: "device 0"}),
+        ]
+    )
+    assert described[0]["columns"]["t"] == ["x", "y", "z"]
+    assert described[0]["columns"]["n"] == {"type": "uint8", "offset": 0, "length": 3}
+    where = described[1]["columns"]["x"]
+    assert (where["offset"] % 8, described[1]["keep"]) == (0, 7)
+    assert np.frombuffer(block, "<f8", 1, where["offset"]).tolist() == [0.5]
+    assert described[3]["value"] == [(0.0, "device 0")]
+    with pytest.raises(TypeError, match="int64"):
+        encode([Replace("a", {"n": np.array([1], np.int64)})])
+
+
+def test_printed_lines_are_bounded_and_what_is_missing_is_said() -> None:
+    pane = Pane(lambda text: None)
+    pane.add("".join(f"{n}\n" for n in range(LINES + 5)))
+    lines = pane.text.splitlines()
+    assert lines[0] == "... 5 earlier lines"
+    assert lines[1:] == [str(n) for n in range(5, LINES + 5)]
