@@ -54,7 +54,10 @@ def record(target: Path) -> None:
             until = time.monotonic() + SECONDS
             while time.monotonic() < until:
                 started = time.monotonic()
-                shot = Image.open(io.BytesIO(figure.screenshot(timeout=60_000)))
+                box = figure.bounding_box(timeout=5_000) if figure.count() else None
+                if box is None:  # the lab was closed: the view has become its frozen picture
+                    break
+                shot = Image.open(io.BytesIO(page.page.screenshot(clip=box)))
                 height = round(shot.height * WIDTH / shot.width)
                 frames.append(shot.convert("RGB").resize((WIDTH, height), Image.Resampling.LANCZOS))
                 time.sleep(max(0.0, started + 1 / FRAMES_PER_SECOND - time.monotonic()))
