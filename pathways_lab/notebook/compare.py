@@ -55,6 +55,7 @@ class Comparison:
         texts: list[str] = []
         notes: list[str] = []
         facts: dict[str, dict[str, float]] = {}
+        shown: set[str] = set()
         palette = palette_of(next(iter(self.recordings.values())).timeline)
         for number, (title, recording) in enumerate(self.recordings.items()):
             start, seconds = recording.start, _seconds(recording)
@@ -64,6 +65,7 @@ class Comparison:
                 scene.coarsen(budget)
                 notes.append(merged_note(scene.resolution))
             busy = utilisation(recording.records, start, start + max(seconds, 1e-9))
+            shown |= {what.program for what in scene.catalogue}
             share = sum(busy.values()) / max(1, len(busy))
             head = f"{duration(seconds)}, devices that take part busy {100 * share:.0f} %"
             for name in ("queues", "utilisation"):
@@ -78,7 +80,7 @@ class Comparison:
             plots,
             "Timelines on one scale",
             tuple(dict.fromkeys(notes)),
-            palette.legend(),
+            [(program, nodes) for program, nodes in palette.legend() if program in shown],
             {"recordings": facts},
             summary,
         )

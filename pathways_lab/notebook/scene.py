@@ -141,6 +141,10 @@ class Scene:
 
     def add(self, records: Iterable[Record], now: float) -> None:
         """Fold *records*, which are all that is known at *now* (seconds)."""
+        records = tuple(records)
+        # The resolution depends on what is shown, and so on where the first computation is.
+        starts = (r.start for r in records if isinstance(r, Span) and r.kind == "gang")
+        self.first = min(self.first, min(starts, default=self.first))
         self.resolution = max(self.resolution, self.span(now) / FRAME)
         self._bars.resolution = self.resolution
         for record in records:

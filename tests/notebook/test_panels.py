@@ -289,6 +289,7 @@ def test_a_long_wait_before_the_first_computation_is_left_out_and_said() -> None
     assert scene.lead == pytest.approx(3.798)
     assert panel("utilisation", scene, 4.6).readouts[0.0] in ("61 %", "62 %", "63 %")
     assert scene_at(training(1), 1.0).lead == 0.0
+    assert scene.resolution == pytest.approx((4.6 - 3.798) / 684, rel=0.01), "of what is shown"
 
 
 def apply(plot: dict[str, Any], out: Sequence[Any]) -> None:
