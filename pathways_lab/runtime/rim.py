@@ -25,9 +25,9 @@ from pathways_lab.runtime.broadcast import Broadcast, Watcher
 from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack
 from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.intake import Rejected, client_event, host_report
-from pathways_lab.runtime.records_of import message, records_of
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
 from pathways_lab.timeline.records import Event
+from pathways_lab.timeline.records_of import message, records_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -1,8 +1,9 @@
 """The records of one step of the core: a pure function of event and commands.
 
 Problem: the timeline must tell what the control plane decided without the core
-knowing that anybody looks.  Everything worth remembering is in the event that
-went in and the commands that came out.
+knowing that anybody looks, and must tell it alike whether a real cluster or a
+simulated one carries it out.  Everything worth remembering is in the event
+that went in and the commands that came out.
 
 Rule for maintainers: no state, no clock; the registry is read, never changed.
 What is measured on hosts comes from their own records, not from here.
@@ -12,13 +13,41 @@ Paper: section 4.4 (the order on each island is what these records show).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.program import Call, Plan, SliceId, Step
-from pathways_lab.runtime.registry import Registry
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.timeline.records import Event, Record
+
+
+class HostKnown(Protocol):
+    """What a rim knows of a host.  emulated: its devices stand in for accelerators."""
+
+    @property
+    def island(self) -> str: ...
+    @property
+    def emulated(self) -> bool: ...
+    @property
+    def pid(self) -> int: ...
+
+
+class Registry(Protocol):
+    """What a rim knows beside the core.
+
+    plans: by key, the client that registered it, the plan, and anything.
+    programs: by run, the client and the plan's key.
+    """
+
+    @property
+    def hosts(self) -> Mapping[str, HostKnown]: ...
+    @property
+    def bindings(self) -> Mapping[SliceId, SliceBinding]: ...
+    @property
+    def plans(self) -> Mapping[str, tuple[str, Plan, Any]]: ...
+    @property
+    def programs(self) -> Mapping[m.Run, tuple[str, str]]: ...
 
 
 def records_of(
