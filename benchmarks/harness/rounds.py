@@ -1,0 +1,158 @@
+"""Several systems measured in turn, so that the machine's moods hit all alike.
+
+Problem: on a machine with other users the second system measured meets another
+machine than the first.  So every round visits every system and every case once,
+in an order shuffled anew, and systems are compared round by round.
+
+Rule for maintainers: a system that is not installed, or that fails, is named
+with its reason and left out from then on; it never ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+GROWTH = 8
+"""A case that turns out too short is repeated with at most so many times the units."""
+
+
+class Missing(Exception):
+    """This system cannot be measured here; the text says why, in one line."""
+
+
+class Timed(NamedTuple):
+    """What one round took: seconds for a number of units."""
+
+    seconds: float
+    units: float
+
+
+class System(Protocol):
+    """Something that is measured.
+
+    name: in tables and figures.  cases: what it can do, among the benchmark's
+    cases.
+    """
+
+    name: str
+    cases: Sequence[str]
+
+    def start(self) -> None:
+        """Get ready for rounds.  Raises Missing."""
+
+    def round(self, case: str, units: int) -> Timed:
+        """Do at least *units* of a case and say how long they took."""
+
+    def stop(self) -> None:
+        """End everything; also after a failed start."""
+
+
+@dataclass
+class Measured:
+    """Seconds per unit of every case and system, in order of rounds.
+
+    missing: system -> why it was not measured (to the end).  busy: share of one
+    core that the machine used while all systems were started and none was asked.
+    """
+
+    times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    busy: float = 0.0
+
+    def of(self, case: str, system: str) -> list[float]:
+        """The samples of one system in one case; empty when there are none."""
+        return self.times.get(case, {}).get(system, [])
+
+
+def more_units(timed: Timed, budget: float) -> int:
+    """How many units fill *budget* seconds, judged by a round that was too short or too long."""
+    wanted = budget / max(timed.seconds, 1e-9) * timed.units
+    return max(1, int(min(wanted, GROWTH * timed.units)))
+
+
+def measure(
+    systems: Sequence[System],
+    cases: Sequence[str],
+    *,
+    rounds: int,
+    budget: float,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+) -> Measured:
+    """Start all systems, measure all their cases in interleaved rounds, stop them.
+
+    rounds: samples per system and case.  budget: seconds that one sample should
+    take.  Warm-up: every case is first run until one round takes half its
+    budget, which also finds the number of units for the rounds that count.
+    """
+    result = Measured(times={case: {} for case in cases})
+    alive: list[System] = []
+    units: dict[tuple[str, str], int] = {}
+
+    def drop(system: System, error: Exception) -> None:
+        reason = str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
+        result.missing[system.name] = reason
+        alive[:] = [other for other in alive if other is not system]
+        say(f"without {system.name}: {reason}")
+        with suppress(Exception):
+            system.stop()
+
+    try:
+        for system in systems:
+            say(f"starting {system.name}")
+            alive.append(system)
+            try:
+                system.start()
+                for case in cases:
+                    if case in system.cases:
+                        units[system.name, case] = _warm(system, case, budget)
+            except Exception as error:
+                drop(system, error)
+        result.busy = busy_cores(1.0) if alive else 0.0
+        chance = random.Random(seed)
+        for number in range(rounds):
+            turns = [(s, case) for s in alive for case in cases if case in s.cases]
+            chance.shuffle(turns)
+            for system, case in turns:
+                if system.name in result.missing:
+                    continue
+                try:
+                    timed = system.round(case, units[system.name, case])
+                except Exception as error:
+                    drop(system, error)
+                    continue
+                times = result.times[case].setdefault(system.name, [])
+                times.append(timed.seconds / timed.units)
+            say(f"round {number + 1} of {rounds}")
+    finally:
+        for system in alive:
+            with suppress(Exception):
+                system.stop()
+    return result
+
+
+def _warm(system: System, case: str, budget: float) -> int:
+    """The units of *case* that take about *budget* seconds, found by running it."""
+    units, timed = 1, system.round(case, 1)
+    # The first call may compile, connect, allocate: it says nothing about the second.
+    timed = system.round(case, units)
+    while timed.seconds < budget / 2:
+        units = more_units(timed, budget)
+        timed = system.round(case, units)
+    return more_units(timed, budget)
+
+
+def busy_cores(seconds: float) -> float:
+    """How many cores the machine keeps busy right now, whoever uses them."""
+    import psutil
+
+    before = psutil.cpu_times()
+    time.sleep(seconds)
+    after = psutil.cpu_times()
+    idle = (after.idle + getattr(after, "iowait", 0)) - (before.idle + getattr(before, "iowait", 0))
+    return max(0.0, (psutil.cpu_count() or 1) - float(idle) / seconds)

@@ -1,0 +1,235 @@
+"""Law: benchmarks measure in turn, say what is missing, and same samples mean same words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import machine
+from benchmarks.harness.child import Child
+from benchmarks.harness.figure import Axis, curves, dots
+from benchmarks.harness.numbers import brief, ratio, seconds, spread
+from benchmarks.harness.report import Report, publish
+from benchmarks.harness.rounds import Measured, Missing, Timed, measure, more_units
+
+
+@dataclass
+class Fake:
+    """A system whose rounds cost what is told; it remembers what it was asked."""
+
+    name: str
+    per_unit: float = 0.01
+    cases: Sequence[str] = ("a", "b")
+    missing: str = ""
+    fails_at: int = -1
+    order: list[tuple[str, str]] = field(default_factory=list)
+    stopped: int = 0
+
+    def start(self) -> None:
+        if self.missing:
+            raise Missing(self.missing)
+
+    def round(self, case: str, units: int) -> Timed:
+        self.order.append((self.name, case))
+        if len(self.order) == self.fails_at:
+            raise RuntimeError("the network is gone")
+        return Timed(self.per_unit * units, units)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def run(systems: Sequence[Fake], seed: int = 0, rounds: int = 6) -> Measured:
+    return measure(systems, ("a", "b"), rounds=rounds, budget=0.02, seed=seed, say=lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.harness.rounds.busy_cores", lambda seconds: 0.25)
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+def test_every_round_visits_everybody_once_in_an_order_of_its_own() -> None:
+    order: list[tuple[str, str]] = []
+    systems = [Fake("x", order=order), Fake("y", order=order)]
+    result = run(systems)
+    everyone = {(name, case) for name in "xy" for case in "ab"}
+    counted = order[-6 * 4 :]
+    turns = [tuple(counted[n : n + 4]) for n in range(0, len(counted), 4)]
+    assert all(set(turn) == everyone for turn in turns)
+    assert len(set(turns)) > 1, "the order is never shuffled"
+    assert [len(result.of(case, name)) for name, case in sorted(everyone)] == [6] * 4
+    assert result.busy == 0.25
+    assert [system.stopped for system in systems] == [1, 1]
+
+
+def test_the_order_of_rounds_is_a_function_of_the_seed() -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        order: list[tuple[str, str]] = []
+        run([Fake("x", order=order), Fake("y", order=order)], seed)
+        orders.append(order)
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_what_is_missing_is_said_and_the_others_are_measured() -> None:
+    absent = Fake("x", missing="not installed")
+    result = run([absent, Fake("y")])
+    assert result.missing == {"x": "not installed"}
+    assert result.of("a", "x") == []
+    assert len(result.of("a", "y")) == 6
+    assert absent.stopped == 1
+
+
+def test_a_system_that_fails_half_way_keeps_its_rounds_and_its_reason() -> None:
+    result = run([Fake("x", fails_at=16), Fake("y")])
+    assert "the network is gone" in result.missing["x"]
+    assert 0 < len(result.of("a", "x")) < 6
+    assert len(result.of("a", "y")) == 6
+
+
+def test_a_case_that_a_system_cannot_do_is_left_out() -> None:
+    result = run([Fake("x", cases=("a",)), Fake("y")])
+    assert list(result.times["b"]) == ["y"]
+
+
+def test_warming_up_finds_how_many_units_fill_the_budget() -> None:
+    fake = Fake("x", per_unit=1e-5)
+    run([fake])
+    assert more_units(Timed(1e-3, 10), budget=4e-3) == 40
+    assert more_units(Timed(1.0, 10), budget=0.2) == 2
+    assert more_units(Timed(9.0, 1), budget=0.2) == 1
+    assert more_units(Timed(1e-9, 10), budget=1.0) == 80, "one lucky reading must not explode"
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    of = spread([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (of.median, of.low, of.high, of.count) == (3.0, 2.0, 4.0, 5)
+    assert spread([7.0]).low == 7.0
+
+
+def test_a_ratio_knows_how_sure_it_is() -> None:
+    steady = ratio([2.0] * 9, [1.0] * 9)
+    assert (steady.value, steady.low, steady.high) == (2.0, 2.0, 2.0)
+    noisy = ratio([1.0, 2.0, 3.0, 2.0, 2.5], [1.0, 1.0, 1.2, 0.8, 1.0])
+    assert noisy.low < noisy.value < noisy.high
+    assert noisy == ratio([1.0, 2.0, 3.0, 2.0, 2.5], [1.0, 1.0, 1.2, 0.8, 1.0])
+    with pytest.raises(ValueError, match="at least one round"):
+        ratio([], [1.0])
+
+
+def test_rounds_are_resampled_in_pairs() -> None:
+    # The machine's speed drifts by a factor of 16 and both drift alike: the ratio is sure.
+    drift = [2.0**n for n in range(5)]
+    paired = ratio([3 * d for d in drift], drift)
+    assert (paired.low, paired.high) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.01234, "0.0123"), (1.0, "1.00"), (123.4, "123"), (45678.0, "45 700"), (0.0, "0")],
+)
+def test_numbers_are_brief(number: float, text: str) -> None:
+    assert brief(number) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.5, "2.50 s"), (0.0025, "2.50 ms"), (4.2e-5, "42.0 us"), (3e-9, "3.00 ns")],
+)
+def test_durations_have_the_unit_that_suits_them(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+# --- reports ---------------------------------------------------------------------------------
+
+
+def example() -> Report:
+    times = {"OpByOp": {"ours": [1e-4, 1.2e-4, 1.1e-4], "theirs": [1e-3, 1.2e-3, 1.1e-3]}}
+    measured = Measured(times, {"others": "not installed"}, 0.5)
+    return Report("example", "An example", "computation", measured, "ours", notes=["a note"])
+
+
+def test_a_report_is_a_table_and_two_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(example(), tmp_path)
+    said = capsys.readouterr().out
+    assert "| OpByOp | theirs | 1.10 ms" in said
+    assert "10.0 [10.0, 10.0]" in said
+    assert "Without others: not installed." in said
+    assert "a note" in said
+    kept = json.loads((tmp_path / "example.json").read_text())
+    assert kept["times"]["OpByOp"]["ours"] == [1e-4, 1.2e-4, 1.1e-4]
+    assert kept["missing"] == {"others": "not installed"}
+    assert (tmp_path / "example.svg").read_text().startswith("<svg")
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    import getpass
+    import platform
+
+    said = json.dumps(machine.machine())
+    assert platform.node() not in said
+    assert str(Path.home()) not in said
+    assert "cores" in said
+    shown = machine.command(["--peers-python", "/somewhere/bin/python", "--quick"])
+    assert shown.endswith("--peers-python PATH --quick")
+    assert getpass.getuser() not in shown
+
+
+def test_figures_hold_every_system_and_survive_having_none() -> None:
+    drawn = dots("A title", example().measured.times, "time")
+    assert "theirs" in drawn
+    assert "110 us" in drawn
+    assert "nothing could be measured" in dots("A title", {"a": {}}, "time")
+    lines = curves("T", {"1 host": [(0.1, 0.5), (1.0, 0.99)]}, "ms", "share", level=0.97)
+    assert "1 host" in lines
+    assert "nothing could be measured" in curves("T", {}, "ms", "share")
+
+
+def test_an_axis_maps_decades_evenly() -> None:
+    axis = Axis([1.0, 100.0], 0.0, 210.0)
+    assert axis(10.0) == pytest.approx(105.0)
+    assert axis.ticks() == [1.0, 10.0, 100.0]
+
+
+# --- children --------------------------------------------------------------------------------
+
+SERVED = "tests.benchmarks.served"
+
+
+def test_a_child_is_a_system_in_a_process_of_its_own() -> None:
+    child = Child("echo", SERVED, ("a",), factor=2.0)
+    child.start()
+    assert child.round("a", 3) == Timed(6.0, 3.0)
+    with pytest.raises(RuntimeError, match="no case of the name b"):
+        child.round("b", 1)
+    assert child.round("a", 1) == Timed(2.0, 1.0), "a failed round does not end the child"
+    child.stop()
+    child.stop()
+
+
+def test_a_child_without_its_package_is_missing_and_one_that_dies_says_its_last_words() -> None:
+    absent = Child("absent", SERVED, ("a",), needs="a_package_that_nobody_has")
+    with pytest.raises(Missing, match="a_package_that_nobody_has"):
+        absent.start()
+    absent.stop()
+    nowhere = Child("nowhere", SERVED, ("a",), python=sys.executable + "-not-there")
+    with pytest.raises(Missing, match="No such file"):
+        nowhere.start()
+    nowhere.stop()
+    dying = Child("dying", SERVED, ("a",), dies="out of luck")
+    with pytest.raises(RuntimeError, match="its process ended; it said: out of luck"):
+        dying.start()
+    dying.stop()
