@@ -144,7 +144,8 @@ def crowd() -> None:
 
     def take(commands: list[Command]) -> None:
         for command in commands:
-            run = getattr(command, "place", None) is not None and getattr(command, "run", 0)
+            placed = getattr(command, "place", None) is not None
+            run = getattr(command, "run", 0) if placed else 0
             if run and run not in granted:
                 granted.append(run)
 
