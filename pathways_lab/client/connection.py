@@ -77,6 +77,12 @@ class SliceAnswer(Pending):
         self.binding: SliceBinding | None = None
 
 
+class LeaseAnswer(Pending):
+    """The answer to a request for a lease, or to its return."""
+
+    __slots__ = ()
+
+
 class Connection:
     """One authenticated link, and everything that is pending on it.
 
@@ -106,6 +112,7 @@ class Connection:
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self._slices: dict[SliceId, SliceAnswer] = {}
+        self._leases: dict[str, LeaseAnswer] = {}
         self._known: set[tuple[str, SliceId]] = set()
         self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()
@@ -204,6 +211,25 @@ class Connection:
         if self.closed is None:
             self.send("release-slice", {"slice": slice_id})
 
+    def lease(self, island: str, order: bool, timeout: float = 60.0) -> None:
+        """Have an island for this client alone.  Raises PathwaysError when it is refused."""
+        self._ask_lease("lease", island, {"order": order}, timeout)
+
+    def return_lease(self, island: str, timeout: float = 60.0) -> None:
+        """Give an island back to everybody.  Nothing to do when the lab is gone."""
+        if self.closed is None:
+            self._ask_lease("return-lease", island, {}, timeout)
+
+    def _ask_lease(self, op: str, island: str, fields: dict[str, Any], timeout: float) -> None:
+        answer = self._leases[island] = LeaseAnswer()
+        try:
+            self.send(op, {"island": island, **fields})
+            self.board.wait(lambda: answer.done, timeout, f"the lease of {island}")
+        finally:
+            self._leases.pop(island, None)
+        if answer.failure is not None:
+            raise PathwaysError(answer.failure)
+
     def register(self, plan: Plan, functions: Iterable[tuple[Executable, SliceId]]) -> None:
         """Send the plan and its code, unless they were sent before."""
         if plan.key in self._plans:
@@ -229,6 +255,7 @@ class Connection:
             "out_types": [[list(kind.shape), kind.dtype] for kind in code.out_types],
             "donated": list(code.donated),
             "line": pack(code.line),
+            "loop": None if code.loop is None else pack(code.loop),
         }
         self.send("function", fields, [code.blob])
 
@@ -319,9 +346,16 @@ class Connection:
         elif kind == "run" and identity in self._runs:
             run = self._runs.pop(identity)
             self.board.settle((run, *run.outputs), failure)
+        elif kind == "lease" and number in self._leases:
+            self.board.settle((self._leases[number],), failure)
         elif kind == "buffer" and identity in self._buffers:
             self.board.settle((self._buffers[identity],), failure)
         # Anything else (a function, a program) fails the runs that need it.
+
+    def _leased(self, fields: dict[str, Any]) -> None:
+        answer = self._leases.get(fields["island"])
+        if answer is not None:
+            self.board.settle((answer,), None)
 
     def _closing(self, fields: dict[str, Any]) -> None:
         self._fail(_lost(str(fields.get("reason", "the lab was closed"))))
@@ -340,6 +374,8 @@ class Connection:
         "run-ended": _run_ended,
         "slice-bound": _slice_bound,
         "refused": _refused,
+        "leased": _leased,
+        "lease-ended": _leased,
         "closing": _closing,
         "topology": _topology,
         "records": _records,
@@ -359,7 +395,9 @@ class Connection:
         if self.closed is not None:
             return
         self.closed = failure
-        pending: list[Pending] = [*self._runs.values(), *self._slices.values()]
+        pending: list[Pending] = [
+            *self._runs.values(), *self._slices.values(), *self._leases.values(),
+        ]  # fmt: skip
         self._runs.clear()
         # A value that was there is gone with the lab as well.
         self.board.settle([*pending, *self._buffers.values()], failure)

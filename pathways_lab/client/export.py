@@ -36,6 +36,7 @@ from pathways_lab.client.layouts import Requested
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.loops import Loop
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """What JAX calls a kind of device when it lowers for it."""
@@ -64,7 +65,7 @@ class Executable:
 
     key: hash of the content.  kind: ``"export"`` (blob is a ``jax.export``
     artefact of the flat function) or ``"pickle"`` (blob is the flat function
-    by value).  donated: flat positions.
+    by value).  donated: flat positions.  loop: set where hosts repeat it.
     """
 
     key: str
@@ -77,6 +78,7 @@ class Executable:
     out_layouts: tuple[Layout, ...]
     donated: tuple[int, ...]
     line: Line
+    loop: Loop | None = None
 
 
 def make(

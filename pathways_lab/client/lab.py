@@ -18,10 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathways_lab.client import cluster, failures, hooks, scopes, single
+import jax
+
+from pathways_lab.client import cluster, failures, hooks, multi_controller, scopes, single
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
+from pathways_lab.client.functions import CompiledFunction
+from pathways_lab.client.lease import Lease, require
 from pathways_lab.client.session import Session
 from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -32,6 +36,7 @@ from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.runtime.loops import Loop
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Record, Span
 
@@ -67,6 +72,7 @@ class Lab:
     ) -> None:
         self.embedded = embedded
         self.slices: list[Slice] = []
+        self.leases: dict[str, Lease] = {}
         self._control = control
         self._compiled = 0
         self._closed = False
@@ -123,6 +129,64 @@ class Lab:
         self.slices = [entry for entry in self.slices if entry.id != slice_id]
         if not self.closed:
             self.session.connection.release_slice(slice_id)
+
+    # --- an island for oneself ------------------------------------------------------------
+
+    def lease(self, island: str) -> Lease:
+        """Have an island for this kernel alone, until the block ends.
+
+        Raises PathwaysError while other clients have slices or handles there; it
+        names them.  Meanwhile they get no slices there.  It also ends with this
+        kernel and with the lab.
+
+        >>> with lab.lease("island0"):                       # doctest: +SKIP
+        ...     s = lab.slice(4, island="island0")
+        """
+        return Lease(self, island)
+
+    def multi_controller(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        on: Slice | None = None,
+        steps: int = 1,
+        carry: int = 1,
+        wait: bool = False,
+        records: bool = True,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
+        donate_argnums: int | tuple[int, ...] | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Repeat a step on every host of a slice by itself: one Python loop per host.
+
+        function: an SPMD step, as for ``pw.jit``, or what ``pw.jit`` made of one.
+        args: for the first step: arrays and handles.
+        on, in_shardings, out_shardings, donate_argnums, name: as for ``pw.jit``.
+        steps: how many.  carry: so many arguments are replaced, before the next
+            step, by the first results; the others stay.
+        wait: for each step's end before the next one is launched (False: chained,
+            as fast as JAX takes them).
+        records: each step is in the timeline as a gang of its own; False: only the
+            whole loop, and nothing stands in the loop but the call.
+
+        The results of the last step, as handles, at once.  Needs the lease of the
+        slice's island (:meth:`lease`); raises PathwaysError without.
+
+        >>> with lab.lease("island0"):                       # doctest: +SKIP
+        ...     s = lab.slice((2, 2), ("host", "device"), island="island0")
+        ...     w = lab.multi_controller(step, w, batch, on=s, steps=100)
+        """
+        if not isinstance(function, CompiledFunction):
+            function = CompiledFunction(
+                function, on=on, in_shardings=in_shardings, out_shardings=out_shardings,
+                donate_argnums=donate_argnums, name=name,
+            )  # fmt: skip
+        call = function.bind(args, {})
+        place = single.slice_of_call(call)
+        require(self, place, "lab.multi_controller")
+        carried = len(jax.tree.leaves(args[:carry]))
+        return multi_controller.start(call, place, Loop(steps, carried, wait, records))
 
     # --- what happened -------------------------------------------------------------------
 
@@ -192,6 +256,7 @@ class Lab:
         atexit.unregister(self.close)
         if _current is self:
             _current = None
+        self.leases.clear()
         for entry in self.slices:
             entry.released = True
         self.slices = []

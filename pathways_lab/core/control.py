@@ -34,6 +34,7 @@ from pathways_lab.core.messages import (
     HostLost,
     HostReport,
     Leased,
+    LeaseEnded,
     LeaseRequested,
     LeaseReturned,
     PolicyChosen,
@@ -215,8 +216,9 @@ class Control:
             self._drop(buffer)
         for slice_id in client.slices:
             self._release(slice_id)
-        for island in state.resources.islands():
-            state.resources.end_lease(island, event.client)
+        for island in tuple(state.resources.leases):
+            if state.resources.end_lease(island, event.client):
+                state.out.append(LeaseEnded(event.cause, event.client, island))
 
     def _policy_chosen(self, event: PolicyChosen) -> None:
         turns = self.state.turns
@@ -235,14 +237,18 @@ class Control:
             self.state.out.append(PolicySet(self.state.cause, turns.owner, name, failure))
 
     def _lease_requested(self, event: LeaseRequested) -> None:
-        failure = self.state.resources.lease(event.island, event.client)
+        state = self.state
+        handles = {number: len(buffers) for number, buffers in state.store.by_slice.items()}
+        failure = state.resources.lease(event.island, event.client, event.order, handles)
         if failure is not None:
             self._refuse(event, f"lease {event.island}", failure)
         else:
-            self.state.out.append(Leased(event.cause, event.client, event.island))
+            state.out.append(Leased(event.cause, event.client, event.island, event.order))
 
     def _lease_returned(self, event: LeaseReturned) -> None:
-        if not self.state.resources.end_lease(event.island, event.client):
+        if self.state.resources.end_lease(event.island, event.client):
+            self.state.out.append(LeaseEnded(event.cause, event.client, event.island))
+        else:
             self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
 
     # --- slices, functions, programs -------------------------------------------------

@@ -192,12 +192,17 @@ class PolicyChosen:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequested:
-    """A client wants an island for itself (to teach what happens without order)."""
+    """A client wants an island for itself.
+
+    order: False where its hosts shall be free to launch in orders of their
+        own, to teach what happens then; the core goes on numbering its gangs.
+    """
 
     time: float
     cause: str
     client: str
     island: str
+    order: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +375,16 @@ class Leased:
     cause: str
     client: str
     island: str
+    order: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The island is everybody's again."""
+
+    cause: str
+    client: str
+    island: str
 
 
 Command = (
@@ -385,4 +400,5 @@ Command = (
     | RunEnded
     | PolicySet
     | Leased
+    | LeaseEnded
 )

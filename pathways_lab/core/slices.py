@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
@@ -58,6 +59,14 @@ class Cell:
     island: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """An island that one client has for itself.  order: see :class:`LeaseRequested`."""
+
+    client: str
+    order: bool = True
+
+
 @dataclass(slots=True)
 class _Host:
     info: HostInfo
@@ -68,13 +77,13 @@ class _Host:
 class ResourceManager:
     """Hosts, islands, slices.  *cells* and *cells_of* follow every change of slices.
 
-    leases: by island, the client that has it for itself.
+    leases: by island, who has it for himself.
     version: changes whenever the cells do.
     """
 
     hosts: dict[str, _Host] = field(default_factory=dict)
     slices: dict[SliceId, SliceRecord] = field(default_factory=dict)
-    leases: dict[str, str] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     cells_of: dict[SliceId, tuple[int, ...]] = field(default_factory=dict)
     version: int = 0
@@ -109,7 +118,7 @@ class ResourceManager:
         for island in self.islands():
             if request.island not in (None, island):
                 continue
-            if self.leases.get(island, client) != client:
+            if not self._open_to(island, client):
                 continue
             grid, devices, loads = self._ground(island, request)
             choice = place(grid, loads, request.shape)
@@ -126,27 +135,49 @@ class ResourceManager:
         self._divide()
         return binding
 
-    def lease(self, island: str, client: str) -> Failure | None:
-        """Give an island to one client; a Failure while others have anything there."""
-        others = {r.binding.client for r in self.slices.values() if r.binding.island == island} | {
-            self.leases.get(island, client)
-        }
-        others.discard(client)
+    def lease(
+        self, island: str, client: str, order: bool, handles: Mapping[SliceId, int]
+    ) -> Failure | None:
+        """Give an island to one client; a Failure while others have anything there.
+
+        handles: how many buffers are named on each slice.
+        """
+        if island not in self.islands():
+            known = ", ".join(self.islands()) or "no island"
+            return Failure("refused", f"there is no island {island!r} to lease; there is {known}")
+        others: dict[str, list[str]] = {}
+        holder = self.leases.get(island)
+        if holder is not None:
+            others[holder.client] = ["a lease of it"]
+        for number, record in self.slices.items():
+            if record.binding.island == island:
+                held, label = handles.get(number, 0), number & 0xFFFFFFFF
+                also = f" with {held} handle{'s' * (held != 1)}" if held else ""
+                what = f"slice s{label} ({record.state}, {len(record.binding.devices)} devices)"
+                others.setdefault(record.binding.client, []).append(what + also)
+        others.pop(client, None)
+        if holder is not None and holder.client == client:
+            return Failure(
+                "refused", f"{client} has {island} on lease already", "leave that lease first"
+            )
         if others:
+            who = "; ".join(f"{name} has {', '.join(things)}" for name, things in others.items())
             return Failure(
                 "refused",
-                f"{island} cannot be leased to {client}: {', '.join(sorted(others))} has slices,"
-                " handles or a lease there",
+                f"{island} cannot be leased to {client}: {who}",
                 "wait until they are gone, or take another island",
             )
-        if island not in self.islands():
-            return Failure("refused", f"there is no island {island!r} to lease")
-        self.leases[island] = client
+        self.leases[island] = Lease(client, order)
         return None
+
+    def _open_to(self, island: str, client: str) -> bool:
+        """Whether nobody else has the island for himself."""
+        lease = self.leases.get(island)
+        return lease is None or lease.client == client
 
     def end_lease(self, island: str, client: str) -> bool:
         """Give the island back; False when it was not leased to this client."""
-        if self.leases.get(island) != client:
+        if island not in self.leases or self.leases[island].client != client:
             return False
         del self.leases[island]
         return True
@@ -242,8 +273,8 @@ class ResourceManager:
             free = sum(load == 0 for h in members for load in h.loads)
             kinds = sorted({f"{h.info.kind}, {h.info.memory:,} bytes" for h in members})
             line = f"{island} has {count} devices ({'; '.join(kinds)}), {free} of them unshared"
-            if self.leases.get(island, client) != client:
-                line += f", and is leased to {self.leases[island]}"
+            if not self._open_to(island, client):
+                line += f", and is leased to {self.leases[island].client}"
             lines.append(line)
         exists = "; ".join(lines) or "no host has joined"
         return Failure(

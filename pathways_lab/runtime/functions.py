@@ -38,6 +38,7 @@ from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import arrays, emulated, jax_private
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.loops import Laps, Loop, run
 from pathways_lab.runtime.output import Gangs, Output
 
 _KEPT = 256
@@ -55,6 +56,7 @@ class Code:
 
     function: key of its content.  kind: ``"export"`` or ``"pickle"``.
     donated: positions of leaves that it may overwrite.
+    loop: set where hosts repeat it by themselves.
     """
 
     function: str
@@ -68,6 +70,7 @@ class Code:
     donated: tuple[int, ...]
     line: Line
     blob: Any
+    loop: Loop | None = None
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any], blob: Any) -> Code:
@@ -86,6 +89,7 @@ class Code:
             tuple(fields["donated"]),
             unpack(Line, fields["line"]),
             blob,
+            None if fields.get("loop") is None else unpack(Loop, fields["loop"]),
         )
 
 
@@ -93,7 +97,8 @@ class Executable:
     """A function compiled for the devices of one slice.
 
     temporary: bytes per device that it needs while it runs.
-    calls_python: it has callbacks: it must run alone, and may fail on one device only.
+    calls_python: it has callbacks, and may fail on one device only.
+    alone: nothing else may be in flight with it.
     gangs: which of its gangs runs now; only for those that call Python.
     seconds: what compiling took.
     """
@@ -101,15 +106,31 @@ class Executable:
     def __init__(self, compiled: Any, gangs: Gangs, calls_python: bool, seconds: float) -> None:
         self._compiled = compiled
         self.gangs = gangs
-        self.calls_python = calls_python
+        self.calls_python = self.alone = calls_python
         self.seconds = seconds
         memory = compiled.memory_analysis()
         self.temporary = int(getattr(memory, "temp_size_in_bytes", 0) or 0)
 
-    def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
         """Launch it: results (perhaps not there yet), and the receipt."""
         *results, receipt = self._compiled(*arguments)
         return results, receipt
+
+
+class Repeating(Executable):
+    """The same, repeated by this host itself: the launch is the whole loop.
+
+    step: the jitted function, which is called faster than what was compiled ahead of time.
+    """
+
+    def __init__(self, loop: Loop, step: Any, *how: Any) -> None:
+        super().__init__(*how)
+        self.alone = True
+        self._loop = loop
+        self._step = step
+
+    def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], Laps]:
+        return run(self._step, self._loop, arguments)
 
 
 def _callable(code: Code) -> Callable[..., Any]:
@@ -143,24 +164,38 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
     with arrays.wide(*(kind.dtype for kind in (*ins, *outs))), jax_private.callbacks_wrapped(wrap):
         flat = _callable(code)
 
-        def whole(*leaves: Any) -> tuple[Any, ...]:
+        def whole(*leaves: Any) -> Any:
             results = jax.tree.leaves(
                 flat(*(_from_data(x, t[1]) for x, t in zip(leaves, code.in_types, strict=True)))
             )
             data = [_to_data(result) for result in results]
             _check_results(code, outs, data)
+            if code.loop is not None:
+                # Nothing beside the user's own results: it is measured against plain JAX.
+                return data if len(data) > 1 else data[0]
             return (*data, jnp.zeros((), jnp.uint8))
 
         whole.__name__ = whole.__qualname__ = code.name or "function"
+        results = [place.sharding(kind.layout) for kind in outs]
+        if code.loop is None:
+            out_shardings: Any = (*results, everywhere)
+        else:
+            out_shardings = results if len(results) > 1 else results[0]
         jitted = jax.jit(
             whole,
             in_shardings=tuple(place.sharding(kind.layout) for kind in ins),
-            out_shardings=(*(place.sharding(kind.layout) for kind in outs), everywhere),
+            out_shardings=out_shardings,
             donate_argnums=code.donated,
         )
-        lowered = jitted.lower(*(jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in ins))
+        # With their shardings, so that the jitted function finds it compiled.
+        structs = [
+            jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=place.sharding(kind.layout))
+            for kind in ins
+        ]
+        lowered = jitted.lower(*structs)
         compiled = lowered.compile()
-    return Executable(compiled, gangs, callbacks > 0, time.monotonic() - started)
+    how = (compiled, gangs, callbacks > 0, time.monotonic() - started)
+    return Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
 
 
 def _pairs(

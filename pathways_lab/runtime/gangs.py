@@ -27,6 +27,7 @@ from pathways_lab.runtime.actions import Launch
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.functions import Executable
 from pathways_lab.runtime.lanes import Times
+from pathways_lab.runtime.loops import Lap, Laps
 
 _LAST_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning)\b.*", re.MULTILINE)
 
@@ -47,6 +48,7 @@ class GangJob:
     meet(): called before the first launch of a function on several hosts.
     on_start(job, time), on_over(job, times, failure): called in the lane's threads.
     handed: monotonic seconds when its inputs and its turn had come.
+    laps: of a loop, once it is over.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class GangJob:
         self.place = place
         self.devices = place.locals
         self.handed = time.monotonic()
+        self.laps: tuple[Lap, ...] = ()
         self._executable = executable
         self._host = host
         self._meet = meet
@@ -99,8 +102,10 @@ class GangJob:
                 slot.payload = result
         return receipt
 
-    def wait(self, receipt: jax.Array) -> None:
+    def wait(self, receipt: jax.Array | Laps) -> None:
         receipt.block_until_ready()
+        if isinstance(receipt, Laps):
+            self.laps = receipt.laps
         assert self._executable is not None
         if self._executable.calls_python and self._executable.gangs.errors:
             raise CallbackError(*self._executable.gangs.errors[0])

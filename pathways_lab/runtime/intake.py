@@ -144,6 +144,16 @@ def _function(letter: _Letter) -> m.Event:
     _own(letter.client, [slice_id], "slice")
     if type(key) is not str:
         raise TypeError("function is not text")
+    if letter.fields.get("loop") is not None:
+        binding = letter.registry.bindings.get(slice_id)
+        island = binding.island if binding is not None else ""
+        if letter.registry.leases.get(island) != letter.client.name:
+            raise Rejected(
+                f"function {key[:64]}",
+                f"hosts run a loop by themselves only on a leased island, and {letter.client.name}"
+                f" has no lease of {island or 'it'}",
+                f"with lab.lease({island!r}): ...",
+            )
     parcel = (letter.client.number, key)
     if letter.buffers:
         letter.registry.blobs[parcel] = letter.buffers[0]
@@ -216,6 +226,14 @@ def _policy(letter: _Letter) -> m.Event:
     return m.PolicyChosen(letter.time, letter.cause, letter.client.name, policy)
 
 
+def _lease(letter: _Letter) -> m.Event:
+    return unpack_fields(m.LeaseRequested, letter.stamped())
+
+
+def _return_lease(letter: _Letter) -> m.Event:
+    return unpack_fields(m.LeaseReturned, letter.stamped())
+
+
 _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "slice": _slice,
     "release-slice": _release,
@@ -226,6 +244,8 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "drop": _drop,
     "cancel": _cancel,
     "policy": _policy,
+    "lease": _lease,
+    "return-lease": _return_lease,
 }
 
 CLIENT_OPS = frozenset(_HANDLERS)

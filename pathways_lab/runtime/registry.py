@@ -77,6 +77,8 @@ class Registry:
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
     """Of runs that are not over: the client and the plan's key."""
+    leases: dict[str, str] = field(default_factory=dict)
+    """By island: the client that has it for itself."""
 
     def client_of(self, identity: int) -> ClientSeen | None:
         """The connected client to whom an id belongs."""

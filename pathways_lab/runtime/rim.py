@@ -280,6 +280,12 @@ class Rim:
                 self._post_hosts(hosts, "free", {"buffers": buffers})
             case m.AbortRun(hosts=hosts, run=run):
                 self._post_hosts(hosts, "abort", {"run": run})
+            case m.Leased(client=client, island=island):
+                self.registry.leases[island] = client
+                self._post(self._clients, client, "leased", {"island": island})
+            case m.LeaseEnded(client=client, island=island):
+                del self.registry.leases[island]
+                self._post(self._clients, client, "lease-ended", {"island": island})
             case m.PolicySet(client=client, name=name, failure=failure):
                 fields = {"name": name, "failure": pack(failure) if failure else None}
                 self._post(self._clients, client, "policy-set", fields)
@@ -352,6 +358,8 @@ class Rim:
 
 
 def _subject(event: m.Event) -> str:
+    if isinstance(event, m.LeaseRequested | m.LeaseReturned):
+        return f"lease {event.island}"
     for name in ("run", "slice", "buffer", "function"):
         value = getattr(event, name, None)
         if value is not None:

@@ -13,6 +13,7 @@ Paper: section 5 (per-gang timelines of the figures).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
@@ -22,6 +23,7 @@ from pathways_lab.runtime.exchange import Arrived
 from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Times
+from pathways_lab.runtime.loops import Lap
 from pathways_lab.timeline.records import Event, Span
 
 
@@ -65,39 +67,31 @@ class Story:
         )
 
     def gang(self, job: GangJob, times: Times, failure: Failure | None) -> Iterator[Span]:
-        """A gang is over: what it took to launch it, and its time on the devices."""
+        """A gang is over: what it took to launch it, and its time on the devices.
+
+        Of a loop: the same for each of its laps; the number of the lap is the step.
+        """
         launch, offset = job.launch, self._offset()
         place = job.place.binding
-        common = (*launch.key, launch.plan.name, launch.call.name, place.client)
-        line = _text(launch.call.line)
-        yield Span(
-            "launch",
-            times.called + offset,
-            times.returned + offset,
-            self._island,
-            self._host,
-            (),
-            *common,
-            line,
-            {"seq": launch.seq},
-        )
-        yield Span(
-            "gang",
-            times.start + offset,
-            times.end + offset,
-            self._island,
-            self._host,
-            job.devices,
-            *common,
-            line,
-            {
-                "seq": launch.seq,
-                "slice": launch.call.slice,
-                "poisoned": failure is not None,
-                "emulated": self._emulated,
-                "inputs_ready": job.handed + offset,
-            },
-        )
+        run, step = launch.key
+        names = (launch.plan.name, launch.call.name, place.client, _text(launch.call.line))
+        host = (self._island, self._host)
+        args: dict[str, Any] = {
+            "seq": launch.seq,
+            "slice": launch.call.slice,
+            "poisoned": failure is not None,
+            "emulated": self._emulated,
+            "inputs_ready": job.handed + offset,
+        }
+        whole = Lap(step, 1, times.called, times.returned, times.start, times.end)
+        for lap in job.laps or (whole,):
+            if job.laps:
+                args = {**args, "steps": lap.steps}
+            called, returned = lap.called + offset, lap.returned + offset
+            seq = {"seq": launch.seq}
+            yield Span("launch", called, returned, *host, (), run, lap.first, *names, seq)
+            start, end = lap.start + offset, lap.end + offset
+            yield Span("gang", start, end, *host, job.devices, run, lap.first, *names, args)
 
     def sent(self, action: Send, start: float, end: float, nbytes: int, client: str) -> Span:
         """The parts of a transfer's source have left.  nbytes: what went to other hosts."""

@@ -181,7 +181,7 @@ class Tenants:
     ) -> None:
         if isinstance(result, Executable):
             tenant.executables[code.function] = result
-            if result.calls_python:
+            if result.alone:
                 self._launcher.launches_alone(code.function, code.slice)
             if len(tenant.binding.hosts) > 1:
                 self._launcher.first_launches_alone(code.function, code.slice)

@@ -19,7 +19,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          ``granted``, ``resolved``, ``finished``, ``failed``, ``cancelled``,
          ``launched`` (a gang was handed to its devices: it shows as open bar),
          ``message`` (one wire message: args source, target, kind, bytes),
-         ``output`` (text printed by user code on a host)
+         ``output`` (text printed by user code on a host),
+         ``leased``, ``lease-ended`` (an island is one client's own; args order)
 Sample   ``memory`` (bytes in use on one host's devices; args device),
          ``dropped`` (records lost before they were remembered)
 ======== ======================================================================

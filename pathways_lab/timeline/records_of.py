@@ -223,6 +223,15 @@ def _run_ended(command: m.RunEnded, time: float, registry: Registry) -> Event:
     )
 
 
+def _leased(command: m.Leased, time: float, registry: Registry) -> Event:
+    args = {"order": command.order}
+    return Event("leased", time, command.island, client=command.client, args=args)
+
+
+def _lease_ended(command: m.LeaseEnded, time: float, registry: Registry) -> Event:
+    return Event("lease-ended", time, command.island, client=command.client)
+
+
 _EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
     m.HostJoined: _host_joined,
     m.HostLost: _host_lost,
@@ -236,4 +245,6 @@ _COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
     m.SliceFreed: _slice_freed,
     m.Resolved: _resolved,
     m.RunEnded: _run_ended,
+    m.Leased: _leased,
+    m.LeaseEnded: _lease_ended,
 }

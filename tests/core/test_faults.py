@@ -259,7 +259,7 @@ def test_no_lease_while_others_have_anything_there() -> None:
     script.client("kernel-2")
     where = script.slice(1)
     for client, island, words in (
-        ("kernel-2", "island0", "kernel-1 has slices"),
+        ("kernel-2", "island0", "kernel-1 has slice s1 (bound, 1 devices)"),
         ("kernel-2", "island9", "there is no island"),
     ):
         script.send(LeaseRequested(0.0, "lease", client, island))
