@@ -100,7 +100,6 @@ class Connection:
         label: str = "kernel",
         timeout: float = 10.0,
     ) -> None:
-        self.board = Board()
         self.context = context
         self.traffic = Traffic()
         self.closed: Failure | None = None
@@ -118,6 +117,7 @@ class Connection:
         self._dropped: deque[int] = deque()
         self._registering = threading.Lock()
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
+        self.board = Board(self.reactor)
         self.reactor.start()
         hello = {"role": "client", "name": label, "pid": os.getpid()}
         try:

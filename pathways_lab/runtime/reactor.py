@@ -1,13 +1,22 @@
-"""The one thread of a process that reads its links, accepts new ones, keeps timers.
+"""The one place of a process that reads its links, accepts new ones, keeps timers.
 
 Problem: every process of the lab talks to several others at once; handlers
 must see messages one at a time and in order, and no peer, however slow, wrong
-or hostile, may stop the others from being heard.
+or hostile, may stop the others from being heard.  And a thread that waits for
+an answer must not wait for another thread to read it: that hop costs as much
+as the whole round trip.
 
-Rule for maintainers: the selector, the timers and the set of links belong to
-the reactor's thread; other threads hand work over with :meth:`Reactor.call_soon`.
-Nothing here waits, except the selector.  A handler that raises is reported and
-survived.  Handlers never block, and never call :meth:`Reactor.connect`.
+How: the reactor has a thread of its own, which reads when nobody waits.  A
+thread that waits takes its place (:meth:`Reactor.lead`): it reads the links
+itself until it has what it wants, while the own thread stands back.  Whoever
+handles messages, calls and timers holds the *role*: there is one at a time,
+and it counts as the reactor's thread while it does.
+
+Rule for maintainers: the timers and the set of links belong to whoever has the
+role; other threads hand work over with :meth:`Reactor.call_soon`.  Any number
+of threads may wait in the selector, so readiness is a hint: read and write
+without blocking.  A handler that raises is reported and survived.  Handlers
+never block, and never call :meth:`Reactor.connect`.
 
 Paper: section 4.5.
 """
@@ -18,6 +27,7 @@ import contextlib
 import functools
 import heapq
 import itertools
+import math
 import selectors
 import socket
 import ssl
@@ -32,6 +42,7 @@ from typing import Any
 from pathways_lab.runtime import address as addresses
 from pathways_lab.runtime import clock
 from pathways_lab.runtime.handshake import Arrival, Refused, meet
+from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reception import Listener, Reception
 from pathways_lab.runtime.wire import Limits, Message, WireError, encode
@@ -41,6 +52,8 @@ OnClose = Callable[[Link, str], None]
 OnOpen = Callable[[Link, dict[str, Any]], None]
 Hello = dict[str, Any] | Callable[[Link, dict[str, Any]], dict[str, Any]]
 
+_STAND_BACK_SECONDS = 0.002
+"""How long the reactor's own thread leaves the links to the next thread that will wait."""
 _SWEEP_SECONDS = 0.5
 """How long a frame can stay behind whose sender was interrupted twice at the worst moment."""
 
@@ -85,6 +98,13 @@ class Reactor:
         self._swept = time.monotonic()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._role = threading.Lock()
+        self._holder: threading.Thread | None = None
+        self._leading = threading.Lock()
+        self._leader: threading.Thread | None = None
+        self._leads = 0
+        self._led_at = -math.inf
+        self._rest = threading.Event()
         self._done = threading.Event()
         self._awake = False
         self._waker, self._wakee = socket.socketpair()
@@ -190,10 +210,8 @@ class Reactor:
     def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Run function(*args) in the reactor's thread; calls keep their order."""
         self._calls.append((function, args))
-        if not self._awake and not self.is_current():
-            self._awake = True
-            with contextlib.suppress(OSError):
-                self._waker.send(b"\0")
+        if not self.is_current():
+            self._wake()
 
     def call_later(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
         """Run function(*args) in the reactor's thread after *seconds*."""
@@ -201,8 +219,8 @@ class Reactor:
         self.call_soon(self._add_timer, (due, next(self._numbers), function, args))
 
     def is_current(self) -> bool:
-        """Whether the calling thread is the reactor's."""
-        return self._thread is threading.current_thread()
+        """Whether the calling thread is the reactor's: whether it handles messages now."""
+        return self._holder is threading.current_thread()
 
     @property
     def rejected(self) -> int:
@@ -213,6 +231,43 @@ class Reactor:
     def links(self) -> tuple[Link, ...]:
         """The open links."""
         return tuple(self._links)
+
+    def lead(self, done: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until *done()*, reading the links in this thread meanwhile.
+
+        done: asked again after whatever was handled; :meth:`nudge` has it asked.
+        timeout: seconds.  Returns also when they are over or the reactor ends.
+
+        False at once when another thread leads, or this one handles a message: wait
+        in another way then.  Ctrl-C gets through, between two messages.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with HeldBack(self.nudge) as interrupt:
+            if self.is_current() or not self._leading.acquire(blocking=False):
+                return False
+            began = time.monotonic()
+            self._leader = threading.current_thread()
+            self._leads += 1
+            try:
+                while not (interrupt.struck or self._stopping or done()):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._turn(min(left, self._patience()))
+            finally:
+                self._leader = None
+                self._leading.release()
+                # After the release: whoever saw this lead last so long is told of its end.
+                ended = self._led_at = time.monotonic()
+                if ended - began >= _STAND_BACK_SECONDS or self._stopping or self._calls:
+                    self._rest.set()
+        return True
+
+    def nudge(self) -> None:
+        """Something happened that the leading thread may wait for.  From any thread."""
+        leader = self._leader
+        if leader is not None and not (leader is self._holder and self.is_current()):
+            self._wake()
 
     def start(self) -> None:
         """Run in a thread of its own."""
@@ -246,23 +301,57 @@ class Reactor:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for key, events in self._selector.select(self._patience()):
-                    self._guarded(key.data, events)
-                self._awake = False
-                for _ in range(len(self._calls)):
-                    function, args = self._calls.popleft()
-                    self._guarded(function, *args)
-                now = time.monotonic()
-                while self._timers and self._timers[0][0] <= now:
-                    _, _, function, args = heapq.heappop(self._timers)
-                    self._guarded(function, *args)
-                if now - self._swept >= _SWEEP_SECONDS:
-                    self._swept = now
-                    for link in tuple(self._links):
-                        if link.backlog:
-                            self._watch(link)
+                self._stand_back()
+                self._turn(self._patience())
+                # One of two threads in a selector is woken: it may have been meant for the other.
+                self.nudge()
         finally:
             self._end()
+
+    def _stand_back(self) -> None:
+        """Leave the links to a thread that leads, and that will probably lead again soon.
+
+        Two threads that wait in one selector are both woken by every message.
+        """
+        while not self._stopping:
+            lead = self._leads
+            led = self._leading.locked()
+            if not led and time.monotonic() - self._led_at >= _STAND_BACK_SECONDS:
+                return
+            if self._rest.wait(_STAND_BACK_SECONDS):
+                self._rest.clear()
+                if not self._leading.locked():
+                    return
+            elif led and self._leads == lead and self._leading.locked():
+                # A long wait: whoever leads says when it is over.
+                self._rest.wait(_SWEEP_SECONDS)
+
+    def _turn(self, patience: float) -> None:
+        """Wait for something at most so long, and handle what there is."""
+        ready = self._selector.select(patience)
+        with self._role:
+            self._holder = threading.current_thread()
+            try:
+                self._handle(ready)
+            finally:
+                self._holder = None
+
+    def _handle(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        for key, events in ready:
+            self._guarded(key.data, events)
+        self._awake = False
+        for _ in range(len(self._calls)):
+            function, args = self._calls.popleft()
+            self._guarded(function, *args)
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, function, args = heapq.heappop(self._timers)
+            self._guarded(function, *args)
+        if now - self._swept >= _SWEEP_SECONDS:
+            self._swept = now
+            for link in tuple(self._links):
+                if link.backlog:
+                    self._watch(link)
 
     def _patience(self) -> float:
         if self._calls or self._stopping:
@@ -276,6 +365,15 @@ class Reactor:
             function(*args)
         except Exception:
             self._on_error(f"{self.name}: a handler failed\n{traceback.format_exc()}")
+
+    def _wake(self) -> None:
+        """Whoever waits in the selector comes out of it, now or when it goes in."""
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
+            if not self._leading.locked():
+                self._rest.set()
 
     def _drain_wakes(self, _events: int) -> None:
         with contextlib.suppress(OSError):
@@ -385,7 +483,10 @@ class Reactor:
             self._close_link(link, reason)
 
     def _end(self) -> None:
-        if not self._done.is_set():
+        # Nobody may be in the selector when it is closed.
+        with self._leading:
+            if self._done.is_set():
+                return
             self._done.set()
             self._selector.close()
             self._waker.close()

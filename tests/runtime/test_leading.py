@@ -1,0 +1,203 @@
+"""A thread that waits reads the links itself: who handles what, hand-over, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+from pathways_lab.client.waiting import Board, Pending
+from pathways_lab.runtime import reactor as reactor_module
+from pathways_lab.runtime.auth import new_key
+from pathways_lab.runtime.interrupts import HeldBack
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.reactor import Reactor
+
+KEY = new_key()
+
+
+class Pair:
+    """A client that asks, and a server that answers each question, both in this process."""
+
+    def __init__(self, address: str) -> None:
+        self.readers: list[str] = []
+        self.answers: dict[int, Pending] = {}
+        self.got: list[int] = []
+        self.server = Reactor("server", self._asked, lambda *_: None)
+        self.client = Reactor("client", self._answered, lambda *_: None)
+        self.board = Board(self.client)
+        self.opened = threading.Event()
+        real = self.server.listen(address, KEY, {"name": "server"})
+        self.server.start()
+        self.client.start()
+        self.link = self.client.connect(real, KEY, {"name": "client"})
+
+    def _asked(self, link: Link, op: str, fields: dict[str, Any], _: list[memoryview]) -> None:
+        self.server.call_later(fields["seconds"], link.send, "answer", {"number": fields["number"]})
+
+    def _answered(self, link: Link, op: str, fields: dict[str, Any], _: list[memoryview]) -> None:
+        self.readers.append(threading.current_thread().name)
+        self.got.append(fields["number"])
+        self.board.settle([self.answers[fields["number"]]], None)
+
+    def ask(self, number: int, seconds: float = 0.0) -> Pending:
+        answer = self.answers[number] = Pending()
+        self.link.send("ask", {"number": number, "seconds": seconds})
+        return answer
+
+    def wait(self, answer: Pending, timeout: float = 20.0) -> None:
+        self.board.wait(lambda: answer.done, timeout, "the answer")
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Any) -> Iterator[Pair]:
+    made = Pair(f"unix:{tmp_path}/s")
+    yield made
+    made.close()
+
+
+def test_whoever_waits_reads(pair: Pair) -> None:
+    for number in range(50):
+        pair.wait(pair.ask(number))
+    here = threading.current_thread().name
+    assert pair.readers.count(here) > 25
+    assert not pair.client.is_current()
+
+
+def test_when_nobody_waits_the_reactor_reads(pair: Pair) -> None:
+    pair.wait(pair.ask(1))
+    answer = pair.ask(2)
+    deadline = time.monotonic() + 10
+    while not answer.done and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert answer.done
+    assert pair.readers[-1] == "client"
+
+
+def test_several_threads_wait_at_once(pair: Pair) -> None:
+    """One reads for all; when it has what it wants, another goes on."""
+    ended: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(20):
+            pair.wait(pair.ask(number * 100 + turn, 0.0005 * (number % 3)))
+        ended.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(ended) == list(range(6))
+
+
+def test_what_another_thread_settles_ends_the_wait(pair: Pair) -> None:
+    mine = Pending()
+    threading.Timer(0.02, pair.board.settle, ([mine], None)).start()
+    began = time.monotonic()
+    pair.wait(mine)
+    assert time.monotonic() - began < 5
+
+
+def test_calls_and_timers_go_on_while_somebody_leads(pair: Pair) -> None:
+    ran: list[str] = []
+    pair.client.call_later(0.01, ran.append, "timer")
+    threading.Timer(0.005, pair.client.call_soon, (ran.append, "call")).start()
+    pair.wait(pair.ask(1, 0.05))
+    assert sorted(ran) == ["call", "timer"]
+
+
+def test_a_wait_has_its_timeout_and_the_end_of_the_reactor_ends_it(pair: Pair) -> None:
+    with pytest.raises(TimeoutError, match="the answer took longer"):
+        pair.wait(Pending(), 0.01)
+    threading.Timer(0.02, pair.client.close).start()
+    assert pair.client.lead(lambda: False, 20)
+    pair.client.close()
+
+
+def test_a_handler_does_not_lead(pair: Pair) -> None:
+    led: list[bool] = []
+    pair.client.call_soon(lambda: led.append(pair.client.lead(lambda: False, 5)))
+    pair.wait(pair.ask(1))
+    assert led == [False]
+
+
+def test_ctrl_c_gets_through_a_wait(pair: Pair) -> None:
+    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pair.wait(Pending())
+    assert time.monotonic() - began < 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    pair.wait(pair.ask(1))
+
+
+def strikes(pair: Pair, count: int) -> int:
+    """Ctrl-C at random moments of *count* waits; how often it came through."""
+    through = 0
+
+    def strike(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    old = signal.signal(signal.SIGALRM, strike)
+    try:
+        for number in range(count):
+            answer = pair.ask(number)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 + (number % 97) * 2e-6)
+                pair.wait(answer, 1)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                through += 1
+                pair.wait(answer, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    return through
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
+def test_interrupts_while_reading_lose_nothing(pair: Pair) -> None:
+    assert strikes(pair, 2000) > 200
+    assert pair.got == list(range(2000))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_without_holding_back_they_would(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotHeldBack:
+        struck = False
+
+    def off(_: Callable[[], object]) -> AbstractContextManager[Any]:
+        return nullcontext(NotHeldBack())
+
+    monkeypatch.setattr(reactor_module, "HeldBack", off)
+    pair = Pair(f"unix:{tmp_path}/s")
+    lost = False
+    try:
+        for _ in range(5):
+            strikes(pair, 1000)
+    except (TimeoutError, KeyboardInterrupt, KeyError, RuntimeError):
+        lost = True
+    assert lost or pair.got != list(range(1000)) * 5
+    # The client's reactor may be beyond closing; its thread is a daemon.
+    pair.server.close()
+
+
+def test_other_threads_and_foreign_handlers_are_left_alone() -> None:
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with HeldBack(lambda: None):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, old)
