@@ -220,9 +220,17 @@ def join(value: Value, place: Place, shards: Mapping[int, Any]) -> jax.Array:
         )
 
 
-def shards_of(array: jax.Array, place: Place) -> dict[int, jax.Array]:
-    """One-device arrays by device number, of this host's devices."""
-    by_device = {shard.device: shard.data for shard in array.addressable_shards}
+def shards_of(payload: jax.Array | OnDemand, place: Place) -> Mapping[int, Any]:
+    """Shards by device number, of this host's devices: one-device arrays.
+
+    NumPy arrays where the bytes are on no device yet: reading does not put them there.
+    """
+    if isinstance(payload, OnDemand):
+        shards = payload.shards()
+        if shards is not None:
+            return shards
+        payload = payload.array()
+    by_device = {shard.device: shard.data for shard in payload.addressable_shards}
     return {number: by_device[place.devices[number]] for number in place.numbers}
 
 
@@ -239,35 +247,60 @@ def copied(value: Value, array: jax.Array, place: Place) -> jax.Array:
     return join(value, place, shards)
 
 
-class Argument:
-    """A small array that came whole with a grant; cut and put on the devices when needed.
+class OnDemand:
+    """An array whose bytes lie in the host's own memory until a computation needs it.
 
-    place(): its devices, which may not be open before the array is needed.
+    cut(): its shards by device number, of this host's devices.
+    place(): the devices, which may not be open before the array is needed.
     """
 
-    def __init__(self, data: Any, value: Value, place: Callable[[], Place]) -> None:
-        kind = physical_of(value)
-        self._whole = from_bytes(data, kind.shape, kind.dtype)
+    def __init__(
+        self, value: Value, cut: Callable[[Place], Mapping[int, Array]], place: Callable[[], Place]
+    ) -> None:
         self._value = value
+        self._cut: Callable[[Place], Mapping[int, Array]] | None = cut
         self._place = place
         self._lock = threading.Lock()
         self._array: jax.Array | None = None
 
+    def shards(self) -> Mapping[int, Array] | None:
+        """The shards in the host's memory; None when they are on their devices."""
+        with self._lock:
+            return None if self._cut is None else self._cut(self._place())
+
     def array(self) -> jax.Array:
+        """The array on its devices, from now on."""
         with self._lock:
             if self._array is None:
-                cuts, place = physical_of(self._value).boxes(), self._place()
-                shards = {
-                    number: np.asarray(self._whole[index(cuts[number])], order="C")
-                    for number in place.numbers
-                }
-                self._array = join(self._value, place, shards)
+                assert self._cut is not None
+                place = self._place()
+                self._array = join(self._value, place, self._cut(place))
+                self._cut = None
             return self._array
 
 
+def argument(data: Any, value: Value, place: Callable[[], Place]) -> OnDemand:
+    """A small array that came whole with a grant.  Raises ValueError when bytes are missing."""
+    kind = physical_of(value)
+    whole = from_bytes(data, kind.shape, kind.dtype)
+
+    def cut(place: Place) -> Mapping[int, Array]:
+        cuts = kind.boxes()
+        return {n: np.asarray(whole[index(cuts[n])], order="C") for n in place.numbers}
+
+    return OnDemand(value, cut, place)
+
+
+def upload(parts: Mapping[int, Any], value: Value, place: Place) -> OnDemand:
+    """An array whose shards a client sent, by device number.  Raises ValueError as well."""
+    kind = physical_of(value)
+    shards = {n: from_bytes(data, kind.shard, kind.dtype) for n, data in parts.items()}
+    return OnDemand(value, lambda place: shards, lambda: place)
+
+
 def resolved(payload: Any) -> jax.Array | None:
-    """The array behind a slot's payload; None when it has none."""
-    return payload.array() if isinstance(payload, Argument) else payload
+    """The array behind a slot's payload, on its devices; None when it has none."""
+    return payload.array() if isinstance(payload, OnDemand) else payload
 
 
 def index(box: Box, origin: Box | None = None) -> tuple[slice, ...]:

@@ -63,17 +63,25 @@ class Book:
             self._readings.pop(key, None)
 
     def lane(self, slice_id: SliceId | None) -> str:
-        """The slice's queue here, or "" when it has no device on this host."""
-        return self._slices[slice_id][1] if slice_id is not None else ""
+        """The slice's queue here, or "" when it has no device on this host.
+
+        A slice that no step of a program touches, of an unused input, may be unknown.
+        """
+        known = self._slices.get(slice_id) if slice_id is not None else None
+        return known[1] if known is not None else ""
 
     def devices(self, slice_id: SliceId) -> tuple[tuple[str, int], ...]:
         """``(host, local number)`` of all devices of a slice."""
         return self._slices[slice_id][0].devices
 
+    def locals_on(self, slice_id: SliceId) -> tuple[int, ...]:
+        """This host's own numbers of its devices in a slice."""
+        return tuple(local for host, local in self.devices(slice_id) if host == self.host)
+
     def locals_of(self, value: Value) -> tuple[int, ...]:
-        """This host's own numbers of the devices that hold a value."""
+        """The same of the devices that hold a value."""
         assert value.slice is not None
-        return tuple(local for host, local in self.devices(value.slice) if host == self.host)
+        return self.locals_on(value.slice)
 
     # --- programs ---------------------------------------------------------------------
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.actions import Action, Refuse, Serve
-from pathways_lab.runtime.slots import READY, Reader, Slot
+from pathways_lab.runtime.memory import Memory
+from pathways_lab.runtime.slots import FAILED, READY, Reader, Slot
 
 _REMEMBERED = 4096
 """Ids of the past that are remembered, so that late messages about them find them."""
@@ -45,12 +46,12 @@ class Past(Generic[Item]):
 class Buffers:
     """Names, users and bytes of a host's slots.
 
-    memory: bytes of live shards by local device number.
+    memory: the account of their bytes.
     actions: where answers to fetches go.
     """
 
-    def __init__(self, host: str, actions: list[Action]) -> None:
-        self.memory: dict[int, int] = {}
+    def __init__(self, host: str, actions: list[Action], memory: Memory[Any]) -> None:
+        self.memory = memory
         self._host = host
         self._actions = actions
         self._slots: dict[int, Slot] = {}
@@ -105,7 +106,8 @@ class Buffers:
         self._drop_if_idle(slot)
 
     def _drop_if_idle(self, slot: Slot) -> None:
-        if slot.names <= 0 and slot.users <= 0:
+        # Of what failed only zeros are needed, and only while a gang uses them.
+        if slot.users <= 0 and (slot.names <= 0 or slot.state == FAILED):
             slot.payload = None
             self.uncount(slot)
 
@@ -113,15 +115,13 @@ class Buffers:
         """The slot's memory is taken from now on."""
         if not slot.counted:
             slot.counted = True
-            for device in slot.locals:
-                self.memory[device] = self.memory.get(device, 0) + slot.value.nbytes
+            self.memory.take(slot.locals, slot.value.nbytes)
 
     def uncount(self, slot: Slot) -> None:
         """The slot's memory is free, or belongs to another slot now."""
         if slot.counted:
             slot.counted = False
-            for device in slot.locals:
-                self.memory[device] -= slot.value.nbytes
+            self.memory.give(slot.locals, slot.value.nbytes)
 
     # --- fetches ----------------------------------------------------------------------
 

@@ -144,14 +144,18 @@ class Exchange:
         letters = _Letters(
             lambda error, nbytes: self._posted_all(action, route, start, error, nbytes)
         )
-        array = arrays.resolved(action.source.payload)
-        if array is None:
+        payload = action.source.payload
+        if payload is None:
             raise RuntimeError("the source of the transfer is not on its devices")
-        shards = arrays.shards_of(array, place) if route.sends else {}
+        shards = arrays.shards_of(payload, place) if route.sends else {}
         views: dict[int, np.ndarray[Any, Any]] = {}
         for send in route.sends:
             origin = route.origins[send.source]
-            if send.host == self._host and send.box == origin and not _on_cpu(array):
+            if (
+                send.host == self._host
+                and send.box == origin
+                and _on_accelerator(shards[send.source])
+            ):
                 self._part(action.key, send.target, send.box, shards[send.source], start)
                 continue
             if send.source not in views:
@@ -336,15 +340,11 @@ class Exchange:
         value: Value,
         place: Place,
         parts: dict[int, Any],
-        done: Callable[[jax.Array | Failure], None],
+        done: Callable[[arrays.OnDemand | Failure], None],
     ) -> None:
         """All bytes of an upload for this host are here, by device number."""
         try:
-            kind = arrays.physical_of(value)
-            shards = {
-                n: arrays.from_bytes(data, kind.shard, kind.dtype) for n, data in parts.items()
-            }
-            result: jax.Array | Failure = arrays.join(value, place, shards)
+            result: arrays.OnDemand | Failure = arrays.upload(parts, value, place)
         except Exception as error:
             result = self._problem(error)
         self._post(done, result)
@@ -358,10 +358,9 @@ class Exchange:
     ) -> None:
         """The bytes of some shards, as views of their memory where devices are CPUs."""
         try:
-            array = arrays.resolved(payload)
-            if array is None:
+            if payload is None:
                 raise RuntimeError("its value is gone")
-            shards = arrays.shards_of(array, place)
+            shards = arrays.shards_of(payload, place)
             result: list[memoryview] | Failure = [
                 arrays.as_bytes(np.asarray(shards[device])) for device in devices
             ]
@@ -424,5 +423,5 @@ def _extent(box: Box) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-def _on_cpu(array: jax.Array) -> bool:
-    return bool(next(iter(array.devices())).platform == "cpu")
+def _on_accelerator(shard: Any) -> bool:
+    return isinstance(shard, jax.Array) and next(iter(shard.devices())).platform != "cpu"

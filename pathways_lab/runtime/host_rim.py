@@ -92,7 +92,7 @@ class HostRim:
         self.name = name
         self.island = island
         self.runtime = runtime
-        self.launcher = Launcher(name, island)
+        self.launcher = Launcher(name, island, runtime.memory)
         self.reactor = Reactor("host", self._message, self._closed, on_error=fatal)
         self._fatal = fatal
         self._control: Link | None = None
@@ -120,7 +120,7 @@ class HostRim:
             self.reactor.call_soon,
             self.reactor.call_later,
             lambda: self.launcher.idle,
-            lambda: self.launcher.buffers.memory,
+            self.launcher.memory,
         )
         self.tenants = Tenants(
             name,
@@ -296,7 +296,7 @@ class HostRim:
         if value is None:
             return None
         try:
-            return arrays.Argument(data, value, lambda: self.tenants.place(value.slice))
+            return arrays.argument(data, value, lambda: self.tenants.place(value.slice))
         except ValueError as error:
             return failure_of(f"argument {position} is malformed", error, self.name)
 

@@ -47,6 +47,7 @@ from pathways_lab.runtime.actions import (
 )
 from pathways_lab.runtime.book import REPEATED, Book, Reading
 from pathways_lab.runtime.buffers import Buffers, Past
+from pathways_lab.runtime.memory import Memory
 from pathways_lab.runtime.slots import DONATED, FAILED, ISSUED, PENDING, READY, Reader, Slot
 from pathways_lab.runtime.steps import Gang, Move, Run
 
@@ -55,20 +56,23 @@ class Launcher:
     """The queue of granted steps of one host, and what it holds.
 
     All methods return the actions that became possible.  Payloads are opaque.
+    limit: bytes per device, or None: never wait for memory.
     """
 
-    def __init__(self, host: str, island: str) -> None:
+    def __init__(self, host: str, island: str, limit: int | None = None) -> None:
         self.host = host
         self._book = Book(host, island)
         self._actions: list[Action] = []
-        self.buffers = Buffers(host, self._actions)
+        self.memory: Memory[Gang | Move] = Memory(limit)
+        self.buffers = Buffers(host, self._actions, self.memory)
+        self._temporary: dict[tuple[str, SliceId], int] = {}
         self._alone: set[tuple[str, SliceId]] = set()
         self._first_alone: set[tuple[str, SliceId]] = set()
         self._runs: dict[int, Run] = {}
         self._over: Past[int] = Past()
         self._last_on_lane: dict[str, Gang] = {}
         self._last_on_device: dict[tuple[str, int], Gang] = {}
-        self._ready: deque[Gang] = deque()
+        self._ready: deque[Gang | Move] = deque()
 
     # --- what the host knows ----------------------------------------------------------
 
@@ -81,6 +85,7 @@ class Launcher:
         self._book.unbind(slice_id)
         self._alone = {entry for entry in self._alone if entry[1] != slice_id}
         self._first_alone = {entry for entry in self._first_alone if entry[1] != slice_id}
+        self._temporary = {e: n for e, n in self._temporary.items() if e[1] != slice_id}
         return self.free(self.buffers.on_slice(slice_id))
 
     def program(self, plan: Plan) -> None:
@@ -90,6 +95,10 @@ class Launcher:
     def plan(self, key: str) -> Plan | None:
         """A program that was sent here."""
         return self._book.plan(key)
+
+    def needs(self, function: str, slice_id: SliceId, temporary: int) -> None:
+        """Bytes per device that this function takes while it runs, beside inputs and outputs."""
+        self._temporary[function, slice_id] = temporary
 
     def launches_alone(self, function: str, slice_id: SliceId) -> None:
         """This function calls back into Python, and may fail on one device only."""
@@ -107,10 +116,15 @@ class Launcher:
     def unfinished(self) -> list[tuple[Key, str]]:
         """Granted steps that are not over, with what they are doing: for people."""
         return [
-            ((run.id, index), "launched" if getattr(step, "handed", False) else "waiting")
+            ((run.id, index), self._doing(step))
             for run in self._runs.values()
             for index, step in run.steps.items()
         ]
+
+    def _doing(self, step: Gang | Move) -> str:
+        if self.memory.waits(step):
+            return self.memory.story(step)
+        return "launched" if getattr(step, "handed", False) else "waiting"
 
     # --- grants -----------------------------------------------------------------------
 
@@ -147,15 +161,12 @@ class Launcher:
     def _new_run(self, grant: Grant, reading: Reading, arguments: Mapping[int, Any]) -> Run:
         run, plan = Run(grant.run, reading), reading.plan
         for position, (value, buffer) in enumerate(zip(plan.inputs, grant.inputs, strict=True)):
-            if not self._book.lane(plan.values[value].slice):
-                continue
-            slot = self.buffers.get(buffer) if buffer is not None else None
-            if slot is None:
-                what = f"argument {position}" if buffer is None else f"buffer {buffer}"
-                slot = self._new_slot(plan.values[value])
-                self._fill(slot, what, arguments.get(position) if buffer is None else None)
-            run.values[value] = slot
-            self.buffers.name(slot)
+            if buffer is not None:
+                run.inputs[value] = buffer
+            elif self._book.lane(plan.values[value].slice):
+                slot = run.values[value] = self._new_slot(plan.values[value])
+                self._fill(slot, f"argument {position}", arguments.get(position))
+                self.buffers.name(slot)
         for value, buffer in zip(plan.outputs, grant.outputs, strict=True):
             if self._book.lane(plan.values[value].slice):
                 self.buffers.bind(buffer, self._value(run, value))
@@ -168,8 +179,8 @@ class Launcher:
         if isinstance(payload, Failure):
             slot.become(FAILED, payload)
             return
+        # It lies in the host's own memory, and takes its devices' with its first reader.
         slot.payload = payload
-        self.buffers.count(slot)
         slot.become(READY)
 
     def _new_slot(self, value: Value) -> Slot:
@@ -178,7 +189,15 @@ class Launcher:
     def _value(self, run: Run, value: int) -> Slot:
         slot = run.values.get(value)
         if slot is None:
-            slot = run.values[value] = self._new_slot(run.reading.plan.values[value])
+            # A buffer is looked up by its first reader: the run that makes it may have been
+            # granted after an earlier window of this one, but always before its readers.
+            buffer = run.inputs.get(value)
+            slot = self.buffers.get(buffer) if buffer is not None else None
+            if slot is None:
+                slot = self._new_slot(run.reading.plan.values[value])
+                if buffer is not None:
+                    self._fill(slot, f"buffer {buffer}", None)
+            run.values[value] = slot
             self.buffers.name(slot)
         return slot
 
@@ -199,8 +218,11 @@ class Launcher:
             seq,
             tuple(self._value(run, v) for v in call.inputs),
             tuple(self._value(run, v) for v in call.outputs),
+            self._book.locals_on(call.slice),
+            self._temporary.get(code, 0),
         )
         run.steps[index] = gang
+        self.memory.lodge(gang)
         for slot in (*gang.inputs, *gang.outputs):
             self.buffers.use(slot)
         for before, until_done in self._before(gang).items():
@@ -238,12 +260,7 @@ class Launcher:
         call, run = gang.call, gang.run
         gang.handed = True
         gang.poison = next((s.failure for s in gang.inputs if s.lacking), None)
-        # What another buffer or another input names must survive the donation.
-        copies = tuple(
-            p
-            for p in call.donated
-            if len(gang.inputs[p].buffers) > 1 or gang.inputs.count(gang.inputs[p]) > 1
-        )
+        copies = gang.copies
         self._actions.append(
             Launch(
                 (run.id, gang.index),
@@ -259,17 +276,29 @@ class Launcher:
                 gang.seq,
             )
         )
+        self._take_memory(gang, copies)
         for position in call.donated:
             slot = gang.inputs[position]
             if position not in copies and not slot.lacking:
-                self.buffers.uncount(slot)
                 slot.become(DONATED, self._donated(gang))
         for slot in gang.outputs:
-            self.buffers.count(slot)
             slot.become(FAILED if gang.poison else ISSUED, gang.poison)
         followers, gang.when_handed = gang.when_handed, []
         for follower in followers:
             self._less(follower)
+
+    def _take_memory(self, gang: Gang, copies: tuple[int, ...]) -> None:
+        """Exactly what the gang needed room for; zeros take as much as what they stand for."""
+        gang.held = gang.temporary + (max(-gang.growth, 0) if gang.call.donated else 0)
+        for slot in gang.inputs:
+            self.buffers.count(slot)
+        for position in gang.call.donated:
+            if position not in copies:
+                self.buffers.uncount(gang.inputs[position])
+        for slot in gang.outputs:
+            self.buffers.count(slot)
+        if gang.held:
+            self.memory.take(gang.locals, gang.held)
 
     def _donated(self, gang: Gang) -> Failure:
         return Failure(
@@ -299,8 +328,8 @@ class Launcher:
                 slot.become(FAILED if gang.poison else READY, gang.poison)
             elif slot.state == DONATED and gang.poison is not None:
                 slot.become(FAILED, gang.poison)
-            if slot.state == FAILED:
-                self.buffers.uncount(slot)
+        if gang.held:
+            self.memory.give(gang.locals, gang.held)
         self._actions.append(Report(key, seconds, gang.poison))
         followers, gang.when_done = gang.when_done, []
         for follower in followers:
@@ -324,14 +353,23 @@ class Launcher:
         if self._book.lane(plan.values[node.output].slice):
             move.target = self._value(run, node.output)
             self.buffers.use(move.target)
-            self.buffers.count(move.target)
-            self._actions.append(Receive((run.id, index), plan, node, move.target, seq))
+            self.memory.lodge(move)
+            if self.memory.begin(move):
+                self._accept(move)
         if self._book.lane(plan.values[node.input].slice):
             move.source = self._value(run, node.input)
             self.buffers.use(move.source)
             move.source.readers.append(move.reader)
             if not move.source.when_settled(lambda: self._send(move)):
                 self._send(move)
+
+    def _accept(self, move: Move) -> None:
+        """There is room for what will come; parts that came before wait in the host's memory."""
+        assert move.target is not None
+        move.accepted = True
+        self.buffers.count(move.target)
+        key, plan = (move.run.id, move.index), move.run.reading.plan
+        self._actions.append(Receive(key, plan, move.node, move.target, move.seq))
 
     def _send(self, move: Move) -> None:
         source = move.source
@@ -374,8 +412,6 @@ class Launcher:
         move.failure = move.failure or failure
         target.payload = payload
         target.become(FAILED if failure else READY, failure)
-        if failure is not None:
-            self.buffers.uncount(target)
         self.buffers.release(target)
 
     def _end_move(self, move: Move) -> None:
@@ -398,8 +434,8 @@ class Launcher:
             return
         del self._runs[run.id]
         self._over.add(run.id)
-        for slot in run.values.values():
-            if slot.state == PENDING:
+        for value, slot in run.values.items():
+            if slot.state == PENDING and value not in run.inputs:
                 missing = Failure("cancelled", f"run {run.id} ended before this value was made")
                 slot.become(FAILED, run.failure or missing)
             self.buffers.unname(slot)
@@ -418,6 +454,8 @@ class Launcher:
         run.failure = failure
         for move in [step for step in run.steps.values() if isinstance(step, Move)]:
             if move.target is not None:
+                if not move.accepted:
+                    self.memory.withdraw(move)
                 self._actions.append(CancelReceive((run_id, move.index)))
                 self._end_receive(move, None, failure)
             if move.source is not None and not move.started:
@@ -458,8 +496,18 @@ class Launcher:
         self.buffers.forget_fetches(which)
 
     def _take(self) -> list[Action]:
-        while self._ready:
-            self._hand_over(self._ready.popleft())
+        while True:
+            while self._ready:
+                step = self._ready.popleft()
+                if not self.memory.begin(step):
+                    continue
+                if isinstance(step, Gang):
+                    self._hand_over(step)
+                else:
+                    self._accept(step)
+            self._ready.extend(self.memory.freed())
+            if not self._ready:
+                break
         actions = self._actions[:]
         self._actions.clear()
         return actions

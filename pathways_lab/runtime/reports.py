@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -23,6 +23,7 @@ from pathways_lab.core.messages import HostReport
 from pathways_lab.core.program import SliceId
 from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.link import LinkClosed
+from pathways_lab.runtime.memory import Memory
 from pathways_lab.timeline.records import Record, Sample
 
 PERIOD = 0.010
@@ -35,7 +36,7 @@ class Reports:
 
     send(op, fields): to the control plane.  soon(function), later(seconds, function):
         run it in the reactor's thread.
-    idle(): whether no step is under way.  memory(): bytes in use by local device.
+    idle(): whether no step is under way.  memory: the account of its devices.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Reports:
         soon: Callable[..., None],
         later: Callable[..., None],
         idle: Callable[[], bool],
-        memory: Callable[[], Mapping[int, int]],
+        memory: Memory[Any],
     ) -> None:
         self._host = host
         self._island = island
@@ -138,7 +139,7 @@ class Reports:
             return
 
     def _sample_memory(self) -> None:
-        memory = {device: used for device, used in self._memory().items() if used}
+        memory = {device: used for device, used in self._memory.used.items() if used}
         now = time.monotonic()
         if memory == self._sampled:
             return
@@ -156,7 +157,7 @@ class Reports:
                         float(memory.get(device, 0)),
                         self._island,
                         self._host,
-                        {"device": device},
+                        {"device": device, "most": self._memory.most.get(device, 0)},
                     )
                 )
         self._sampled, self._sampled_at = memory, now

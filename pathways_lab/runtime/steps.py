@@ -22,13 +22,15 @@ from pathways_lab.runtime.slots import Reader, Slot
 class Run:
     """One execution of a program, as far as it concerns this host.
 
-    values: slots by value of the plan, until their last use.
+    inputs: buffers by value of the plan.
+    values: slots by value of the plan, from their first use until their last one.
     steps: granted and unfinished.
     complete: all steps of this host were granted, or the run was aborted.
     """
 
     id: int
     reading: Reading
+    inputs: dict[int, int] = field(default_factory=dict)
     values: dict[int, Slot] = field(default_factory=dict)
     steps: dict[int, Gang | Move] = field(default_factory=dict)
     complete: bool = False
@@ -39,6 +41,10 @@ class Run:
 class Gang:
     """A call of a compiled function.
 
+    locals: this host's own numbers of its devices.
+    temporary: bytes that it needs on each of them beside inputs and outputs.
+    room: see :class:`pathways_lab.runtime.memory.Claim`.
+    held: bytes that it gives back when it is done.
     waits: open conditions, and one for its registration.
     when_handed, when_done: gangs that wait for this one.
     """
@@ -53,6 +59,10 @@ class Gang:
     seq: int
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
+    locals: tuple[int, ...]
+    temporary: int = 0
+    room: int = field(init=False)
+    held: int = 0
     waits: int = 1
     handed: bool = False
     done: bool = False
@@ -60,13 +70,39 @@ class Gang:
     when_handed: list[Gang] = field(default_factory=list)
     when_done: list[Gang] = field(default_factory=list)
 
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """Donated inputs that another buffer or another input names: they must survive."""
+        return tuple(
+            p
+            for p in self.call.donated
+            if len(self.inputs[p].buffers) > 1 or self.inputs.count(self.inputs[p]) > 1
+        )
+
+    def __post_init__(self) -> None:
+        taken = sum([slot.value.nbytes for slot in (*self.inputs, *self.outputs)])
+        self.room = taken + self.temporary
+
+    @property
+    def growth(self) -> int:
+        """Bytes of its outputs beyond those of the inputs in whose memory they are made."""
+        copies = self.copies
+        given = sum(self.inputs[p].value.nbytes for p in self.call.donated if p not in copies)
+        return sum(slot.value.nbytes for slot in self.outputs) - given
+
+    def need(self) -> int:
+        """What its outputs take beyond donated inputs, and inputs that are not on devices yet."""
+        missing = {slot for slot in self.inputs if not slot.counted}
+        arriving = sum(slot.value.nbytes for slot in missing)
+        return arriving + max(self.growth, 0) + self.temporary
+
 
 @dataclass(slots=True, eq=False)
 class Move:
     """A transfer, as far as this host takes part in it.
 
     source: set while this host sends.  target: set while it receives.
-    started: the rim was told to send.
+    started: the rim was told to send.  accepted: it was told to receive.
     """
 
     run: Run
@@ -77,4 +113,19 @@ class Move:
     reader: Reader = field(default_factory=Reader)
     started: bool = False
     target: Slot | None = None
+    accepted: bool = False
     failure: Failure | None = None
+
+    @property
+    def locals(self) -> tuple[int, ...]:
+        """Where it receives."""
+        return self.target.locals if self.target is not None else ()
+
+    @property
+    def room(self) -> int:
+        """Its receive buffer, as :class:`pathways_lab.runtime.memory.Claim`."""
+        return self.target.value.nbytes if self.target is not None else 0
+
+    def need(self) -> int:
+        """The same: nobody else takes it."""
+        return self.room

@@ -181,6 +181,7 @@ class Tenants:
     ) -> None:
         if isinstance(result, Executable):
             tenant.executables[code.function] = result
+            self._launcher.needs(code.function, code.slice, result.temporary)
             if result.alone:
                 self._launcher.launches_alone(code.function, code.slice)
             if len(tenant.binding.hosts) > 1:

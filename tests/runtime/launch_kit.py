@@ -175,4 +175,4 @@ class Bench:
         return [a for a in self.actions if isinstance(a, Report)]
 
     def memory(self) -> int:
-        return sum(self.launcher.buffers.memory.values())
+        return sum(self.launcher.memory.used.values())

@@ -11,6 +11,7 @@ from pathways_lab.core.messages import HostReport
 from pathways_lab.runtime import reports as module
 from pathways_lab.runtime.codec import unpack, unpack_fields
 from pathways_lab.runtime.link import LinkClosed
+from pathways_lab.runtime.memory import Memory
 from pathways_lab.runtime.reports import PERIOD, Reports
 from pathways_lab.timeline.records import Event, Sample
 
@@ -21,7 +22,7 @@ class Desk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.idle = False
-        self.memory: dict[int, int] = {}
+        self.memory: Memory[Any] = Memory()
         self.sent: list[dict[str, Any]] = []
         self.timers: list[tuple[float, Any]] = []
         self.soon: list[Any] = []
@@ -35,7 +36,7 @@ class Desk:
             self.soon.append,
             lambda seconds, call: self.timers.append((self.now + seconds, call)),
             lambda: self.idle,
-            lambda: self.memory,
+            self.memory,
         )
 
     def send(self, op: str, fields: dict[str, Any]) -> None:
@@ -99,16 +100,16 @@ def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None
         found = [unpack(Event | Sample, r) for f in desk.sent for r in f["records"]]
         return [(s.args["device"], s.value) for s in found if isinstance(s, Sample)]
 
-    desk.memory = {0: 10, 1: 20}
+    desk.memory.used = {0: 10, 1: 20}
     desk.reports.flush()
     assert samples() == [(0, 10.0), (1, 20.0)]
-    desk.memory = {0: 10, 1: 30}
+    desk.memory.used = {0: 10, 1: 30}
     desk.reports.flush()
     assert len(samples()) == 2, "too soon"
     desk.pass_time(2 * module.MEMORY_PERIOD)  # and it comes by itself
     assert samples()[2:] == [(1, 30.0)]
     desk.idle = True  # the last value is never withheld
-    desk.memory = {0: 0, 1: 0}
+    desk.memory.used = {0: 0, 1: 0}
     desk.reports.flush()
     assert samples()[3:] == [(0, 0.0), (1, 0.0)]
 
