@@ -20,17 +20,25 @@ if TYPE_CHECKING:
     from pathways_lab.client.patch import patched
     from pathways_lab.client.pmap import pmap
     from pathways_lab.client.program import device_put, program
+    from pathways_lab.client.simulation import Machine, compare_policies, simulate
     from pathways_lab.core.errors import Failure, PathwaysError
     from pathways_lab.notebook.compare import compare_timelines
     from pathways_lab.runtime.emulated import emulated
+    from pathways_lab.sim.machine import Costs, FunctionCost
+    from pathways_lab.sim.simulate import Load
 
 __all__ = [
+    "Costs",
     "Failure",
+    "FunctionCost",
     "Handle",
     "Lab",
     "LargeConstantWarning",
+    "Load",
+    "Machine",
     "PathwaysError",
     "Slice",
+    "compare_policies",
     "compare_timelines",
     "connect",
     "current",
@@ -41,16 +49,22 @@ __all__ = [
     "patched",
     "pmap",
     "program",
+    "simulate",
     "start",
 ]
 
 _HOMES = {
+    "Costs": "sim.machine",
     "Failure": "core.errors",
+    "FunctionCost": "sim.machine",
     "Handle": "client.handles",
     "Lab": "client.lab",
     "LargeConstantWarning": "client.bodies",
+    "Load": "sim.simulate",
+    "Machine": "client.simulation",
     "PathwaysError": "core.errors",
     "Slice": "client.devices",
+    "compare_policies": "client.simulation",
     "compare_timelines": "notebook.compare",
     "connect": "client.lab",
     "current": "client.lab",
@@ -61,6 +75,7 @@ _HOMES = {
     "patched": "client.patch",
     "pmap": "client.pmap",
     "program": "client.program",
+    "simulate": "client.simulation",
     "start": "client.lab",
 }
 

@@ -19,6 +19,8 @@ SURFACE = {
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
     # looking at what happened
     *("compare_timelines",),
+    # simulating
+    *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
     # pictures
     "compare_timelines",
     # what can go wrong

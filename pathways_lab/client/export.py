@@ -65,7 +65,8 @@ class Executable:
 
     key: hash of the content.  kind: ``"export"`` (blob is a ``jax.export``
     artefact of the flat function) or ``"pickle"`` (blob is the flat function
-    by value).  donated: flat positions.  loop: set where hosts repeat it.
+    by value).  donated: flat positions.  held: seconds that it holds its devices
+    by ``pw.emulated``.  loop: set where hosts repeat it.
     """
 
     key: str
@@ -78,6 +79,7 @@ class Executable:
     out_layouts: tuple[Layout, ...]
     donated: tuple[int, ...]
     line: Line
+    held: float = 0.0
     loop: Loop | None = None
 
 
@@ -119,7 +121,7 @@ def make(
         digest.update(blob)
     return Executable(
         digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
-        in_layouts, out_layouts, body.donated, body.line,
+        in_layouts, out_layouts, body.donated, body.line, jaxprs.held_seconds(body.jaxpr.jaxpr),
     )  # fmt: skip
 
 

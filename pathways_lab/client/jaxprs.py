@@ -43,6 +43,17 @@ def foreign_calls(jaxpr: Any) -> set[str]:
     return held | {e.params["target_name"] for e in found if e.primitive.name == "ffi_call"}
 
 
+def held_seconds(jaxpr: Any) -> float:
+    """For how long ``pw.emulated`` holds each device that runs it."""
+    found = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == emulated.TARGET:
+            found += float(equation.params["ms"]) / 1e3
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        found += times * sum(map(held_seconds, jaxprs_in_params(equation.params)))
+    return found
+
+
 def slices_named(jaxpr: Any) -> set[Slice]:
     """Slices whose mesh stands in it: in ``shard_map``, constraints, nested ``jit``."""
     return {found for equation in jaxpr.eqns for found in slices_of_equation(equation)}

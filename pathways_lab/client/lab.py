@@ -26,11 +26,11 @@ from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.lease import Lease, require
+from pathways_lab.client.requests import bytes_of, slice_request
 from pathways_lab.client.session import Session
 from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import SliceId
-from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import attach, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
@@ -42,18 +42,6 @@ from pathways_lab.timeline.records import Record, Span
 
 if TYPE_CHECKING:
     import distributed
-
-_AXES = ("x", "y", "z")
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
 
 
 class Lab:
@@ -116,10 +104,7 @@ class Lab:
 
         Raises PathwaysError that says what was asked, what exists, what is free.
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        names = _AXES[: len(sizes)] if axes is None else (axes,) if isinstance(axes, str) else axes
-        _check_shape(sizes, tuple(names))
-        request = SliceRequest(sizes, tuple(names), island, kind, _bytes(memory))
+        request = slice_request(shape, axes, island, kind, memory)
         made = Slice(self.session.connection.request_slice(request), self)
         self.slices.append(made)
         return made
@@ -285,38 +270,6 @@ class Lab:
         return repr(self).strip("<>") + ("" if self.closed else cluster.as_html(self.islands))
 
 
-def _check_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
-    good = 1 <= len(shape) <= 3 and all(isinstance(n, int) and n >= 1 for n in shape)
-    if not good:
-        raise failures.failure(
-            "refused",
-            f"a slice of shape {shape} cannot be: a mesh has 1 to 3 sizes, each at least 1",
-            "for example lab.slice((2, 4), axes=('data', 'model'))",
-        )
-    if len(axes) != len(shape) or len(set(axes)) != len(axes):
-        raise failures.failure(
-            "refused",
-            f"axes {axes} do not fit shape {shape}: one different name per size is needed",
-            f"for example axes={_AXES[: len(shape)]}",
-        )
-
-
-def _bytes(given: int | str) -> int:
-    """A number of bytes, or text like ``"512 MiB"``."""
-    if isinstance(given, int):
-        return given
-    digits = given.strip().rstrip("BGIKMbgikm ")
-    unit = _UNITS.get(given.strip()[len(digits) :].strip().upper())
-    try:
-        if unit is None:
-            raise ValueError
-        return int(float(digits) * unit)
-    except ValueError:
-        raise failures.failure(
-            "refused", f"memory={given!r} is no size", "write bytes, or text like '512 MiB'"
-        ) from None
-
-
 # Calls outside of programs run at once, in whatever lab their slice belongs to.
 scopes.install(single.Immediate())
 
@@ -363,7 +316,7 @@ def start(
         islands,
         hosts_per_island,
         devices_per_host,
-        None if memory is None else _bytes(memory),
+        None if memory is None else bytes_of(memory),
         platform,
         show,
     )
@@ -401,7 +354,7 @@ def connect(
     control = attach.attach(
         target,
         devices_per_host=devices_per_host,
-        memory=None if memory is None else _bytes(memory),
+        memory=None if memory is None else bytes_of(memory),
         platform=platform,
         timeout=timeout,
     )

@@ -31,6 +31,8 @@ from pathways_lab.client.handles import Handle
 from pathways_lab.client.placing import Given, place
 from pathways_lab.client.single import session_of
 from pathways_lab.core import lowering
+from pathways_lab.core.program import Program
+from pathways_lab.core.topology import SliceBinding
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,30 @@ class CapturedProgram:
             return value
         layout = layouts.replicated(leaf.on, len(leaf.type.shape))
         return session_of(leaf.on).put(value, leaf.type, leaf.on, layout, leaf.name)
+
+    @property
+    def program(self) -> Program:
+        """The location-free program.  Raises PathwaysError when nothing in it runs."""
+        return self._must_run().program
+
+    @property
+    def bindings(self) -> tuple[SliceBinding, ...]:
+        """Where its slices lie."""
+        return tuple(on.binding for on in self._must_run().slices)
+
+    @property
+    def held(self) -> dict[str, float]:
+        """Seconds that ``pw.emulated`` holds devices, by function key, where it does."""
+        functions = self._must_run().functions
+        return {code.key: code.held for code, _ in functions if code.held}
+
+    def _must_run(self) -> Prepared:
+        if self.prepared is None:
+            raise failures.capture_failure(
+                f"nothing in program {self.name!r} runs on a device",
+                "call a compiled function in it",
+            )
+        return self.prepared
 
     def ir(self) -> str:
         """Every stage as text: captured (JAX's own form), location free, lowered."""

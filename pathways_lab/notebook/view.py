@@ -148,6 +148,8 @@ class View:
         out = []
         if scene.machine.emulated:
             out.append("emulated devices")
+        if scene.machine.simulated:
+            out.append("simulated: nothing of this was computed")
         if scene.dropped:
             out.append(f"{scene.dropped:,} records dropped")
         return tuple(out)

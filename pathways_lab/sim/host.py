@@ -52,6 +52,8 @@ class Host:
         self.failed: list[tuple[int, int, Failure]] = []
         self.resident: list[int] = []
         self.flushing = False
+        self.flushed = float("-inf")
+        self.open = 0
 
     # --- messages ----------------------------------------------------------------
 
@@ -79,6 +81,7 @@ class Host:
                 here_too = here_too or self.name in world.local[where]
             if here_too:
                 here.open += 1
+                self.open += 1
                 task = Task(here, step, info, self._order_devices(info), seq)
                 (self.pending if task.devices else self.loose).append(task)
         self.pump()
@@ -288,6 +291,7 @@ class Host:
     def _launched(self, part: Part) -> None:
         if self.world.alive(self):
             part.launched = True
+            self.world.memory.launched(part, self.world.agenda.now)
             for d in part.task.devices:
                 self._turn(d)
 
@@ -374,6 +378,7 @@ class Host:
                 self._release(value)
         here.open -= 1
         here.left -= 1
+        self.open -= 1
         self.finished.append((here.grant.run, task.step, seconds))
         if here.aborted:
             self._forget(here)
@@ -383,13 +388,19 @@ class Host:
         self.pump()
 
     def flush_soon(self) -> None:
-        """Report soon, together with what else happens meanwhile."""
-        if not self.flushing:
+        """Report: at once when idle or long silent, else with what happens meanwhile."""
+        agenda, period = self.world.agenda, self.world.machine.costs.report
+        if not self.open or agenda.now - self.flushed >= period:
+            agenda.at(agenda.now, self._flush, priority=1)
+        elif not self.flushing:
             self.flushing = True
-            self.world.agenda.after(self.world.vary(self.world.machine.costs.report), self._flush)
+            agenda.after(self.world.vary(period), self._flush)
 
     def _flush(self) -> None:
         self.flushing = False
+        if not (self.finished or self.failed or self.resident):
+            return
+        self.flushed = self.world.agenda.now
         finished, self.finished = self.finished, []
         failed, self.failed = self.failed, []
         resident, self.resident = self.resident, []

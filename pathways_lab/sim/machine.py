@@ -1,92 +1,123 @@
-"""The simulated machine: what exists, and what everything costs.
+"""The simulated machine: what exists, what everything costs, and how one knows.
 
-Problem: a picture drawn from invented figures misleads.  So each default says
-where it comes from: *measured* (on two shared cores with JAX CPU devices, see
-the benchmarks), *published* (Pathways, MLSys 2022), or *assumed*.
+Problem: a picture drawn from invented figures misleads.  So each default names
+its source: *measured* (on two shared cores with JAX CPU devices, see
+``benchmarks/calibrate.py``), *published* (Pathways, MLSys 2022), or *assumed*.
 
-Rule for maintainers: every figure is a field with its source beside it; what
-depends on a function is in :class:`FunctionCost`.
+Rule for maintainers: every figure is a field made with :func:`figure`, its
+source beside it; what depends on a function is in :class:`FunctionCost`.
 
 Paper: section 5 (configurations A, B and C).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+
+def figure(default: Any, unit: str, source: str) -> Any:
+    """A field with its unit, and with where its default comes from."""
+    return field(default=default, metadata={"unit": unit, "source": source})
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCost:
-    """seconds: of each device.  collective: whether its devices wait for each other.
+    """What a compiled function costs.
 
+    seconds: of each device.  collective: whether its devices wait for each other.
     temporary: bytes per device beside inputs and outputs.  compile: seconds.
     """
 
-    seconds: float = 0.001
-    collective: bool = True
-    temporary: int = 0
-    compile: float = 0.05
+    seconds: float = figure(0.001, "s", "assumed; give measured ones with times=")
+    collective: bool = figure(True, "", "assumed: sharded code communicates")
+    temporary: int = figure(0, "bytes", "assumed; hosts report the real one when they compile")
+    compile: float = figure(0.0, "s", "assumed: compiled before, as in a second run")
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds, and bytes per second.
+    """What everything else costs: seconds, and bytes per second.
 
-    ``control_latency``   one way between control plane and host or client
-                          (measured: 19 us round trip on one machine; assumed
-                          for a network: 50 us)
-    ``decision``          control plane, per run and other requests (measured: 30 us)
-    ``hearing``           control plane, per report of a host (measured: 2 to 10 us)
-    ``launch``            host, per gang (measured: 0.1 to 0.3 ms for a launch on
-                          several devices)
-    ``report``            a host gathers reports for so long (10 ms at most; it
-                          flushes earlier when idle: assumed 0.5 ms)
-    ``local``             bytes per second inside a host (measured: 3e9)
-    ``island``            bytes per second into a host from its island (assumed)
-    ``dcn``               the same from another island (assumed: 100 Gbit/s)
-    ``island_latency``, ``dcn_latency``   first byte (assumed)
-    ``jitter``            relative spread of every delay and duration (assumed)
+    submit: the client, per run that it submits.
+    control_latency: one way between control plane and host or client.
+    decision: the control plane, per run and other requests.
+    hearing: the control plane, per report of a host.
+    launch: a host, per gang; its gangs are launched one after the other.
+    report: a busy host gathers reports for so long; an idle one tells at once.
+    local: into a device from its own host.  island: into a host from its island.
+    dcn: into a host from another island, or from a client.
+    local_latency, island_latency, dcn_latency: of the first byte.
+    jitter: relative spread of every delay and duration.
     """
 
-    control_latency: float = 50e-6
-    decision: float = 30e-6
-    hearing: float = 3e-6
-    launch: float = 150e-6
-    report: float = 500e-6
-    local: float = 3e9
-    island: float = 50e9
-    dcn: float = 12.5e9
-    island_latency: float = 10e-6
-    dcn_latency: float = 200e-6
-    jitter: float = 0.05
+    submit: float = figure(100e-6, "s", "measured: 70 to 150 us in the calling thread")
+    control_latency: float = figure(
+        50e-6, "s", "assumed for a network (measured on one machine: 19 us round trip)"
+    )
+    decision: float = figure(30e-6, "s", "measured: benchmarks/decision.py")
+    hearing: float = figure(3e-6, "s", "measured: benchmarks/decision.py, 2 to 10 us")
+    launch: float = figure(150e-6, "s", "measured: 0.1 to 0.3 ms for several CPU devices")
+    report: float = figure(0.010, "s", "measured: it is the hosts' own period")
+    local: float = figure(3e9, "bytes/s", "measured: one copy in a host's memory")
+    island: float = figure(50e9, "bytes/s", "assumed: fast links inside an island")
+    dcn: float = figure(12.5e9, "bytes/s", "assumed: 100 Gbit/s per host")
+    local_latency: float = figure(0.0, "s", "assumed: the same memory")
+    island_latency: float = figure(10e-6, "s", "assumed")
+    dcn_latency: float = figure(200e-6, "s", "assumed: a data-centre network with TCP")
+    jitter: float = figure(0.05, "", "assumed")
 
 
-@dataclass(frozen=True, slots=True)
+class Figure(NamedTuple):
+    """One figure of a machine, and how it is known."""
+
+    name: str
+    value: Any
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Machine:
-    """Islands of hosts of devices.
+    """Islands of hosts of devices: what :func:`simulate` simulates.
 
     block: how a host's devices are wired (() for a row).
     memory: bytes per device.  streams: computations that a device runs at once.
     depth: launches in flight per device.
     functions: costs by function key; others cost *default*.
+    origin: where figures come from that are not defaults.
     """
 
-    islands: int = 2
-    hosts_per_island: int = 2
-    devices_per_host: int = 4
-    block: tuple[int, ...] = ()
-    memory: int = 16 * 2**30
-    kind: str = "simulated"
-    streams: int = 1
-    depth: int = 8
+    islands: int = figure(2, "", "assumed: as pw.start() makes them")
+    hosts_per_island: int = figure(2, "", "assumed")
+    devices_per_host: int = figure(4, "", "published: hosts of configuration A have 4 TPUs")
+    block: tuple[int, ...] = figure((), "", "assumed: a row")
+    memory: int = figure(16 * 2**30, "bytes", "published: TPUv3 has 16 GiB per core")
+    kind: str = figure("simulated", "", "assumed: a name, nothing depends on it")
+    streams: int = figure(1, "", "published: TPUs run one computation at a time")
+    depth: int = figure(8, "", "measured: it is the hosts' own bound")
     costs: Costs = field(default_factory=Costs)
     functions: Mapping[str, FunctionCost] = field(default_factory=dict)
     default: FunctionCost = field(default_factory=FunctionCost)
+    origin: str = "given"
+
+    def __post_init__(self) -> None:
+        for name in ("islands", "hosts_per_island", "devices_per_host", "streams", "depth"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} of a machine is {value!r}: a whole number from 1 on")
 
     def cost(self, function: str) -> FunctionCost:
         """What a function costs."""
         return self.functions.get(function, self.default)
+
+    @property
+    def devices(self) -> int:
+        """How many devices it has."""
+        return self.islands * self.hosts_per_island * self.devices_per_host
 
     def hosts(self) -> list[tuple[str, str]]:
         """``(host, island)`` of every host."""
@@ -95,3 +126,44 @@ class Machine:
             for i in range(self.islands)
             for h in range(self.hosts_per_island)
         ]
+
+    def calibrated(self, measured: str | Path | Mapping[str, Any]) -> Self:
+        """The same machine with measured costs.
+
+        measured: what ``benchmarks/calibrate.py`` has saved (a path), or figures of
+            :class:`Costs` by name.
+        Raises ValueError for a figure that is none.
+        """
+        if isinstance(measured, str | Path):
+            origin = f"measured: {Path(measured).name}"
+            costs: Mapping[str, Any] = json.loads(Path(measured).read_text("utf-8"))["costs"]
+        else:
+            origin, costs = "measured", measured
+        known = {f.name for f in fields(Costs)}
+        if unknown := sorted(set(costs) - known):
+            raise ValueError(f"{', '.join(unknown)}: no such cost; there are {sorted(known)}")
+        return replace(self, costs=replace(self.costs, **costs), origin=origin)
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Every figure with its source: a default's own, else :attr:`origin`."""
+        found = []
+        parts = (("", self), ("costs.", self.costs), ("default.", self.default))
+        for prefix, part in parts:
+            for f in fields(part):
+                if "source" in f.metadata:
+                    value = getattr(part, f.name)
+                    kept = f.default is not MISSING and value == f.default
+                    source = f.metadata["source"] if kept else self.origin
+                    found.append(Figure(prefix + f.name, value, f.metadata["unit"], source))
+        return tuple(found)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{f.name}</td><td>{f.value} {f.unit}</td><td>{f.source}</td></tr>"
+            for f in self.figures()
+        )
+        return (
+            f"<details><summary>simulated machine: {self.islands} islands, {self.devices} devices"
+            f"</summary><table><tr><th>figure</th><th>value</th><th>source</th></tr>{rows}"
+            "</table></details>"
+        )

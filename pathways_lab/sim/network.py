@@ -34,8 +34,9 @@ class Network:
         movement = self.moving.get(key)
         if movement is None:
             movement = self.moving[key] = Movement(
-                *key, set(world.local[source]), tuple(world.local[target])
-            )
+                *key, tuple(world.local[source]), tuple(world.local[target]),
+                set(world.local[source]),
+            )  # fmt: skip
             movement.roles = len(world.local[source]) + len(world.local[target])
         if here.aborted:
             movement.dead = True
@@ -75,7 +76,7 @@ class Network:
         assert value.slice is not None
         nbytes = value.nbytes * len(self.world.local[value.slice][target.name])
         if source is target:
-            latency, rate = 0.0, costs.local
+            latency, rate = costs.local_latency, costs.local
         elif source.island == target.island:
             latency, rate = costs.island_latency, costs.island
         else:
@@ -114,7 +115,7 @@ class Network:
             self.moving.pop((movement.run, movement.step), None)
         if not task.roles:
             host.end(task, 0.0)
-            self.world.note_transfer(movement, host, task)
+            self.world.memory.transfer(movement, host, task, self.world.agenda.now)
 
     def give_up(self, run: int) -> None:
         """A run ends early: none of its transfers is waited for."""

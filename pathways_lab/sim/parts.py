@@ -94,16 +94,17 @@ class Part:
 class Movement:
     """A transfer on all its hosts.
 
-    sources: hosts whose part does not exist yet.  sent: tasks of those whose
-    part does.  arrived: hosts that have their bytes; waiting: tasks of hosts
-    that have room for them.  dead: it will never be complete.  roles: sends and
-    receives that have not ended.
+    origins: all sending hosts.  sources: those whose part does not exist yet.
+    sent: tasks of those whose part does.  arrived: hosts that have their bytes;
+    waiting: tasks of hosts that have room for them.  dead: it will never be
+    complete.  roles: sends and receives that have not ended.
     """
 
     run: int
     step: int
-    sources: set[str]
+    origins: tuple[str, ...]
     targets: tuple[str, ...]
+    sources: set[str]
     start: float = -1.0
     sent: list[tuple[HostPort, Task]] = field(default_factory=list)
     arrived: set[str] = field(default_factory=set)
@@ -179,6 +180,16 @@ class NetworkPort(Protocol):
         """None of a run's transfers is waited for any more."""
 
 
+class MemoryPort(Protocol):
+    """What hosts and network have remembered."""
+
+    def launched(self, part: Part, time: float) -> None:
+        """A gang was handed to the devices of one host."""
+
+    def transfer(self, movement: Movement, host: HostPort, task: Task, end: float) -> None:
+        """A transfer has ended on a host."""
+
+
 class WorldPort(Protocol):
     """The world, as a host or the network sees it."""
 
@@ -190,6 +201,11 @@ class WorldPort(Protocol):
     plans: dict[str, Plan]
     islands: dict[SliceId, str]
     local: dict[SliceId, dict[str, tuple[int, ...]]]
+
+    @property
+    def memory(self) -> MemoryPort:
+        """What happened, for the timeline."""
+        ...
 
     @property
     def carrier(self) -> NetworkPort:
@@ -226,6 +242,3 @@ class WorldPort(Protocol):
         resident: tuple[int, ...],
     ) -> None:
         """What a host has gathered."""
-
-    def note_transfer(self, movement: Movement, host: HostPort, task: Task) -> None:
-        """A transfer has ended on a host."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
+from pathways_lab.core.legality import donated_of
 from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     BuffersDropped,
@@ -26,6 +28,7 @@ from pathways_lab.core.messages import (
     FunctionAnnounced,
     Grant,
     PolicyChosen,
+    PolicySet,
     ProgramRegistered,
     Refused,
     RunEnded,
@@ -36,24 +39,45 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Transfer, Value
 from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.sim.machine import Machine
+from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.world import World
-from pathways_lab.timeline.records import Record, Span
+
+SMALL = 64 * 1024
+"""Inputs of more bytes per device are uploaded before the first run that needs them."""
+
+ADRIFT = 0.010
+"""Mean seconds by which grants are late when nothing orders them."""
+
+
+class Homed(Protocol):
+    """A program that was captured for slices which lie somewhere."""
+
+    @property
+    def program(self) -> Program:
+        """The program, not lowered yet."""
+        ...
+
+    @property
+    def bindings(self) -> Sequence[SliceBinding]:
+        """Where its slices lie."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How one client runs one program.
+    """How one client uses one program.
 
-    program: its slices are numbers, and their sizes those of its layouts.
+    program: captured, or a core program or plan; then its slices are numbers, and
+        their sizes those of its layouts.
     runs: how many.  flight: how many are submitted and not ended, at most.
     feeds: output position to the input position of the next run.
     islands: where a slice shall lie, by its number in the program.
     start: seconds at which the client connects.  priority: of its runs.
     """
 
-    program: Program | Plan
+    program: Program | Plan | Homed
     client: str = "kernel-1"
     runs: int = 1
     flight: int = 2
@@ -63,32 +87,8 @@ class Load:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """records: the timeline.  ended: by run, when, and why it failed if it did.
-
-    seconds: from the first submission to the end of the last run.
-    events: how many the control plane handled.
-    world: everything, for whoever wants to look closer.
-    """
-
-    records: tuple[Record, ...]
-    ended: Mapping[int, tuple[float, Failure | None]]
-    seconds: float
-    events: int
-    world: World
-
-    def busy(self, kind: str = "gang") -> dict[str, float]:
-        """Device seconds by client."""
-        found: dict[str, float] = {}
-        for r in self.records:
-            if isinstance(r, Span) and r.kind == kind:
-                found[r.client] = found.get(r.client, 0.0) + (r.end - r.start) * len(r.devices)
-        return found
-
-
 def simulate(
-    work: Program | Plan | Load | Sequence[Load],
+    work: Program | Plan | Homed | Load | Sequence[Load],
     machine: Machine | None = None,
     policy: Policy | None = None,
     seed: int = 0,
@@ -96,27 +96,30 @@ def simulate(
     rules: Rules | None = None,
     runs: int = 1,
     until: float = float("inf"),
+    order: bool = True,
     lag: Callable[[Grant], float] | None = None,
     world: World | None = None,
 ) -> Simulated:
     """What *work* does on *machine*.
 
-    work: a program (run *runs* times by one client), or how clients use several.
+    work: a program (submitted *runs* times, as by a loop), or how clients use several.
+    policy: whose gangs go first; one that raises is an error, as nobody is harmed.
     until: simulated seconds after which to stop looking.
-    lag: switches the order off (for showing what it is for): every grant goes
-        its own way to its host, and takes so many seconds longer.
+    order: False switches the order off: each grant finds its own way to its host.
+    lag: the same, with the seconds that each grant takes longer.
     world: to use instead of a new one for *machine*, *seed* and *rules*.
-    Raises PathwaysError when a slice cannot be had.
+    Raises PathwaysError when a slice cannot be had, or the policy is none.
     """
-    if isinstance(work, Program | Plan):
-        work = Load(work, runs=runs)
+    if not isinstance(work, Load | Sequence):
+        work = Load(work, runs=runs, flight=runs)
     loads = [work] if isinstance(work, Load) else list(work)
     if world is None:
-        world = World(machine or Machine(), seed, rules, keep_order=lag is None)
-    if lag is not None:
-        world.lag = lag
-    events = [0]
-    world.observers.append(lambda event, commands: events.__setitem__(0, events[0] + 1))
+        world = World(machine or Machine(), seed, rules, keep_order=order and lag is None)
+    if not world.keep_order:
+        chance = world.random
+        world.lag = lag or (lambda grant: chance.expovariate(1.0 / ADRIFT))
+    watch = _Watch()
+    world.observers.append(watch)
     numbers: dict[str, int] = {}
     for load in loads:
         numbers.setdefault(load.client, len(numbers) + 1)
@@ -129,10 +132,29 @@ def simulate(
         start = min(load.start for load in driver.loads)
         world.agenda.at(start + 10 * world.machine.costs.control_latency, driver.begin)
     world.agenda.run(until)
-    ended = {run: end for driver in drivers for run, end in driver.ended.items()}
-    first = min((d.first for d in drivers if d.first >= 0.0), default=0.0)
-    last = max((time for time, _ in ended.values()), default=first)
-    return Simulated(tuple(world.records), ended, last - first, events[0], world)
+    last = max((time for time, _ in watch.ended.values()), default=watch.first)
+    return Simulated(
+        tuple(world.memory.records), watch.ended, watch.first, last, watch.events,
+        watch.submitted - len(watch.ended), world,
+    )  # fmt: skip
+
+
+class _Watch:
+    """What the control plane has seen: how runs began and ended."""
+
+    def __init__(self) -> None:
+        self.events = self.submitted = 0
+        self.first = 0.0
+        self.ended: dict[int, tuple[float, Failure | None]] = {}
+
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        self.events += 1
+        if isinstance(event, RunSubmitted):
+            self.first = self.first if self.submitted else event.time
+            self.submitted += 1
+        for command in commands:
+            if isinstance(command, RunEnded):
+                self.ended[command.run] = event.time, command.failure
 
 
 def slice_shapes(program: Program | Plan) -> dict[SliceId, tuple[tuple[str, int], ...]]:
@@ -150,17 +172,46 @@ def slice_shapes(program: Program | Plan) -> dict[SliceId, tuple[tuple[str, int]
     return found
 
 
+def _requests(load: Load, machine: Machine) -> dict[SliceId, SliceRequest]:
+    """What to ask for each slice of a load's program.
+
+    One that has lain on an island goes to the island of that name, if there is one.
+    """
+    islands = {island for _, island in machine.hosts()}
+    if isinstance(load.program, Program | Plan):
+        return {
+            s: SliceRequest(
+                tuple(size for _, size in mesh), tuple(a for a, _ in mesh), load.islands.get(s)
+            )
+            for s, mesh in slice_shapes(load.program).items()
+        }
+    return {
+        b.slice: SliceRequest(
+            b.shape, b.axes, load.islands.get(b.slice, b.island if b.island in islands else None)
+        )
+        for b in load.program.bindings
+    }
+
+
 @dataclass(slots=True)
 class _Work:
-    """One load, while it runs."""
+    """One load, while it runs.
+
+    large: positions of inputs that are uploaded.  donated: those that runs consume.
+    kept: uploads that later runs use too, by position.
+    """
 
     load: Load
+    program: Program | Plan
     slices: dict[SliceId, SliceId]
     plan: Plan | None = None
     waiting: int = 0
     left: int = 0
     flying: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
     fed: dict[int, int] = field(default_factory=dict)
+    large: frozenset[int] = frozenset()
+    donated: frozenset[int] = frozenset()
+    kept: dict[int, int] = field(default_factory=dict)
 
 
 class _Driver:
@@ -172,8 +223,8 @@ class _Driver:
         self.number = number
         self.loads = loads
         self.policy: Policy | None = None
-        self.first = -1.0
-        self.ended: dict[int, tuple[float, Failure | None]] = {}
+        self._thread = 0.0
+        self._ended: set[int] = set()
         self._works: list[_Work] = []
         self._of_slice: dict[SliceId, _Work] = {}
         self._of_run: dict[int, _Work] = {}
@@ -186,17 +237,14 @@ class _Driver:
             policy = self.policy
             self._send(lambda t: PolicyChosen(t, "policy", self.name, policy))
         for load in self.loads:
-            work = _Work(load, {}, left=load.runs)
+            core = load.program
+            program = core if isinstance(core, Program | Plan) else core.program
+            work = _Work(load, program, {}, left=load.runs)
             self._works.append(work)
-            for theirs, mesh in slice_shapes(load.program).items():
+            for theirs, request in _requests(load, self.world.machine).items():
                 ours = work.slices[theirs] = self._number()
                 self._of_slice[ours] = work
                 work.waiting += 1
-                request = SliceRequest(
-                    tuple(size for _, size in mesh),
-                    tuple(axis for axis, _ in mesh),
-                    load.islands.get(theirs),
-                )
                 self._send(lambda t, o=ours, r=request: SliceRequested(t, "ask", self.name, o, r))
 
     def told(self, command: Command) -> None:
@@ -206,16 +254,21 @@ class _Driver:
             work.waiting -= 1
             if not work.waiting:
                 self._register(work)
-        elif isinstance(command, Refused):
-            raise PathwaysError(command.failure)
+        elif isinstance(command, Refused | PolicySet):
+            if command.failure is not None:
+                raise PathwaysError(command.failure)
         elif isinstance(command, RunEnded):
-            work = self._of_run[command.run]
-            self.ended[command.run] = self.world.agenda.now, command.failure
-            self._submit(work)
+            self._ended.add(command.run)
+            self._submit(self._of_run[command.run])
 
     def _register(self, work: _Work) -> None:
-        program = _placed(work.load.program, work.slices)
+        program = _placed(work.program, work.slices)
         work.plan = plan = lower(program) if isinstance(program, Program) else program
+        gone = {v for step in plan.steps for v in donated_of(step.node)}
+        work.large = frozenset(
+            p for p, v in enumerate(plan.inputs) if plan.values[v].nbytes > SMALL
+        )
+        work.donated = frozenset(p for p, v in enumerate(plan.inputs) if v in gone)
         for step in plan.steps:
             if isinstance(step.node, Call):
                 node = step.node
@@ -231,19 +284,19 @@ class _Driver:
     def _submit(self, work: _Work) -> None:
         plan, load = work.plan, work.load
         assert plan is not None
-        while work.flying and work.flying[0][0] in self.ended:
+        while work.flying and work.flying[0][0] in self._ended:
             _, unfed = work.flying.popleft()
             self._drop(unfed)
         if not work.left:
             return
         work.left -= 1
-        if self.first < 0.0:
-            self.first = self.world.agenda.now
-        inputs: list[int | None] = [work.fed.get(p) for p in range(len(plan.inputs))]
+        costs = self.world.machine.costs
+        self._thread = max(self._thread, self.world.agenda.now) + self.world.vary(costs.submit)
+        old = list(work.fed.values())
+        inputs = [self._input(work, p, old) for p in range(len(plan.inputs))]
         run = self._number()
         outputs = tuple(self._number() for _ in plan.outputs)
         self._of_run[run] = work
-        old = tuple(work.fed.values())
         work.fed = {into: outputs[out] for out, into in load.feeds.items()}
         fed = set(work.fed.values())
         work.flying.append((run, tuple(b for b in outputs if b not in fed)))
@@ -253,14 +306,31 @@ class _Driver:
                 t, "submit", self.name, run, plan.key, given, outputs, load.priority
             )
         )
-        self._drop(old)
+        self._drop(tuple(old))
+
+    def _input(self, work: _Work, position: int, old: list[int]) -> int | None:
+        """The buffer of an input, None for a small argument; *old*: those to drop afterwards."""
+        found = work.fed.get(position, work.kept.get(position))
+        if found is not None or position not in work.large:
+            return found
+        assert work.plan is not None
+        value = work.plan.values[work.plan.inputs[position]]
+        assert value.slice is not None
+        where, nbytes, buffer = value.slice, value.nbytes, self._number()
+        self.world.agenda.at(self._thread, self.world.declare, self.name, buffer, where, nbytes)
+        if position in work.donated or position in work.load.feeds.values():
+            old.append(buffer)
+        else:
+            work.kept[position] = buffer
+        return buffer
 
     def _drop(self, buffers: tuple[int, ...]) -> None:
         if buffers:
             self._send(lambda t: BuffersDropped(t, "drop", self.name, buffers))
 
     def _send(self, make: Callable[..., Event]) -> None:
-        self.world.tell(self.name, make)
+        """In the order of the client's own thread."""
+        self.world.agenda.at(self._thread, self.world.tell, self.name, make)
 
     def _number(self) -> int:
         self._next += 1

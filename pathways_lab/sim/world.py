@@ -3,7 +3,7 @@
 Problem: policies, sizes and faults must be tried out without a cluster, and
 with exactly the decisions that the cluster would make.  So the core that
 decides here is the one that decides there; this module is its rim: it owns the
-time, carries events and commands, and remembers what happened.
+time, and carries events and commands.
 
 Rule for maintainers: messages on one link never overtake each other (unless
 the rule of one order is switched off on purpose); random numbers come from the
@@ -33,12 +33,12 @@ from pathways_lab.core.messages import (
     HostJoined,
     HostLost,
     HostReport,
+    PolicySet,
     Prepare,
     ProgramRegistered,
     Refused,
     Resolved,
     RunEnded,
-    RunSubmitted,
     ShareProgram,
     SliceBound,
     SliceFreed,
@@ -52,8 +52,8 @@ from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.machine import FunctionCost, Machine
 from pathways_lab.sim.network import Network
-from pathways_lab.sim.parts import Gang, HostPort, Movement, Part, StepInfo, Task
-from pathways_lab.timeline import records
+from pathways_lab.sim.parts import Gang, HostPort, Part, StepInfo, Task
+from pathways_lab.sim.remember import Memory
 
 
 class Client(Protocol):
@@ -72,7 +72,7 @@ class World:
         it each grant travels on its own, and *lag* may hold it up.
     launch_poisoned: gangs whose input is missing are launched all the same.
     fails: whether a step fails on a host, given ``(run, step, host)``.
-    records: the timeline, when *remember*.
+    memory: the records of what happened, when *remember*.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class World:
         self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
         self.observers: list[Callable[[Event, list[Command]], None]] = []
-        self.records: list[records.Record] = []
+        self.memory = Memory(remember)
         self.remember = remember
         self.hosts: dict[str, Host] = {}
         self.clients: dict[str, Client] = {}
@@ -108,7 +108,6 @@ class World:
         self._steps: dict[str, tuple[StepInfo, ...]] = {}
         self._gangs: dict[tuple[int, int], Gang] = {}
         self._links: dict[str, float] = {}
-        self._owners: dict[int, str] = {}
         self._vary = vary
         self._busy = 0.0
         for host, island in machine.hosts():
@@ -138,10 +137,8 @@ class World:
             return
         if isinstance(event, ProgramRegistered):
             self.plans[event.plan.key] = event.plan
-        if isinstance(event, RunSubmitted):
-            self._owners[event.run] = event.client
-            self._note("submitted", run=event.run, client=event.client)
         commands = self.control.handle(event)
+        self.memory.happened(event, commands)
         costs = self.machine.costs
         thinking = costs.hearing if isinstance(event, HostReport) else costs.decision
         self._busy = max(self._busy, self.agenda.now) + thinking
@@ -153,7 +150,6 @@ class World:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Grant():
-                self._note("granted", host=command.host, run=command.run)
                 if self.keep_order:
                     self._carry(command.host, self._at_host, command.host, Host.grant, command)
                 else:
@@ -171,10 +167,7 @@ class World:
             case SliceBound():
                 self._bind(command.binding)
                 self._to_client(command.client, command)
-            case Refused() | Resolved() | RunEnded():
-                if isinstance(command, RunEnded):
-                    self._note(command.outcome, run=command.run, client=command.client)
-                    self._owners.pop(command.run, None)
+            case Refused() | Resolved() | RunEnded() | PolicySet():
                 self._to_client(command.client, command)
             case ShareProgram() | SliceFreed():
                 pass
@@ -256,10 +249,12 @@ class World:
                 self._break(gang)
 
     def _compile(self, name: str, command: Prepare) -> None:
-        cost = self.machine.cost(command.function)
-        self.agenda.after(self.vary(cost.compile), self._compiled, name, command, cost.temporary)
+        cost, now = self.machine.cost(command.function), self.agenda.now
+        seconds = self.vary(cost.compile)
+        self.agenda.after(seconds, self._compiled, name, command, cost.temporary, now)
 
-    def _compiled(self, name: str, command: Prepare, temporary: int) -> None:
+    def _compiled(self, name: str, command: Prepare, temporary: int, start: float) -> None:
+        self.memory.compiled(name, command.function, command.slice, start, self.agenda.now)
         ready = ((command.function, command.slice, temporary, None),)
         self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))
 
@@ -318,7 +313,7 @@ class World:
         failure = None
         if self.fails(gang.run, gang.step, host.name):
             failure = Failure("execute", "the computation failed (simulated)")
-        self._note_gang(part, start)
+        self.memory.gang(part, start, self.agenda.now, failure is not None)
         host.part_ended(part, seconds, failure)
 
     def _break(self, gang: Gang) -> None:
@@ -371,44 +366,3 @@ class World:
             seconds = nbytes * len(devices) / self.machine.costs.dcn
             delay = self.vary(self.machine.costs.dcn_latency + seconds)
             self.agenda.after(delay, self._at_host, host, Host.upload, buffer, where, nbytes)
-
-    # --- what is remembered ------------------------------------------------------------
-
-    def _note(self, kind: str, host: str = "", run: int = 0, client: str = "") -> None:
-        if self.remember:
-            self.records.append(
-                records.Event(
-                    kind, self.agenda.now, host.rpartition("/")[0], host, run, client=client
-                )
-            )
-
-    def _note_gang(self, part: Part, start: float) -> None:
-        if self.remember:
-            self._note_span("gang", part.host, part.task, start, {})
-
-    def note_transfer(self, movement: Movement, host: HostPort, task: Task) -> None:
-        """A transfer has ended on a host."""
-        if self.remember and movement.start >= 0.0:
-            self._note_span("transfer", host, task, movement.start, {})
-
-    def _note_span(
-        self, kind: str, host: HostPort, task: Task, start: float, args: dict[str, object]
-    ) -> None:
-        run, node = task.run.grant.run, task.info.node
-        self.records.append(
-            records.Span(
-                kind,
-                start,
-                self.agenda.now,
-                host.island,
-                host.name,
-                task.devices,
-                run,
-                task.step,
-                task.run.plan.name,
-                node.name,
-                self._owners.get(run, ""),
-                str(node.line) if node.line.number else "",
-                {"seq": task.seq, "simulated": True, **args},
-            )
-        )

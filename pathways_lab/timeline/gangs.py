@@ -160,7 +160,9 @@ class Gangs:
             self.gone[oldest.island] = self.gone.get(oldest.island, 0) + 1
 
     def _count(self, gang: Gang) -> None:
-        if not gang.counted and gang.state == "done":
+        # Whether it can be done at all is asked first: its state takes a look at every host.
+        ended = len(gang.ended) >= len(gang.hosts)
+        if ended and not gang.counted and gang.state == "done":
             gang.counted = True
             self.done[gang.run] = self.done.get(gang.run, 0) + 1
 

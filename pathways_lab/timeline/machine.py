@@ -58,6 +58,7 @@ class SliceSeen:
 class Machine:
     """hosts by name, bound slices by number.
 
+    emulated, simulated: whether any device stands in for one, or exists on paper only.
     structure: grows whenever islands, hosts or device counts change, so that a
         view knows when to lay itself out anew.
     """
@@ -65,6 +66,7 @@ class Machine:
     hosts: dict[str, HostSeen] = field(default_factory=dict)
     slices: dict[int, SliceSeen] = field(default_factory=dict)
     emulated: bool = False
+    simulated: bool = False
     structure: int = 0
 
     def add(self, record: Record) -> None:
@@ -74,6 +76,8 @@ class Machine:
         args = record.args
         if args.get("emulated"):
             self.emulated = True
+        if args.get("simulated"):
+            self.simulated = True
         if isinstance(record, Event):
             kind = record.kind
             if kind == "host-joined":

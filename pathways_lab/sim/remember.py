@@ -1,0 +1,142 @@
+"""What a simulation remembers: records like those of a real cluster.
+
+Problem: figures, questions and tests read the timeline; they must not care
+where it comes from, and whoever looks at it must see that it is simulated.
+
+Rule for maintainers: what the control plane decides is recorded by the same
+function as on a real cluster (:mod:`pathways_lab.timeline.records_of`), what
+hosts do in the same form as theirs; every record says ``simulated``.
+
+Paper: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pathways_lab.core.messages import (
+    Command,
+    Event,
+    HostJoined,
+    HostLost,
+    ProgramRegistered,
+    RunEnded,
+    RunSubmitted,
+    SliceBound,
+    SliceFreed,
+)
+from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.topology import SliceBinding
+from pathways_lab.sim.parts import HostPort, Movement, Part, Task
+from pathways_lab.timeline import records
+from pathways_lab.timeline.records_of import records_of
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeen:
+    """A simulated host, as records speak of it."""
+
+    island: str
+    emulated: bool = False
+    pid: int = 0
+
+
+@dataclass(slots=True)
+class Memory:
+    """Records, and what must be known to make them (see ``records_of.Registry``).
+
+    on: whether anything is remembered.
+    """
+
+    on: bool = True
+    records: list[records.Record] = field(default_factory=list)
+    hosts: dict[str, HostSeen] = field(default_factory=dict)
+    bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
+    plans: dict[str, tuple[str, Plan, None]] = field(default_factory=dict)
+    programs: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def happened(self, event: Event, commands: Sequence[Command]) -> None:
+        """The core has answered an event."""
+        if not self.on:
+            return
+        if isinstance(event, HostJoined):
+            self.hosts[event.host] = HostSeen(event.island)
+        elif isinstance(event, ProgramRegistered):
+            self.plans[event.plan.key] = event.client, event.plan, None
+        elif isinstance(event, RunSubmitted):
+            self.programs[event.run] = event.client, event.plan
+        for command in commands:
+            if isinstance(command, SliceBound):
+                self.bindings[command.binding.slice] = command.binding
+        for record in records_of(event, commands, self):
+            assert isinstance(record, records.Event)
+            self.records.append(replace(record, args={**record.args, "simulated": True}))
+        if isinstance(event, HostLost):
+            self.hosts.pop(event.host, None)
+        for command in commands:
+            if isinstance(command, RunEnded):
+                self.programs.pop(command.run, None)
+            elif isinstance(command, SliceFreed):
+                self.bindings.pop(command.slice, None)
+
+    def launched(self, part: Part, time: float) -> None:
+        """A gang was handed to the devices of one host."""
+        if self.on:
+            task = part.task
+            args = {"devices": task.devices, "line": _line(task), **self._args(task)}
+            self.records.append(
+                records.Event(
+                    "launched", time, part.host.island, part.host.name, task.run.grant.run,
+                    task.step, task.run.plan.name, task.info.node.name, self._client(task), args,
+                )
+            )  # fmt: skip
+
+    def gang(self, part: Part, start: float, end: float, failed: bool) -> None:
+        """A gang has ended on one host."""
+        if self.on:
+            self._span("gang", part.host, part.task, start, end, poisoned=failed)
+
+    def transfer(self, movement: Movement, host: HostPort, task: Task, end: float) -> None:
+        """A transfer has ended on a host."""
+        if self.on and movement.start >= 0.0 and host.name in movement.targets:
+            made = task.run.plan.values[task.info.made[0]]
+            sources = ", ".join(movement.origins)
+            self._span(
+                "transfer", host, task, movement.start, end,
+                nbytes=made.nbytes * len(task.devices), source=sources, target=host.name,
+            )  # fmt: skip
+
+    def compiled(self, host: str, function: str, where: SliceId, start: float, end: float) -> None:
+        """A function was compiled on a host."""
+        if self.on and end > start:
+            args = {"function": function, "slice": where, "simulated": True}
+            island = host.partition("/")[0]
+            self.records.append(
+                records.Span("compile", start, end, island, host, node=function, args=args)
+            )
+
+    def _span(
+        self, kind: str, host: HostPort, task: Task, start: float, end: float, **more: Any
+    ) -> None:
+        run = task.run.grant.run
+        self.records.append(
+            records.Span(
+                kind, start, end, host.island, host.name, task.devices, run, task.step,
+                task.run.plan.name, task.info.node.name, self._client(task), _line(task),
+                {**self._args(task), **more},
+            )
+        )  # fmt: skip
+
+    def _args(self, task: Task) -> dict[str, Any]:
+        return {"seq": task.seq, "slice": task.info.slices[-1], "simulated": True}
+
+    def _client(self, task: Task) -> str:
+        known = self.plans.get(task.run.plan.key)
+        return known[0] if known is not None else ""
+
+
+def _line(task: Task) -> str:
+    line = task.info.node.line
+    return str(line) if line.number else ""
