@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import cluster
+from pathways_lab.client import cluster, requests
 from pathways_lab.client import lab as labs
 
 TOPOLOGY = {
@@ -46,13 +46,13 @@ SIZES = [("512 MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("7", 7)
 
 @pytest.mark.parametrize(("given", "size"), SIZES)
 def test_sizes(given: int | str, size: int) -> None:
-    assert labs._bytes(given) == size
+    assert requests.bytes_of(given) == size
 
 
 @pytest.mark.parametrize("given", ["much", "5 XB", ""])
 def test_what_is_no_size(given: str) -> None:
     with pytest.raises(pw.PathwaysError, match="is no size"):
-        labs._bytes(given)
+        requests.bytes_of(given)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_no_size(given: str) -> None:
 )
 def test_shapes_that_cannot_be(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
     with pytest.raises(pw.PathwaysError) as caught:
-        labs._check_shape(shape, axes)
+        requests.slice_request(shape, axes)
     assert caught.value.failure.remedy
 
 
