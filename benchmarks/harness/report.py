@@ -34,8 +34,6 @@ class Report:
     reference: str
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    began: str = field(default_factory=machine.now)
-    load: list[float] = field(default_factory=machine.load)
 
     def table(self, rate: Callable[[float], str] | None = None) -> str:
         """The table in Markdown.
@@ -59,7 +57,7 @@ class Report:
                         speed(of.median), str(of.count), against,
                     )
                 )  # fmt: skip
-        lines = [_markdown(rows)]
+        lines = [markdown(rows)]
         lines += [f"Without {name}: {why}." for name, why in self.measured.missing.items()]
         return "\n".join([*lines, *self.notes])
 
@@ -69,9 +67,9 @@ class Report:
             "benchmark": self.name,
             "title": self.title,
             "command": machine.command(),
-            "began": self.began,
+            "began": self.measured.began,
             "machine": machine.machine(),
-            "load": {"before": self.load, "after": machine.load()},
+            "load": {"before": self.measured.load, "after": machine.load()},
             "busy_cores_between_rounds": self.measured.busy,
             "unit": f"seconds per {self.unit}",
             "times": self.measured.times,
@@ -79,6 +77,51 @@ class Report:
             "facts": self.facts,
             "notes": self.notes,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That one measurement is so many times as fast as another, or faster.
+
+    slow, fast: (case, system).  factor: how many times.  text: how to say it.
+    """
+
+    text: str
+
+    slow: tuple[str, str]
+    fast: tuple[str, str]
+    factor: float
+
+
+def judged(claims: Sequence[Claim], measured: Measured) -> str:
+    """A table that says of every claim what was measured; claims without samples are left out."""
+    rows = [("as fast as", "at least", "measured", "")]
+    for claim in claims:
+        slow, fast = measured.of(*claim.slow), measured.of(*claim.fast)
+        if slow and fast:
+            of = ratio(slow, fast)
+            held = "yes" if of.value >= claim.factor else "**no**"
+            rows.append((claim.text, f"{brief(claim.factor)} x", f"{of} x", held))
+    return markdown(rows)
+
+
+def matrix(measured: Measured, heads: Mapping[str, str]) -> str:
+    """Systems down, cases across: median and quartiles of the time per unit.
+
+    heads: case -> head of its column.
+    """
+    names = sorted({name for case in heads for name in measured.times[case]})
+    rows = [("system", *heads.values())]
+    for name in names:
+        cells = []
+        for case in heads:
+            samples = measured.of(case, name)
+            of = spread(samples) if samples else None
+            cells.append(
+                f"{seconds(of.median)} ({seconds(of.low)} .. {seconds(of.high)})" if of else "-"
+            )
+        rows.append((name, *cells))
+    return markdown(rows)
 
 
 def publish(report: Report, folder: Path, text: str | None = None, svg: str | None = None) -> None:
@@ -112,7 +155,8 @@ def conditions(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from benchmarks.harness import machine
+
 GROWTH = 8
 """A case that turns out too short is repeated with at most so many times the units."""
 
@@ -58,11 +60,14 @@ class Measured:
 
     missing: system -> why it was not measured (to the end).  busy: share of one
     core that the machine used while all systems were started and none was asked.
+    began, load: when, and the load averages before anything was started.
     """
 
     times: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     busy: float = 0.0
+    began: str = field(default_factory=machine.now)
+    load: list[float] = field(default_factory=machine.load)
 
     def of(self, case: str, system: str) -> list[float]:
         """The samples of one system in one case; empty when there are none."""

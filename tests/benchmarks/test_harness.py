@@ -14,7 +14,7 @@ from benchmarks.harness import machine
 from benchmarks.harness.child import Child
 from benchmarks.harness.figure import Axis, curves, dots
 from benchmarks.harness.numbers import brief, ratio, seconds, spread
-from benchmarks.harness.report import Report, publish
+from benchmarks.harness.report import Claim, Report, judged, matrix, publish
 from benchmarks.harness.rounds import Measured, Missing, Timed, measure, more_units
 
 
@@ -173,6 +173,30 @@ def test_a_report_is_a_table_and_two_files(
     assert kept["times"]["OpByOp"]["ours"] == [1e-4, 1.2e-4, 1.1e-4]
     assert kept["missing"] == {"others": "not installed"}
     assert (tmp_path / "example.svg").read_text().startswith("<svg")
+
+
+def test_claims_are_judged_and_those_without_samples_left_out() -> None:
+    measured = example().measured
+    slow, fast = ("OpByOp", "theirs"), ("OpByOp", "ours")
+    said = judged(
+        [
+            Claim("easy", slow, fast, 5.0),
+            Claim("hard", slow, fast, 20.0),
+            Claim("unknown", ("OpByOp", "others"), fast, 1.0),
+        ],
+        measured,
+    )
+    easy, hard = said.splitlines()[2:]
+    assert "easy" in easy
+    assert "yes" in easy
+    assert "**no**" in hard
+
+
+def test_a_matrix_has_a_dash_where_a_system_has_no_such_case() -> None:
+    measured = Measured({"a": {"x": [1.0]}, "b": {"x": [2.0], "y": [3.0]}})
+    rows = matrix(measured, {"a": "A", "b": "B"}).splitlines()
+    cells = [word.strip() for word in rows[3].split("|")[1:-1]]
+    assert cells == ["y", "-", "3.00 s (3.00 s .. 3.00 s)"]
 
 
 def test_the_machine_is_described_without_its_name() -> None:
