@@ -50,6 +50,7 @@ from pathways_lab.core.messages import (
     SliceFreed,
     SliceReleased,
     SliceRequested,
+    SlicesLost,
 )
 from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.overdue import Overdue, overdue
@@ -89,6 +90,7 @@ class Control:
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostJoined: self._host_joined,
             HostLost: self._host_lost,
+            SlicesLost: self._slices_lost,
             ClientJoined: self._client_joined,
             ClientLeft: self._client_left,
             SliceRequested: self._slice_requested,
@@ -162,7 +164,17 @@ class Control:
         )
         self.uploads.lose_host(host)
         state.order.end_epoch(state.resources.hosts[host].info.island)
-        gone = frozenset(r.binding.slice for r in state.resources.lose(host, failure))
+        self._lose_slices(state.resources.lose(host, failure), failure)
+
+    def _slices_lost(self, event: SlicesLost) -> None:
+        remedy = "ask for a new slice and compute the values again"
+        failure = Failure("lost", f"the slice was lost: {event.reason}", remedy)
+        self._lose_slices(self.state.resources.lose_slices(event.slices, failure), failure)
+
+    def _lose_slices(self, lost: list[SliceRecord], failure: Failure) -> None:
+        """Whatever is on lost slices fails; everything else goes on."""
+        state = self.state
+        gone = frozenset(record.binding.slice for record in lost)
         state.divide()
         for run in [r for r in state.runs.values() if gone.intersection(r.index.plan.slices)]:
             self.outcomes.lose(run, gone, failure)
@@ -292,8 +304,11 @@ class Control:
                 state.resources.free(slice_id)
                 state.forget_slice(slice_id)
                 if owner is not None:
+                    released = Failure(
+                        "refused", f"slice {slice_id} was released", "ask for a new slice"
+                    )
                     for key in [k for k, i in owner.plans.items() if slice_id in i.plan.slices]:
-                        del owner.plans[key]
+                        owner.refuse(key, record.failure or released)
         state.divide()
 
     def _function_announced(self, event: FunctionAnnounced) -> None:
@@ -315,8 +330,9 @@ class Control:
             index = index_plan(plan, event.client, bindings)
             failure = check_functions(index, state.functions.records)
             if failure is None:
-                client.plans[plan.key] = index
+                client.register(plan.key, index)
                 return
+        client.refuse(plan.key, failure)
         self._refuse(event, f"program {plan.key}", failure)
 
     # --- buffers and runs ------------------------------------------------------------

@@ -59,6 +59,16 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicesLost:
+    """The hosts of these slices live, but cannot compute together there any more."""
+
+    time: float
+    cause: str
+    slices: tuple[SliceId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClientJoined:
     time: float
     cause: str
@@ -216,6 +226,7 @@ class LeaseReturned:
 Event = (
     HostJoined
     | HostLost
+    | SlicesLost
     | ClientJoined
     | ClientLeft
     | SliceRequested

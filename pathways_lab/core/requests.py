@@ -23,13 +23,32 @@ from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 
+_REMEMBERED = 1024
+"""Programs that a client does not have (any more), and why: so many are remembered."""
+
 
 @dataclass(slots=True)
 class ClientRecord:
-    """What a connected client has: programs by key, slices that it did not release."""
+    """What a connected client has: programs by key, slices that it did not release.
+
+    gone: why programs were refused, or ended with their slices, by key.
+    """
 
     plans: dict[str, PlanIndex] = field(default_factory=dict)
     slices: set[SliceId] = field(default_factory=set)
+    gone: dict[str, Failure] = field(default_factory=dict)
+
+    def register(self, key: str, index: PlanIndex) -> None:
+        """A program is accepted."""
+        self.plans[key] = index
+        self.gone.pop(key, None)
+
+    def refuse(self, key: str, why: Failure) -> None:
+        """The client has no such program: its runs will be told why."""
+        self.plans.pop(key, None)
+        self.gone[key] = why
+        if len(self.gone) > _REMEMBERED:
+            del self.gone[next(iter(self.gone))]
 
 
 def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -> Failure | None:
@@ -92,7 +111,8 @@ def check_run(
         return Failure("refused", message, remedy, program=index.plan.name if index else "")
 
     if index is None:
-        return refusal(f"plan {event.plan!r} is unknown", "register the program first")
+        unknown = refusal(f"plan {event.plan!r} is unknown", "register the program first")
+        return record.gone.get(event.plan, unknown)
     plan = index.plan
     if (len(event.inputs), len(event.outputs)) != (len(plan.inputs), len(plan.outputs)):
         return refusal(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
@@ -98,7 +98,12 @@ class ResourceManager:
     def lose(self, host: str, failure: Failure) -> list[SliceRecord]:
         """Forget a host; returns the slices that are lost with it."""
         del self.hosts[host]
-        lost = [r for r in self.slices.values() if host in r.hosts and r.state != "lost"]
+        return self.lose_slices([s for s, r in self.slices.items() if host in r.hosts], failure)
+
+    def lose_slices(self, slices: Iterable[SliceId], failure: Failure) -> list[SliceRecord]:
+        """Nothing computes on these any more; returns those that were not lost before."""
+        found = [self.slices[s] for s in slices if s in self.slices]
+        lost = [r for r in found if r.state != "lost"]
         for record in lost:
             if record.state == "bound":
                 self._hold(record.binding, -1)

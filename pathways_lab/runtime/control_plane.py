@@ -93,6 +93,13 @@ class ControlPlane:
         """Dask gave up a worker: its host is lost, also if its process only hangs.  Any thread."""
         self.reactor.call_soon(self._drop_worker, worker, reason)
 
+    def restart_host(self, name: str, reason: str) -> None:
+        """End a device process that does not come to an end; another takes its place.  Any thread.
+
+        Every handle on it fails, naming *reason*.
+        """
+        self.reactor.call_soon(self.rim.restart_host, name, reason)
+
     def _drop_worker(self, worker: str, reason: str) -> None:
         for link in self.reactor.links:
             if isinstance(link.tag, HostSeen) and link.tag.worker == worker:

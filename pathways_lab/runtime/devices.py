@@ -45,6 +45,11 @@ def footprint_of(binding: SliceBinding) -> tuple[Owned, ...]:
     return tuple(sorted(binding.devices))
 
 
+def lane_of(footprint: tuple[Owned, ...]) -> str:
+    """What the queue in front of a set of CPU devices is called."""
+    return "+".join(f"{host}:{number}" for host, number in footprint)
+
+
 class Footprint:
     """The JAX devices behind one set of devices, and the code compiled for them.
 
@@ -162,7 +167,7 @@ class CpuRuntime(IslandRuntime):
         self.memory = memory or available_memory() // (2 * self.count)
 
     def lane(self, binding: SliceBinding) -> str:
-        return "+".join(f"{host}:{number}" for host, number in footprint_of(binding))
+        return lane_of(footprint_of(binding))
 
     def meet(self, binding: SliceBinding, name: str) -> None:
         """A slice of one process has nobody to wait for."""

@@ -8,7 +8,8 @@ computes there waits for the others.
 How: slices that span hosts and cover the same devices share a formation.
 Hosts are told ``span`` before the slice is bound, ``form`` when the service is
 there, ``dissolve`` when it is over: the last slice is gone, a host was lost,
-or it could not be formed.
+it could not be formed, or its collectives broke.  Then its slices are lost even
+if all hosts live, and the rim is told.
 
 Rule for maintainers: pure; one thread (the reactor's); no order of gangs here.
 
@@ -56,11 +57,20 @@ class _Entry:
 
 
 class Formations:
-    """All formations of a cluster.  See the module's text for who calls what."""
+    """All formations of a cluster.  See the module's text for who calls what.
 
-    def __init__(self, services: Services, tell: Tell) -> None:
+    lost(slices, reason): nothing will compute on these any more, although their hosts live.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        tell: Tell,
+        lost: Callable[[tuple[SliceId, ...], str], object] = lambda slices, reason: None,
+    ) -> None:
         self._services = services
         self._tell = tell
+        self._lost = lost
         self._numbers = itertools.count(1)
         self._entries: dict[int, _Entry] = {}
 
@@ -116,8 +126,16 @@ class Formations:
 
     def formed(self, number: int, host: str, why: str | None) -> None:
         """A host says "joined": that it is in, or *why* it is not."""
-        if why is not None and number in self._entries:
-            self._end(number, f"{host} could not join: {why}")
+        if why is not None:
+            self.broken(number, f"{host} could not join: {why}")
+
+    def broken(self, number: int, reason: str) -> None:
+        """Its hosts cannot compute together (any more); a slice bound later gets a new one."""
+        entry = self._entries.get(number)
+        if entry is not None:
+            slices = tuple(sorted(entry.slices))
+            self._end(number, reason)
+            self._lost(slices, reason)
 
     # --- services --------------------------------------------------------------------
 
@@ -138,7 +156,7 @@ class Formations:
             entry.attempts += 1
             self._services.open(number, len(entry.formation.parts))
         else:
-            self._end(number, f"no coordination service: {reason}")
+            self.broken(number, f"no coordination service: {reason}")
 
     def orphaned(self, numbers: list[int]) -> None:
         """The services of these are gone; groups of devices that met before compute on."""

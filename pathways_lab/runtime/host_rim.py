@@ -46,12 +46,13 @@ from pathways_lab.runtime.actions import (
 )
 from pathways_lab.runtime.codec import pack, unpack, unpack_fields
 from pathways_lab.runtime.desk import Desk, Fetch
-from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.devices import IslandRuntime, Place, lane_of
 from pathways_lab.runtime.exchange import Arrived, Exchange
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
 from pathways_lab.runtime.gangs import GangJob
-from pathways_lab.runtime.lanes import Lanes, Times
+from pathways_lab.runtime.joining import Joint
+from pathways_lab.runtime.lanes import Job, Lanes, Times
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.output import Output
@@ -63,6 +64,8 @@ from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
 
+STUCK_SECONDS = 10.0
+"""How long a gang may go on in a formation that has ended, before its host is restarted."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
 
@@ -248,8 +251,29 @@ class HostRim:
 
     def _dissolve(self, fields: Fields, _: Buffers) -> None:
         """A formation has ended."""
-        if isinstance(self.runtime, SpanningCpuRuntime):
-            self.runtime.dissolve(fields["number"], fields["reason"])
+        if not isinstance(self.runtime, SpanningCpuRuntime):
+            return
+        number, reason = fields["number"], fields["reason"]
+        joint = self.runtime.dissolve(number, reason)
+        if joint is not None:
+            lane = lane_of(joint.formation.footprint)
+            oldest = self._lanes.oldest(lane)
+            if oldest is not None or joint.stuck:
+                self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, oldest, reason)
+
+    def _stuck(self, joint: Joint, lane: str, oldest: Job | None, reason: str) -> None:
+        """What ended some time ago should have let go of its thread.  Else only the end helps."""
+        if oldest is not None and self._lanes.oldest(lane) is oldest:
+            what = "its lane is still busy with a gang of it"
+        elif joint.stuck:
+            what = "it still waits to be connected"
+        else:
+            return
+        self._fatal(f"{joint.formation} ended ({reason}), but {what} {STUCK_SECONDS:g} s later")
+
+    def _restart(self, fields: Fields, _: Buffers) -> None:
+        """The control plane has given this process up."""
+        self._fatal(fields["reason"])
 
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
         try:
@@ -413,8 +437,12 @@ class HostRim:
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
         """In the lane's thread."""
         if failure is not None and isinstance(self.runtime, SpanningCpuRuntime):
-            failure = self.runtime.explained(job.place.binding, failure)
+            failure = self.runtime.explained(job.place.binding, failure, self._broken)
         self.reactor.call_soon(self._gang_over, job, times, failure)
+
+    def _broken(self, number: int, reason: str) -> None:
+        """The hosts of a formation live, but its connections do not.  In the lane's thread."""
+        self.tell_control("broken", {"number": number, "reason": reason})
 
     def _gang_over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
         key = job.launch.key
@@ -462,6 +490,7 @@ class HostRim:
         "span": _span,
         "form": _form,
         "dissolve": _dissolve,
+        "restart": _restart,
         "prepare": _prepare,
         "program": _program,
         "grant": _grant,

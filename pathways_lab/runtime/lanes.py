@@ -93,6 +93,7 @@ class Lane:
         self._busy = busy
         self._on_death = on_death
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._unfinished: dict[Job, None] = {}
         self._flying: dict[tuple[int, ...], queue.SimpleQueue[_Flight | None]] = {}
         self._room = threading.Semaphore(IN_FLIGHT)
         self._threads: list[threading.Thread] = []
@@ -105,7 +106,13 @@ class Lane:
 
     def put(self, job: Job) -> None:
         """Hand over one gang; returns at once."""
+        self._unfinished[job] = None
         self._jobs.put(job)
+
+    @property
+    def oldest(self) -> Job | None:
+        """The first gang that was handed over and is not over."""
+        return next(iter(tuple(self._unfinished)), None)
 
     def close(self) -> None:
         """End when everything that was handed over is done."""
@@ -152,6 +159,7 @@ class Lane:
             end = time.monotonic()
             start = self._busy.hold(job.devices, called, end)
             self._room.release()
+            self._unfinished.pop(job, None)
             job.over(Times(called, returned, start, end), error)
             del flight, job, receipt, error
 
@@ -173,6 +181,11 @@ class Lanes:
         if known is None:
             known = self._lanes[lane] = Lane(lane, self._busy, self._on_death)
         known.put(job)
+
+    def oldest(self, lane: str) -> Job | None:
+        """The first gang that a lane was handed and that is not over."""
+        known = self._lanes.get(lane)
+        return known.oldest if known is not None else None
 
     def drop(self, lane: str) -> None:
         """Nobody will use this lane again; what it was handed is still done."""

@@ -74,7 +74,7 @@ class Rim:
         self._hosts: dict[str, Peer] = {}
         self._numbers = 0
         self._epochs: dict[str, int] = {}
-        self.formations = Formations(services, self._tell_host)
+        self.formations = Formations(services, self._tell_host, self._slices_lost)
 
     # --- who is there ------------------------------------------------------------
 
@@ -134,6 +134,18 @@ class Rim:
                 self.registry.forget_slice(slice_id)
         self._tell_topology()
 
+    def restart_host(self, name: str, reason: str) -> None:
+        """End a device process, and with it what it holds; its worker starts another.
+
+        For one that lives and does not come to an end: handles on it fail with
+        *reason* now, whether or not it is still able to hear.
+        """
+        self._post(self._hosts, name, "restart", {"reason": reason})
+        self.host_lost(name, f"it was restarted: {reason}")
+
+    def _slices_lost(self, slices: tuple[int, ...], reason: str) -> None:
+        self.happened(m.SlicesLost(self._clock(), "formation:broken", slices, reason))
+
     def closing(self, reason: str) -> None:
         """Tell every client that the lab ends."""
         for name in tuple(self._clients):
@@ -192,6 +204,8 @@ class Rim:
             why = fields["failure"]
             text = None if why is None else unpack(Failure, why).message
             self.formations.formed(int(fields["number"]), name, text)
+        elif op == "broken":
+            self.formations.broken(int(fields["number"]), str(fields["reason"])[:2000])
         elif op == "closing":
             self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
         else:

@@ -96,10 +96,11 @@ class SpanningCpuRuntime(CpuRuntime):
             self._joints[number] = joint
         threading.Thread(target=self._join, args=(joint, done), daemon=True).start()
 
-    def dissolve(self, number: int, reason: str) -> None:
+    def dissolve(self, number: int, reason: str) -> Joint | None:
         """A formation has ended, formed or not.  Unknown numbers are fine.
 
-        Whatever computes or waits in it raises; arrays stay readable.
+        Whatever computes or waits in it raises; arrays stay readable.  Returns
+        this host's part, if it had begun to join: it may still be stuck.
         """
         with self._changed:
             self._formations.pop(number, None)
@@ -112,6 +113,7 @@ class SpanningCpuRuntime(CpuRuntime):
             self._forget()
         with self._changed:
             self._changed.notify_all()
+        return joint
 
     # --- what the host asks; may wait -------------------------------------------------
 
@@ -156,16 +158,24 @@ class SpanningCpuRuntime(CpuRuntime):
         if len(binding.hosts) > 1:
             self._joint(binding).meet(name)
 
-    def explained(self, binding: SliceBinding, failure: Failure) -> Failure:
+    def explained(
+        self, binding: SliceBinding, failure: Failure, broken: Callable[[int, str], object]
+    ) -> Failure:
         """What a gang of a slice that spans hosts failed of; may wait a moment.
 
         The death of a host breaks its connections before anybody can say whose
-        they were, so news of its formation is waited for.
+        they were, so news of its formation is waited for.  When there are none,
+        ``broken(number, reason)`` is to tell that the formation is of no use any
+        more, and the news of that are waited for.
         """
         if len(binding.hosts) == 1 or _BROKEN not in failure.details:
             return failure
         with self._changed:
             number = self._spans.get(binding.slice, -1)
+            known = self._changed.wait_for(lambda: number in self._over, _NEWS_SECONDS)
+        if not known:
+            broken(number, f"the connections between its hosts broke: {failure.message}")
+        with self._changed:
             self._changed.wait_for(lambda: number in self._over, _NEWS_SECONDS)
             why = self._over.get(number)
         if why is None:

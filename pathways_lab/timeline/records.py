@@ -15,7 +15,7 @@ Span     ``gang`` (computation running on devices), ``transfer`` (first byte
          sent to all bytes resident), ``compile``, and host control work
          ``receive``, ``prepare``, ``launch``, ``send``
 Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
-         ``slice-bound``, ``slice-freed``, ``submitted``, ``admitted``,
+         ``slice-bound``, ``slice-freed``, ``slices-lost``, ``submitted``, ``admitted``,
          ``granted``, ``resolved``, ``finished``, ``failed``, ``cancelled``,
          ``launched`` (a gang was handed to its devices: it shows as open bar),
          ``message`` (one wire message: args source, target, kind, bytes),

@@ -162,6 +162,12 @@ def _host_lost(event: m.HostLost, registry: Registry) -> Event:
     return Event("host-lost", event.time, island, event.host, args={"reason": event.reason})
 
 
+def _slices_lost(event: m.SlicesLost, registry: Registry) -> Event:
+    island = _island(event.slices[0], registry)
+    args = {"slices": list(event.slices), "reason": event.reason}
+    return Event("slices-lost", event.time, island, args=args)
+
+
 def _client_joined(event: m.ClientJoined, registry: Registry) -> Event:
     return Event("client-joined", event.time, client=event.client)
 
@@ -235,6 +241,7 @@ def _lease_ended(command: m.LeaseEnded, time: float, registry: Registry) -> Even
 _EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
     m.HostJoined: _host_joined,
     m.HostLost: _host_lost,
+    m.SlicesLost: _slices_lost,
     m.ClientJoined: _client_joined,
     m.ClientLeft: _client_left,
     m.RunSubmitted: _submitted,

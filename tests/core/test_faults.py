@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
@@ -28,6 +29,7 @@ from pathways_lab.core.messages import (
     SliceFreed,
     SliceReleased,
     SliceRequested,
+    SlicesLost,
 )
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceRequest
@@ -271,3 +273,60 @@ def test_no_lease_while_others_have_anything_there() -> None:
     assert [c.island for c in told(script, Leased)] == ["island0"]
     script.send(LeaseReturned(0.0, "lease", "kernel-2", "island0"))
     script.slice(1)
+
+
+def test_a_program_that_came_too_late_for_its_host_is_refused_naming_the_host() -> None:
+    """Registered after the loss, or registered before it and its slice released since."""
+    script = Script()
+    where = script.slice(2)
+    known = heavy(script, where, 4)
+    script.send(HostLost(0.0, "lost", "island0/host0", "it was killed"))
+    new = heavy(script, where, 4, "late")
+    script.send(SliceReleased(0.0, "release", "kernel-1", where))
+    for plan in (known, new):
+        failure = script.ended[script.submit(plan).run].failure
+        assert failure is not None
+        assert failure.kind == "lost"
+        assert failure.host == "island0/host0"
+        assert "was lost: it was killed" in failure.message
+
+
+def test_a_program_may_be_registered_again_after_it_was_refused() -> None:
+    script = Script()
+    where = script.slice(2)
+    sketch = Sketch("p").chain(where, "never.announced")
+    plan = lower(sketch.program({where: 2}))
+    script.send(ProgramRegistered(0.0, "x", "kernel-1", plan))
+    refused = script.submit(plan)
+    assert "unannounced" in script.ended[refused.run].failure.message  # type: ignore[union-attr]
+    script.register(sketch)
+    again = script.submit(plan)
+    script.finish_all()
+    assert script.ended[again.run].outcome == "finished"
+
+
+def test_slices_whose_collectives_broke_are_lost_and_their_devices_serve_again() -> None:
+    """All hosts live: what was on the slices fails, the order goes on, new slices work."""
+    script = Script(islands=1)
+    broken, other = script.slice(4), script.slice(4)
+    plan, beside = heavy(script, broken, 4), heavy(script, other, 4, "beside")
+    kept, running = script.submit(plan), script.submit(plan)
+    script.finish(kept.run)
+    going_on = script.submit(beside)
+    script.send(SlicesLost(1.0, "broken", (broken, 77), "the network broke"))
+    for run in (kept, running):
+        failure = script.resolved[run.outputs[0]]
+        assert failure is not None
+        assert failure.kind == "lost"
+        assert "the network broke" in failure.message
+    assert script.ended[running.run].outcome == "failed"
+    late = script.ended[script.submit(plan).run].failure
+    assert late is not None
+    assert "the network broke" in late.message
+    again = script.slice(4)
+    more = script.submit(heavy(script, again, 4, "again"))
+    script.finish_all()
+    assert script.ended[going_on.run].outcome == script.ended[more.run].outcome == "finished"
+    grants = told(script, Grant)
+    assert len({grant.epoch for grant in grants}) == 1, "no host was lost: the order goes on"
+    assert [f.slice for f in told(script, SliceFreed)] == [broken]

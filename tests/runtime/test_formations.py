@@ -19,7 +19,8 @@ class World:
         self.said: list[tuple[str, str, Any]] = []
         self.opened: list[tuple[int, int]] = []
         self.closed: list[int] = []
-        self.book = Formations(self, self.tell)
+        self.lost: list[tuple[tuple[int, ...], str]] = []
+        self.book = Formations(self, self.tell, lambda s, why: self.lost.append((s, why)))
 
     def tell(self, host: str, op: str, fields: dict[str, Any]) -> None:
         key = fields["slice"] if op == "span" else fields["number"]
@@ -108,9 +109,25 @@ def test_a_host_that_cannot_join_ends_it_for_all(world: World) -> None:
     world.take()
     world.book.formed(1, "a", "no memory")
     assert world.take() == [("a", "dissolve", 1), ("b", "dissolve", 1)]
+    assert world.lost == [((1,), "a could not join: no memory")]
     # The next slice over the same devices gets a new one.
     world.book.bind(slice_over(2, A0, B0), 0)
     assert world.last.number == 2
+
+
+def test_broken_collectives_cost_their_slices_and_no_others(world: World) -> None:
+    """All hosts live; the devices are as good as before for a new slice."""
+    world.book.bind(slice_over(1, A0, B0), 0)
+    world.book.bind(slice_over(2, B0, A0), 0)
+    world.book.bind(slice_over(3, A1, B1), 0)
+    world.take()
+    world.book.broken(1, "the network broke")
+    world.book.broken(1, "the other host says so too")
+    assert world.take() == [("a", "dissolve", 1), ("b", "dissolve", 1)]
+    assert world.lost == [((1, 2), "the network broke")]
+    assert world.book.of_slice(3) is not None
+    world.book.host_lost("a", "killed")
+    assert len(world.lost) == 1, "the core hears of lost hosts by itself"
 
 
 def test_a_service_is_asked_for_twice(world: World) -> None:

@@ -181,3 +181,12 @@ def test_a_formation_that_ends_fails_what_needs_it_and_nothing_else(lab: Lab) ->
     run = next(numbers)
     lab.grant(run, plan, [data], [52])
     assert (lab.fetch(52, program["y"]) == 8).all()
+
+
+def test_a_process_that_is_given_up_ends_itself(lab: Lab) -> None:
+    """The last test of the module: its worker would start another."""
+    lab.links[B].send("restart", {"reason": "a gang does not end"})
+    lab.wait(lambda: B in lab.closed)
+    assert lab.reasons[B] == "a gang does not end"
+    lab.children[B].wait()
+    assert lab.children[B].exit_code == 70

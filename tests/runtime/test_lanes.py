@@ -72,6 +72,21 @@ def test_starts_and_ends_keep_their_order(lanes: Lanes) -> None:
     assert [entry for entry in log if entry.startswith("over")] == ["over 0", "over 1", "over 2"]
 
 
+def test_the_oldest_gang_of_a_lane_is_known_until_it_is_over(lanes: Lanes) -> None:
+    log: list[str] = []
+    first, second = Scripted(log, "a"), Scripted(log, "b")
+    assert lanes.oldest("x") is None
+    lanes.put("x", first)
+    lanes.put("x", second)
+    assert lanes.oldest("x") is first
+    first.may_end.set()
+    assert first.ended.wait(10)
+    assert lanes.oldest("x") is second
+    second.may_end.set()
+    assert second.ended.wait(10)
+    assert lanes.oldest("x") is None
+
+
 def test_flight_is_bounded(lanes: Lanes) -> None:
     log: list[str] = []
     jobs = [Scripted(log, str(n)) for n in range(IN_FLIGHT + 2)]

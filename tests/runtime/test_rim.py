@@ -156,6 +156,28 @@ def test_a_host_that_cannot_join_parts_the_others(lab: Lab) -> None:
     assert "i1/h could not join: no memory" in lab.hosts["i0/h"].of("dissolve")[0]["reason"]
 
 
+def test_slices_are_lost_when_their_collectives_break(lab: Lab) -> None:
+    wide(lab, 7)
+    lab.core.events.clear()
+    lab.rim.from_host("i0/h", "broken", {"number": 1, "reason": "reset by peer"}, [], 10)
+    (lost,) = lab.core.events
+    assert isinstance(lost, m.SlicesLost)
+    assert (lost.slices, lost.reason) == ((ONE + 7,), "reset by peer")
+    assert lab.hosts["i1/h"].of("dissolve") == [{"number": 1, "reason": "reset by peer"}]
+
+
+def test_a_host_is_restarted_by_word(lab: Lab) -> None:
+    """Its loss is a fact at once, with the reason, also if it hears nothing any more."""
+    lab.core.events.clear()
+    lab.rim.restart_host("i0/h", "its gang does not end")
+    assert lab.hosts["i0/h"].of("restart") == [{"reason": "its gang does not end"}]
+    (lost,) = lab.core.events
+    assert isinstance(lost, m.HostLost)
+    assert "restarted: its gang does not end" in lost.reason
+    lab.rim.restart_host("i0/h", "again")
+    assert len(lab.core.events) == 1
+
+
 def test_others_stop_waiting_for_a_lost_host_before_the_core_knows(lab: Lab) -> None:
     wide(lab, 7)
     told: list[bool] = []

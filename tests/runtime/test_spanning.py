@@ -59,11 +59,13 @@ def test_a_broken_collective_waits_for_the_news(tmp_path: Path) -> None:
     broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
     news = threading.Timer(0.05, runtime.dissolve, (7, "h1 was lost: killed"))
     news.start()
-    explained = runtime.explained(on, broken)
+    said: list[object] = []
+    explained = runtime.explained(on, broken, lambda *news: said.append(news))
+    assert said == [], "somebody else has said it"
     assert (explained.kind, explained.message) == ("lost", "f failed: h1 was lost: killed")
     assert explained.details == broken.details
     own = Failure("execute", "f failed: division by zero", node="f", host=H0)
-    assert runtime.explained(on, own) is own
+    assert runtime.explained(on, own, lambda *news: None) is own
     news.join()
 
 
@@ -75,7 +77,16 @@ def test_without_news_a_broken_collective_says_what_it_saw(
     on = bound(*WHOLE)  # type: ignore[arg-type]
     runtime.span(on.slice, Formation.of(on, 7, 0))
     broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
-    assert runtime.explained(on, broken) is broken
+    said: list[tuple[int, str]] = []
+    assert runtime.explained(on, broken, lambda *news: said.append(news)) is broken
+    assert [number for number, _ in said] == [7]
+
+    def answer(number: int, reason: str) -> None:
+        runtime.dissolve(number, reason)
+
+    explained = runtime.explained(on, broken, answer)
+    assert explained.kind == "lost"
+    assert "the connections between its hosts broke" in explained.message
 
 
 @pytest.fixture(scope="module")
