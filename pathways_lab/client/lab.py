@@ -31,14 +31,12 @@ from pathways_lab.client.session import Session
 from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import SliceId
-from pathways_lab.runtime import attach, tls
+from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.loops import Loop
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.records import Record, Span
 
 if TYPE_CHECKING:
     import distributed
@@ -192,10 +190,9 @@ class Lab:
             )
         return hooks.open_view(self, *panels, **options)
 
-    def _remember(self, packed: list[Any]) -> None:
-        records: list[Record] = [unpack(Record, entry) for entry in packed]
-        self._compiled += sum(isinstance(r, Span) and r.kind == "compile" for r in records)
-        self.timeline.extend(records)
+    def _remember(self, written: list[bytes]) -> None:
+        self._compiled += sum([chronicle.kind_of(entry) == "compile" for entry in written])
+        self.timeline.extend_later(len(written), lambda: chronicle.read(written))
 
     # --- sharing, and the Dask side -----------------------------------------------------------
 

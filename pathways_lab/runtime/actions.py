@@ -11,8 +11,9 @@ Paper: section 4.5 (asynchronous dispatch on the hosts).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call, Plan, Transfer
@@ -31,6 +32,8 @@ class Launch:
     first: no gang of this function was launched on this slice before.
     poison: why its results are worthless, or None.
     seq: its place in the island's order.
+    last: the last step of its run here.  followers: who waits until it is over.
+    stamp: what came with its grant.
     """
 
     key: Key
@@ -44,6 +47,14 @@ class Launch:
     first: bool
     poison: Failure | None
     seq: int
+    last: bool = False
+    followers: Sequence[object] = ()
+    stamp: Any = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for its end.  Any thread: it may be so a moment later."""
+        return self.last or bool(self.followers) or any(s.awaited for s in self.outputs)
 
 
 @dataclass(slots=True, eq=False)

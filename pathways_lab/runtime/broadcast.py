@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime import chronicle
 from pathways_lab.timeline.records import Sample
 
 BATCH_SECONDS = 0.05
@@ -50,12 +50,12 @@ class Broadcast:
     """
 
     def __init__(self, capacity: int = 20_000) -> None:
-        self._log: deque[Any] = deque(maxlen=capacity)
-        self._fresh: list[Any] = []
+        self._log: deque[bytes] = deque(maxlen=capacity)
+        self._fresh: list[bytes] = []
         self._lost = 0
         self._readers: dict[str, _Reader] = {}
 
-    def add(self, records: Iterable[Any]) -> bool:
+    def add(self, records: Iterable[bytes]) -> bool:
         """Remember packed records.  True when a flush is due that was not due before."""
         due = bool(self._fresh)
         for record in records:
@@ -89,12 +89,12 @@ class Broadcast:
             reader.dropped += max(0, len(fresh) - _BATCH)
             self._send(reader, fresh[-_BATCH:], time)
 
-    def _send(self, reader: _Reader, records: Sequence[Any], time: float) -> None:
+    def _send(self, reader: _Reader, records: Sequence[bytes], time: float) -> None:
         if reader.watcher.pending > _SLOW:
             reader.dropped += len(records)
             return
         if reader.dropped:
-            records = [pack(Sample("dropped", time, float(reader.dropped))), *records]
+            records = [chronicle.write(Sample("dropped", time, float(reader.dropped))), *records]
             reader.dropped = 0
         try:
             reader.watcher.send("records", {"records": records})

@@ -17,9 +17,8 @@ import re
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-import jax
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import arrays
@@ -41,15 +40,43 @@ class CallbackError(RuntimeError):
         self.__cause__ = error
 
 
+@dataclass(slots=True)
+class Work:
+    """When this host received a grant, and prepared all its gangs, on its monotonic clock.
+
+    told: the timeline knows.
+    """
+
+    received: float
+    began: float
+    ended: float = 0.0
+    told: bool = False
+
+
 class GangJob:
     """A gang as a lane sees it (see :class:`pathways_lab.runtime.lanes.Job`).
 
     executable: None when it is not there; then the gang fails in its place.
     meet(): called before the first launch of a function on several hosts.
-    on_start(job, time), on_over(job, times, failure): called in the lane's threads.
+    on_over(job, times, failure): called in the lane's threads.
     handed: monotonic seconds when its inputs and its turn had come.
     laps: of a loop, once it is over.
+    announced: the timeline knows already that it was launched.
     """
+
+    __slots__ = (
+        "_executable",
+        "_host",
+        "_meet",
+        "_on_over",
+        "announced",
+        "called",
+        "devices",
+        "handed",
+        "laps",
+        "launch",
+        "place",
+    )
 
     def __init__(
         self,
@@ -58,42 +85,43 @@ class GangJob:
         executable: Executable | None,
         host: str,
         meet: Callable[[], None],
-        on_start: Callable[[GangJob, float], None],
         on_over: Callable[[GangJob, Times, Failure | None], None],
+        handed: float,
     ) -> None:
         self.launch = launch
         self.place = place
         self.devices = place.locals
-        self.handed = time.monotonic()
+        self.handed = handed
+        self.called = 0.0
+        self.announced = False
         self.laps: tuple[Lap, ...] = ()
         self._executable = executable
         self._host = host
         self._meet = meet
-        self._on_start = on_start
         self._on_over = on_over
 
     def start(self) -> Any:
-        launch = self.launch
-        self._on_start(self, time.monotonic())
-        if self._executable is None:
+        launch, executable = self.launch, self._executable
+        self.called = time.monotonic()
+        if executable is None:
             name = launch.call.name or launch.call.function
             raise PathwaysError(
                 Failure("internal", f"{name} was launched on {self._host} but never compiled there")
             )
-        gangs = self._executable.gangs
-        if self._executable.calls_python:
-            gangs.key, gangs.errors = launch.key, []
+        if executable.calls_python:
+            executable.gangs.key, executable.gangs.errors = launch.key, []
         if launch.first:
             self._meet()
         arguments = []
-        for position, slot in enumerate(launch.inputs):
-            array = arrays.resolved(slot.payload)
-            if array is None:
-                array = arrays.zeros(slot.value, self.place)
-            elif position in launch.copies:
-                array = arrays.copied(slot.value, array, self.place)
-            arguments.append(array)
-        results, receipt = self._executable(arguments)
+        for slot in launch.inputs:
+            array = slot.payload
+            if isinstance(array, arrays.OnDemand):
+                array = array.array()
+            arguments.append(arrays.zeros(slot.value, self.place) if array is None else array)
+        for position in launch.copies:
+            slot = launch.inputs[position]
+            arguments[position] = arrays.copied(slot.value, arguments[position], self.place)
+        results, receipt = executable(arguments)
         for position in launch.call.donated:
             if position not in launch.copies:
                 launch.inputs[position].payload = None
@@ -102,7 +130,10 @@ class GangJob:
                 slot.payload = result
         return receipt
 
-    def wait(self, receipt: jax.Array | Laps) -> None:
+    def ready(self, receipt: Any) -> bool:
+        return bool(receipt.is_ready())
+
+    def wait(self, receipt: Any) -> None:
         receipt.block_until_ready()
         if isinstance(receipt, Laps):
             self.laps = receipt.laps

@@ -36,6 +36,7 @@ from pathways_lab.runtime.actions import (
     Action,
     Broken,
     CancelReceive,
+    Key,
     Launch,
     Receive,
     Refuse,
@@ -50,7 +51,7 @@ from pathways_lab.runtime.devices import IslandRuntime, Place, lane_of
 from pathways_lab.runtime.exchange import Arrived, Exchange
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
-from pathways_lab.runtime.gangs import GangJob
+from pathways_lab.runtime.gangs import GangJob, Work
 from pathways_lab.runtime.joining import Joint
 from pathways_lab.runtime.lanes import Job, Lanes, Times
 from pathways_lab.runtime.launch import Launcher
@@ -68,6 +69,9 @@ STUCK_SECONDS = 10.0
 """How long a gang may go on in a formation that has ended, before its host is restarted."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
+
+_PATIENCE = 0.001
+"""Seconds for which an end that nobody waits for may stay unseen while gangs end faster."""
 
 Buffers = list[memoryview]
 Fields = dict[str, Any]
@@ -101,6 +105,12 @@ class HostRim:
         self._control: Link | None = None
         self._context = client_context
         self._todo: deque[Action] = deque()
+        self._doing = False
+        self._handed: dict[str, list[GangJob]] = {}
+        self._flying: dict[Key, GangJob] = {}
+        self._ended: deque[tuple[GangJob, Times, Failure | None]] = deque()
+        self._poked = False
+        self._looked = 0.0
         self._output = Output(self._printed)
         self._output.install()
         self._lanes = Lanes(self._thread_died)
@@ -120,10 +130,11 @@ class HostRim:
             island,
             self._clock,
             self.tell_control,
-            self.reactor.call_soon,
             self.reactor.call_later,
             lambda: self.launcher.idle,
             self.launcher.memory,
+            self._look,
+            lambda ended: self._story.gangs(ended),
         )
         self.tenants = Tenants(
             name,
@@ -217,6 +228,8 @@ class HostRim:
                 self._from_data[op](self, link, fields, buffers)
             except (KeyError, TypeError, ValueError) as error:
                 link.close(f"{self.name} did not understand {op[:40]!r}: {error!r}")
+        if self._ended:
+            self._gangs_over()
         self.reports.due()
 
     def _printed(self, run: int, device: int, text: str) -> None:
@@ -308,11 +321,15 @@ class HostRim:
         self.launcher.program(unpack(Plan, fields["plan"]))
 
     def _grant(self, fields: Fields, buffers: Buffers) -> None:
+        received = time.monotonic()
         grant = unpack_fields(Grant, fields)
         arguments: dict[int, Any] = {}
         for position, place in (fields.get("arguments") or {}).items():
             arguments[int(position)] = self._argument(grant, int(position), buffers[place])
-        self._carry_out(self.launcher.grant(grant, arguments))
+        work = Work(received, time.monotonic())
+        actions = self.launcher.grant(grant, arguments, work)
+        work.ended = time.monotonic()
+        self._carry_out(actions)
 
     def _argument(self, grant: Grant, position: int, data: memoryview) -> Any:
         plan = self.launcher.plan(grant.plan)
@@ -341,10 +358,10 @@ class HostRim:
 
     def _carry_out(self, actions: list[Action]) -> None:
         """Do what was decided, in order, also what is decided meanwhile."""
-        busy = bool(self._todo)
         self._todo.extend(actions)
-        if busy:
+        if self._doing:
             return
+        self._doing = True
         while self._todo:
             action = self._todo[0]
             try:
@@ -352,6 +369,10 @@ class HostRim:
             except Exception as error:
                 self._could_not(action, error)
             self._todo.popleft()
+        self._doing = False
+        for lane, jobs in self._handed.items():
+            self._lanes.put(lane, *jobs)
+        self._handed.clear()
         self.reports.due()
 
     def _do(self, action: Action) -> None:
@@ -365,6 +386,7 @@ class HostRim:
             case Report(key=key, seconds=seconds, failure=failure):
                 self.reports.finished(*key, seconds, failure)
             case RunOver(run=run):
+                self.reports.run_over()
                 self.exchange.submit(self.exchange.run_over, run)
             case Serve():
                 self.desk.serve(action)
@@ -427,30 +449,52 @@ class HostRim:
         def meet() -> None:
             self.runtime.meet(place.binding, f"{call.slice}/{call.function}")
 
-        job = GangJob(launch, place, executable, self.name, meet, self._started, self._over)
-        self._lanes.put(launch.lane, job)
-
-    def _started(self, job: GangJob, time: float) -> None:
-        """In the lane's thread."""
-        self.reports.record_soon(self._story.launched(job, time))
+        now = time.monotonic()
+        job = GangJob(launch, place, executable, self.name, meet, self._over, now)
+        self._flying[launch.key] = job
+        self._handed.setdefault(launch.lane, []).append(job)
 
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
-        """In the lane's thread."""
+        """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""
         if failure is not None and isinstance(self.runtime, SpanningCpuRuntime):
             failure = self.runtime.explained(job.place.binding, failure, self._broken)
-        self.reactor.call_soon(self._gang_over, job, times, failure)
+        self._ended.append((job, times, failure))
+        if not self._poked and (
+            times.end - self._looked > _PATIENCE or job.launch.awaited or self.launcher.memory.short
+        ):
+            self._poked = True
+            self.reactor.call_soon(self._gangs_over)
 
     def _broken(self, number: int, reason: str) -> None:
         """The hosts of a formation live, but its connections do not.  In the lane's thread."""
         self.tell_control("broken", {"number": number, "reason": reason})
 
-    def _gang_over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
-        key = job.launch.key
-        actions = self.launcher.done(key, times.end - times.start, failure)
-        why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
-        for record in self._story.gang(job, times, why):
-            self.reports.record(record)
-        self._carry_out(actions)
+    def _gangs_over(self) -> None:
+        """See to the gangs that have ended."""
+        self._poked = False
+        self._looked = time.monotonic()
+        while self._ended:
+            job, times, failure = self._ended.popleft()
+            key = job.launch.key
+            del self._flying[key]
+            actions = self.launcher.done(key, times.end - times.start, failure)
+            why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
+            if job.laps:
+                for lap in self._story.laps(job, why is not None):
+                    self.reports.record(lap)
+            else:
+                self.reports.ended(self._story.ended(job, times, why is not None))
+            self._todo.extend(actions)
+        self._carry_out([])
+
+    def _look(self) -> None:
+        """Nobody was in a hurry with what ended meanwhile, and with what goes on."""
+        if self._ended:
+            self._gangs_over()
+        for job in self._flying.values():
+            if job.called and not job.announced:
+                job.announced = True
+                self.reports.record(self._story.launched(job))
 
     # --- transfers --------------------------------------------------------------------------
 

@@ -5,17 +5,19 @@ is first in, first out only for one calling thread.  So each footprint has one
 thread that makes its calls, in the order in which they were handed over.  What
 is in flight must be bounded (more than 32 multi-device launches of one CPU
 client can hang it), and somebody must see when a gang ends without keeping the
-caller waiting.
+caller waiting.  And a thread that is woken costs more than a small gang.
 
-How: one thread of a lane makes the calls, as soon as less than
-:data:`IN_FLIGHT` are unfinished; another one for each set of devices (on CPUs
-there is only one to a lane) waits for the ends in the same order and stamps
-them.  A gang began when it was launched or when its devices became free,
-whichever came later.
+How: the thread that launches also looks, after each launch, which gangs have
+ended meanwhile, and waits for the oldest one when :data:`IN_FLIGHT` are
+unfinished.  Only while it has nothing to launch, or has several sets of devices
+to look after (as on accelerators), does another thread, one for each set, wait
+for the ends.  Whoever does it, ends are seen one after the other, in launch order.  A gang
+began when it was launched or when its devices became free, whichever came
+later.
 
 Rule for maintainers: a job never raises into a lane; if a lane's own code
 does, the host must end (``on_death``), because devices without a lane hang.
-No polling.
+No polling.  Before the launching thread goes idle it wakes who sees the rest.
 
 Paper: section 4.4 (gang-scheduled FIFO device queues), section 5.
 """
@@ -25,6 +27,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -42,6 +45,9 @@ class Job(Protocol):
 
     def start(self) -> Any:
         """Launch it; returns what :meth:`wait` waits for.  May raise."""
+
+    def ready(self, receipt: Any) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
 
     def wait(self, receipt: Any) -> None:
         """Until its devices are done with it.  Raises what went wrong there."""
@@ -74,15 +80,69 @@ class _Busy:
 
     def hold(self, devices: Iterable[int], since: float, end: float) -> float:
         """These were busy until *end* with something launched at *since*: when it began."""
+        start, until = since, self._until
         with self._lock:
-            start = max([since, *(self._until.get(device, 0.0) for device in devices)])
             for device in devices:
-                self._until[device] = end
-        return min(start, end)
+                busy = until.get(device, 0.0)
+                if busy > start:
+                    start = busy
+                until[device] = end
+        return start if start < end else end
 
 
 _Flight = tuple[Job, float, float, Any, BaseException | None]
 """A launched job, when the call was made and returned, its receipt, what the call raised."""
+
+
+class _Flights:
+    """What is in flight on one set of devices, oldest first.
+
+    Whoever holds *token* sees ends; *wake* tells the thread that does nothing else.
+    """
+
+    __slots__ = ("busy", "flying", "token", "unfinished", "wake")
+
+    def __init__(self, busy: _Busy, unfinished: dict[Job, None]) -> None:
+        self.busy = busy
+        self.unfinished = unfinished
+        self.flying: deque[_Flight] = deque()
+        self.token = threading.Lock()
+        self.wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def see_one(self, *, wait: bool) -> bool:
+        """See the oldest one end; False when there is none, or it has not.  With the token."""
+        if not self.flying:
+            return False
+        job, called, returned, receipt, error = self.flying[0]
+        if error is None:
+            if not (wait or job.ready(receipt)):
+                return False
+            try:
+                job.wait(receipt)
+            except Exception as raised:
+                error = raised
+        end = time.monotonic()
+        start = self.busy.hold(job.devices, called, end)
+        self.flying.popleft()
+        self.unfinished.pop(job, None)
+        job.over(Times(called, returned, start, end), error)
+        return True
+
+    def see(self) -> None:
+        """See what has ended, unless another thread is about to."""
+        if self.token.acquire(blocking=False):
+            try:
+                while self.see_one(wait=False):
+                    pass
+            finally:
+                self.token.release()
+
+    def make_room(self) -> None:
+        """Wait until one more may be launched."""
+        while len(self.flying) >= IN_FLIGHT:
+            with self.token:
+                if len(self.flying) >= IN_FLIGHT:
+                    self.see_one(wait=True)
 
 
 class Lane:
@@ -92,10 +152,10 @@ class Lane:
         self.name = name
         self._busy = busy
         self._on_death = on_death
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Job, ...] | None] = queue.SimpleQueue()
+        self._flights: dict[tuple[int, ...], _Flights] = {}
         self._unfinished: dict[Job, None] = {}
-        self._flying: dict[tuple[int, ...], queue.SimpleQueue[_Flight | None]] = {}
-        self._room = threading.Semaphore(IN_FLIGHT)
+        self._idle = True
         self._threads: list[threading.Thread] = []
         self._start(f"lane {name}", self._launch)
 
@@ -104,10 +164,10 @@ class Lane:
         self._threads.append(thread)
         thread.start()
 
-    def put(self, job: Job) -> None:
-        """Hand over one gang; returns at once."""
-        self._unfinished[job] = None
-        self._jobs.put(job)
+    def put(self, jobs: tuple[Job, ...]) -> None:
+        """Hand over gangs; returns at once."""
+        self._unfinished.update(dict.fromkeys(jobs))
+        self._jobs.put(jobs)
 
     @property
     def oldest(self) -> Job | None:
@@ -130,38 +190,51 @@ class Lane:
             self._on_death(error)
 
     def _launch(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._room.acquire()
-            called = time.monotonic()
-            receipt, error = None, None
-            try:
-                receipt = job.start()
-            except Exception as raised:
-                error = raised
-            flying = self._flying.get(job.devices)
-            if flying is None:
-                flying = self._flying[job.devices] = queue.SimpleQueue()
-                self._start(f"ends of {self.name}", self._watch, flying)
-            flying.put((job, called, time.monotonic(), receipt, error))
+        while True:
+            if self._jobs.empty():
+                self._idle = True
+                for flights in self._flights.values():
+                    if flights.flying:
+                        flights.wake.put(True)
+            jobs = self._jobs.get()
+            if jobs is None:
+                break
+            self._idle = False
+            for job in jobs:
+                self._launch_one(job)
             # Between two gangs this thread must not keep the last one's arrays alive.
-            del job, receipt, error
-        for flying in self._flying.values():
-            flying.put(None)
+            del job, jobs
+        self._idle = True
+        for flights in self._flights.values():
+            flights.wake.put(False)
 
-    def _watch(self, flying: queue.SimpleQueue[_Flight | None]) -> None:
-        while (flight := flying.get()) is not None:
-            job, called, returned, receipt, error = flight
-            if error is None:
-                try:
-                    job.wait(receipt)
-                except Exception as raised:
-                    error = raised
-            end = time.monotonic()
-            start = self._busy.hold(job.devices, called, end)
-            self._room.release()
-            self._unfinished.pop(job, None)
-            job.over(Times(called, returned, start, end), error)
-            del flight, job, receipt, error
+    def _launch_one(self, job: Job) -> None:
+        flights = self._flights.get(job.devices)
+        if flights is None:
+            flights = self._flights[job.devices] = _Flights(self._busy, self._unfinished)
+            self._start(f"ends of {self.name}", self._watch, flights)
+        if len(flights.flying) >= IN_FLIGHT:
+            flights.make_room()
+        called = time.monotonic()
+        receipt, error = None, None
+        try:
+            receipt = job.start()
+        except Exception as raised:
+            error = raised
+        flights.flying.append((job, called, time.monotonic(), receipt, error))
+        if len(self._flights) == 1:
+            flights.see()
+        else:
+            flights.wake.put(True)
+
+    def _watch(self, flights: _Flights) -> None:
+        """See the ends of a set of devices while the launching thread does not."""
+        going = True
+        while going:
+            going = flights.wake.get()
+            while flights.flying and (self._idle or len(self._flights) > 1):
+                with flights.token:
+                    flights.see_one(wait=True)
 
 
 class Lanes:
@@ -175,12 +248,12 @@ class Lanes:
         self._busy = _Busy()
         self._lanes: dict[str, Lane] = {}
 
-    def put(self, lane: str, job: Job) -> None:
-        """Hand a gang to its lane.  Always from the same thread."""
+    def put(self, lane: str, *jobs: Job) -> None:
+        """Hand gangs to their lane.  Always from the same thread."""
         known = self._lanes.get(lane)
         if known is None:
             known = self._lanes[lane] = Lane(lane, self._busy, self._on_death)
-        known.put(job)
+        known.put(jobs)
 
     def oldest(self, lane: str) -> Job | None:
         """The first gang that a lane was handed and that is not over."""

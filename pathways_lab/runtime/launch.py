@@ -128,10 +128,13 @@ class Launcher:
 
     # --- grants -----------------------------------------------------------------------
 
-    def grant(self, grant: Grant, arguments: Mapping[int, Any] | None = None) -> list[Action]:
+    def grant(
+        self, grant: Grant, arguments: Mapping[int, Any] | None = None, stamp: Any = None
+    ) -> list[Action]:
         """Take one window.  arguments: payloads by plan input, with a run's first window.
 
         An argument that could not be made is a :class:`Failure` in its place.
+        stamp: comes back with every :class:`Launch` of the window.
         """
         wrong = self._book.take(grant)
         if wrong == REPEATED:
@@ -150,7 +153,7 @@ class Launcher:
             if reading.ours[index]:
                 node = steps[index].node
                 if isinstance(node, Call):
-                    self._add_gang(run, index, node, seq)
+                    self._add_gang(run, index, node, seq, stamp)
                 else:
                     self._add_move(run, index, node, seq)
             seq += reading.places[index]
@@ -203,7 +206,7 @@ class Launcher:
 
     # --- gangs ------------------------------------------------------------------------
 
-    def _add_gang(self, run: Run, index: int, call: Call, seq: int) -> None:
+    def _add_gang(self, run: Run, index: int, call: Call, seq: int, stamp: Any) -> None:
         code = (call.function, call.slice)
         first = code in self._first_alone
         self._first_alone.discard(code)
@@ -216,10 +219,11 @@ class Launcher:
             first or code in self._alone,
             first,
             seq,
-            tuple(self._value(run, v) for v in call.inputs),
-            tuple(self._value(run, v) for v in call.outputs),
+            tuple([self._value(run, v) for v in call.inputs]),
+            tuple([self._value(run, v) for v in call.outputs]),
             self._book.locals_on(call.slice),
             self._temporary.get(code, 0),
+            stamp=stamp,
         )
         run.steps[index] = gang
         self.memory.lodge(gang)
@@ -274,6 +278,9 @@ class Launcher:
                 gang.first,
                 gang.poison,
                 gang.seq,
+                gang.index == run.reading.end - 1,
+                gang.when_done,
+                gang.stamp,
             )
         )
         self._take_memory(gang, copies)

@@ -66,6 +66,10 @@ class Laps:
     def __init__(self, laps: Sequence[Lap]) -> None:
         self.laps = tuple(laps)
 
+    def is_ready(self) -> bool:
+        """It is."""
+        return True
+
     def block_until_ready(self) -> None:
         """It is."""
 

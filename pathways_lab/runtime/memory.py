@@ -124,6 +124,11 @@ class Memory(Generic[AnyClaim]):
         """Whether nothing but memory keeps the claim from beginning."""
         return claim in self._waiting
 
+    @property
+    def short(self) -> bool:
+        """Whether claims wait for memory alone.  Any thread: it may be so a moment later."""
+        return bool(self._waiting)
+
     def story(self, claim: AnyClaim) -> str:
         """What a waiting claim waits for, with the numbers: for people."""
         full = max(claim.locals, key=lambda device: self.used.get(device, 0))

@@ -2,11 +2,11 @@
 
 Problem: a gang can take 50 us, a message costs as much; a user waits for the
 last one.  So what happens is collected and sent in one message at least every
-:data:`PERIOD`, and at once when nothing is under way any more or nothing was
-sent for that long.
+:data:`PERIOD` while something is under way, within :data:`QUICK` when a run is
+over here, and at once when nothing is under way any more or nothing was sent
+for that long.
 
-Rule for maintainers: :meth:`Reports.record_soon` may be called in any thread,
-the rest in the reactor's.  Times are on the control plane's clock.
+Rule for maintainers: in the reactor's thread only.
 
 Paper: section 4.5 (batched host-to-controller messages).
 """
@@ -14,19 +14,20 @@ Paper: section 4.5 (batched host-to-controller messages).
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
 from pathways_lab.core.program import SliceId
-from pathways_lab.runtime.codec import pack, pack_fields
+from pathways_lab.runtime import chronicle
+from pathways_lab.runtime.codec import pack_fields
 from pathways_lab.runtime.link import LinkClosed
 from pathways_lab.runtime.memory import Memory
 from pathways_lab.timeline.records import Record, Sample
 
 PERIOD = 0.010
+QUICK = 0.001
 MEMORY_PERIOD = 0.050
 """Seconds between two samples of the memory while it changes."""
 
@@ -34,9 +35,11 @@ MEMORY_PERIOD = 0.050
 class Reports:
     """One host's outgoing reports.
 
-    send(op, fields): to the control plane.  soon(function), later(seconds, function):
-        run it in the reactor's thread.
+    send(op, fields): to the control plane.
+    later(seconds, function): run it in the reactor's thread.
     idle(): whether no step is under way.  memory: the account of its devices.
+    look(): called before what is to be sent is collected on time.
+    gangs(ended): what they are in the timeline.
     """
 
     def __init__(
@@ -45,28 +48,33 @@ class Reports:
         island: str,
         clock: Callable[[], float],
         send: Callable[[str, dict[str, Any]], Any],
-        soon: Callable[..., None],
         later: Callable[..., None],
         idle: Callable[[], bool],
         memory: Memory[Any],
+        look: Callable[[], None],
+        gangs: Callable[[list[chronicle.Ended]], bytes],
     ) -> None:
         self._host = host
         self._island = island
         self._clock = clock
         self._send = send
-        self._soon = soon
         self._later = later
         self._idle = idle
         self._memory = memory
+        self._look = look
+        self._gangs = gangs
+        self._ended: list[chronicle.Ended] = []
         self._finished: list[tuple[int, int, float]] = []
         self._failed: list[tuple[int, int, Failure]] = []
         self._resident: list[int] = []
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
-        self._records: deque[Record] = deque()
+        self._records: list[bytes] = []
         self._flushed = 0.0
         self._waiting = False
-        self._poked = False
+        self._over = False
+        self._hurried = False
         self._sampled: dict[int, int] = {}
+        self._sampling = False
         self._sampled_at = 0.0
 
     # --- what happened ------------------------------------------------------------------
@@ -84,38 +92,49 @@ class Reports:
     ) -> None:
         self._compiled.append((function, slice_id, temporary, failure))
 
+    def run_over(self) -> None:
+        """Somebody may wait for what was reported."""
+        self._over = True
+
     def record(self, record: Record) -> None:
         """Remember it in the timeline; :meth:`due` has it sent."""
-        self._records.append(record)
+        self._records.append(chronicle.write(record))
 
-    def record_soon(self, record: Record) -> None:
-        """The same from any thread, and it will be sent."""
-        self._records.append(record)
-        if not self._poked:
-            self._poked = True
-            self._soon(self.due)
+    def ended(self, gang: chronicle.Ended) -> None:
+        """The same for a gang that is over."""
+        self._ended.append(gang)
 
     # --- sending --------------------------------------------------------------------------
 
     def due(self) -> None:
         """Something was added: send it now, or soon."""
-        self._poked = False
-        if self._idle() or time.monotonic() - self._flushed >= PERIOD:
+        idle, since = self._idle(), time.monotonic() - self._flushed
+        if idle or since >= PERIOD or (self._over and since >= QUICK):
             self.flush()
-        elif not self._waiting:
+        elif self._over and not self._hurried:
+            self._hurried = True
+            self._later(QUICK, self._timer)
+        if not (idle or self._waiting):
             self._waiting = True
-            self._later(PERIOD, self._timer)
+            self._later(PERIOD, self._period)
 
     def _timer(self) -> None:
-        self._waiting = False
+        self._look()
         self.flush()
+
+    def _period(self) -> None:
+        self._waiting = False
+        self._timer()
+        if not self._idle():
+            self.due()
 
     def flush(self) -> None:
         """Send everything that was added, if anything was."""
         self._sample_memory()
         if not (
             self._finished or self._failed or self._resident or self._compiled or self._records
-        ):
+            or self._ended
+        ):  # fmt: skip
             return
         report = HostReport(
             0.0,
@@ -129,7 +148,10 @@ class Reports:
         fields = pack_fields(report)
         for name in ("time", "cause", "host"):
             del fields[name]
-        fields["records"] = [pack(self._records.popleft()) for _ in range(len(self._records))]
+        if self._ended:
+            self._records.append(self._gangs(self._ended))
+        fields["records"] = self._records
+        self._records, self._ended, self._over, self._hurried = [], [], False, False
         self._finished, self._failed, self._resident, self._compiled = [], [], [], []
         self._flushed = time.monotonic()
         try:
@@ -138,19 +160,23 @@ class Reports:
             # The control plane is gone; the process ends by its lifeline.
             return
 
+    def _sample_later(self) -> None:
+        self._sampling = False
+        self.flush()
+
     def _sample_memory(self) -> None:
         memory = {device: used for device, used in self._memory.used.items() if used}
         now = time.monotonic()
         if memory == self._sampled:
             return
-        if now - self._sampled_at < MEMORY_PERIOD and not self._idle():
-            if not self._waiting:
-                self._waiting = True
-                self._later(MEMORY_PERIOD, self._timer)
+        if now - self._sampled_at < MEMORY_PERIOD:
+            if not self._sampling:
+                self._sampling = True
+                self._later(MEMORY_PERIOD, self._sample_later)
             return
         for device in sorted(memory.keys() | self._sampled.keys()):
             if memory.get(device, 0) != self._sampled.get(device, 0):
-                self._records.append(
+                self.record(
                     Sample(
                         "memory",
                         self._clock(),

@@ -21,16 +21,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
+from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast, Watcher
 from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack
 from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.intake import Rejected, client_event, host_report
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
 from pathways_lab.timeline.records import Event
-from pathways_lab.timeline.records_of import message, records_of
+from pathways_lab.timeline.records_of import records_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+_LETTERS = 4096
+"""Wire messages that are remembered as one record at most."""
 
 
 class Core(Protocol):
@@ -73,6 +78,7 @@ class Rim:
         self._clients: dict[str, Peer] = {}
         self._hosts: dict[str, Peer] = {}
         self._numbers = 0
+        self._letters: list[chronicle.Letter] = []
         self._epochs: dict[str, int] = {}
         self.formations = Formations(services, self._tell_host, self._slices_lost)
 
@@ -188,14 +194,14 @@ class Rim:
         host = self.registry.hosts[name]
         if op == "report":
             records = fields.get("records", [])
-            if not isinstance(records, list):
-                raise CodecError("records must be a list")
+            if not (isinstance(records, list) and all(type(r) is bytes for r in records)):
+                raise CodecError("records must be a list of bytes")
             self._remember(records)
             cause = f"{name}:report"
             report = host_report(host, fields, self._clock(), cause)
             runs = {entry[0] for entry in (*report.finished, *report.failed)}
-            if len(runs) == 1:
-                self._count("report", name, "control", size, runs.pop())
+            if runs:
+                self._count("report", name, "control", size, runs.pop() if len(runs) == 1 else 0)
             if runs or report.resident or report.compiled or report.finished or report.failed:
                 self.happened(report)
         elif op == "output":
@@ -215,7 +221,7 @@ class Rim:
         """Text that user code printed goes to the client of its run."""
         args = {"text": text[:1000], "device": device}
         event = Event("output", self._clock(), host.island, host.name, run=run, args=args)
-        self._remember([pack(event)])
+        self._remember([chronicle.write(event)])
         client = self.registry.client_of(run)
         if client is not None:
             fields = {"host": host.name, "run": run, "device": device, "text": text}
@@ -223,6 +229,9 @@ class Rim:
 
     def flush(self) -> None:
         """Send new records to the watchers."""
+        if self._letters:
+            letters, self._letters = self._letters, []
+            self.broadcast.add([chronicle.messages(letters)])
         self.broadcast.flush(self._clock())
 
     # --- the core ------------------------------------------------------------------
@@ -242,7 +251,7 @@ class Rim:
         for command in commands:
             if isinstance(command, m.SliceBound):
                 self.registry.bindings[command.binding.slice] = command.binding
-        self._remember([pack(r) for r in records_of(event, commands, self.registry)])
+        self._remember([chronicle.write(r) for r in records_of(event, commands, self.registry)])
         for command in commands:
             self._carry_out(command)
 
@@ -364,9 +373,11 @@ class Rim:
     def _count(self, kind: str, source: str, target: str, size: int, run: int) -> None:
         known = self.registry.plans.get(self.registry.programs.get(run, ("", ""))[1])
         program = known[1].name if known else ""
-        self._remember([pack(message(self._clock(), kind, source, target, size, run, program))])
+        self._letters.append((self._clock(), kind, source, target, size, run, program))
+        if len(self._letters) == _LETTERS:
+            self.flush()
 
-    def _remember(self, records: Sequence[Any]) -> None:
+    def _remember(self, records: Sequence[bytes]) -> None:
         if self.broadcast.add(records):
             self._flush_due()
 

@@ -105,6 +105,11 @@ class Slot:
         """Whether there is no value to be had."""
         return self.state in (FAILED, DONATED)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits until it is settled."""
+        return bool(self._when_settled)
+
     def when_issued(self, call: Waiter) -> bool:
         """Call once the slot is not pending any more.  False: it is not already."""
         if self.state == PENDING:

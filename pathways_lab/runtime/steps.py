@@ -11,6 +11,7 @@ Paper: section 4.4.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call, Transfer
@@ -45,6 +46,7 @@ class Gang:
     temporary: bytes that it needs on each of them beside inputs and outputs.
     room: see :class:`pathways_lab.runtime.memory.Claim`.
     held: bytes that it gives back when it is done.
+    stamp: what the rim wants back when it is handed over.
     waits: open conditions, and one for its registration.
     when_handed, when_done: gangs that wait for this one.
     """
@@ -63,6 +65,7 @@ class Gang:
     temporary: int = 0
     room: int = field(init=False)
     held: int = 0
+    stamp: Any = None
     waits: int = 1
     handed: bool = False
     done: bool = False

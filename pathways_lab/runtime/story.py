@@ -18,13 +18,16 @@ from typing import Any
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.actions import Send
 from pathways_lab.runtime.exchange import Arrived
 from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Times
-from pathways_lab.runtime.loops import Lap
 from pathways_lab.timeline.records import Event, Span
+
+_KEPT = 50_000
+"""Steps whose common part is remembered."""
 
 
 def _text(line: Line) -> str:
@@ -43,55 +46,87 @@ class Story:
         self._island = island
         self._emulated = emulated
         self._offset = offset
+        self._about: dict[tuple[str, int], bytes] = {}
 
-    def launched(self, job: GangJob, time: float) -> Event:
-        """A gang is being handed to its devices."""
+    def about(self, job: GangJob) -> bytes:
+        """What all gangs of this step have in common."""
         launch = job.launch
-        return Event(
-            "launched",
-            time + self._offset(),
+        key = launch.plan.key, launch.key[1]
+        known = self._about.get(key)
+        if known is None:
+            if len(self._about) >= _KEPT:
+                self._about.clear()
+            call = launch.call
+            client, devices = job.place.binding.client, job.devices
+            known = self._about[key] = chronicle.about(
+                launch.plan.name, call.name, client, _text(call.line), call.slice, devices
+            )
+        return known
+
+    def launched(self, job: GangJob) -> Event:
+        """A gang was handed to its devices, and is not over yet."""
+        launch, call = job.launch, job.launch.call
+        client = job.place.binding.client
+        return chronicle.launched(
             self._island,
             self._host,
-            *launch.key,
-            launch.plan.name,
-            launch.call.name,
-            job.place.binding.client,
+            job.called + self._offset(),
+            (*launch.key, launch.plan.name, call.name, client),
+            _text(call.line),
+            job.devices,
             {
-                "devices": job.devices,
                 "seq": launch.seq,
-                "slice": launch.call.slice,
-                "line": _text(launch.call.line),
+                "slice": call.slice,
                 "poisoned": launch.poison is not None,
                 "emulated": self._emulated,
             },
         )
 
-    def gang(self, job: GangJob, times: Times, failure: Failure | None) -> Iterator[Span]:
-        """A gang is over: what it took to launch it, and its time on the devices.
-
-        Of a loop: the same for each of its laps; the number of the lap is the step.
-        """
+    def laps(self, job: GangJob, poisoned: bool) -> Iterator[Span]:
+        """What :meth:`ended` tells of a gang, for each lap of a loop; its number is the step."""
         launch, offset = job.launch, self._offset()
         place = job.place.binding
-        run, step = launch.key
         names = (launch.plan.name, launch.call.name, place.client, _text(launch.call.line))
-        host = (self._island, self._host)
-        args: dict[str, Any] = {
-            "seq": launch.seq,
-            "slice": launch.call.slice,
-            "poisoned": failure is not None,
-            "emulated": self._emulated,
-            "inputs_ready": job.handed + offset,
-        }
-        whole = Lap(step, 1, times.called, times.returned, times.start, times.end)
-        for lap in job.laps or (whole,):
-            if job.laps:
-                args = {**args, "steps": lap.steps}
+        host, run = (self._island, self._host), launch.key[0]
+        for lap in job.laps:
+            args: dict[str, Any] = {
+                "seq": launch.seq,
+                "slice": launch.call.slice,
+                "poisoned": poisoned,
+                "emulated": self._emulated,
+                "inputs_ready": job.handed + offset,
+                "steps": lap.steps,
+            }
             called, returned = lap.called + offset, lap.returned + offset
             seq = {"seq": launch.seq}
             yield Span("launch", called, returned, *host, (), run, lap.first, *names, seq)
             start, end = lap.start + offset, lap.end + offset
             yield Span("gang", start, end, *host, job.devices, run, lap.first, *names, args)
+
+    def ended(self, job: GangJob, times: Times, poisoned: bool) -> chronicle.Ended:
+        """A gang is over: what it took to launch it, and its time on the devices."""
+        launch, work = job.launch, job.launch.stamp
+        opens, work.told = not work.told, True
+        return chronicle.Ended(
+            self.about(job),
+            *launch.key,
+            launch.seq,
+            poisoned,
+            job.announced,
+            opens,
+            work.received,
+            work.began,
+            work.ended,
+            job.handed,
+            times.called,
+            times.returned,
+            times.start,
+            times.end,
+        )
+
+    def gangs(self, ended: list[chronicle.Ended]) -> bytes:
+        """All of these, written."""
+        return chronicle.gangs(self._island, self._host, self._emulated, ended, self._offset())
 
     def sent(self, action: Send, start: float, end: float, nbytes: int, client: str) -> Span:
         """The parts of a transfer's source have left.  nbytes: what went to other hosts."""

@@ -90,6 +90,8 @@ class Timeline:
         self._lost = 0
         self._programs: dict[str, int] = {}
         self._observers: list[Observer] = []
+        self._later: deque[tuple[int, Callable[[], Iterable[Record]]]] = deque()
+        self._waiting = 0
 
     def extend(self, records: Iterable[Record]) -> None:
         """Remember *records* and tell the observers.  Any thread."""
@@ -97,14 +99,8 @@ class Timeline:
         if not new:
             return
         with self._lock:
-            self._records.extend(new)
-            self._version += len(new)
-            for record in new:
-                if isinstance(record, Sample):
-                    if record.name == "dropped":
-                        self._lost += int(record.value)
-                elif record.program and record.program not in self._programs:
-                    self._programs[record.program] = len(self._programs)
+            self._read()
+            self._add(new)
             observers = tuple(self._observers)
         for observer in observers:
             try:
@@ -112,6 +108,40 @@ class Timeline:
             except Exception as error:
                 self.failures.append(f"{observer!r} was dropped: {type(error).__name__}: {error}")
                 self._forget(observer)
+
+    def extend_later(self, least: int, read: Callable[[], Iterable[Record]]) -> None:
+        """The same for at least *least* records that are read when somebody looks.  Any thread.
+
+        At once when somebody observes; never when the bound would push them all out.
+        """
+        with self._lock:
+            if not self._observers:
+                self._later.append((least, read))
+                self._waiting += least
+                while self._waiting - self._later[0][0] >= self.capacity:
+                    gone, _ = self._later.popleft()
+                    self._waiting -= gone
+                    self._version += gone
+                return
+        self.extend(read())
+
+    def _read(self) -> None:
+        """Look at what waits to be read."""
+        with self._lock:
+            while self._later:
+                least, read = self._later.popleft()
+                self._waiting -= least
+                self._add(tuple(read()))
+
+    def _add(self, new: Sequence[Record]) -> None:
+        self._records.extend(new)
+        self._version += len(new)
+        for record in new:
+            if isinstance(record, Sample):
+                if record.name == "dropped":
+                    self._lost += int(record.value)
+            elif record.program and record.program not in self._programs:
+                self._programs[record.program] = len(self._programs)
 
     def recording(self) -> Recording:
         """``with timeline.recording() as run: ...``: keeps what happens inside."""
@@ -124,6 +154,7 @@ class Timeline:
         print; one that raises is dropped.
         """
         with self._lock:
+            self._read()
             self._observers.append(observer)
         return lambda: self._forget(observer)
 
@@ -135,6 +166,7 @@ class Timeline:
     def since(self, version: int) -> Batch:
         """The records after the first *version* ones, as far as still known."""
         with self._lock:
+            self._read()
             asked = max(0, self._version - version)
             known = min(asked, len(self._records))
             new = list(islice(reversed(self._records), known))
@@ -145,23 +177,27 @@ class Timeline:
     def records(self) -> tuple[Record, ...]:
         """All records that are still known, oldest first."""
         with self._lock:
+            self._read()
             return tuple(self._records)
 
     @property
     def version(self) -> int:
         """How many records were ever remembered."""
+        self._read()
         return self._version
 
     @property
     def evicted(self) -> int:
         """Records that were remembered and pushed out by newer ones."""
         with self._lock:
+            self._read()
             return self._version - len(self._records)
 
     @property
     def dropped(self) -> int:
         """Records that are missing here: pushed out, or lost before they arrived."""
         with self._lock:
+            self._read()
             return self._version - len(self._records) + self._lost
 
     @property
@@ -171,9 +207,11 @@ class Timeline:
         It decides their colours, so that a program looks the same in every view.
         """
         with self._lock:
+            self._read()
             return dict(self._programs)
 
     def __len__(self) -> int:
+        self._read()
         return len(self._records)
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from pathways_lab.core.layout import Layout, boxes
 from pathways_lab.core.messages import Grant, HostReport
 from pathways_lab.core.program import Call, Line, Node, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import arrays
+from pathways_lab.runtime import arrays, chronicle
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.coordination import Coordination
@@ -30,7 +30,7 @@ from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.lifeline import Child, spawn
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.records import Record, Span
 from tests.runtime.host_kit import wire
 
 
@@ -127,8 +127,7 @@ class Lab:
                 self.resident |= {(link.name, buffer) for buffer in report.resident}
                 for function, slice_id, temporary, why in report.compiled:
                     self.compiled[link.name, function, slice_id] = (temporary, why)
-                kinds = Span | Event | Sample
-                self.records += [unpack(kinds, record) for record in fields["records"]]
+                self.records += chronicle.read(fields["records"])
             elif op == "joined":
                 self.joined[link.name, fields["number"]] = fields["failure"]
             elif op == "output":

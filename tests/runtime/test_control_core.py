@@ -14,6 +14,7 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.messages import Grant, HostReport
 from pathways_lab.core.program import Call, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.auth import new_key
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.control_plane import ControlPlane, Keys
@@ -163,7 +164,7 @@ def test_one_message_submits_a_run_over_two_islands(lab: Lab) -> None:
 
 
 def _records(lab: Lab) -> list[Record]:
-    return [unpack(Record, r) for f in lab.of("records") for r in f["records"]]
+    return [r for f in lab.of("records") for r in chronicle.read(f["records"])]
 
 
 def _kinds(lab: Lab) -> list[str]:

@@ -11,13 +11,13 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.auth import AuthenticationError, new_key
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.control_plane import ControlPlane, Keys
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.timeline.records import Record
 
 HOST = {
     "role": "host", "name": "i0/h", "island": "i0", "devices": 2, "kind": "cpu", "memory": 10,
@@ -114,7 +114,7 @@ def test_a_client_finds_hosts_binds_a_slice_and_watches(lab: Lab) -> None:
     link.send("slice", {"slice": 1 << 32, "request": pack(SliceRequest((2,), ("x",)))})
     until(lambda: client.of("slice-bound") and host.of("bind"))
     until(lambda: len(client.of("records")) == 2)  # what was, then what came
-    records = [unpack(Record, r) for f in client.of("records") for r in f["records"]]
+    records = [r for f in client.of("records") for r in chronicle.read(f["records"])]
     kinds = [r.kind for r in records]  # type: ignore[union-attr]
     assert kinds == ["host-joined", "client-joined", "slice-bound"]
 

@@ -24,6 +24,7 @@ class Scripted:
     def __init__(self, log: list[str], name: str, *, devices: tuple[int, ...] = (0,)) -> None:
         self.log, self.name, self.devices = log, name, devices
         self.may_end = threading.Event()
+        self.started = threading.Event()
         self.ended = threading.Event()
         self.fails_at = ""
         self.error: BaseException | None = None
@@ -31,9 +32,13 @@ class Scripted:
 
     def start(self) -> str:
         self.log.append(f"start {self.name}")
+        self.started.set()
         if self.fails_at == "start":
             raise ValueError("cannot start")
         return self.name
+
+    def ready(self, receipt: Any) -> bool:
+        return self.may_end.is_set()
 
     def wait(self, receipt: Any) -> None:
         assert receipt == self.name
@@ -133,6 +138,7 @@ def test_a_gang_begins_when_its_devices_are_free(lanes: Lanes) -> None:
     first, second = Scripted(log, "1", devices=(0, 1)), Scripted(log, "2", devices=(1, 2))
     lanes.put("a", first)
     lanes.put("b", second)
+    assert second.started.wait(10)
     first.may_end.set()
     assert first.ended.wait(10)
     second.may_end.set()
@@ -176,6 +182,9 @@ class Sleep:
 
     def start(self) -> Any:
         return self.call(self.input)
+
+    def ready(self, receipt: Any) -> bool:
+        return bool(receipt.is_ready())
 
     def wait(self, receipt: Any) -> None:
         receipt.block_until_ready()

@@ -8,12 +8,13 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
+from pathways_lab.runtime import chronicle
 from pathways_lab.runtime import reports as module
-from pathways_lab.runtime.codec import unpack, unpack_fields
+from pathways_lab.runtime.codec import unpack_fields
 from pathways_lab.runtime.link import LinkClosed
 from pathways_lab.runtime.memory import Memory
-from pathways_lab.runtime.reports import PERIOD, Reports
-from pathways_lab.timeline.records import Event, Sample
+from pathways_lab.runtime.reports import PERIOD, QUICK, Reports
+from pathways_lab.timeline.records import Event, Sample, Span
 
 
 class Desk:
@@ -25,7 +26,7 @@ class Desk:
         self.memory: Memory[Any] = Memory()
         self.sent: list[dict[str, Any]] = []
         self.timers: list[tuple[float, Any]] = []
-        self.soon: list[Any] = []
+        self.looks = 0
         self.gone = False
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.reports = Reports(
@@ -33,11 +34,15 @@ class Desk:
             "i",
             lambda: self.now,
             self.send,
-            self.soon.append,
             lambda seconds, call: self.timers.append((self.now + seconds, call)),
             lambda: self.idle,
             self.memory,
+            self.look,
+            lambda ended: chronicle.gangs("i", "i/h", True, ended, 0.0),
         )
+
+    def look(self) -> None:
+        self.looks += 1
 
     def send(self, op: str, fields: dict[str, Any]) -> None:
         assert op == "report"
@@ -86,18 +91,56 @@ def test_the_last_end_does_not_wait(desk: Desk) -> None:
     assert len(desk.sent) == 2
 
 
-def test_records_of_other_threads_are_sent_without_being_asked_for(desk: Desk) -> None:
+def test_the_end_of_a_run_comes_soon_though_the_host_is_busy(desk: Desk) -> None:
     desk.reports.due()
-    for number in range(3):
-        desk.reports.record_soon(Event("launched", float(number)))
-    (call,) = desk.soon  # one wake-up for all
-    call()
-    assert [unpack(Event | Sample, r).time for r in desk.sent[-1]["records"]] == [0.0, 1.0, 2.0]
+    desk.reports.finished(1, 0, 0.5, None)
+    desk.reports.due()
+    sent = len(desk.sent)
+    desk.reports.finished(1, 1, 0.5, None)
+    desk.reports.run_over()
+    desk.reports.due()
+    desk.pass_time(QUICK)
+    assert len(desk.sent) == sent + 1
+    report = unpack_fields(HostReport, {**desk.sent[-1], "time": 0.0, "cause": "", "host": "i/h"})
+    assert [step for _, step, _ in report.finished][-1] == 1
+
+
+def test_while_something_is_under_way_somebody_looks(desk: Desk) -> None:
+    """Ends that nobody was in a hurry with are seen by the clock at the latest."""
+    desk.reports.due()
+    for _ in range(3):
+        desk.pass_time(PERIOD)
+    assert desk.looks == 3
+    desk.idle = True
+    desk.pass_time(PERIOD)
+    desk.pass_time(PERIOD)
+    assert desk.looks == 4
+
+
+def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
+    about = chronicle.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+    for step in range(3):
+        stamps = [float(n) for n in range(8)]
+        desk.reports.ended(
+            chronicle.Ended(about, 9, step, 40 + step, False, False, step == 0, *stamps)
+        )
+    desk.idle = True
+    desk.reports.due()
+    (written,) = desk.sent[-1]["records"]
+    records = chronicle.read([written])
+    assert [r.kind for r in records if isinstance(r, Span)] == [
+        "receive", "prepare", "launch", "gang", "launch", "gang", "launch", "gang",
+    ]  # fmt: skip
+    gangs = [r for r in records if isinstance(r, Span) and r.kind == "gang"]
+    assert [(g.run, g.step, g.args["seq"], g.devices) for g in gangs] == [
+        (9, 0, 40, (0, 1)), (9, 1, 41, (0, 1)), (9, 2, 42, (0, 1)),
+    ]  # fmt: skip
+    assert sum(isinstance(r, Event) and r.kind == "launched" for r in records) == 3
 
 
 def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None:
     def samples() -> list[tuple[int, float]]:
-        found = [unpack(Event | Sample, r) for f in desk.sent for r in f["records"]]
+        found = [r for f in desk.sent for r in chronicle.read(f["records"])]
         return [(s.args["device"], s.value) for s in found if isinstance(s, Sample)]
 
     desk.memory.used = {0: 10, 1: 20}
@@ -108,9 +151,10 @@ def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None
     assert len(samples()) == 2, "too soon"
     desk.pass_time(2 * module.MEMORY_PERIOD)  # and it comes by itself
     assert samples()[2:] == [(1, 30.0)]
-    desk.idle = True  # the last value is never withheld
+    desk.idle = True  # the last value is not withheld for ever
     desk.memory.used = {0: 0, 1: 0}
     desk.reports.flush()
+    desk.pass_time(2 * module.MEMORY_PERIOD)
     assert samples()[3:] == [(0, 0.0), (1, 0.0)]
 
 

@@ -13,6 +13,7 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.policies import ProportionalShare
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.registry import HostSeen
 from pathways_lab.runtime.rim import Rim
@@ -115,7 +116,7 @@ class Lab:
 
     def records(self, client: int = 0) -> list[Record]:
         self.rim.flush()
-        return [unpack(Record, r) for f in self.clients[client].of("records") for r in f["records"]]
+        return [r for f in self.clients[client].of("records") for r in chronicle.read(f["records"])]
 
 
 @pytest.fixture
@@ -345,7 +346,7 @@ def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
     report = m.HostReport(0, "", "", finished=((ONE + 9, 0, 0.1),))
     ended = m.RunEnded("c", "kernel-1", ONE + 9, "failed", Failure("execute", "because"))
     lab.core.answer = lambda event: [m.Resolved("c", "kernel-1", (ONE + 6,)), ended]
-    own = [pack(Event("launched", 1.0, "i0", "i0/h", ONE + 9, 0))]
+    own = [chronicle.write(Event("launched", 1.0, "i0", "i0/h", ONE + 9, 0))]
     lab.rim.from_host("i0/h", "report", {**pack_fields(report), "records": own}, [], 60)
     records = lab.records()
     granted = [r for r in records if isinstance(r, Event) and r.kind == "granted"]

@@ -1,0 +1,178 @@
+"""Records on their way to whoever watches: written once, read only when somebody looks.
+
+Problem: a gang can take less time than the records about it.  They pass through
+three processes, and most of them are never looked at; so whoever makes them
+writes bytes, whoever passes them on moves bytes, and only a view, a test or a
+question turns them into records.  What many gangs have in common is written
+once for all of them.
+
+Rule for maintainers: :func:`read` gives back exactly the records of
+:mod:`pathways_lab.timeline.records`, and raises CodecError for anything else;
+nothing but this module knows the forms in between.
+
+Paper: section 5 (timelines of single gangs).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgpack
+
+from pathways_lab.runtime.codec import CodecError, pack, unpack
+from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records_of import message
+
+_GANGS = "gangs"
+_MESSAGES = "messages"
+_event_fields = attrgetter(*Event.__dataclass_fields__)
+
+
+_packed: Callable[[Any], bytes] = msgpack.packb
+
+
+def write(record: Record) -> bytes:
+    """One record."""
+    if type(record) is Event:
+        return _packed(("Event", *_event_fields(record)))  # the quick way of codec.pack
+    return _packed(pack(record))
+
+
+class Ended(NamedTuple):
+    """A gang that is over on a host, as far as the timeline is concerned.
+
+    about: of :func:`about`.  announced: a ``launched`` event was written before.
+    opens: it is the first one of its grant that is written.
+    Times are seconds on the host's clock: its grant was *received*, and prepared
+    from *began* to *prepared*; its turn and its inputs had come (*handed*); the
+    launching call was *called* and *returned*; on its devices it was from
+    *start* to *end*.
+    """
+
+    about: bytes
+    run: int
+    step: int
+    seq: int
+    poisoned: bool
+    announced: bool
+    opens: bool
+    received: float
+    began: float
+    prepared: float
+    handed: float
+    called: float
+    returned: float
+    start: float
+    end: float
+
+
+_TIMES = 8
+
+
+def about(
+    program: str, node: str, client: str, line: str, slice_id: int, devices: tuple[int, ...]
+) -> bytes:
+    """What all gangs of one step have in common on a host."""
+    return _packed((program, node, client, line, slice_id, devices))
+
+
+def gangs(island: str, host: str, emulated: bool, ended: Iterable[Ended], offset: float) -> bytes:
+    """Gangs of one host.  offset: what to add to its clock."""
+    abouts: dict[bytes, int] = {}
+    rows: list[tuple[int, int, int, int, bool, bool, bool]] = []
+    times = array("d")
+    for gang in ended:
+        number = abouts.setdefault(gang[0], len(abouts))
+        rows.append((number, *gang[1:7]))
+        times.extend(gang[7:])
+    head = (_GANGS, island, host, emulated, offset, list(abouts), rows, times.tobytes())
+    return _packed(head)
+
+
+Letter = tuple[float, str, str, str, int, int, str]
+"""A wire message: time, kind, source, target, bytes, run (0: several), program."""
+
+
+def messages(letters: Iterable[Letter]) -> bytes:
+    """Wire messages as one entry."""
+    return _packed((_MESSAGES, list(letters)))
+
+
+def read(written: Iterable[bytes]) -> list[Record]:
+    """The records in what was written.  Raises CodecError."""
+    records: list[Record] = []
+    for entry in written:
+        try:
+            plain = msgpack.unpackb(entry, strict_map_key=False)
+            if plain[0] == _GANGS:
+                records += _read_gangs(*plain[1:])
+            elif plain[0] == _MESSAGES:
+                records += [message(*letter) for letter in plain[1]]
+            else:
+                records.append(unpack(Record, plain))
+        except CodecError:
+            raise
+        except Exception as error:  # msgpack raises many types; all mean the same here
+            raise CodecError(f"what was written is no record: {error!r}") from None
+    return records
+
+
+def kind_of(entry: bytes) -> str:
+    """The kind of a span, event or sample, without reading the rest; "" for several at once."""
+    unpacker = msgpack.Unpacker(strict_map_key=False)
+    unpacker.feed(entry)
+    unpacker.read_array_header()
+    return str(unpacker.unpack()) if unpacker.unpack() in ("Span", "Event", "Sample") else ""
+
+
+def _read_gangs(
+    island: str,
+    host: str,
+    emulated: bool,
+    offset: float,
+    abouts: list[bytes],
+    rows: list[tuple[int, int, int, int, bool, bool, bool]],
+    times: bytes,
+) -> Iterator[Record]:
+    known = [msgpack.unpackb(entry) for entry in abouts]
+    stamps = array("d")
+    stamps.frombytes(times)
+    for at, (number, run, step, seq, poisoned, announced, opens) in enumerate(rows):
+        program, node, client, line, slice_id, local = known[number]
+        devices = tuple(local)
+        received, began, prepared, handed, called, returned, start, end = (
+            stamp + offset for stamp in stamps[at * _TIMES : (at + 1) * _TIMES]
+        )
+        common = (run, step, program, node, client)
+        shared = {"seq": seq, "slice": slice_id, "poisoned": poisoned, "emulated": emulated}
+        if opens:
+            once = (island, host, (), *common, line, {"seq": seq})
+            yield Span("receive", received, began, *once)
+            yield Span("prepare", began, prepared, *once)
+        if not announced:
+            yield launched(island, host, called, common, line, devices, shared)
+        yield Span(
+            "launch", called, returned, island, host, (), *common, line,
+            {"seq": seq, "received": received, "prepared": prepared, "handed": handed},
+        )  # fmt: skip
+        yield Span(
+            "gang", start, end, island, host, devices, *common, line,
+            {**shared, "inputs_ready": handed},
+        )  # fmt: skip
+
+
+def launched(
+    island: str,
+    host: str,
+    time: float,
+    common: tuple[int, int, str, str, str],
+    line: str,
+    devices: tuple[int, ...],
+    shared: dict[str, Any],
+) -> Event:
+    """A gang is being handed to its devices."""
+    args = {"devices": devices, "line": line, **shared}
+    return Event("launched", time, island, host, *common, args)
