@@ -293,6 +293,7 @@ def start(
     memory: int | str | None = None,
     platform: str = "auto",
     progress: bool | Callable[[displays.Progress], object] = True,
+    transcript: str | Path = "",
 ) -> Lab:
     """Start a lab on this machine: a local Dask cluster whose workers own devices.
 
@@ -301,6 +302,8 @@ def start(
     platform: ``"auto"`` takes accelerators when there are enough; ``"cpu"``
         takes CPU devices.
     progress: show how far the start is; or a function that is told.
+    transcript: a file that gets every event of the control plane, with what it
+        decided: :func:`pathways_lab.runtime.transcript.differences` decides again.
 
     It ends with the kernel, with :meth:`Lab.close`, and when another is started.
     Raises PathwaysError with the numbers when memory does not suffice.
@@ -316,6 +319,7 @@ def start(
         None if memory is None else bytes_of(memory),
         platform,
         show,
+        transcript=transcript,
     )
     try:
         _current = Lab(made.control, made)

@@ -177,8 +177,13 @@ def main() -> None:
     config = lifeline.configuration()
     keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
     context = server_context(config["tls"])
+    core: Core = Control()
+    if config["transcript"]:
+        from pathways_lab.runtime.transcript import Transcript
+
+        core = Transcript(core, config["transcript"])
     plane = ControlPlane(
-        Control(),
+        core,
         keys,
         config["client_listen"],
         config["host_listen"],

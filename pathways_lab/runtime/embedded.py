@@ -132,6 +132,7 @@ def start_cluster(
     platform: str = "auto",
     progress: Show | None = None,
     *,
+    transcript: str | Path = "",
     host_module: str = MODULE,
 ) -> EmbeddedCluster:
     """Start a lab on this machine and wait until its devices are there.
@@ -140,6 +141,8 @@ def start_cluster(
     platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there
         are enough of them, see :mod:`pathways_lab.runtime.accelerators`.
     progress: called with a Progress whenever something is there.
+    transcript: a file for what the core is told and answers (see
+        :mod:`pathways_lab.runtime.transcript`).
     host_module: the module that is a device process, for tests.
 
     Raises PathwaysError with the numbers when memory does not suffice, and with
@@ -160,6 +163,7 @@ def start_cluster(
     budget = plan_budget(hosts, devices_per_host, memory, available_memory(), emulated)
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
+    settings.transcript = str(Path(transcript).absolute()) if transcript else ""
     cluster = EmbeddedCluster(
         budget, folder, ControlAddress(settings.listen("client"), settings.client_key)
     )

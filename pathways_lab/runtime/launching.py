@@ -27,6 +27,7 @@ class ControlSettings:
 
     host: None for Unix sockets in *folder*; else the interface's address for TCP.
     tls: PEM texts for TCP connections that leave the machine.
+    transcript: a file for what the core is told and answers, or "".
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class ControlSettings:
     data_key: bytes
     host: str | None = None
     tls: dict[str, str] | None = None
+    transcript: str = ""
 
     @classmethod
     def fresh(
@@ -56,6 +58,7 @@ class ControlSettings:
             data_key=bytes.fromhex(plain["data_key"]),
             host=plain["host"],
             tls=plain["tls"],
+            transcript=plain["transcript"],
         )
 
     def plain(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class ControlSettings:
             "data_key": self.data_key.hex(),
             "host": self.host,
             "tls": self.tls,
+            "transcript": self.transcript,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
         }

@@ -72,6 +72,7 @@ class World:
         it each grant travels on its own, and *lag* may hold it up.
     launch_poisoned: gangs whose input is missing are launched all the same.
     fails: whether a step fails on a host, given ``(run, step, host)``.
+    decide: asks the core; whoever wants to listen puts itself before it.
     memory: the records of what happened, when *remember*.
     """
 
@@ -90,6 +91,7 @@ class World:
         self.random = random.Random(seed)
         self.agenda = Agenda()
         self.control = Control(rules)
+        self.decide: Callable[[Event], list[Command]] = self.control.handle
         self.network = Network(self)
         self.keep_order = keep_order
         self.launch_poisoned = launch_poisoned
@@ -137,7 +139,7 @@ class World:
             return
         if isinstance(event, ProgramRegistered):
             self.plans[event.plan.key] = event.plan
-        commands = self.control.handle(event)
+        commands = self.decide(event)
         self.memory.happened(event, commands)
         costs = self.machine.costs
         thinking = costs.hearing if isinstance(event, HostReport) else costs.decision
