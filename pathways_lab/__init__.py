@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.simulation import Machine, compare_policies, simulate
     from pathways_lab.core.errors import Failure, PathwaysError
     from pathways_lab.notebook.compare import compare_timelines
+    from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.runtime.emulated import emulated
     from pathways_lab.sim.machine import Costs, FunctionCost
     from pathways_lab.sim.simulate import Load
@@ -47,6 +48,7 @@ __all__ = [
     "jit",
     "make_virtual_device_set",
     "patched",
+    "pipeline",
     "pmap",
     "program",
     "simulate",
@@ -73,6 +75,7 @@ _HOMES = {
     "jit": "client.functions",
     "make_virtual_device_set": "client.lab",
     "patched": "client.patch",
+    "pipeline": "pipeline",
     "pmap": "client.pmap",
     "program": "client.program",
     "simulate": "client.simulation",
@@ -120,11 +123,12 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'pathways_lab' has no attribute {name!r}")
     module = importlib.import_module(f"pathways_lab.{home}")
-    if home.startswith("client."):
+    if home.startswith(("client.", "pipeline")):
         # The lab is what makes calls outside of programs run.
         importlib.import_module("pathways_lab.client.lab")
         _plug_in()
-    value = globals()[name] = getattr(module, name)
+    # A package of that name is called like its main function.
+    value = globals()[name] = module if home == name else getattr(module, name)
     return value
 
 

@@ -17,8 +17,8 @@ SURFACE = {
     *("make_virtual_device_set", "Slice", "emulated"),
     # compiled functions, programs, data
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
-    # looking at what happened
-    *("compare_timelines",),
+    # models
+    "pipeline",
     # simulating
     *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
     # pictures

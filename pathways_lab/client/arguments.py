@@ -167,14 +167,16 @@ def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
 
     Raises PathwaysError when *prefix* is no prefix of *tree*; *what* names it.
     """
-    if is_placement(prefix):
-        return [prefix] * len(jax.tree.leaves(tree))
+    found: list[Any] = []
+
+    def take(entry: Any, part: Any) -> None:
+        found.extend([entry] * len(jax.tree.leaves(part)))
+
     try:
-        full = jax.tree.broadcast(prefix, tree, is_leaf=is_placement)
+        jax.tree.map(take, prefix, tree, is_leaf=is_placement)
     except ValueError as error:
-        text = str(error).replace("broadcast_prefix prefix_tree", what)
         raise failures.capture_failure(
-            f"{what} does not have the structure of what it places: {' '.join(text.split())}",
+            f"{what} does not have the structure of what it places: {' '.join(str(error).split())}",
             "give one entry for all, a tuple with one entry per argument, or a tree prefix",
         ) from None
-    return jax.tree.leaves(full, is_leaf=is_placement)
+    return found

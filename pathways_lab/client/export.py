@@ -102,7 +102,8 @@ def make(
     out_shardings = [
         None if layout is None else layouts.sharding_of(layout, place) for layout in out
     ]
-    jitted = jax_jit(body.call, out_shardings=out_shardings)
+    # Arguments are counted by position everywhere: those that nothing reads stay.
+    jitted = jax_jit(body.call, out_shardings=out_shardings, keep_unused=True)
     if body.calls_python:
         kind, blob = "pickle", _pickled(body)
         text = jax_private.lower_without_callbacks(jitted.trace(*structs), [platform])

@@ -169,6 +169,13 @@ def layouts_of(tree: Any) -> list[str]:
     return [str(leaf.layout) for leaf in jax.tree.leaves(tree)]
 
 
+def test_arguments_that_nothing_reads_or_that_are_none(fake: FakeLab) -> None:
+    """Positions count, also of what the code does not need."""
+    x, y = np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)
+    both(fake, lambda a, b: b + 1, x, y)
+    both(fake, lambda a, b, c: (c * 2, b), x, None, y, in_shardings=(P("x"), None, P("x")))
+
+
 def test_shardings_are_pytree_prefixes(fake: FakeLab) -> None:
     on = fake.slice(2, 2, axes=("data", "model"))
     params = {"w": np.ones((4, 8), np.float32), "b": np.ones(8, np.float32)}

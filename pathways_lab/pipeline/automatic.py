@@ -1,0 +1,325 @@
+"""A layered model as an MPMD pipeline over slices: ``pw.pipeline``.
+
+Problem: written by hand, a pipeline is some hundred lines in which the
+schedule, the model and the placement cannot be told apart.  Here the model is
+a list of layers, the placement a list of slices, the schedule a table, and the
+program follows from them.
+
+Rule for maintainers: the captured function below only walks along the
+schedule.  Its results are those of the model on one device, up to the order of
+sums over microbatches; the schedule changes times and memory, never values.
+
+Paper: section 5.3 (pipelined language models), appendix A.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pathways_lab.client.devices import Slice
+from pathways_lab.client.functions import CompiledFunction, jit
+from pathways_lab.client.program import ProgramFunction, device_put, program
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.balance import operations, partition
+from pathways_lab.pipeline.schedule import Costs, Schedule, Table
+from pathways_lab.pipeline.schedules import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble,
+)
+from pathways_lab.pipeline.stages import Layer, StageFunctions, update
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zero-bubble": zero_bubble,
+}
+State = tuple[tuple[Any, Any], ...]
+"""Per stage: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The functions of one stage on its slice."""
+
+    forward: CompiledFunction
+    backward: CompiledFunction
+    backward_input: CompiledFunction
+    weight: CompiledFunction
+    update: CompiledFunction
+    remember: CompiledFunction
+
+
+class Pipeline:
+    """A layered model as one program; made by :func:`pipeline`.
+
+    stages: by stage, the numbers of its layers.  slices: by stage, where it is.
+    schedule: who does what in which order.  costs: of a microbatch, relative.
+    program: what is captured; ``pipe.program.ir()`` prints it after a step.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[Layer, Any]],
+        slices: Sequence[Slice],
+        loss: Callable[[Any, Any], Any],
+        optimizer: Any,
+        schedule: Schedule,
+        stages: tuple[range, ...],
+        costs: Sequence[float],
+        batch: PartitionSpec,
+        specs: Sequence[Any],
+        name: str,
+    ) -> None:
+        self.schedule = schedule
+        self.stages = stages
+        self.slices = tuple(slices[number] for number in schedule.slices)
+        totals = [sum(costs[n] for n in stage) for stage in stages]
+        forward = [total / (min(totals) or 1.0) for total in totals]
+        self.costs = Costs(forward, [2 * cost for cost in forward], forward)
+        self._layers = layers
+        self._batch = batch
+        self._specs = specs
+        self._compiled = [self._compile(s, loss, optimizer) for s in range(len(stages))]
+        self.program: ProgramFunction = program(self._step, name=name)
+
+    def init(self) -> State:
+        """The given parameters on their slices, and the optimizer's memory for them."""
+        state = []
+        for stage, on, compiled in zip(self.stages, self.slices, self._compiled, strict=True):
+            parameters = tuple(
+                device_put(self._layers[n][1], jax.tree.map(on.sharding, self._spec(n)))
+                for n in stage
+            )
+            state.append((parameters, compiled.remember(parameters)))
+        return tuple(state)
+
+    def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
+        """One step of training: the new state, and the mean loss; handles, at once.
+
+        inputs, labels: pytrees of arrays of [batch, ...]; the batch is cut into
+        the schedule's microbatches, in order.
+        Raises PathwaysError when it cannot be cut evenly.
+        """
+        count = self.schedule.microbatches
+        for leaf in jax.tree.leaves((inputs, labels)):
+            if not np.ndim(leaf) or np.shape(leaf)[0] % count:
+                raise PathwaysError(
+                    Failure(
+                        "refused",
+                        f"a batch of shape {np.shape(leaf)} cannot be cut into {count} equal "
+                        "microbatches along its first axis",
+                        f"use a multiple of {count} examples",
+                    )
+                )
+        result: tuple[State, Any] = self.program(state, inputs, labels)
+        return result
+
+    def parameters(self, state: State) -> list[Any]:
+        """By layer, in the order in which they were given: the parameters of a state."""
+        return [own for parameters, _ in state for own in parameters]
+
+    def planned(self, costs: Costs | None = None) -> Table:
+        """The schedule with times: of estimated costs (relative), or of these."""
+        return self.schedule.timed(costs or self.costs)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"  stage {s} on {on.name} ({on.island}): layers {stage.start} to {stage.stop - 1}"
+            for s, (stage, on) in enumerate(zip(self.stages, self.slices, strict=True))
+        ]
+        count = self.schedule.microbatches
+        title = f"pipeline of {len(self.stages)} stages, {count} microbatches"
+        return "\n".join((title, *rows, str(self.planned())))
+
+    # --- the program ---------------------------------------------------------------------
+
+    def _step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
+        """Captured: the tasks of the schedule, one after the other."""
+        count, last = self.schedule.microbatches, len(self.stages) - 1
+        parts = _cut(inputs, count), _cut(labels, count)
+        results: dict[tuple[int, int], Any] = {}
+        kept: dict[tuple[int, int], Any] = {}
+        gradients: dict[tuple[int, int], Any] = {}
+        totals: list[Any] = [None] * len(self.stages)
+        for task in self.schedule.linear():
+            stage, m = task.stage, task.microbatch
+            compiled, parameters = self._compiled[stage], state[stage][0]
+            if task.kind == "forward":
+                x = results[stage - 1, m] if stage else parts[0][m]
+                more = (parts[1][m],) if stage == last else ()
+                results[stage, m], kept[stage, m] = compiled.forward(parameters, x, *more)
+                continue
+            given = (parameters, kept[stage, m], gradients.get((stage, m)))
+            if task.kind == "weight":
+                totals[stage] = compiled.weight(*given, totals[stage])
+            elif not self.schedule.split:
+                of_input, totals[stage] = compiled.backward(*given, totals[stage])
+                gradients[stage - 1, m] = of_input
+            elif stage:
+                gradients[stage - 1, m] = compiled.backward_input(*given)
+        losses = [results[last, m] for m in range(count)]
+        new = tuple(
+            compiled.update(*own, total)
+            for compiled, own, total in zip(self._compiled, state, totals, strict=True)
+        )
+        return new, functools.reduce(lambda a, b: a + b, losses) / count
+
+    def _compile(self, stage: int, loss: Callable[[Any, Any], Any], optimizer: Any) -> _Compiled:
+        on, last = self.slices[stage], stage == len(self.stages) - 1
+        own = tuple(self._layers[n][0] for n in self.stages[stage])
+        functions = StageFunctions(own, loss if last else None, stage == 0)
+        parameters = tuple(self._spec(n) for n in self.stages[stage])
+        batch = self._batch
+        count = self.schedule.microbatches
+        whole = PartitionSpec()
+
+        def compiled(function: Callable[..., Any], name: str, **shardings: Any) -> CompiledFunction:
+            return jit(function, on=on, name=f"{name}{stage}", **shardings)
+
+        arguments = (parameters, batch, batch) if last else (parameters, batch)
+        return _Compiled(
+            forward=compiled(
+                functions.forward,
+                "forward",
+                in_shardings=arguments,
+                out_shardings=(whole if last else batch, None),
+            ),
+            backward=compiled(
+                functions.backward,
+                "backward",
+                in_shardings=(parameters, None, None, None),
+                out_shardings=(batch, parameters),
+                donate_argnums=3,
+            ),
+            backward_input=compiled(
+                functions.backward_input,
+                "backward",
+                in_shardings=(parameters, None, None),
+                out_shardings=batch,
+            ),
+            weight=compiled(
+                functions.weight,
+                "weight",
+                in_shardings=(parameters, None, None, None),
+                out_shardings=parameters,
+                donate_argnums=3,
+            ),
+            update=compiled(
+                functools.partial(update, optimizer, count),
+                "update",
+                in_shardings=(parameters, None, parameters),
+                out_shardings=(parameters, None),
+            ),
+            remember=compiled(optimizer.init, "init", in_shardings=(parameters,)),
+        )
+
+    def _spec(self, layer: int) -> Any:
+        """A PartitionSpec for every parameter of a layer."""
+        return jax.tree.broadcast(self._specs[layer], self._layers[layer][1], is_leaf=_is_spec)
+
+
+def pipeline(
+    layers: Sequence[tuple[Layer, Any]],
+    slices: Sequence[Slice],
+    *,
+    loss: Callable[[Any, Any], Any],
+    optimizer: Any,
+    example: Any,
+    schedule: str | Schedule = "1f1b",
+    microbatches: int | None = None,
+    costs: Sequence[float] | None = None,
+    batch: PartitionSpec | None = None,
+    specs: Sequence[Any] | None = None,
+    name: str = "pipeline",
+) -> Pipeline:
+    """Make a layered JAX model one MPMD program over slices.
+
+    layers: ``(function, parameters)`` each, with ``function(parameters, x)`` the
+        next layer's ``x``; plain JAX.
+    slices: one for each stage; they may be on any islands.  ``"interleaved"``
+        puts two stages on each.
+    loss: ``loss(y, labels)`` of one microbatch, a scalar mean.
+    optimizer: with optax's ``init`` and ``update``.
+    example: one microbatch of inputs, or its types, for estimating costs.
+    schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zero-bubble"``, or a
+        :class:`Schedule` of one's own.
+    microbatches: default: four for each stage.
+    costs: by layer, measured or guessed, in any unit; default: estimated.
+    batch: how inputs and activations are cut over a slice's mesh; default: the
+        first axis over the mesh axis ``"data"`` where there is one.
+    specs: by layer, PartitionSpecs of its parameters; default: whole copies.
+
+    >>> pipe = pw.pipeline(layers, [left, right], loss=loss, optimizer=optax.adam(1e-3),
+    ...                    example=x[:8], schedule="1f1b", microbatches=8)   # doctest: +SKIP
+    >>> state = pipe.init()                                                  # doctest: +SKIP
+    >>> state, value = pipe.step(state, x, labels)                           # doctest: +SKIP
+
+    Raises PathwaysError for what cannot be: too few layers, an illegal schedule.
+    """
+    made = _schedule(schedule, len(slices), microbatches)
+    problem = made.problem()
+    if problem is not None:
+        raise PathwaysError(problem)
+    if len(made.order) != len(slices):
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"schedule {made.name!r} is for {len(made.order)} slices, not for {len(slices)}",
+                "give one slice for each of its rows",
+            )
+        )
+    dear = costs if costs is not None else _estimate(layers, example)
+    if len(dear) != len(layers):
+        raise PathwaysError(
+            Failure("refused", f"{len(dear)} costs for {len(layers)} layers", "one for each layer")
+        )
+    stages = partition(dear, made.stages)
+    if batch is None:
+        shared = all("data" in on.axes for on in slices)
+        batch = PartitionSpec("data") if shared else PartitionSpec()
+    spread = specs if specs is not None else [PartitionSpec()] * len(layers)
+    return Pipeline(layers, slices, loss, optimizer, made, stages, dear, batch, spread, name)
+
+
+def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> Schedule:
+    if isinstance(given, Schedule):
+        return given
+    make = SCHEDULES.get(given)
+    if make is None:
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"there is no schedule called {given!r}",
+                f"one of {', '.join(SCHEDULES)}, or a Schedule of your own",
+            )
+        )
+    return make(slices, 4 * slices if microbatches is None else microbatches)
+
+
+def _estimate(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
+    found = []
+    x = example
+    for layer, parameters in layers:
+        found.append(operations(layer, parameters, x))
+        x = jax.eval_shape(layer, parameters, x)
+    return found
+
+
+def _cut(batch: Any, count: int) -> list[Any]:
+    leaves, tree = jax.tree.flatten(batch)
+    parts = zip(*(np.split(leaf, count) for leaf in leaves), strict=True)
+    return [jax.tree.unflatten(tree, part) for part in parts]
+
+
+def _is_spec(entry: Any) -> bool:
+    return isinstance(entry, PartitionSpec)

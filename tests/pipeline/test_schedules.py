@@ -1,0 +1,168 @@
+"""Schedules: what their papers promise, and what the checker finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.pipeline.schedule import Costs, Schedule, Task, ideal_bubble
+from pathways_lab.pipeline.schedules import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble,
+)
+
+SIZES = st.tuples(st.integers(1, 5), st.integers(1, 8))
+KNOWN: tuple[Callable[[int, int], Schedule], ...] = (gpipe, one_forward_one_backward, zero_bubble)
+
+
+@pytest.mark.parametrize("make", KNOWN)
+@given(size=SIZES)
+def test_known_schedules_are_legal_and_cannot_hang(
+    make: Callable[[int, int], Schedule], size: tuple[int, int]
+) -> None:
+    assert make(*size).problem() is None
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_interleaved_is_legal_and_its_bubble_shrinks_with_chunks(
+    slices: int, groups: int, chunks: int
+) -> None:
+    microbatches = slices * groups
+    schedule = interleaved(slices, microbatches, chunks)
+    assert schedule.problem() is None
+    idle = schedule.timed(Costs(1, 2)).seconds - 3 * microbatches * chunks
+    assert idle == 3 * (slices - 1)  # in units of a chunk, which is 1/chunks of a stage
+
+
+@pytest.mark.parametrize("make", KNOWN[:2])
+@given(size=SIZES)
+def test_gpipe_and_1f1b_have_the_bubble_of_theory(
+    make: Callable[[int, int], Schedule], size: tuple[int, int]
+) -> None:
+    assert make(*size).timed(Costs(1, 2)).bubble == pytest.approx(float(ideal_bubble(*size)))
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_zero_bubble_has_a_third_of_the_bubble_in_the_memory_of_1f1b(
+    stages: int, more: int
+) -> None:
+    microbatches = stages + more
+    zero, classic = (f(stages, microbatches) for f in (zero_bubble, one_forward_one_backward))
+    costs = Costs(forward=1, backward=2, weight=1)
+    work = 3 * microbatches
+    assert zero.timed(costs).seconds - work == stages - 1
+    assert classic.timed(costs).seconds - work == 3 * (stages - 1)
+    assert max(zero.peak) == max(classic.peak) == min(stages, microbatches)
+
+
+@given(SIZES)
+def test_peaks_of_memory(size: tuple[int, int]) -> None:
+    stages, microbatches = size
+    assert gpipe(*size).peak == (microbatches,) * stages
+    assert one_forward_one_backward(*size).peak == tuple(
+        min(stages - s, microbatches) for s in range(stages)
+    )
+
+
+@given(SIZES, st.data())
+def test_times_keep_orders_and_needs(size: tuple[int, int], data: st.DataObject) -> None:
+    """Nothing overlaps on a slice, nothing starts before what it reads."""
+    schedule = data.draw(st.sampled_from(KNOWN))(*size)
+    stages = size[0]
+    cost = st.lists(st.integers(1, 9), min_size=stages, max_size=stages)
+    forward, more = data.draw(cost), data.draw(cost)
+    weight = data.draw(cost)
+    backward = [w + m for w, m in zip(weight, more, strict=True)]
+    costs = Costs(forward, backward, weight, transfer=data.draw(st.integers(0, 3)))
+    table = schedule.timed(costs)
+    at = {slot.task: slot for slot in table.slots}
+    for number, order in enumerate(schedule.order):
+        slots = [at[task] for task in order]
+        assert [s.slice for s in slots] == [number] * len(order)
+        assert all(a.end <= b.start for a, b in pairwise(slots))
+    for slot in table.slots:
+        for need in schedule.needs(slot.task):
+            hop = costs.transfer if schedule.slices[need.stage] != slot.slice else 0
+            assert at[need].end + hop <= slot.start
+    linear = schedule.linear()
+    place = {task: n for n, task in enumerate(linear)}
+    assert all(place[n] < place[task] for task in linear for n in schedule.needs(task))
+
+
+def test_a_schedule_drawn_by_hand() -> None:
+    drawn = Schedule.read(
+        "mine",
+        """
+        F0 F1 .  .  B0 .  B1
+        .  F0 B0 F1 B1
+        """,
+    )
+    assert drawn.problem() is None
+    assert drawn.stages == 2
+    assert drawn.peak == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("F0 B0 F1 B1\nF1 F0 B1 B0", "would hang: "),
+        ("F0 F1 B0 B1\nF0 B0 F1", "1 tasks are missing: B1/1"),
+        ("F0 F0 B0\nF0 B0", "task F0/0 is done twice"),
+        ("F0 B0 F0/1\nF0 B0", "F0/1 is on slice 0, but stage 1 is on slice 1"),
+        ("F0 B0 W0\nF0 B0", "1 tasks are missing: W0/1"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, said: str) -> None:
+    schedule = Schedule.read("mine", text)
+    problem = schedule.problem()
+    assert problem is not None
+    assert said in problem.message
+    with pytest.raises(PathwaysError, match="schedule 'mine'"):
+        schedule.timed()
+
+
+def test_a_hang_is_explained_by_its_cycle() -> None:
+    schedule = Schedule.read("mine", "F0 B0 F1 B1\nF1 F0 B1 B0")
+    cycle = schedule.cycle()
+    assert {wait.gang for wait in cycle} == {wait.behind for wait in cycle}
+    problem = schedule.problem()
+    assert problem is not None
+    assert "B0/1 comes behind F1/1 on slice 1" in problem.message
+
+
+def test_words_that_are_no_tasks_are_refused_with_their_place() -> None:
+    with pytest.raises(PathwaysError, match="'X0' on line 2 is no task"):
+        Schedule.read("mine", "F0 B0\nX0")
+
+
+@pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 4)])
+def test_sizes_that_cannot_be(size: tuple[int, int]) -> None:
+    with pytest.raises(PathwaysError, match="at least 1"):
+        gpipe(*size)
+    with pytest.raises(PathwaysError, match="multiple"):
+        interleaved(4, 6)
+
+
+def test_the_drawing() -> None:
+    assert gpipe(2, 2).timed(Costs(1, 1)).text() == (
+        "slice 0   F0 F1 .  .  B0 B1\nslice 1   .  F0 F1 B0 B1 ."
+    )
+    assert "bubble 33.3%" in str(gpipe(2, 2).timed(Costs(1, 1)))
+    assert gpipe(2, 40).timed().text(40).endswith("…")
+
+
+def test_tasks_read_what_theory_says() -> None:
+    schedule = zero_bubble(3, 3)
+    assert schedule.needs(Task("backward", 1, 0)) == (
+        Task("forward", 1, 0),
+        Task("backward", 2, 0),
+    )
+    assert schedule.needs(Task("weight", 1, 0)) == (Task("backward", 1, 0),)
+    assert schedule.needs(Task("backward", 2, 1)) == (Task("forward", 2, 1),)
