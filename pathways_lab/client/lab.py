@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,8 +288,8 @@ def is_running() -> bool:
 
 def start(
     islands: int = 2,
-    hosts_per_island: int = 1,
-    devices_per_host: int = 4,
+    hosts_per_island: int | None = None,
+    devices_per_host: int | None = None,
     *,
     memory: int | str | None = None,
     platform: str = "auto",
@@ -297,6 +298,9 @@ def start(
 ) -> Lab:
     """Start a lab on this machine: a local Dask cluster whose workers own devices.
 
+    hosts_per_island, devices_per_host: two each by default.  Where memory is short,
+        on accelerators, and where processes cannot compute together (native
+        Windows), the default is one host with four devices; a warning says why.
     memory: bytes per device that programs may use, or text like ``"1 GiB"``
         (default: a share of what is free).
     platform: ``"auto"`` takes accelerators when there are enough; ``"cpu"``
@@ -321,6 +325,8 @@ def start(
         show,
         transcript=transcript,
     )
+    if made.note:
+        warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
     try:
         _current = Lab(made.control, made)
     except BaseException:

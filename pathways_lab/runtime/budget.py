@@ -24,6 +24,9 @@ ACCELERATOR_PROCESS = 2048 * MIB
 """Assumed, not measured: libraries, pinned buffers and contexts of an accelerator's runtime."""
 DEVICE = 5 * MIB
 _DEFAULT_DEVICE_MEMORY = 1024 * MIB
+_LEAST_DEVICE_MEMORY = 256 * MIB
+_HOSTS_PER_ISLAND = 2
+_DEVICES_PER_HOST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,27 @@ def plan_budget(
             )
         )
     return budget
+
+
+def usual_hosts(
+    islands: int, devices_per_host: int | None, memory: int | None, available: int, apart: str
+) -> tuple[int, int, str]:
+    """Hosts per island and devices per host when nobody says how many hosts; and why not two.
+
+    apart: why hosts cannot compute together here, or "".  Two hosts of two
+    devices, where each device still gets 256 MiB; else one host with as many.
+    """
+    devices = devices_per_host or _DEVICES_PER_HOST
+    alone = devices_per_host or _HOSTS_PER_ISLAND * _DEVICES_PER_HOST
+    if apart:
+        return 1, alone, apart
+    try:
+        budget = plan_budget(islands * _HOSTS_PER_ISLAND, devices, memory, available)
+    except PathwaysError as error:
+        return 1, alone, error.failure.message
+    if memory is None and (budget.device_memory or 0) < _LEAST_DEVICE_MEMORY:
+        return 1, alone, f"two hosts per island leave little for their devices: {budget}"
+    return _HOSTS_PER_ISLAND, devices, ""
 
 
 def available_memory() -> int:

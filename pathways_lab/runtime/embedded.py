@@ -30,8 +30,9 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import accelerators
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.budget import Budget, available_memory, plan_budget
+from pathways_lab.runtime.budget import Budget, available_memory, plan_budget, usual_hosts
 from pathways_lab.runtime.device_process import MODULE, device_configuration
+from pathways_lab.runtime.formation import why_hosts_stay_apart
 from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.progress import Progress, Show
@@ -60,6 +61,7 @@ class EmbeddedCluster:
     control: where clients of the lab connect.
     pids: ``scheduler``, ``control``, ``workers``, ``devices``, as they were started.
     budget: the memory that it may take.  seconds: how long the start took.
+    note: why islands have one host although nobody said so, or "".
     folder: private; logs of all processes, sockets.  Removed at the end.
     """
 
@@ -67,6 +69,7 @@ class EmbeddedCluster:
     folder: Path
     control: ControlAddress = field(repr=False)
     address: str = ""
+    note: str = ""
     seconds: float = 0.0
     pids: dict[str, list[int]] = field(default_factory=dict)
     _children: list[Child] = field(default_factory=list, repr=False)
@@ -126,8 +129,8 @@ class EmbeddedCluster:
 
 def start_cluster(
     islands: int = 2,
-    hosts_per_island: int = 1,
-    devices_per_host: int = 4,
+    hosts_per_island: int | None = None,
+    devices_per_host: int | None = None,
     memory: int | None = None,
     platform: str = "auto",
     progress: Show | None = None,
@@ -137,6 +140,9 @@ def start_cluster(
 ) -> EmbeddedCluster:
     """Start a lab on this machine and wait until its devices are there.
 
+    hosts_per_island, devices_per_host: None means two; but one host with four
+        devices on accelerators, and where two hosts cannot compute together or leave
+        too little memory (then ``.note`` says so).
     memory: bytes per device that programs may use (None: see ``.budget``).
     platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there
         are enough of them, see :mod:`pathways_lab.runtime.accelerators`.
@@ -145,8 +151,9 @@ def start_cluster(
         :mod:`pathways_lab.runtime.transcript`).
     host_module: the module that is a device process, for tests.
 
-    Raises PathwaysError with the numbers when memory does not suffice, and with
-    the last lines of its log when a process does not start.
+    Raises PathwaysError with the numbers when memory does not suffice, where
+    hosts cannot compute together, and with the last lines of its log when a
+    process does not start.
     """
     numbers = {
         "islands": islands,
@@ -154,18 +161,34 @@ def start_cluster(
         "devices_per_host": devices_per_host,
     }
     for name, number in numbers.items():
+        if number is None and name != "islands":
+            continue
         if not isinstance(number, int) or number < 1:
             raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
     started = time.monotonic()
+    found, available = accelerators.find(), available_memory()
+    apart = why_hosts_stay_apart("cpu")
+    note = ""
+    if hosts_per_island is None:
+        alone = devices_per_host or 4
+        if accelerators.assign(islands, alone, platform, found).platform != "cpu":
+            hosts_per_island, devices_per_host = 1, alone
+        else:
+            hosts_per_island, devices_per_host, note = usual_hosts(
+                islands, devices_per_host, memory, available, apart.message if apart else ""
+            )
+    devices_per_host = devices_per_host or 2
     hosts = islands * hosts_per_island
-    given = accelerators.assign(hosts, devices_per_host, platform, accelerators.find())
+    given = accelerators.assign(hosts, devices_per_host, platform, found)
     emulated = given.platform == "cpu"
-    budget = plan_budget(hosts, devices_per_host, memory, available_memory(), emulated)
+    if emulated and hosts_per_island > 1 and apart is not None:
+        raise PathwaysError(apart)
+    budget = plan_budget(hosts, devices_per_host, memory, available, emulated)
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
     cluster = EmbeddedCluster(
-        budget, folder, ControlAddress(settings.listen("client"), settings.client_key)
+        budget, folder, ControlAddress(settings.listen("client"), settings.client_key), note=note
     )
     atexit.register(cluster.close)
     try:

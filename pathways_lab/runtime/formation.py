@@ -67,11 +67,13 @@ class Formation:
         return f"formation {self.number} of {parts}"
 
 
-def why_hosts_stay_apart(platform: str, system: str = sys.platform) -> Failure | None:
+def why_hosts_stay_apart(platform: str, system: str = "") -> Failure | None:
     """Why hosts on this system cannot compute together; None if they can.
 
-    platform: ``"cpu"``, or what JAX calls accelerators.
+    platform: ``"cpu"``, or what JAX calls accelerators.  system: as ``sys.platform``,
+    which it is by default.
     """
+    system = system or sys.platform
     if platform != "cpu" or system in ("linux", "darwin"):
         return None
     return Failure(

@@ -33,7 +33,7 @@ from pathways_lab.runtime.devices import (
     PlatformRuntime,
     footprint_of,
 )
-from pathways_lab.runtime.formation import Formation
+from pathways_lab.runtime.formation import Formation, why_hosts_stay_apart
 from pathways_lab.runtime.joining import Joint, forget_clients
 from pathways_lab.runtime.relay import Relay
 
@@ -91,6 +91,10 @@ class SpanningCpuRuntime(CpuRuntime):
         with self._changed:
             formation = self._formations.get(number)
             if formation is None:
+                return
+            apart = why_hosts_stay_apart(self.kind)
+            if apart is not None:
+                done(number, apart)
                 return
             joint = Joint(formation, self.host, address, self._folder, self._interface)
             self._joints[number] = joint

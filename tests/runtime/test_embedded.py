@@ -21,7 +21,7 @@ from pathways_lab.runtime import accelerators, embedded
 from pathways_lab.runtime.accelerators import Found, assign, find
 from pathways_lab.runtime.attach import attach, write_lab_file
 from pathways_lab.runtime.auth import AuthenticationError, new_key
-from pathways_lab.runtime.budget import MIB, available_memory, plan_budget
+from pathways_lab.runtime.budget import MIB, available_memory, plan_budget, usual_hosts
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.progress import Progress, line
 from pathways_lab.runtime.reactor import Reactor
@@ -309,3 +309,30 @@ def test_a_script_that_ends_takes_its_lab_along() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert gone([int(pid) for pid in done.stdout.split()], 1.0) == []
+
+
+# --- how many hosts an island has ----------------------------------------------------
+
+
+def test_islands_have_two_hosts_unless_something_speaks_against_it() -> None:
+    plenty = 16 << 30
+    assert usual_hosts(2, None, None, plenty, "") == (2, 2, "")
+    assert usual_hosts(2, 3, None, plenty, "") == (2, 3, "")
+    assert usual_hosts(2, None, None, plenty, "no collectives") == (1, 4, "no collectives")
+    assert usual_hosts(2, 3, None, plenty, "no collectives") == (1, 3, "no collectives")
+    hosts, devices, note = usual_hosts(2, None, None, 1200 * MIB, "")
+    assert (hosts, devices) == (1, 4)
+    assert "leave little for their devices" in note
+    hosts, devices, note = usual_hosts(2, None, None, 900 * MIB, "")
+    assert (hosts, devices) == (1, 4)
+    assert "needs" in note
+
+
+def test_several_hosts_are_refused_where_they_cannot_compute_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is started, with the way out."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(PathwaysError, match="cannot compute together") as refused:
+        start_cluster(1, 2, 2, platform="cpu", host_module="never_started")
+    assert "hosts_per_island=1" in refused.value.failure.remedy
