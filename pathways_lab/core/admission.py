@@ -90,15 +90,15 @@ class Admission:
         self,
         ledger: Ledger,
         active: Mapping[SliceId, int],
-        pick: Callable[[list[RunRecord]], RunRecord] | None,
+        pick: Callable[[list[RunRecord]], RunRecord | None] | None,
     ) -> Entry | None:
         """An entry that fits, taken out; None when none does.
 
         active: slices that unfinished admitted runs use.  Where such a run may
         still make room for an entry that was overtaken too often, nobody passes
         it any more.
-        pick: the policy's choice among runs, None for FIFO.  Uploads go first:
-        their bytes are on the hosts already.
+        pick: the policy's choice among runs (None while it is being asked), None
+        for FIFO.  Uploads go first: their bytes are on the hosts already.
         """
         barred: set[int] = set()
         heads = self.heads()
@@ -123,6 +123,8 @@ class Admission:
         chosen = fitting[-1]
         if pick is not None and chosen.run is not None:
             run = pick([e.run for e in fitting if e.run is not None])
+            if run is None:
+                return None
             chosen = next(e for e in fitting if e.run is run)
         cells = {cell for cell, _ in chosen.need}
         for entry in heads:

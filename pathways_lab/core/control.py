@@ -16,6 +16,7 @@ Paper: section 4 (system architecture).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.gangs import IslandOrder
 from pathways_lab.core.grants import Grants
 from pathways_lab.core.messages import (
+    AskPolicy,
     BufferDeclared,
     BuffersDropped,
     ClientJoined,
@@ -37,7 +39,10 @@ from pathways_lab.core.messages import (
     LeaseEnded,
     LeaseRequested,
     LeaseReturned,
+    PolicyAnswered,
     PolicyChosen,
+    PolicyFailed,
+    PolicyLate,
     PolicySet,
     Prepare,
     ProgramRegistered,
@@ -55,7 +60,7 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.overdue import Overdue, overdue
 from pathways_lab.core.plans import index_plan
-from pathways_lab.core.policies import validate
+from pathways_lab.core.policies import RemotePolicy, validate
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.requests import (
     ClientRecord,
@@ -103,6 +108,9 @@ class Control:
             BuffersDropped: self._buffers_dropped,
             HostReport: self._host_report,
             PolicyChosen: self._policy_chosen,
+            PolicyAnswered: self._policy_answered,
+            PolicyLate: self._policy_late,
+            PolicyFailed: self._policy_failed,
             LeaseRequested: self._lease_requested,
             LeaseReturned: self._lease_returned,
         }
@@ -119,8 +127,7 @@ class Control:
             self.grants.work()
             if self._draining:
                 self._drain_slices()
-            if state.turns.removed is not None:
-                self._policy_removed()
+            self._tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
             state.out.append(Refused(event.cause, client, f"client {client}", failure))
@@ -232,21 +239,50 @@ class Control:
             if state.resources.end_lease(island, event.client):
                 state.out.append(LeaseEnded(event.cause, event.client, island))
 
+    # --- the policy ------------------------------------------------------------------
+
     def _policy_chosen(self, event: PolicyChosen) -> None:
         turns = self.state.turns
-        failure = validate(event.policy)
-        if failure is None:
-            turns.policy, turns.owner = event.policy, event.client
-        name = type(turns.policy).__name__
-        self.state.out.append(PolicySet(event.cause, event.client, name, failure))
+        failure: Failure | None = None
+        if isinstance(event.policy, RemotePolicy):
+            turns.install(event.policy, event.client)
+        else:
+            failure = validate(event.policy)
+            if failure is None:
+                turns.install(copy.deepcopy(event.policy), event.client)
+        self.state.out.append(
+            PolicySet(event.cause, event.client, turns.policy, turns.owner, failure, event.request)
+        )
 
-    def _policy_removed(self) -> None:
-        """The policy in force gave no legal answer: tell who chose it."""
-        turns = self.state.turns
-        failure, turns.removed = turns.removed, None
-        if turns.owner in self.clients:
-            name = type(turns.policy).__name__
-            self.state.out.append(PolicySet(self.state.cause, turns.owner, name, failure))
+    def _remote(self, number: int) -> bool:
+        """Whether the policy in force is this remote one; others may have last words."""
+        policy = self.state.turns.policy
+        return isinstance(policy, RemotePolicy) and policy.number == number
+
+    def _policy_answered(self, event: PolicyAnswered) -> None:
+        if self._remote(event.policy):
+            self.state.turns.answered(event.question, event.run)
+
+    def _policy_late(self, event: PolicyLate) -> None:
+        if self._remote(event.policy):
+            self.state.turns.questions.overdue()
+
+    def _policy_failed(self, event: PolicyFailed) -> None:
+        if self._remote(event.policy):
+            self.state.turns.remove(event.failure)
+
+    def _tell_policy(self) -> None:
+        """Ask what is new to be asked; say whose policy was removed."""
+        state, turns = self.state, self.state.turns
+        turns.questions.named.clear()
+        if turns.questions.new:
+            assert isinstance(turns.policy, RemotePolicy)
+            number = turns.policy.number
+            new, turns.questions.new = turns.questions.new, []
+            state.out += [AskPolicy(state.cause, number, question, view) for question, view in new]
+        if turns.removed is not None:
+            (owner, failure), turns.removed = turns.removed, None
+            state.out.append(PolicySet(state.cause, owner, turns.policy, turns.owner, failure))
 
     def _lease_requested(self, event: LeaseRequested) -> None:
         state = self.state

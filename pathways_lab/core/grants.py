@@ -232,8 +232,9 @@ class Grants:
         self._next_window(run)
         return True
 
-    def _pick(self, runs: list[RunRecord]) -> RunRecord:
-        return self.state.turns.pick(runs, self.state.time)
+    def _pick(self, runs: list[RunRecord]) -> RunRecord | None:
+        state = self.state
+        return state.turns.pick(runs, state.resources.cells_of, state.time)
 
     def _next_window(self, run: RunRecord) -> None:
         """Rule 9: what the next grant of an admitted run covers."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import Policy
+from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 
@@ -190,14 +190,45 @@ class HostReport:
 class PolicyChosen:
     """A client chooses whose gangs go first, for everybody.
 
-    A policy of a user's own is wrapped by the rim so that asking it is bounded
-    in time: what does not answer raises, and is removed.
+    A policy of a user's own is tried elsewhere before, and comes as a
+    RemotePolicy.  request: the client's number for it, which comes back.
     """
 
     time: float
     cause: str
     client: str
-    policy: Policy
+    policy: Policy | RemotePolicy
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnswered:
+    """The remote policy of number *policy* has chosen *run*."""
+
+    time: float
+    cause: str
+    policy: int
+    question: int
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLate:
+    """The remote policy has not answered yet, and nobody shall wait longer."""
+
+    time: float
+    cause: str
+    policy: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailed:
+    """The remote policy raised, never answered, or is gone."""
+
+    time: float
+    cause: str
+    policy: int
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +270,9 @@ Event = (
     | BuffersDropped
     | HostReport
     | PolicyChosen
+    | PolicyAnswered
+    | PolicyLate
+    | PolicyFailed
     | LeaseRequested
     | LeaseReturned
 )
@@ -370,13 +404,34 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPolicy:
+    """Ask the remote policy; the core goes on meanwhile, and hears PolicyAnswered."""
+
+    cause: str
+    policy: int
+    question: int
+    view: PolicyView
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySet:
-    """The policy in force, told to who chose it.  failure: why theirs is not (any more)."""
+    """The policy in force, and who chose it ("": nobody).
+
+    client: who asked for one (request: see PolicyChosen), or whose was removed.
+    failure: why theirs is not in force (any more).
+    """
 
     cause: str
     client: str
-    name: str
+    policy: Policy | RemotePolicy
+    owner: str
     failure: Failure | None = None
+    request: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people call the policy in force."""
+        return name_of(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +464,7 @@ Command = (
     | AbortRun
     | Resolved
     | RunEnded
+    | AskPolicy
     | PolicySet
     | Leased
     | LeaseEnded

@@ -1,14 +1,23 @@
-"""Whose gang comes next: policies as small pure objects.
+"""Whose gang comes next: policies as small objects with one method.
 
 Problem: which of several waiting runs goes first is a matter of taste, and
-users shall be able to try their own.  A policy sees an immutable view of the
-runs whose next window could be granted now and names one of them.  Everything
-that must not go wrong stays in the core: what is eligible, the order inside a
-run, how often a run may be overtaken.
+users shall be able to try their own.  A policy sees an immutable view of runs
+that compete for the same devices and could go on now, and names one of them.
+Everything that must not go wrong stays in the core: what is eligible, the order
+inside a run, how often a run may be overtaken.
 
-Rule for maintainers: a policy has no state and no effects; what it may need to
-know is in the view.  Runs of one program, client and priority are
-interchangeable, so only the first of them is shown.
+    class LongestWaiting:
+        def choose(self, view):
+            return max(view.candidates, key=lambda c: c.waited).run
+
+    lab.policy = LongestWaiting()
+
+An object's attributes are its memory: ``self.turns += 1`` works, on a copy that
+belongs to the lab.
+
+Rule for maintainers: the policies here have no state and no effects; what a
+policy may need to know is in the view.  Runs of one program, client and
+priority are interchangeable, so only the first of them is shown.
 
 Paper: section 4.4 (policies of the gang scheduler), section 5.3 (proportional
 share, Figure 9).
@@ -16,22 +25,31 @@ share, Figure 9).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from itertools import islice
+from types import MappingProxyType, TracebackType
 from typing import Protocol, runtime_checkable
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import Line
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run whose next window could be granted now.
+    """A run that could go on now: the next of its gangs would get their places.
 
+    run: its number, which ``choose`` returns.
+    client: the name of who submitted it (``pw.start(name=...)``, else
+        ``"kernel-1"`` ...).  program: the program's name.
     priority: its own, or the highest of those who wait for its results.
     order: its number in the order of submission.  waited: seconds since then.
-    seconds: estimated device time of its next window, on its busiest slice.
-    remaining: the same of all that is not granted.
+    seconds: estimated device seconds of what it would be granted now (up to
+        0.1 s, measured on earlier runs), on the slice that is busy longest.
+    remaining: the same of all that is not granted yet.
+    devices: how many devices its slices have.
     begun: whether part of it is granted.  overtaken: how often it was passed.
     """
 
@@ -43,17 +61,20 @@ class Candidate:
     waited: float
     seconds: float
     remaining: float
+    devices: int
     begun: bool
     overtaken: int
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PolicyView:
     """What a policy decides from.
 
-    candidates: at least one, in order of submission.
-    used: by client, device seconds, where older ones count less and less.
-    programs: the same by program name.
+    time: seconds, on the control plane's clock.
+    candidates: runs that compete for devices, in order of submission; two or
+        more, for who is alone is not held up by a question.
+    used: device seconds by client (devices times seconds), where older ones
+        count less and less.  programs: the same by program name.
     """
 
     time: float
@@ -64,9 +85,9 @@ class View:
 
 @runtime_checkable
 class Policy(Protocol):
-    """``choose`` returns the ``run`` of one of ``view.candidates``."""
+    """Anything with ``choose(view)``, which returns the ``run`` of one of ``view.candidates``."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """The number of the run that goes first."""
         ...
 
@@ -75,7 +96,7 @@ class Policy(Protocol):
 class FIFO:
     """First submitted, first granted."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
         return min(view.candidates, key=lambda c: c.order).run
 
@@ -84,16 +105,22 @@ class FIFO:
 class Priority:
     """The highest priority first, then first submitted."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
         return min(view.candidates, key=lambda c: (-c.priority, c.order)).run
 
 
 @dataclass(frozen=True, slots=True)
 class ProportionalShare:
-    """Device time in proportion to *weights*, by client or by program name.
+    """Device time in proportion to *weights*, among those who want it.
 
-    Who is not named weighs 1; weights are positive.
+    weights: positive numbers by name; who is not named weighs 1.
+    by: ``"client"``: names are those of clients (``lab.name``, ``lab.clients``);
+        ``"program"``: those of programs, whoever runs them.
+
+    What nobody wants goes to the others.  Who did not use a share for a while
+    is not paid back later: the past counts half after ten seconds.
+    Raises ValueError for weights that are none.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -103,10 +130,15 @@ class ProportionalShare:
         if self.by not in ("client", "program"):
             raise ValueError(f"shares are by 'client' or by 'program', not by {self.by!r}")
         for name, weight in self.weights.items():
-            if not weight > 0:
-                raise ValueError(f"the weight of {name!r} is {weight}; weights are positive")
+            if not isinstance(name, str):
+                raise ValueError(f"weights are by name, and {name!r} is not text")
+            number = isinstance(weight, int | float) and math.isfinite(weight)
+            if not number or weight <= 0:
+                raise ValueError(
+                    f"the weight of {name!r} is {weight!r}; weights are positive numbers"
+                )
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
         used = view.used if self.by == "client" else view.programs
 
@@ -121,51 +153,115 @@ class ProportionalShare:
 class ShortestFirst:
     """The run with the least measured device time left first."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """See :class:`Policy`."""
         return min(view.candidates, key=lambda c: (c.remaining, c.order)).run
 
 
-def ask(policy: Policy, view: View) -> int | Failure:
+BuiltIn = FIFO | Priority | ProportionalShare | ShortestFirst
+"""Policies that are part of the core, and travel as data."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePolicy:
+    """A policy that runs elsewhere: it is asked by a command and answers by an event.
+
+    name: what its author calls it.  number: which one; never used twice.
+    """
+
+    name: str
+    number: int
+
+
+def name_of(policy: object) -> str:
+    """What people call a policy."""
+    return policy.name if isinstance(policy, RemotePolicy) else type(policy).__name__
+
+
+def ask(policy: Policy, view: PolicyView) -> int | Failure:
     """The policy's choice, or why it is not one.  User code never raises out of here."""
-    name = type(policy).__name__
     try:
         chosen = policy.choose(view)
     except Exception as error:
         return Failure(
             "policy",
-            f"policy {name} raised {type(error).__name__}: {error}",
-            "FIFO has taken over; correct choose() and set the policy again",
+            f"policy {name_of(policy)} raised {type(error).__name__}: {error}",
+            "correct choose() and set the policy again",
+            line=_line_in(policy, error.__traceback__),
         )
     if any(c.run == chosen for c in view.candidates) and not isinstance(chosen, bool):
         return int(chosen)
-    runs = ", ".join(str(c.run) for c in view.candidates[:8])
+    return ineligible(name_of(policy), chosen, (c.run for c in view.candidates))
+
+
+def ineligible(name: str, chosen: object, runs: Iterable[int]) -> Failure:
+    """The failure of a policy that chose what is no run of a candidate."""
+    some = ", ".join(str(run) for run in islice(runs, 8))
     return Failure(
         "policy",
-        f"policy {name} chose {chosen!r}, which is none of the eligible runs ({runs})",
-        "FIFO has taken over; choose() must return the run of one of view.candidates",
+        f"policy {name} chose {repr(chosen)[:80]}, which is none of the eligible runs ({some})",
+        "choose() must return the run of one of view.candidates",
     )
 
 
+def _line_in(policy: Policy, trace: TracebackType | None) -> Line:
+    """Where an exception passed last in the file, or the cell, of the policy's ``choose``."""
+    code = getattr(policy.choose, "__code__", None)
+    found = Line()
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if code is not None and file == code.co_filename:
+            found = Line(file, trace.tb_lineno, "")
+        trace = trace.tb_next
+    return found
+
+
 def validate(policy: object) -> Failure | None:
-    """Try a policy on a few views before it is installed."""
-    if not isinstance(policy, Policy):
+    """Try a copy of a policy on a few views, before it is installed."""
+    if isinstance(policy, type):
+        return Failure(
+            "policy",
+            f"{policy.__name__} is a class, and a policy is an object",
+            f"write {policy.__name__}()",
+        )
+    if not isinstance(policy, Policy) or not callable(policy.choose):
         return Failure(
             "policy",
             f"{type(policy).__name__} is no policy: it has no method choose(view)",
             "write a class with choose(self, view) that returns the run of a candidate",
         )
-    some = tuple(
-        Candidate(n, f"kernel-{1 + n % 2}", f"p{n}", n % 2, n, 0.1 * n, 0.01 * n, 0.02, n > 2, 0)
-        for n in (1, 2, 3)
-    )
-    used = MappingProxyType({"kernel-1": 1.5})
-    for view in (
-        View(0.0, some[:1]),
-        View(1.0, some),
-        View(2.0, some[::-1], used, MappingProxyType({"p1": 0.5})),
-    ):
-        answer = ask(policy, view)
+    try:
+        trial = copy.deepcopy(policy)
+    except Exception as error:
+        return Failure(
+            "policy",
+            f"policy {name_of(policy)} cannot be copied ({type(error).__name__}: {error}),"
+            " and a lab keeps a copy of its own",
+            "keep only plain data in its attributes",
+        )
+    for view in _TRIALS:
+        answer = ask(trial, view)
         if isinstance(answer, Failure):
             return answer
     return None
+
+
+def _trial(n: int) -> Candidate:
+    client, program = f"kernel-{1 + n % 2}", f"p{n}"
+    return Candidate(
+        n, client, program, n % 2, n, 0.1 * n, 0.01 * n, 0.02, 4 * n, n > 2, overtaken=0
+    )
+
+
+_SOME = (_trial(1), _trial(2), _trial(3))
+_TRIALS = (
+    PolicyView(0.0, _SOME[:2]),
+    PolicyView(1.0, _SOME),
+    PolicyView(
+        2.0,
+        _SOME[1:],
+        MappingProxyType({"kernel-1": 1.5}),
+        MappingProxyType({"p1": 0.5}),
+    ),
+)
+"""Views that a policy must have an answer for: nobody known, and somebody known."""

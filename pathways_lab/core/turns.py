@@ -4,6 +4,10 @@ Problem: the policy is a user's; the promises are ours.  A choice that is not
 one removes the policy, and nobody is overtaken for ever, whatever the policy
 and however the devices of a run happen to be busy.
 
+A policy is asked about runs that *compete*: those that could go on and share
+devices, directly or through others.  A run that is alone on its devices needs
+no answer, and a policy that is slow holds up nobody else.
+
 Rule for maintainers: cost may grow with the number of programs that wait, not
 with their runs.  A run is overtaken when a later one that shares devices with
 it is granted while it could be, or while it waits for its devices to come near
@@ -21,8 +25,18 @@ from types import MappingProxyType
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.functions import Functions
 from pathways_lab.core.gangs import Lanes, Pace
-from pathways_lab.core.policies import FIFO, Candidate, Policy, View, ask
+from pathways_lab.core.policies import (
+    FIFO,
+    Candidate,
+    Policy,
+    PolicyView,
+    RemotePolicy,
+    ask,
+    ineligible,
+    name_of,
+)
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.questions import Questions
 from pathways_lab.core.runs import RunRecord
 
 HALF_LIFE = 10.0
@@ -48,13 +62,17 @@ class Usage:
 
 @dataclass(slots=True)
 class Turns:
-    """policy: in force, chosen by *owner*.  removed: why the last one went, until taken."""
+    """policy: in force, chosen by *owner*.  removed: whose went, and why, until taken.
+
+    questions: to a policy that runs elsewhere.
+    """
 
     overtaking: int | None
     functions: Functions
-    policy: Policy = field(default_factory=FIFO)
+    policy: Policy | RemotePolicy = field(default_factory=FIFO)
     owner: str = ""
-    removed: Failure | None = None
+    removed: tuple[str, Failure] | None = None
+    questions: Questions = field(default_factory=Questions)
     clients: Usage = field(default_factory=Usage)
     programs: Usage = field(default_factory=Usage)
     _discounted: float = 0.0
@@ -63,6 +81,23 @@ class Turns:
     def fifo(self) -> bool:
         """Whether nobody need be asked."""
         return type(self.policy) is FIFO
+
+    def install(self, policy: Policy | RemotePolicy, owner: str) -> None:
+        """From now on this policy is asked, and nobody has used anything yet."""
+        self.policy, self.owner = policy, owner
+        self.questions = Questions()
+        self.clients, self.programs = Usage(), Usage()
+
+    def remove(self, failure: Failure) -> None:
+        """The policy in force is none: FIFO takes over."""
+        self.removed = self.owner, failure
+        self.install(FIFO(), "")
+
+    def answered(self, question: int, run: int) -> None:
+        """The policy that runs elsewhere has chosen."""
+        wrong = self.questions.answered(question, run)
+        if wrong is not None:
+            self.remove(ineligible(name_of(self.policy), run, wrong))
 
     def charge(self, run: RunRecord, seconds: float) -> None:
         """*run* has got (or gives back) device seconds."""
@@ -85,7 +120,9 @@ class Turns:
         ]
         if not allowed:
             return None
-        chosen = self.pick(allowed, time)
+        chosen = self.pick(allowed, pace.cells_of, time)
+        if chosen is None:
+            return None
         earlier = [run for run in heads if run.order < chosen.order]
         if earlier:
             cells = {c for s in chosen.index.plan.slices for c in pace.cells_of[s]}
@@ -94,28 +131,44 @@ class Turns:
                     run.overtaken += 1
         return chosen
 
-    def pick(self, runs: list[RunRecord], time: float) -> RunRecord:
-        """The policy's choice among *runs*; FIFO's when the policy fails."""
-        if len(runs) == 1:
-            return runs[0]
-        if not self.fifo:
-            answer = ask(self.policy, self._view(runs, time))
-            if isinstance(answer, int):
-                return next(r for r in runs if r.id == answer)
-            self.removed, self.policy = answer, FIFO()
-        return min(runs, key=lambda r: r.order)
+    def pick(
+        self, runs: list[RunRecord], cells_of: Mapping[SliceId, tuple[int, ...]], time: float
+    ) -> RunRecord | None:
+        """The policy's choice among *runs*; None while all of them wait for it."""
+        if self.fifo or len(runs) == 1:
+            return min(runs, key=_by_order)
+        for group in competing(runs, cells_of):
+            chosen = group[0] if len(group) == 1 else self._decide(group, time)
+            if chosen is not None:
+                return chosen
+        return None
 
-    def _view(self, runs: list[RunRecord], time: float) -> View:
+    def _decide(self, group: list[RunRecord], time: float) -> RunRecord | None:
+        """Who of a group that competes goes first; None while the policy is being asked."""
+        if isinstance(self.policy, RemotePolicy):
+            chosen = self.questions.chosen(group)
+            if chosen is None and not self.questions.late:
+                if not self.questions.waits(group):
+                    self.questions.ask(self._view(group, time))
+                return None
+            return chosen or group[0]
+        answer = ask(self.policy, self._view(group, time))
+        if isinstance(answer, int):
+            return next(r for r in group if r.id == answer)
+        self.remove(answer)
+        return group[0]
+
+    def _view(self, group: list[RunRecord], time: float) -> PolicyView:
         if time - self._discounted > TICK:
             factor = 0.5 ** ((time - self._discounted) / HALF_LIFE)
             self.clients.discount(factor)
             self.programs.discount(factor)
             self._discounted = time
-        return View(
+        return PolicyView(
             time,
-            tuple(self._candidate(r, time) for r in sorted(runs, key=lambda r: r.order)),
-            MappingProxyType(self.clients.used),
-            MappingProxyType(self.programs.used),
+            tuple(self._candidate(run, time) for run in group),
+            MappingProxyType(dict(self.clients.used)),
+            MappingProxyType(dict(self.programs.used)),
         )
 
     def _candidate(self, run: RunRecord, time: float) -> Candidate:
@@ -128,6 +181,7 @@ class Turns:
             time - run.time,
             run.window.seconds if run.window is not None else 0.0,
             run.index.remaining(run.position, self.functions),
+            sum(run.index.devices.values()),
             run.position > 0,
             run.overtaken,
         )
@@ -154,6 +208,30 @@ class Turns:
             for slice_id in run.index.plan.slices
             for cell in cells_of[slice_id]
         )
+
+
+def competing(
+    runs: list[RunRecord], cells_of: Mapping[SliceId, tuple[int, ...]]
+) -> list[list[RunRecord]]:
+    """Groups of *runs* that share devices, directly or through others; first submitted first."""
+    groups: list[tuple[set[int], list[RunRecord]]] = []
+    for run in sorted(runs, key=_by_order):
+        cells = {c for s in run.index.plan.slices for c in cells_of[s]}
+        members = [run]
+        apart = []
+        for group in groups:
+            if cells.isdisjoint(group[0]):
+                apart.append(group)
+            else:
+                cells |= group[0]
+                members += group[1]
+        groups = [*apart, (cells, members)]
+    found = [sorted(members, key=_by_order) for _, members in groups]
+    return sorted(found, key=lambda group: group[0].order)
+
+
+def _by_order(run: RunRecord) -> int:
+    return run.order
 
 
 def _shares(run: RunRecord, cells: set[int], cells_of: Mapping[SliceId, tuple[int, ...]]) -> bool:

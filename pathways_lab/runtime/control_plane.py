@@ -5,8 +5,9 @@ so it shares a process with nobody: not with a notebook kernel, whose cells
 keep the interpreter busy, and not with the Dask scheduler, whose event loop
 stalls for tens of milliseconds under load.
 
-It listens twice: for clients, and for hosts with another key, so that no
-client can pass as a host.  Its life hangs on the process that started it.
+It listens three times: for clients, for hosts with another key, so that no
+client can pass as a host, and for the processes of users' own policies.  Its
+life hangs on the process that started it.
 
 Rule for maintainers: this module only connects the reactor with the rim.
 
@@ -24,12 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.runtime import lifeline
+from pathways_lab.runtime import auth, lifeline
 from pathways_lab.runtime.broadcast import BATCH_SECONDS
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.intake import host_seen
 from pathways_lab.runtime.introductions import Introductions
 from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.policy_desk import PolicyDesk, Processes
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.registry import ClientSeen, HostSeen
 from pathways_lab.runtime.rim import Core, Rim
@@ -54,7 +56,7 @@ class ControlPlane:
 
     folder, interface: where hosts that compute together meet, see
         :class:`pathways_lab.runtime.coordination.Coordination`.
-    client_address, host_address: the real ones of the two listeners.
+    client_address, host_address: the real ones of their listeners.
     """
 
     def __init__(
@@ -72,7 +74,18 @@ class ControlPlane:
         self.introductions = Introductions(
             folder, interface, self.reactor.call_soon, lambda: self.rim.formations
         )
-        self.rim = Rim(core, time.monotonic, self._flush_later, self.introductions)
+        policy_key = auth.new_key()
+        policy_address = self.reactor.listen(
+            f"unix:{folder}/policies.sock", policy_key, self._meet_policy
+        )
+        processes = Processes(policy_address, policy_key, folder, self.reactor.call_soon)
+        self.rim = Rim(
+            core,
+            time.monotonic,
+            self._flush_later,
+            self.introductions,
+            lambda rim: PolicyDesk(rim, processes, time.monotonic, self.reactor.call_later),
+        )
         self.client_address = self.reactor.listen(
             client_listen, keys.client, self._meet_client, context=context
         )
@@ -114,7 +127,10 @@ class ControlPlane:
         if hello.get("role") != "client":
             raise Refused("this address is for clients")
         pid = hello.get("pid")
-        client = self.rim.new_client(str(hello.get("name"))[:100], pid if type(pid) is int else 0)
+        try:
+            client = self.rim.new_client(str(hello["name"]), pid if type(pid) is int else 0)
+        except (KeyError, ValueError) as error:
+            raise Refused(str(error)) from error
         link.name, link.tag = client.name, client
         return {
             "role": "control",
@@ -122,6 +138,7 @@ class ControlPlane:
             "client": client.name,
             "number": client.number,
             "topology": self.rim.registry.topology(),
+            "policy": self.rim.registry.policy_in_force(),
             "data_key": self._keys.data,
             "emulated": any(host.emulated for host in self.rim.registry.hosts.values()),
         }
@@ -136,8 +153,16 @@ class ControlPlane:
         link.name = link.tag.name
         return {"role": "control", "name": "control"}
 
+    def _meet_policy(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        link.tag = token = hello.get("token")
+        if type(token) is not str or not self.rim.policies.knows(token):
+            raise Refused("this address is for policies that the control plane has started")
+        return {"role": "control", "name": "control"}
+
     def _opened(self, link: Link, hello: dict[str, Any]) -> None:
-        if isinstance(link.tag, ClientSeen):
+        if isinstance(link.tag, str):
+            self.rim.policies.joined(link.tag, link)
+        elif isinstance(link.tag, ClientSeen):
             self.rim.client_joined(link.tag, link)
         else:
             for other in self.reactor.links:
@@ -147,7 +172,9 @@ class ControlPlane:
             self.rim.host_joined(link.tag, link)
 
     def _closed(self, link: Link, reason: str) -> None:
-        if isinstance(link.tag, ClientSeen):
+        if isinstance(link.tag, str):
+            self.rim.policies.left(link.tag, reason)
+        elif isinstance(link.tag, ClientSeen):
             self.rim.client_left(link.tag.name, reason)
         else:
             self.rim.host_lost(link.tag.name, reason, link)
@@ -156,6 +183,9 @@ class ControlPlane:
         self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
     ) -> None:
         size = self.reactor.message_bytes
+        if isinstance(link.tag, str):
+            self.rim.policies.said(link.tag, op, fields)
+            return
         seen: ClientSeen | HostSeen = link.tag
         if not self.rim.is_current(seen.name, link):
             return

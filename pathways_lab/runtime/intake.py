@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.policies import FIFO, Priority, ProportionalShare, ShortestFirst
+from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Plan
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.codec import unpack, unpack_fields
@@ -42,10 +42,6 @@ class _Letter:
             "cause": self.cause,
             "client": self.client.name,
         }
-
-
-KnownPolicy = FIFO | Priority | ProportionalShare | ShortestFirst
-"""Policies that travel as data; code of a client's own is never loaded here."""
 
 
 class Rejected(ValueError):
@@ -222,8 +218,8 @@ def _cancel(letter: _Letter) -> m.Event:
 
 
 def _policy(letter: _Letter) -> m.Event:
-    policy = unpack(KnownPolicy, letter.fields["policy"])
-    return m.PolicyChosen(letter.time, letter.cause, letter.client.name, policy)
+    policy, request = unpack(BuiltIn, letter.fields["policy"]), _integer(letter.fields, "request")
+    return m.PolicyChosen(letter.time, letter.cause, letter.client.name, policy, request)
 
 
 def _lease(letter: _Letter) -> m.Event:

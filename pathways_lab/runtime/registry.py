@@ -11,13 +11,18 @@ own number in their high 32 bits.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.messages import Run
+from pathways_lab.core.policies import FIFO, Policy, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import pack
+
+_NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
+_OURS = re.compile(r"control|policy|kernel-\d+")
 
 
 @dataclass(slots=True)
@@ -26,7 +31,6 @@ class ClientSeen:
 
     name: str
     number: int
-    label: str
     pid: int
     messages: int = 0
 
@@ -79,6 +83,23 @@ class Registry:
     """Of runs that are not over: the client and the plan's key."""
     leases: dict[str, str] = field(default_factory=dict)
     """By island: the client that has it for itself."""
+    policy: Policy | RemotePolicy = field(default_factory=FIFO)
+    policy_owner: str = ""
+    """The policy in force, and the client who set it."""
+
+    def check_name(self, name: str) -> str:
+        """Why a new client cannot be called so, or ""."""
+        if not _NAME.fullmatch(name):
+            return (
+                f"{name[:60]!r} cannot be a client's name: 1 to 40 letters, digits, spaces or any"
+                " of . @ - _, and first a letter or digit"
+            )
+        if _OURS.fullmatch(name):
+            return f"{name!r} is a name that the lab gives itself: choose another"
+        if name in self.clients:
+            pid = self.clients[name].pid
+            return f"a client named {name!r} is connected already (process {pid}): choose another"
+        return ""
 
     def client_of(self, identity: int) -> ClientSeen | None:
         """The connected client to whom an id belongs."""
@@ -134,4 +155,14 @@ class Registry:
         return {
             "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
             "slices": [pack(binding) for binding in self.bindings.values()],
+            "clients": list(self.clients),
+        }
+
+    def policy_in_force(self) -> dict[str, Any]:
+        """For clients.  Code of another client's own is a name and no more."""
+        remote = isinstance(self.policy, RemotePolicy)
+        return {
+            "policy": None if remote else pack(self.policy),
+            "name": name_of(self.policy),
+            "owner": self.policy_owner,
         }

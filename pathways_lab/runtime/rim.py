@@ -26,9 +26,10 @@ from pathways_lab.runtime.broadcast import Broadcast, Watcher
 from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack
 from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.intake import Rejected, client_event, host_report
+from pathways_lab.runtime.policy_desk import PolicyDesk
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
 from pathways_lab.timeline.records import Event
-from pathways_lab.timeline.records_of import records_of
+from pathways_lab.timeline.records_of import policy_told, records_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -58,6 +59,7 @@ class Rim:
     clock: seconds, monotonic; the time of every event and record.
     flush_due: called when records wait for :meth:`flush`.
     services: where the hosts of slices over several hosts meet.
+    policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
     """
@@ -68,6 +70,7 @@ class Rim:
         clock: Callable[[], float],
         flush_due: Callable[[], None],
         services: Services,
+        policies: Callable[[Rim], PolicyDesk],
     ) -> None:
         self.registry = Registry()
         self.broadcast = Broadcast()
@@ -81,18 +84,26 @@ class Rim:
         self._letters: list[chronicle.Letter] = []
         self._epochs: dict[str, int] = {}
         self.formations = Formations(services, self._tell_host, self._slices_lost)
+        self.policies = policies(self)
 
     # --- who is there ------------------------------------------------------------
 
-    def new_client(self, label: str, pid: int) -> ClientSeen:
-        """Number and name for a client that is about to join."""
+    def new_client(self, name: str, pid: int) -> ClientSeen:
+        """Number and name for a client that is about to join.  name: what it asks for, or "".
+
+        Raises ValueError when it cannot be called so.
+        """
+        wrong = self.registry.check_name(name) if name else ""
+        if wrong:
+            raise ValueError(wrong)
         self._numbers += 1
-        return ClientSeen(f"kernel-{self._numbers}", self._numbers, label, pid)
+        return ClientSeen(name or f"kernel-{self._numbers}", self._numbers, pid)
 
     def client_joined(self, client: ClientSeen, peer: Peer) -> None:
         self.registry.clients[client.name] = client
         self._clients[client.name] = peer
         self.happened(m.ClientJoined(self._clock(), f"{client.name}:joined", client.name))
+        self._tell_topology()
 
     def client_left(self, name: str, reason: str) -> None:
         if self._clients.pop(name, None) is None:
@@ -100,6 +111,7 @@ class Rim:
         self.broadcast.unwatch(name)
         self.happened(m.ClientLeft(self._clock(), f"{name}:left", name, reason))
         self.registry.forget_client(name)
+        self._tell_topology()
 
     def host_joined(self, host: HostSeen, peer: Peer) -> None:
         """A device process is there.  One of the same name before it counts as lost."""
@@ -171,6 +183,8 @@ class Rim:
                 self.broadcast.unwatch(name)
         elif op == "topology":
             self._post(self._clients, name, "topology", self.registry.topology())
+        elif op == "policy" and buffers:
+            self._try_policy(name, fields, buffers[0])
         else:
             try:
                 event = client_event(self.registry, client, op, fields, buffers, self._clock())
@@ -309,9 +323,10 @@ class Rim:
             case m.LeaseEnded(client=client, island=island):
                 del self.registry.leases[island]
                 self._post(self._clients, client, "lease-ended", {"island": island})
-            case m.PolicySet(client=client, name=name, failure=failure):
-                fields = {"name": name, "failure": pack(failure) if failure else None}
-                self._post(self._clients, client, "policy-set", fields)
+            case m.AskPolicy():
+                self.policies.ask(command)
+            case m.PolicySet():
+                self._policy_set(command)
 
     def _program(self, key: str) -> dict[str, Any]:
         """A plan with the bindings of all its slices: hosts must know both ends of a transfer."""
@@ -329,6 +344,46 @@ class Rim:
             buffers = arguments.buffers
         size = self._post(self._hosts, grant.host, "grant", fields, buffers)
         self._count("grant", "control", grant.host, size, grant.run)
+
+    # --- the policy ----------------------------------------------------------------
+
+    def _try_policy(self, name: str, fields: dict[str, Any], code: memoryview) -> None:
+        """Code of a client's own; the core hears of it when it has been tried."""
+        request, called = fields.get("request"), fields.get("name")
+        if type(request) is int and type(called) is str:
+            self.policies.try_out(name, request, called[:100], code)
+        else:
+            self._refuse(name, "policy", Failure("refused", "malformed message 'policy'"))
+
+    def _policy_set(self, told: m.PolicySet) -> None:
+        """Everybody hears of a change, who asked of any answer."""
+        registry = self.registry
+        self.policies.keep(told.policy)
+        changed = (registry.policy, registry.policy_owner) != (told.policy, told.owner)
+        registry.policy, registry.policy_owner = told.policy, told.owner
+        fields = {
+            **registry.policy_in_force(),
+            "client": told.client,
+            "request": told.request,
+            "failure": pack(told.failure) if told.failure else None,
+        }
+        for name in tuple(self._clients) if changed else (told.client,):
+            self._post(self._clients, name, "policy", fields)
+
+    def policy_refused(self, client: str, request: int, failure: Failure) -> None:
+        """A policy of a client's own did not get as far as the core."""
+        registry = self.registry
+        told = m.PolicySet(
+            "policy", client, registry.policy, registry.policy_owner, failure, request
+        )
+        self._remember([chronicle.write(policy_told(told, self._clock(), registry))])
+        self._policy_set(told)
+
+    def policy_printed(self, client: str, name: str, text: str) -> None:
+        """What a policy prints goes to the client that set it."""
+        self._post(self._clients, client, "policy-printed", {"name": name, "text": text})
+
+    # --- sending ---------------------------------------------------------------------
 
     def _refuse(self, client: str, subject: str, failure: Failure) -> None:
         self._post(self._clients, client, "refused", {"subject": subject, "failure": pack(failure)})

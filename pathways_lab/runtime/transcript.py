@@ -27,8 +27,8 @@ import msgpack
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Command, Event, PolicyChosen, PolicySet
+from pathways_lab.core.policies import BuiltIn, RemotePolicy
 from pathways_lab.runtime.codec import pack, unpack
-from pathways_lab.runtime.intake import KnownPolicy
 from pathways_lab.runtime.rim import Core
 
 LIMIT = 256 << 20
@@ -120,4 +120,5 @@ def _message(kind: Any, plain: list[Any]) -> Any:
     cls = _OF_POLICIES.get(plain[0])
     if cls is None:
         return unpack(kind, plain)
-    return cls(*(unpack(KnownPolicy | Failure, v) if isinstance(v, list) else v for v in plain[1:]))
+    known = BuiltIn | RemotePolicy | Failure
+    return cls(*(unpack(known, v) if isinstance(v, list) else v for v in plain[1:]))

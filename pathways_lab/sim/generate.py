@@ -37,10 +37,10 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.policies import (
     FIFO,
     Policy,
+    PolicyView,
     Priority,
     ProportionalShare,
     ShortestFirst,
-    View,
 )
 from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Value
 from pathways_lab.core.topology import SliceRequest
@@ -314,7 +314,7 @@ class RandomClient:
 class LastFirst:
     """The unfairest policy."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """Whoever came last."""
         return view.candidates[-1].run
 
@@ -325,7 +325,7 @@ class Anyhow:
 
     rng: random.Random
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         """Anybody, or nobody."""
         if self.rng.random() < 0.01:
             raise RuntimeError("no idea")

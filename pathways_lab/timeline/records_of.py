@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.policies import RemotePolicy
 from pathways_lab.core.program import Call, Plan, SliceId, Step
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.timeline.records import Event, Record
@@ -238,6 +239,28 @@ def _lease_ended(command: m.LeaseEnded, time: float, registry: Registry) -> Even
     return Event("lease-ended", time, command.island, client=command.client)
 
 
+def policy_told(command: m.PolicySet, time: float, registry: Registry) -> Event:
+    """A policy was set, refused or removed.  client: who set it, or would have."""
+    failure = command.failure
+    remote = isinstance(command.policy, RemotePolicy)
+    return Event(
+        "policy",
+        time,
+        client=command.client,
+        args={
+            "policy": command.name if remote else repr(command.policy),
+            "owner": command.owner,
+            "message": failure.message if failure else "",
+            "line": str(failure.line) if failure else "",
+        },
+    )
+
+
+def _policy_late(event: m.PolicyLate, registry: Registry) -> Event:
+    """The policy in force did not answer in time: FIFO decides until it does."""
+    return Event("policy-late", event.time, args={"number": event.policy})
+
+
 _EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
     m.HostJoined: _host_joined,
     m.HostLost: _host_lost,
@@ -245,6 +268,7 @@ _EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
     m.ClientJoined: _client_joined,
     m.ClientLeft: _client_left,
     m.RunSubmitted: _submitted,
+    m.PolicyLate: _policy_late,
 }
 
 _COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
@@ -254,4 +278,5 @@ _COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
     m.RunEnded: _run_ended,
     m.Leased: _leased,
     m.LeaseEnded: _lease_ended,
+    m.PolicySet: policy_told,
 }

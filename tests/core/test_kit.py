@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways_lab.core.policies import View
+from pathways_lab.core.policies import PolicyView
 from pathways_lab.core.rules import Rules
 from pathways_lab.testing import Script, Sketch
 
@@ -10,7 +10,7 @@ from pathways_lab.testing import Script, Sketch
 class NewestFirst:
     """What a user might write in a cell."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         return max(view.candidates, key=lambda c: c.order).run
 
 

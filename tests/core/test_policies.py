@@ -11,10 +11,10 @@ from pathways_lab.core.policies import (
     FIFO,
     Candidate,
     Policy,
+    PolicyView,
     Priority,
     ProportionalShare,
     ShortestFirst,
-    View,
     validate,
 )
 from pathways_lab.core.rules import Rules
@@ -116,7 +116,7 @@ def test_the_shortest_by_measured_time_goes_first() -> None:
 class Latest:
     """A user's own policy is a few lines."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         return max(view.candidates, key=lambda c: c.order).run
 
 
@@ -159,12 +159,12 @@ def test_a_run_that_needs_two_busy_slices_is_not_passed_for_ever() -> None:
 
 
 class Raises:
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         raise ZeroDivisionError("oh")
 
 
 class Elsewhere:
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         return -1
 
 
@@ -175,7 +175,7 @@ class Nothing:
 class Fickle:
     """Passes the validation and fails at work."""
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: PolicyView) -> int:
         return view.candidates[0].run if view.time < 5 else 12345
 
 
@@ -216,6 +216,6 @@ def test_wrong_shares_are_refused() -> None:
 
 @pytest.mark.parametrize("policy", [FIFO(), Priority(), ShortestFirst(), ProportionalShare()])
 def test_policies_are_pure(policy: Policy) -> None:
-    some = tuple(Candidate(n, "c", "p", 0, n, 0, 0, 0, False, 0) for n in (1, 2))
+    some = tuple(Candidate(n, "c", "p", 0, n, 0, 0, 0, 4, False, 0) for n in (1, 2))
     assert validate(policy) is None
-    assert policy.choose(View(0.0, some)) == policy.choose(View(0.0, some)) == 1
+    assert policy.choose(PolicyView(0.0, some)) == policy.choose(PolicyView(0.0, some)) == 1
