@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from pathways_lab.client.program import device_put, program
     from pathways_lab.client.simulation import Machine, compare_policies, simulate
     from pathways_lab.core.errors import Failure, PathwaysError
+    from pathways_lab.core.policies import (
+        FIFO,
+        Candidate,
+        Policy,
+        PolicyView,
+        Priority,
+        ProportionalShare,
+        ShortestFirst,
+    )
     from pathways_lab.notebook.compare import compare_timelines
     from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.runtime.emulated import emulated
@@ -29,6 +38,8 @@ if TYPE_CHECKING:
     from pathways_lab.sim.simulate import Load
 
 __all__ = [
+    "FIFO",
+    "Candidate",
     "Costs",
     "Failure",
     "FunctionCost",
@@ -38,6 +49,11 @@ __all__ = [
     "Load",
     "Machine",
     "PathwaysError",
+    "Policy",
+    "PolicyView",
+    "Priority",
+    "ProportionalShare",
+    "ShortestFirst",
     "Slice",
     "compare_policies",
     "compare_timelines",
@@ -57,6 +73,8 @@ __all__ = [
 
 _HOMES = {
     "Costs": "sim.machine",
+    "Candidate": "core.policies",
+    "FIFO": "core.policies",
     "Failure": "core.errors",
     "FunctionCost": "sim.machine",
     "Handle": "client.handles",
@@ -65,6 +83,11 @@ _HOMES = {
     "Load": "sim.simulate",
     "Machine": "client.simulation",
     "PathwaysError": "core.errors",
+    "Policy": "core.policies",
+    "PolicyView": "core.policies",
+    "Priority": "core.policies",
+    "ProportionalShare": "core.policies",
+    "ShortestFirst": "core.policies",
     "Slice": "client.devices",
     "compare_policies": "client.simulation",
     "compare_timelines": "notebook.compare",

@@ -19,6 +19,11 @@ SURFACE = {
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
     # models
     "pipeline",
+    # whose gangs go first
+    *("FIFO", "Priority", "ProportionalShare", "ShortestFirst"),
+    *("Policy", "PolicyView", "Candidate"),
+    # looking at what happened
+    *("compare_timelines",),
     # simulating
     *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
     # pictures

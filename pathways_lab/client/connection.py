@@ -32,6 +32,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
 
@@ -86,9 +87,10 @@ class LeaseAnswer(Pending):
 class Connection:
     """One authenticated link, and everything that is pending on it.
 
-    name: what the control plane calls this kernel.  topology: islands with
-    hosts as the control plane last told.  traffic: counters.
-    on_records, on_output, on_topology: called in the reactor's thread.
+    name: what the control plane calls this kernel: as it asked to be called, or
+    a number.  topology: islands with hosts as the control plane last told.
+    policy: the one in force, as last told.  traffic: counters.
+    on_records, on_output, on_policy: called in the reactor's thread.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Connection:
         key: bytes,
         *,
         context: ssl.SSLContext | None = None,
-        label: str = "kernel",
+        name: str = "",
         timeout: float = 10.0,
     ) -> None:
         self.context = context
@@ -105,6 +107,9 @@ class Connection:
         self.closed: Failure | None = None
         self.on_records: Callable[[list[Any]], None] = lambda _: None
         self.on_output: Callable[[dict[str, Any]], None] = lambda _: None
+        self.on_policy: Callable[[str, dict[str, Any]], None] = lambda op, _: None
+        self.topology: dict[str, Any] = {}
+        self.policy: dict[str, Any] = {}
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.on_closed: Callable[[Failure], None] = lambda _: None
@@ -119,9 +124,12 @@ class Connection:
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
         self.board = Board(self.reactor)
         self.reactor.start()
-        hello = {"role": "client", "name": label, "pid": os.getpid()}
+        hello = {"role": "client", "name": name, "pid": os.getpid()}
         try:
             self.link = self.reactor.connect(address, key, hello, timeout, context=context)
+        except Refused as refusal:
+            self.reactor.close()
+            raise failures.failure("refused", f"the lab refuses this client: {refusal}") from None
         except BaseException:
             self.reactor.close()
             raise
@@ -129,7 +137,9 @@ class Connection:
         self.name = str(peer["client"])
         self.data_key = bytes(peer["data_key"])
         self.emulated = bool(peer.get("emulated", False))
-        self.topology: dict[str, Any] = peer.get("topology") or {"islands": [], "slices": []}
+        # Newer ones may have been told already.
+        self.topology = self.topology or peer["topology"]
+        self.policy = self.policy or peer["policy"]
         self._high = int(peer["number"]) << 32
         self._numbers = {kind: itertools.count(1) for kind in ("slice", "run", "buffer")}
         self.reactor.call_later(_TICK, self._tick)
@@ -350,6 +360,8 @@ class Connection:
             self.board.settle((self._leases[number],), failure)
         elif kind == "buffer" and identity in self._buffers:
             self.board.settle((self._buffers[identity],), failure)
+        elif kind == "policy":
+            self.on_policy("refused", fields)
         # Anything else (a function, a program) fails the runs that need it.
 
     def _leased(self, fields: dict[str, Any]) -> None:
@@ -366,6 +378,13 @@ class Connection:
     def _records(self, fields: dict[str, Any]) -> None:
         self.on_records(fields["records"])
 
+    def _policy(self, fields: dict[str, Any]) -> None:
+        self.policy = fields
+        self.on_policy("policy", fields)
+
+    def _policy_printed(self, fields: dict[str, Any]) -> None:
+        self.on_policy("policy-printed", fields)
+
     def _output(self, fields: dict[str, Any]) -> None:
         self.on_output(fields)
 
@@ -380,6 +399,8 @@ class Connection:
         "topology": _topology,
         "records": _records,
         "output": _output,
+        "policy": _policy,
+        "policy-printed": _policy_printed,
     }
 
     # --- the end --------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.progress import Show
 
 open_view: Callable[..., Any] | None = None
@@ -23,3 +24,6 @@ lab_closes: Callable[[Any], None] | None = None
 
 show_progress: Callable[[], Show] | None = None
 """Makes a display of the start of a lab; None: one line in a terminal."""
+
+open_notes: Callable[[], Callable[[str | Failure], None]] | None = None
+"""Makes a place below the running cell for what is noticed later, by any thread."""

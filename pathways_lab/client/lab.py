@@ -27,10 +27,12 @@ from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.lease import Lease, require
+from pathways_lab.client.policies import Policies
 from pathways_lab.client.requests import bytes_of, slice_request
 from pathways_lab.client.session import Session
 from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import SliceId
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
@@ -47,15 +49,15 @@ class Lab:
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.
-    name: what the cluster calls this kernel.  embedded: the cluster that was
-    started for it, or None.
+    name: what everybody on the lab calls this client (weights of shares, records
+    and errors name it so).  embedded: the cluster that was started for it, or None.
     """
 
     def __init__(
         self,
         control: ControlAddress,
         embedded: EmbeddedCluster | None = None,
-        label: str = "kernel",
+        name: str = "",
     ) -> None:
         self.embedded = embedded
         self.slices: list[Slice] = []
@@ -64,9 +66,10 @@ class Lab:
         self._compiled = 0
         self._closed = False
         connection = Connection(
-            control.address, control.key, context=tls.client_context(control.tls), label=label
+            control.address, control.key, context=tls.client_context(control.tls), name=name
         )
         self.session = Session(connection)
+        self._policies = Policies(connection, lambda text: self.session.print_later("policy", text))
         self.name = connection.name
         offset = connection.link.clock_offset
         self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
@@ -84,6 +87,40 @@ class Lab:
     def devices(self) -> tuple[Device, ...]:
         """All physical devices."""
         return cluster.devices_of(self.islands)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of all connected clients, this one's (``lab.name``) too."""
+        return tuple(self.session.connection.topology["clients"])
+
+    @property
+    def policy(self) -> Any:
+        """Whose gangs go first: the policy in force, for all clients of the lab.
+
+            lab.policy = pw.ProportionalShare({"ann": 1, "bob": 2})
+
+        One of ``pw.FIFO()`` (where a lab begins), ``pw.Priority()``,
+        ``pw.ProportionalShare(...)``, ``pw.ShortestFirst()``, or an object of
+        your own with ``choose(view)``, which is given a
+        :class:`pathways_lab.PolicyView` and returns the ``run`` of one of
+        ``view.candidates``.  Your object is copied to a process of its own; what
+        it remembers in its attributes, it remembers there.  Reading gives the
+        object that you set (not its copy), or, of another client's own one, its
+        name and who set it.
+
+        Setting waits until the policy was tried and is in force.  Raises
+        PathwaysError when it is not, and then the one before stays.  One that
+        fails later (it raises, names no candidate, takes longer than 0.4 s
+        to choose) is removed at once, below the cell that set it you read why, and
+        FIFO goes on.  A choice that takes more than some 30 ms comes too late:
+        FIFO has made it.  What is never up to a policy: the order inside of a
+        run, memory, and that a run may be overtaken 64 times and no more.
+        """
+        return self._policies.in_force
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policies.choose(policy)
 
     def slice(
         self,
@@ -295,6 +332,7 @@ def start(
     platform: str = "auto",
     progress: bool | Callable[[displays.Progress], object] = True,
     transcript: str | Path = "",
+    name: str = "",
 ) -> Lab:
     """Start a lab on this machine: a local Dask cluster whose workers own devices.
 
@@ -308,6 +346,8 @@ def start(
     progress: show how far the start is; or a function that is told.
     transcript: a file that gets every event of the control plane, with what it
         decided: :func:`pathways_lab.runtime.transcript.differences` decides again.
+    name: what this client is called (default: ``"kernel-1"``); weights of shares,
+        records and errors name it so.
 
     It ends with the kernel, with :meth:`Lab.close`, and when another is started.
     Raises PathwaysError with the numbers when memory does not suffice.
@@ -328,7 +368,7 @@ def start(
     if made.note:
         warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
     try:
-        _current = Lab(made.control, made)
+        _current = Lab(made.control, made, name)
     except BaseException:
         made.close()
         raise
@@ -346,6 +386,7 @@ def connect(
     memory: int | str | None = None,
     platform: str = "auto",
     timeout: float = 60.0,
+    name: str = "",
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 
@@ -354,6 +395,8 @@ def connect(
         variable PATHWAYS_LAB says.
     devices_per_host, memory, platform: only for the one who makes the lab.
     timeout: seconds to wait for a first worker and host.
+    name: what this client is called on the lab (default: ``"kernel-"`` and a
+        number); no two may have the same.
 
     Raises PathwaysError that says what is missing.
     """
@@ -366,7 +409,7 @@ def connect(
         timeout=timeout,
     )
     try:
-        lab = Lab(control)
+        lab = Lab(control, name=name)
     except OSError as error:
         raise PathwaysError(
             Failure(

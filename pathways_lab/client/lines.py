@@ -78,6 +78,11 @@ def _line(place: Place) -> Line:
     return Line(file, number, linecache.getline(file, number).strip())
 
 
+def with_text(line: Line) -> Line:
+    """A line that was noticed where its file cannot be read, with its text."""
+    return _line((line.file, line.number)) if line.number and not line.text else line
+
+
 def of_caller() -> Line:
     """The user's line that called into Pathways Lab."""
     return best(_outwards(sys._getframe(1)))

@@ -144,6 +144,10 @@ class Session:
             self.outputs.append(fields)
             self.connection.board.settle((), None)
 
+    def print_later(self, source: str, text: str) -> None:
+        """Have text printed by whoever waits next, with its source before every line."""
+        self._printed({"host": source, "device": None, "text": text})
+
     def _unshown(self) -> bool:
         return bool(self.outputs)
 

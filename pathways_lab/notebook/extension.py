@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 from pathways_lab.client import hooks, patch
 from pathways_lab.notebook import completion
-from pathways_lab.notebook.errors import Renderer
+from pathways_lab.notebook.errors import Renderer, cell_name
 from pathways_lab.notebook.magics import PathwaysMagics
-from pathways_lab.notebook.printed import Printed
+from pathways_lab.notebook.printed import Printed, notes_below_cell
 from pathways_lab.notebook.progress import notebook_line
 
 MAGICS: dict[str, Any] = {
@@ -33,13 +33,14 @@ class Extension:
         self.renderer = Renderer(shell)
         self.magics = PathwaysMagics(shell, self.renderer, Printed(in_notebook))
         self.matcher = completion.matcher({n: magic.parser for n, magic in MAGICS.items()})
-        self._progress = hooks.show_progress
+        self._progress, self._notes = hooks.show_progress, hooks.open_notes
         shell.register_magics(self.magics)
         shell.Completer.custom_matchers.append(self.matcher)
         self.renderer.install()
         patch.load()
         if in_notebook:
             hooks.show_progress = notebook_line
+            hooks.open_notes = lambda: notes_below_cell(cell_name(shell))
             # The first picture must not wait for Bokeh's modules.
             threading.Thread(target=_import_views, name="pathways imports", daemon=True).start()
 
@@ -47,7 +48,7 @@ class Extension:
         """Take everything back."""
         patch.unload()
         self.renderer.remove()
-        hooks.show_progress = self._progress
+        hooks.show_progress, hooks.open_notes = self._progress, self._notes
         matchers = self.shell.Completer.custom_matchers
         if self.matcher in matchers:
             matchers.remove(self.matcher)

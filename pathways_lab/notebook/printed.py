@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.client.session import Session, labelled
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.notebook.errors import render
 
 LINES = 200
 PERIOD = 0.2
@@ -105,3 +107,17 @@ def pane_below_cell() -> Pane:
     display: Any = ipython.display
     handle = display({"text/plain": ""}, raw=True, display_id=True)
     return Pane(lambda text: handle.update({"text/plain": text}, raw=True))
+
+
+def notes_below_cell(place_name: Callable[[str], str]) -> Callable[[str | Failure], None]:
+    """The same for what is noticed after the cell has ended.
+
+    place_name: what a file or a cell is called.
+    """
+    pane = pane_below_cell()
+
+    def note(what: str | Failure) -> None:
+        lines = [what] if isinstance(what, str) else render(PathwaysError(what), place_name)
+        pane.add("\n".join(lines))
+
+    return note

@@ -132,12 +132,14 @@ class ControlPlane:
         except (KeyError, ValueError) as error:
             raise Refused(str(error)) from error
         link.name, link.tag = client.name, client
+        topology = self.rim.registry.topology()
+        topology["clients"].append(client.name)
         return {
             "role": "control",
             "name": "control",
             "client": client.name,
             "number": client.number,
-            "topology": self.rim.registry.topology(),
+            "topology": topology,
             "policy": self.rim.registry.policy_in_force(),
             "data_key": self._keys.data,
             "emulated": any(host.emulated for host in self.rim.registry.hosts.values()),

@@ -39,7 +39,7 @@ from pathways_lab.runtime.reactor import Reactor
 
 LOAD_SECONDS = 10.0
 """How long a policy may take to be loaded, with whatever it imports."""
-CHOICE_SECONDS = 0.5
+CHOICE_SECONDS = 0.4
 """How long it may take for one choice; longer, and it is removed."""
 
 
@@ -88,7 +88,6 @@ class Asked:
                 self._answer(link, fields["question"], unpack(PolicyView, fields["view"]))
 
     def _load(self, link: Link, code: memoryview) -> None:
-        sys.stdout = Printed(link)
         try:
             with alarm(2 * LOAD_SECONDS):
                 policy: Any = pickle.loads(code)
@@ -100,6 +99,7 @@ class Asked:
             failure = validate(policy)
         if failure is None:
             self._policy = policy
+            sys.stdout = Printed(link)
             link.send("ready")
         else:
             link.send("refused", {"failure": pack(failure)})

@@ -251,7 +251,7 @@ def policy_told(command: m.PolicySet, time: float, registry: Registry) -> Event:
             "policy": command.name if remote else repr(command.policy),
             "owner": command.owner,
             "message": failure.message if failure else "",
-            "line": str(failure.line) if failure else "",
+            "line": str(failure.line) if failure and failure.line.number else "",
         },
     )
 

@@ -26,6 +26,7 @@ from pathways_lab.client.layouts import index_of
 from pathways_lab.client.session import Session
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout, boxes
+from pathways_lab.core.policies import FIFO
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private
@@ -86,6 +87,7 @@ class FakeLab:
         hello = {
             "role": "control", "client": "kernel-1", "number": 1, "clock": 0.0,
             "data_key": KEY, "emulated": False, "topology": self._topology(hosts),
+            "policy": {"policy": pack(FIFO()), "name": "FIFO", "owner": ""},
         }  # fmt: skip
         address = self._control.listen(f"unix:{folder}/control", KEY, hello)
         self.connection = Connection(address, KEY)

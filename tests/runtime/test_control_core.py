@@ -93,7 +93,7 @@ class Lab:
         )  # fmt: skip
         self.reactor.start()
         self.link = self.reactor.connect(
-            self.plane.client_address, keys.client, {"role": "client", "name": "k", "pid": 1}
+            self.plane.client_address, keys.client, {"role": "client", "name": "", "pid": 1}
         )
         self.base = self.link.peer["number"] << 32
 

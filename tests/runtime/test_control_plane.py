@@ -105,7 +105,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def test_a_client_finds_hosts_binds_a_slice_and_watches(lab: Lab) -> None:
     host, _ = lab.connect(**HOST)
-    client, link = lab.connect(role="client", name="notebook", pid=1)
+    client, link = lab.connect(role="client", name="", pid=1)
     assert (link.peer["client"], link.peer["number"]) == ("kernel-1", 1)
     assert link.peer["data_key"] == lab.keys.data
     assert link.peer["emulated"] is True
@@ -137,12 +137,14 @@ def test_leaving_and_crashing_become_events(lab: Lab) -> None:
     client.close()
     until(lambda: any(isinstance(e, m.ClientLeft) for e in lab.core.events))
     watcher, link = lab.connect(role="client", name="other", pid=2)
-    assert link.peer["client"] == "kernel-2"
+    assert link.peer["client"] == "other"
+    with pytest.raises(Refused, match="connected already"):
+        lab.connect(role="client", name="other", pid=3)
     host.send("report", {"finished": "nonsense"})
-    until(lambda: watcher.of("topology"))
+    until(lambda: watcher.of("topology") and not watcher.of("topology")[-1]["islands"])
     lost = [e for e in lab.core.events if isinstance(e, m.HostLost)]
     assert "malformed message 'report'" in lost[0].reason
-    assert watcher.of("topology")[-1]["islands"] == []
+    assert watcher.of("topology")[-1]["clients"] == ["other"]
 
 
 def test_a_new_process_of_the_same_host_replaces_the_old(lab: Lab) -> None:

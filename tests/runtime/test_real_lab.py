@@ -57,8 +57,9 @@ def test_a_second_client_finds_the_same_lab_and_has_names_of_its_own(lab: Lab) -
     with lab.dask_client() as client:
         control = attach(client)
     assert control == lab.embedded.control
-    with Lab(control, label="second") as second:
-        assert second.name != lab.name
+    with Lab(control, name="second") as second:
+        assert second.name == "second"
+        assert set(second.clients) == {lab.name, "second"}
         assert second.devices() == lab.devices()
         double = pw.jit(lambda x: x * 2, on=second.slice((2,), ("x",)))
         assert np.array_equal(np.asarray(double(np.arange(4.0))), np.arange(4.0) * 2)

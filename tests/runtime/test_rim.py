@@ -10,7 +10,7 @@ import pytest
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
-from pathways_lab.core.policies import ProportionalShare
+from pathways_lab.core.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import chronicle
@@ -81,6 +81,22 @@ class Services:
         self.said.append(("close", formation))
 
 
+class Desk:
+    """Remembers what was to be done about policies."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.said = lab.asked
+
+    def try_out(self, client: str, request: int, name: str, code: Any) -> None:
+        self.said.append(("try", client, request, name, bytes(code)))
+
+    def ask(self, command: m.AskPolicy) -> None:
+        self.said.append(("ask", command.question))
+
+    def keep(self, policy: Any) -> None:
+        self.said.append(("keep", policy))
+
+
 class Lab:
     """Two clients, two hosts on two islands, one slice of client 1 on each."""
 
@@ -89,10 +105,11 @@ class Lab:
         self.now = 0.0
         self.flushes = 0
         self.services = Services()
-        self.rim = Rim(self.core, self._clock, self._due, self.services)
+        self.asked: list[Any] = []
+        self.rim = Rim(self.core, self._clock, self._due, self.services, lambda rim: Desk(self))
         self.clients = [Peer(), Peer()]
         for peer in self.clients:
-            self.rim.client_joined(self.rim.new_client("a label", 7), peer)
+            self.rim.client_joined(self.rim.new_client("", 7), peer)
         self.hosts = {f"i{i}/h": Peer() for i in range(2)}
         for i, (name, peer) in enumerate(self.hosts.items()):
             self.rim.host_joined(HostSeen(name, f"i{i}", 1, "cpu", 10, 1, 2, f"d{i}", False), peer)
@@ -200,7 +217,11 @@ def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
     assert set(lab.rim.registry.bindings) == {ONE, ONE + 7}, "one host of the wide one lives"
     lab.rim.host_lost("i0/h", "killed")
     assert not lab.rim.registry.bindings
-    assert lab.clients[0].of("topology")[-1] == {"islands": [], "slices": []}
+    assert lab.clients[0].of("topology")[-1] == {
+        "islands": [],
+        "slices": [],
+        "clients": ["kernel-1", "kernel-2"],
+    }
 
 
 def test_joining_is_told_to_core_hosts_and_clients(lab: Lab) -> None:
@@ -224,7 +245,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     lab.say(1, "cancel", run=ONE + 9)
     lab.say(1, "drop", buffers=[ONE + 5, ONE + 6])
     lab.say(1, "release-slice", slice=ONE)
-    lab.say(1, "policy", policy=pack(ProportionalShare({"a": 2.0})))
+    lab.say(1, "policy", policy=pack(ProportionalShare({"a": 2.0})), request=5)
     bare = [type(event)(**{**_fields(event), "time": 0, "cause": ""}) for event in lab.core.events]
     client = "kernel-1"
     assert bare == [
@@ -235,7 +256,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
         m.RunCancelled(0, "", client, ONE + 9),
         m.BuffersDropped(0, "", client, (ONE + 5, ONE + 6)),
         m.SliceReleased(0, "", client, ONE),
-        m.PolicyChosen(0, "", client, ProportionalShare({"a": 2.0})),
+        m.PolicyChosen(0, "", client, ProportionalShare({"a": 2.0}), 5),
     ]
     assert not lab.clients[0].of("refused")
     assert len({event.cause for event in lab.core.events}) == 8
@@ -286,8 +307,8 @@ def test_a_client_may_only_name_its_own_ids(lab: Lab, op: str, fields: dict[str,
                     "arguments": {0: 7}}, "arguments"),
         ("declare", {"buffer": ONE, "slice": ONE, "nbytes": -4}, "negative"),
         ("drop", {"buffers": "all"}, "expected a list"),
-        ("policy", {"policy": ["Mine"]}, "expected one of"),
-        ("policy", {"policy": ["ProportionalShare", {"a": -1.0}, "client"]}, "positive"),
+        ("policy", {"policy": ["Mine"], "request": 1}, "expected one of"),
+        ("policy", {"policy": ["ProportionalShare", {"a": 0}, ""], "request": 1}, "not by ''"),
     ],
 )  # fmt: skip
 def test_malformed_messages_are_refused_with_the_reason(
@@ -415,11 +436,78 @@ def test_the_last_words_of_a_host_are_the_reason_of_its_loss(lab: Lab) -> None:
     assert "XLA gave up" in lost.reason
 
 
-def test_the_policy_in_force_is_told(lab: Lab) -> None:
-    lab.core.answer = lambda event: [m.PolicySet("c", "kernel-1", "FIFO", Failure("policy", "no"))]
+def set_policy(lab: Lab, policy: Any, failure: Failure | None = None) -> None:
+    """The core says that kernel-1 has set a policy, or that it was removed."""
+    owner = "" if failure else "kernel-1"
+    lab.core.answer = lambda event: [m.PolicySet("c", "kernel-1", policy, owner, failure, 4)]
     lab.say(1, "cancel", run=ONE)
-    (told,) = lab.clients[0].of("policy-set")
-    assert (told["name"], unpack(Failure, told["failure"]).message) == ("FIFO", "no")
+
+
+def test_everybody_is_told_of_a_change_and_of_why(lab: Lab) -> None:
+    lab.say(1, "watch")
+    set_policy(lab, ProportionalShare({"a": 2.0}))
+    told = [client.of("policy")[-1] for client in lab.clients]
+    assert told[0] == told[1]
+    assert unpack(ProportionalShare, told[0]["policy"]) == ProportionalShare({"a": 2.0})
+    assert (told[0]["owner"], told[0]["client"], told[0]["request"]) == ("kernel-1", "kernel-1", 4)
+    set_policy(lab, RemotePolicy("Mine", 1))
+    told = [client.of("policy")[-1] for client in lab.clients]
+    assert (told[1]["policy"], told[1]["name"], told[1]["owner"]) == (None, "Mine", "kernel-1")
+    set_policy(lab, FIFO(), Failure("policy", "no"))
+    told = [client.of("policy")[-1] for client in lab.clients]
+    assert (told[1]["name"], unpack(Failure, told[1]["failure"]).message) == ("FIFO", "no")
+    assert lab.asked[-1] == ("keep", FIFO())
+    kinds = [r.args for r in lab.records() if isinstance(r, Event) and r.kind == "policy"]
+    assert [a["policy"] for a in kinds][1:] == ["Mine", "FIFO()"]
+    assert kinds[-1]["message"] == "no"
+
+
+def test_an_answer_that_changes_nothing_goes_to_who_asked(lab: Lab) -> None:
+    lab.rim.policy_refused("kernel-2", 8, Failure("policy", "it loops"))
+    (told,) = lab.clients[1].of("policy")
+    assert (told["name"], told["owner"], told["request"]) == ("FIFO", "", 8)
+    assert not lab.clients[0].of("policy")
+
+
+def test_code_of_a_clients_own_is_tried_and_not_looked_into(lab: Lab) -> None:
+    before = len(lab.core.events)
+    lab.say(1, "policy", b"code", request=3, name="Mine")
+    assert lab.asked == [("try", "kernel-1", 3, "Mine", b"code")]
+    lab.say(1, "policy", b"code", request="three")
+    assert lab.clients[0].of("refused")[-1]["subject"] == "policy"
+    assert len(lab.core.events) == before, "the core hears of it when it was tried"
+
+
+def test_a_question_of_the_core_goes_to_the_policy(lab: Lab) -> None:
+    lab.core.answer = lambda event: [m.AskPolicy("c", 1, 17, PolicyView(0.0, ()))]
+    lab.say(1, "cancel", run=ONE)
+    assert lab.asked == [("ask", 17)]
+
+
+def test_clients_are_called_as_they_ask_to_be(lab: Lab) -> None:
+    ann = lab.rim.new_client("ann", 9)
+    assert (ann.name, ann.number) == ("ann", 3)
+    lab.rim.client_joined(ann, Peer())
+    assert lab.clients[0].of("topology")[-1]["clients"] == ["kernel-1", "kernel-2", "ann"]
+    lab.rim.client_left("ann", "gone")
+    assert lab.clients[0].of("topology")[-1]["clients"] == ["kernel-1", "kernel-2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("kernel-1", "a name that the lab gives itself"),
+        ("kernel-99", "a name that the lab gives itself"),
+        ("control", "a name that the lab gives itself"),
+        ("island0/host1", "letters, digits"),
+        ("x" * 41, "1 to 40"),
+        ("ann", r"connected already \(process 9\)"),
+    ],
+)
+def test_names_that_cannot_be(lab: Lab, name: str, words: str) -> None:
+    lab.rim.client_joined(lab.rim.new_client("ann", 9), Peer())
+    with pytest.raises(ValueError, match=words):
+        lab.rim.new_client(name, 1)
 
 
 def test_a_core_that_raises_fails_only_the_request(lab: Lab) -> None:

@@ -1,0 +1,222 @@
+"""Whose gangs go first, on a real lab: set from a cell, shared, replaced, and removed when bad."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import pathways_lab as pw
+from tests.runtime.processes import runs, until
+
+pytestmark = pytest.mark.cluster
+
+X = np.zeros((4,), np.float32)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=2, hosts_per_island=1, devices_per_host=4, name="ann") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def bob(lab: pw.Lab) -> Iterator[pw.Lab]:
+    assert lab.embedded is not None
+    with pw.Lab(lab.embedded.control, name="bob") as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def first_come(lab: pw.Lab) -> Iterator[None]:
+    yield
+    lab.policy = pw.FIFO()
+
+
+def holding(lab: pw.Lab, ms: float, island: str = "island0") -> Any:
+    """A compiled function that holds an island's devices for so long."""
+    on = lab.slice((4,), ("x",), island=island)
+    held = pw.jit(lambda x: pw.emulated(ms)(x), on=on)
+    held(X).result(timeout=60)
+    return held
+
+
+def records(lab: pw.Lab, kind: str) -> list[Any]:
+    return [r for r in lab.timeline.records if getattr(r, "kind", "") == kind]
+
+
+def processes(lab: pw.Lab) -> list[psutil.Process]:
+    """Of users' own policies."""
+    assert lab.embedded is not None
+    control = psutil.Process(lab.embedded.pids["control"][0])
+    return [p for p in control.children() if "pathways_lab.runtime.policy_process" in p.cmdline()]
+
+
+class LastFirst:
+    """Remembers how often it was asked."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def choose(self, view: pw.PolicyView) -> int:
+        self.turns += 1
+        if self.turns == 1:
+            print("the first turn")
+        return view.candidates[-1].run
+
+
+class GoodAtFirst:
+    """Turns bad after some turns, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.turns = 0
+
+    def choose(self, view: pw.PolicyView) -> int:
+        self.turns += 1
+        if self.turns > 8:
+            if self.how == "loops":
+                while True:
+                    pass
+            if self.how == "keeps the interpreter":
+                sum(range(10**12))
+            if self.how == "raises":
+                raise ZeroDivisionError(f"at turn {self.turns}")
+            if self.how == "exits":
+                import os
+
+                os._exit(3)
+            return -5
+        return view.candidates[0].run
+
+
+def test_the_policy_in_force_is_one_for_all(lab: pw.Lab, bob: pw.Lab) -> None:
+    assert lab.policy == bob.policy == pw.FIFO()
+    assert set(lab.clients) == {"ann", "bob"}
+    lab.policy = pw.ProportionalShare({"ann": 1, "bob": 2})
+    until(lambda: bob.policy == pw.ProportionalShare({"ann": 1, "bob": 2}))
+    bob.policy = mine = LastFirst()
+    assert bob.policy is mine
+    until(lambda: repr(lab.policy) == "<policy LastFirst, set by bob>")
+    with pytest.raises(pw.PathwaysError, match="code of another client"):
+        lab.policy = lab.policy
+    assert bob.policy is mine
+    told = records(lab, "policy")
+    until(lambda: records(lab, "policy")[-1].args["policy"] == "LastFirst")
+    assert told[-1].args["owner"] in ("ann", "bob")
+
+
+def order_of(lab: pw.Lab, handles: list[Any]) -> list[str]:
+    """Whose gangs were granted, in order."""
+    numbers = {handle.buffer.run for handle in handles}
+    until(lambda: len([r for r in records(lab, "granted") if r.run in numbers]) == len(numbers))
+    return [r.client for r in records(lab, "granted") if r.run in numbers]
+
+
+def crowd(lab: pw.Lab, bob: pw.Lab) -> list[str]:
+    """Ann wants half a second of the devices, and then bob comes."""
+    mine, his = holding(lab, 30), holding(bob, 30)
+    wanted = [mine(X) for _ in range(18)] + [his(X) for _ in range(8)]
+    for handle in wanted:
+        handle.result(timeout=60)
+    return order_of(lab, wanted)
+
+
+def test_an_own_policy_chooses_and_remembers(lab: pw.Lab, bob: pw.Lab, capsys: Any) -> None:
+    assert crowd(lab, bob) == ["ann"] * 18 + ["bob"] * 8
+    lab.session.flush_outputs()
+    capsys.readouterr()
+    lab.policy = LastFirst()
+    (process,) = processes(lab)
+    order = crowd(lab, bob)
+    assert order[-4:] == ["ann"] * 4, "who came last was served first"
+    lab.session.flush_outputs()
+    assert capsys.readouterr().out == "[policy] the first turn\n", "not while it was tried"
+    lab.policy = pw.FIFO()
+    until(lambda: not runs(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (type("Loops", (), {"choose": lambda self, view: [None for _ in iter(int, 1)]})(), "0.4 s"),
+        (type("Raises", (), {"choose": lambda self, view: 1 / 0})(), "ZeroDivisionError"),
+        (type("Nobody", (), {"choose": lambda self, view: None})(), "chose None, which is none"),
+        (type("Nothing", (), {})(), "no method choose"),
+        (pw.FIFO, "is a class"),
+    ],
+)
+def test_what_is_no_policy_is_refused_and_the_one_before_stays(
+    lab: pw.Lab, bob: pw.Lab, policy: Any, words: str
+) -> None:
+    before = pw.ProportionalShare({"bob": 3})
+    bob.policy = before
+    with pytest.raises(pw.PathwaysError, match=words):
+        lab.policy = policy
+    assert lab.policy == bob.policy == before
+    until(lambda: not processes(lab))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("loops", "took longer than 0.4 s to choose"),
+        ("keeps the interpreter", "took longer than 0.4 s to choose"),
+        ("raises", "raised ZeroDivisionError: at turn 9"),
+        ("exits", "its process ended"),
+        ("names nobody", "chose -5, which is none of the eligible runs"),
+    ],
+)
+def test_a_policy_that_turns_bad_is_removed_and_holds_nobody_up(
+    lab: pw.Lab, bob: pw.Lab, capsys: Any, how: str, words: str
+) -> None:
+    first, second, elsewhere = holding(lab, 4), holding(bob, 4), holding(bob, 4, "island1")
+    lab.session.flush_outputs()
+    capsys.readouterr()
+    lab.policy = GoodAtFirst(how)
+    (process,) = processes(lab)
+    waiting = [f(X) for _ in range(100) for f in (first, second)]
+    beside = [elsewhere(X) for _ in range(100)]
+    for handle in (*waiting, *beside):
+        handle.result(timeout=60)
+    until(lambda: lab.policy == bob.policy == pw.FIFO())
+    until(lambda: not runs(process.pid))
+    until(lambda: records(lab, "policy")[-1].args["message"])
+    removed = records(lab, "policy")[-1]
+    assert words in removed.args["message"]
+    assert removed.client == "ann"
+    lab.session.flush_outputs()
+    said = capsys.readouterr().out
+    assert words in said
+    assert "the policy was removed, and FIFO goes on" in said
+    if how == "raises":
+        assert 'raise ZeroDivisionError(f"at turn {self.turns}")' in said
+    if "0.4 s" in words:
+        # What was granted between the first late answer and the removal.
+        (late,) = (r for r in records(lab, "policy-late") if r.time > removed.time - 1)
+        meanwhile = [r for r in records(lab, "granted") if late.time < r.time < removed.time]
+        islands = [r.island for r in meanwhile]
+        assert islands.count("island0") >= 5
+        assert removed.time - late.time < 1.0
+
+
+def test_who_set_it_may_leave(lab: pw.Lab) -> None:
+    assert lab.embedded is not None
+    with pw.Lab(lab.embedded.control, name="carl") as carl:
+        carl.policy = LastFirst()
+    until(lambda: "carl" not in lab.clients)
+    assert repr(lab.policy) == "<policy LastFirst, set by carl>"
+    assert len(processes(lab)) == 1
+
+
+def test_policies_end_with_the_lab() -> None:
+    with pw.start(islands=1, hosts_per_island=1, devices_per_host=1) as lab:
+        lab.policy = LastFirst()
+        (process,) = processes(lab)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10
+    until(lambda: not runs(process.pid))
