@@ -20,7 +20,7 @@ from typing import Any, overload
 import jax
 from jax import device_put as jax_device_put  # JAX's own, also while routed
 
-from pathways_lab.client import arrays, capture, failures, layouts, scopes
+from pathways_lab.client import arrays, capture, failures, layouts, mlir, scopes
 from pathways_lab.client.arguments import Names, Numbers, Roles
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
@@ -152,6 +152,13 @@ class CapturedProgram:
             text = text.replace(f"slice {on.id}", f"slice {on.name}").replace(f"{on.id}", on.name)
         return text
 
+    def mlir(self) -> str:
+        """The program in Shardy's ``mpmd`` dialect, verified: meshes, fragments, transfers.
+
+        Raises PathwaysError for functions that call back into Python.
+        """
+        return "module {}" if self.prepared is None else mlir.mpmd(self.prepared)
+
     def __repr__(self) -> str:
         steps = len(self.prepared.plan.steps) if self.prepared is not None else 0
         return f"<captured program {self.name}: {steps} steps>"
@@ -212,6 +219,12 @@ class ProgramFunction:
         if not args and not kwargs and self.last is not None:
             return self.last.ir()
         return self.capture(*args, **kwargs).ir()
+
+    def mlir(self, *args: Any, **kwargs: Any) -> str:
+        """The program for these arguments (default: of the last call) as verified MLIR."""
+        if not args and not kwargs and self.last is not None:
+            return self.last.mlir()
+        return self.capture(*args, **kwargs).mlir()
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

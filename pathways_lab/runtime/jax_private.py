@@ -39,6 +39,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import mpmd as _mpmd
 from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
@@ -243,6 +244,58 @@ def read_lowered(
             _layouts(main.attributes, "arg_attrs", input_ranks, meshes),
             _layouts(main.attributes, "res_attrs", output_ranks, meshes),
         )
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A module as functions that stand beside others in a larger one.
+
+    text: of the functions; the main one has the name that was asked for.
+    inputs, outputs: the types of its arguments and results, as MLIR.
+    """
+
+    text: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def fragment(module: str, name: str, mesh: str, axes: tuple[tuple[str, int], ...]) -> Fragment:
+    """A StableHLO module's functions, renamed after *name*, over a mesh of *axes* called *mesh*."""
+    with _mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        functions = []
+        inputs: tuple[str, ...] = ()
+        outputs: tuple[str, ...] = ()
+        for operation in list(parsed.body.operations):
+            op = operation.operation
+            symbol = ir.StringAttr(op.attributes["sym_name"]).value
+            is_function = op.name == "func.func"
+            new = f"{name}.{symbol}" if is_function else mesh
+            if symbol == "main":
+                new = name
+                kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+                inputs, outputs = tuple(map(str, kind.inputs)), tuple(map(str, kind.results))
+                sizes = ", ".join(f'"{axis}"={size}' for axis, size in axes)
+                op.attributes["mesh_shape"] = ir.Attribute.parse(f"#sdy.mesh<[{sizes}]>")
+            ir.SymbolTable.replace_all_symbol_uses(symbol, new, parsed.operation)
+            ir.SymbolTable.set_symbol_name(op, new)
+            if is_function:
+                ir.SymbolTable.set_visibility(op, "private")
+                functions.append(op)
+        text = "\n".join(str(op.get_asm(enable_debug_info=False)) for op in functions)
+        return Fragment(text, inputs, outputs)
+
+
+def verified_mlir(text: str) -> str:
+    """A module in Shardy's ``mpmd`` dialect as MLIR prints it.  Raises ValueError when illegal."""
+    with _mlir.make_ir_context() as context:
+        _mpmd.register_dialect(context)
+        try:
+            module = ir.Module.parse(text)
+            module.operation.verify()
+        except ir.MLIRError as error:
+            raise ValueError(str(error)) from None
+        return str(module)
 
 
 def _layouts(
