@@ -156,8 +156,8 @@ def busy_cores(seconds: float) -> float:
     """How many cores the machine keeps busy right now, whoever uses them."""
     import psutil
 
-    before = psutil.cpu_times()
+    before, begun = psutil.cpu_times(), time.monotonic()
     time.sleep(seconds)
-    after = psutil.cpu_times()
+    after, passed = psutil.cpu_times(), time.monotonic() - begun
     idle = (after.idle + getattr(after, "iowait", 0)) - (before.idle + getattr(before, "iowait", 0))
-    return max(0.0, (psutil.cpu_count() or 1) - float(idle) / seconds)
+    return max(0.0, (psutil.cpu_count() or 1) - float(idle) / passed)

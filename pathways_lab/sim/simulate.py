@@ -72,6 +72,8 @@ class Load:
     program: captured, or a core program or plan; then its slices are numbers, and
         their sizes those of its layouts.
     runs: how many.  flight: how many are submitted and not ended, at most.
+    warm: the first run ends before any other is submitted, so that nothing waits
+        for compilation and what follows is the steady state.
     feeds: output position to the input position of the next run.
     islands: where a slice shall lie, by its number in the program.
     start: seconds at which the client connects.  priority: of its runs.
@@ -81,6 +83,7 @@ class Load:
     client: str = "kernel-1"
     runs: int = 1
     flight: int = 2
+    warm: bool = False
     feeds: Mapping[int, int] = field(default_factory=dict)
     islands: Mapping[SliceId, str] = field(default_factory=dict)
     start: float = 0.0
@@ -259,7 +262,10 @@ class _Driver:
                 raise PathwaysError(command.failure)
         elif isinstance(command, RunEnded):
             self._ended.add(command.run)
-            self._submit(self._of_run[command.run])
+            work, load = self._of_run[command.run], self._of_run[command.run].load
+            warmed = load.warm and work.left == load.runs - 1
+            for _ in range(load.flight if warmed else 1):
+                self._submit(work)
 
     def _register(self, work: _Work) -> None:
         program = _placed(work.program, work.slices)
@@ -278,7 +284,7 @@ class _Driver:
                     )
                 )
         self._send(lambda t: ProgramRegistered(t, "register", self.name, plan))
-        for _ in range(work.load.flight):
+        for _ in range(1 if work.load.warm else work.load.flight):
             self._submit(work)
 
     def _submit(self, work: _Work) -> None:

@@ -17,7 +17,7 @@ from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.simulate import Load, chain, simulate
 from pathways_lab.sim.world import World
 from pathways_lab.testing import replay
-from pathways_lab.timeline.records import Span
+from pathways_lab.timeline.records import Event, Span
 
 FREE = Costs(**{f.name: 1e18 if f.metadata["unit"] == "bytes/s" else 0.0 for f in fields(Costs)})
 """Nothing but computations takes time."""
@@ -208,3 +208,16 @@ def test_replaying_the_events_gives_the_same_commands() -> None:
     simulate([Load(chain("c", 4, ["f", "g"]), runs=4, feeds={0: 0})], world=world)
     assert any(isinstance(e, HostReport) for e in events)
     assert replay(events) == commands
+
+
+def test_a_warm_load_waits_for_its_first_run_and_then_keeps_its_flight() -> None:
+    program = chain("p", 4, ["f"])
+    machine = Machine(islands=1, hosts_per_island=1, devices_per_host=4)
+    result = simulate(Load(program, runs=6, flight=4, warm=True), machine)
+    ends = sorted(time for time, _ in result.ended.values())
+    submitted = sorted(
+        r.time for r in result.records if isinstance(r, Event) and r.kind == "submitted"
+    )
+    assert len(ends) == len(submitted) == 6
+    assert submitted[1] > ends[0]
+    assert submitted[4] < ends[1], "four more are in flight at once"
