@@ -155,6 +155,7 @@ class DataLinks:
                     hello,
                     name=host,
                     context=self._connection.context,
+                    bulk=True,
                 )
             except (OSError, AuthenticationError) as error:
                 raise PathwaysError(_unreachable(host, str(error))) from error

@@ -17,8 +17,6 @@ from __future__ import annotations
 import functools
 import math
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -31,13 +29,12 @@ import numpy as np
 from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
 from pathways_lab.core.program import SliceId, Value
 from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.pages import Pages
 
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 _POOLED = 64 * 1024
 """Memory from this size on is kept for the next array of its size."""
-_POOL_BYTES = 256 << 20
-"""How much memory may lie unused."""
 
 _WIDE = {"float64", "int64", "uint64", "complex128"}
 _KEY_IMPLEMENTATIONS = (
@@ -134,47 +131,22 @@ def logical_shard(value: Value) -> tuple[int, ...]:
 
 
 class Memory:
-    """Aligned memory that is used again when the arrays in it are gone.
-
-    Fresh pages cost more than the copy that goes into them.
-    """
+    """Aligned memory that is used again when the arrays in it are gone."""
 
     def __init__(self) -> None:
-        self.allocated = 0
+        self._pages = Pages()
+
+    @property
+    def allocated(self) -> int:
         """Bytes ever asked of the system: for tests and statistics."""
-        self._free: dict[int, deque[Array]] = {}
-        self._idle = 0
-        self._lock = threading.Lock()
+        return self._pages.allocated
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array, aligned; its memory comes back when nobody holds it."""
         size = math.prod(shape) * dtype.itemsize
         if size < _POOLED:
             return _aligned(size).view(dtype).reshape(shape)
-        raw = None
-        with self._lock:
-            free = self._free.get(size)
-            if free:
-                raw = free.pop()
-                self._idle -= size
-        if raw is None:
-            raw = _aligned(size)
-            self.allocated += size
-        # The memory is shared by a second owner; views refer to that one, and
-        # its end means that neither NumPy nor JAX has one left.
-        owner = np.frombuffer(raw.data, np.uint8)
-        weakref.finalize(owner, self._give_back, raw).atexit = False
-        return owner.view(dtype).reshape(shape)
-
-    def _give_back(self, raw: Array) -> None:
-        # A finalizer may run anywhere, also in take(): never wait for the lock.
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._idle + raw.nbytes <= _POOL_BYTES:
-                    self._free.setdefault(raw.nbytes, deque()).append(raw)
-                    self._idle += raw.nbytes
-            finally:
-                self._lock.release()
+        return np.frombuffer(self._pages.take(size), np.uint8).view(dtype).reshape(shape)
 
 
 def _aligned(size: int) -> Array:

@@ -161,6 +161,7 @@ class HostRim:
             {"role": "host", "name": name},
             tag="data",
             context=server_context,
+            bulk=True,
         )
 
     def start(self, control: str, key: bytes, **hello: Any) -> None:

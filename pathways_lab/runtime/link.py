@@ -21,20 +21,33 @@ Paper: section 4.5.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pathways_lab.runtime.wire import Decoder, Message, encode
+from pathways_lab.runtime.interrupts import HeldBack
+from pathways_lab.runtime.segments import (
+    SHARED_FROM,
+    SUPPORTED,
+    Borrower,
+    Lender,
+    Segment,
+    SegmentError,
+)
+from pathways_lab.runtime.wire import Decoder, Message, WireError, bytes_of, encode
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _VECTORS = 64
 """Pieces of memory given to the kernel in one call."""
+_RETURN = "\0return"
+"""Message between two links themselves: segments that are not used any more."""
 _READ_BUDGET = 4 << 20
 """Bytes read from one link before the others get their turn."""
 
@@ -52,6 +65,9 @@ class Owner(Protocol):
     def wants_close(self, link: Link, reason: str) -> None:
         """Close the link in the reactor's thread."""
 
+    def wants_return(self, link: Link) -> None:
+        """Have the link give segments back, in the reactor's thread."""
+
     def is_current(self) -> bool:
         """Whether the calling thread is the reactor's."""
 
@@ -59,10 +75,12 @@ class Owner(Protocol):
 class _Frame:
     """One encoded message in the queue.  Compared by identity."""
 
-    __slots__ = ("pieces", "size")
+    __slots__ = ("descriptor", "pieces", "size")
 
-    def __init__(self, pieces: list[memoryview]) -> None:
+    def __init__(self, pieces: list[memoryview], carries: Segment | None = None) -> None:
         self.pieces = pieces
+        # The segment whose descriptor goes along with the first byte.
+        self.descriptor = carries
         self.size = len(pieces[0]) if len(pieces) == 1 else sum([len(p) for p in pieces])
 
 
@@ -102,7 +120,11 @@ class Link:
             self._write_encrypted if self._tls else sock.sendmsg
         )
         self._decoder = decoder
+        self._lender: Lender | None = None
+        self._borrower: Borrower | None = None
+        self._lending = threading.Lock()
         self._closed: str | None = None
+        self._connected = False
         self._blocked = False
         self._writing = threading.Lock()
         self._queue: deque[_Frame] = deque()
@@ -127,7 +149,7 @@ class Link:
     def send(
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
     ) -> int:
-        """Send one message, from any thread, without waiting; its bytes on the wire.
+        """Send one message, from any thread, without waiting; its bytes, as in Message.size.
 
         Messages arrive whole and in the order of their sending.  Large buffers
         are borrowed until written (:attr:`pending`): they must not change.
@@ -140,10 +162,13 @@ class Link:
         """
         if self._closed is not None:
             raise LinkClosed(self._closed)
-        frame = _Frame(encode(op, fields, buffers))
-        size = frame.size
         try:
-            self._queue.append(frame)
+            if buffers and self._lends:
+                size = self._queue_shared(op, fields, [bytes_of(buffer) for buffer in buffers])
+            else:
+                frame = _Frame(encode(op, fields, buffers))
+                size = frame.size
+                self._queue.append(frame)
             if self._tls and not self._owner.is_current():
                 self._owner.wants_write(self)
             else:
@@ -158,11 +183,63 @@ class Link:
             raise
         return size
 
+    @property
+    def _lends(self) -> bool:
+        # The end that accepted may be heard before the other end is a link, which
+        # would lose a descriptor: it begins when it has heard of that link.
+        return self._lender is not None and (self._connected or self.received_messages > 0)
+
+    def _queue_shared(self, op: str, fields: dict[str, Any] | None, views: list[memoryview]) -> int:
+        """Queue a message whose buffers, if large, lie in shared memory, if there is any."""
+        nbytes = sum([len(view) for view in views])
+        # A segment that is lent and not announced would be lost.
+        with HeldBack(lambda: None), self._lending:
+            lender = self._lender if nbytes >= SHARED_FROM else None
+            lent = None if lender is None else lender.lend(views)
+            if lender is None or lent is None:
+                frame = _Frame(encode(op, fields, views))
+                self._queue.append(frame)
+                return frame.size
+            segment, claim = lent
+            try:
+                pieces = encode(op, fields, views, claim)
+            except WireError:
+                lender.keep(segment, claim)
+                raise
+            frame = _Frame(pieces, None if segment.sent else segment)
+            segment.sent = True
+            self._queue.append(frame)
+        return frame.size + nbytes
+
     def close(self, reason: str = "closed by this end") -> None:
         """Close, from any thread; what the operating system has already taken is delivered."""
         self._owner.wants_close(self, reason)
 
     # --- the rest is for the reactor ------------------------------------------
+
+    def share(self, connected: bool) -> None:
+        """Large buffers go through shared memory, where that is possible.
+
+        connected: this is the end that connected.  Both ends do it, or neither.
+        """
+        if SUPPORTED and self._sock.family == socket.AF_UNIX and not self._tls:
+            self._connected = connected
+            self._lender = Lender()
+            self._borrower = Borrower(lambda: self._owner.wants_return(self))
+            self._decoder.borrower = self._borrower
+
+    @property
+    def lent_messages(self) -> int:
+        """How many messages went through shared memory."""
+        return 0 if self._lender is None else self._lender.lent_messages
+
+    def give_back(self) -> None:
+        """Tell the other end which of its segments are not used here any more."""
+        if self._borrower is not None and self._closed is None:
+            numbers = self._borrower.unused()
+            if numbers:
+                with contextlib.suppress(LinkClosed):
+                    self.send(_RETURN, {"segments": numbers})
 
     @property
     def sock(self) -> socket.socket:
@@ -195,8 +272,13 @@ class Link:
                 if offset < total:
                     results = []
                     self._batch = (frames, total, offset, results)
+                    pieces = (_rest(frames, offset),)
+                    carried = frames[0].descriptor if offset == 0 else None
                     try:
-                        results.extend(map(self._write, (_rest(frames, offset),)))
+                        if carried is None:
+                            results.extend(map(self._write, pieces))
+                        else:
+                            results.extend(map(self._sock.sendmsg, pieces, _rights(carried)))
                     except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                         self._blocked = True
                         self._owner.wants_write(self)
@@ -216,7 +298,7 @@ class Link:
                     frame = self._queue[0]
                     self._batch = ((frame,), frame.size, 0, [])
                 else:
-                    frames = tuple([self._queue[i] for i in range(min(count, _VECTORS))])
+                    frames = _together([self._queue[i] for i in range(min(count, _VECTORS))])
                     self._batch = (frames, sum([frame.size for frame in frames]), 0, [])
 
     def _write_encrypted(self, pieces: list[memoryview]) -> int:
@@ -229,7 +311,12 @@ class Link:
         while budget > 0:
             space = self._decoder.space()
             try:
-                count = self._sock.recv_into(space)
+                if self._borrower is None:
+                    count = self._sock.recv_into(space)
+                else:
+                    count = self._borrower.receive(self._sock, space)
+            except SegmentError as error:
+                raise WireError(str(error)) from None
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
             if count == 0:
@@ -244,7 +331,19 @@ class Link:
         for message in messages:
             self.received_messages += 1
             self.received_bytes += message.size
+        if self._lender is not None and any(message.op == _RETURN for message in messages):
+            self._take_back(self._lender, messages)
+            messages = [message for message in messages if message.op != _RETURN]
         return messages
+
+    @staticmethod
+    def _take_back(lender: Lender, messages: list[Message]) -> None:
+        for message in messages:
+            if message.op == _RETURN:
+                try:
+                    lender.returned(message.fields["segments"])
+                except (SegmentError, KeyError, TypeError) as error:
+                    raise WireError(f"a wrong return of segments: {error}") from None
 
     def shut(self, reason: str) -> None:
         """Mark closed and close the socket; the reactor has forgotten it already."""
@@ -254,6 +353,23 @@ class Link:
             self._queue.clear()
             self._batch = ((), 0, 0, [])
             self._sock.close()
+        with self._lending:
+            self._lender = None
+        if self._borrower is not None:
+            self._borrower.close()
+
+
+def _together(frames: list[_Frame]) -> tuple[_Frame, ...]:
+    """The first of these frames that can be written at once: one with a descriptor goes alone."""
+    for place, frame in enumerate(frames):
+        if frame.descriptor is not None:
+            return tuple(frames[: max(1, place)])
+    return tuple(frames)
+
+
+def _rights(segment: Segment) -> tuple[list[tuple[int, int, bytes]]]:
+    """The ancillary data that carry a segment's descriptor."""
+    return ([(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", segment.descriptor))],)
 
 
 def _rest(frames: tuple[_Frame, ...], offset: int) -> list[memoryview]:

@@ -101,6 +101,7 @@ class Peers:
             lambda result: self._connected(host, box, result),
             name=host,
             tag="data",
+            bulk=True,
             **self._options,
         )
 

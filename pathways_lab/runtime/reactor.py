@@ -52,6 +52,8 @@ OnClose = Callable[[Link, str], None]
 OnOpen = Callable[[Link, dict[str, Any]], None]
 Hello = dict[str, Any] | Callable[[Link, dict[str, Any]], dict[str, Any]]
 
+_BULK = "bulk"
+"""In a hello: this end would share memory on this link."""
 _STAND_BACK_SECONDS = 0.002
 """How long the reactor's own thread leaves the links to the next thread that will wait."""
 _SWEEP_SECONDS = 0.5
@@ -122,6 +124,7 @@ class Reactor:
         *,
         tag: Any = None,
         context: ssl.SSLContext | None = None,
+        bulk: bool = False,
     ) -> str:
         """Accept connections at *address*; the real one (port 0 becomes a number).
 
@@ -129,6 +132,7 @@ class Reactor:
             the other end that returns it; it may set ``link.name``, and raises
             Refused to turn the other end away with a reason.
         tag: becomes ``link.tag`` of accepted links.
+        bulk: large buffers go through shared memory where both ends say so and can.
         """
         family, place = addresses.parse(address)
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -143,7 +147,7 @@ class Reactor:
         except BaseException:
             sock.close()
             raise
-        greet = functools.partial(self._greet, hello, tag)
+        greet = functools.partial(self._greet, hello, tag, bulk)
         listener = Listener(sock, addresses.of_listener(sock), key, context, greet)
         self.call_soon(self._reception.open, listener)
         return listener.address
@@ -159,16 +163,20 @@ class Reactor:
         name: str | None = None,
         context: ssl.SSLContext | None = None,
         retry: bool = False,
+        bulk: bool = False,
     ) -> Link:
         """A link to *address*; waits until both ends are authenticated and greeted.
 
         retry: the other end may not listen yet: try until the timeout.
+        bulk: large buffers go through shared memory where both ends say so and can.
         name: what to call the other end (default: the name in its hello).
         ``link.peer`` is its hello, ``link.clock_offset`` the difference of clocks.
         Raises Refused, AuthenticationError, WireError, TimeoutError, OSError.
         """
         if self.is_current():
             raise RuntimeError("connect() waits: use connect_soon() in the reactor's thread")
+        if bulk:
+            hello = {**hello, _BULK: True}
         deadline, left = time.monotonic() + timeout, timeout
         while True:
             try:
@@ -184,6 +192,8 @@ class Reactor:
         peer = messages[0].fields
         link = Link(self, sock, name or str(peer.get("name", address)), peer, decoder, tag)
         link.clock_offset = offset
+        if bulk and peer.get(_BULK) is True:
+            link.share(connected=True)
         self.call_soon(self._add_link, link, messages[1:])
         return link
 
@@ -293,6 +303,9 @@ class Reactor:
     def wants_write(self, link: Link) -> None:
         self.call_soon(self._watch, link)
 
+    def wants_return(self, link: Link) -> None:
+        self.call_soon(link.give_back)
+
     def wants_close(self, link: Link, reason: str) -> None:
         self.call_soon(self._close_link, link, reason)
 
@@ -382,7 +395,9 @@ class Reactor:
     def _add_timer(self, timer: tuple[float, int, Callable[..., Any], tuple[Any, ...]]) -> None:
         heapq.heappush(self._timers, timer)
 
-    def _greet(self, hello: Hello, tag: Any, arrival: Arrival, messages: list[Message]) -> None:
+    def _greet(
+        self, hello: Hello, tag: Any, bulk: bool, arrival: Arrival, messages: list[Message]
+    ) -> None:
         """An arrival has proved the key and sent its hello: answer, and it is a link."""
         peer = messages[0].fields
         name = str(peer.get("name", "?"))[:200]
@@ -398,6 +413,9 @@ class Reactor:
             self._reception.turn_away(arrival)
             raise
         self._reception.admit(arrival)
+        if bulk and peer.get(_BULK) is True:
+            answer = {**answer, _BULK: True}
+            link.share(connected=False)
         self._add_link(link, [])
         with contextlib.suppress(LinkClosed):
             link.send("hello", {**answer, **clock.stamp()})

@@ -8,7 +8,9 @@ small ones must cost microseconds and the large ones no copy.  A frame is
     buffers    their raw bytes, back to back
 
 so a reader knows every length before the bytes come, and receives a large
-buffer straight into the memory in which it stays.
+buffer straight into the memory in which it stays.  When both ends share memory
+(:mod:`pathways_lab.runtime.segments`), the header of a message whose buffers lie
+there has a fourth entry that says where, and no buffers follow.
 
 Rule for maintainers: whatever bytes arrive, the decoder either yields
 well-formed messages or raises :class:`WireError`; it allocates nothing that
@@ -20,13 +22,15 @@ Paper: section 4.5 (dispatch over low-latency messages).
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
+
+from pathways_lab.runtime.pages import Pages
+from pathways_lab.runtime.segments import Borrower, Claim, SegmentError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -38,8 +42,8 @@ _STAGE = 64 * 1024
 """Bytes of the staging area in which small frames are received."""
 _JOIN = 32 * 1024
 """Buffers up to this total are copied behind the header: cheaper than one more vector."""
-_PAGES = 256 * 1024
-"""Buffers from this size on get pages of their own: aligned, and not zeroed twice."""
+_PAGES = 64 * 1024
+"""Buffers from this size on get pages of their own: aligned, and warm from earlier ones."""
 
 
 class WireError(Exception):
@@ -69,7 +73,8 @@ class Limits:
     body: int = 1 << 38
 
 
-def _bytes_of(buffer: Buffer) -> memoryview:
+def bytes_of(buffer: Buffer) -> memoryview:
+    """The memory of a buffer as bytes.  Raises WireError when it is not in one piece."""
     view = memoryview(buffer)
     if view.nbytes == 0:
         return memoryview(b"")
@@ -79,29 +84,39 @@ def _bytes_of(buffer: Buffer) -> memoryview:
 
 
 def encode(
-    op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+    op: str,
+    fields: dict[str, Any] | None = None,
+    buffers: Sequence[Buffer] = (),
+    claim: Claim | None = None,
 ) -> list[memoryview]:
     """The frame of one message, as pieces of memory to be written in order.
 
     Small buffers are copied.  Large ones are borrowed: they must not change
-    before they are written.  Raises WireError for what msgpack cannot carry.
+    before they are written.  claim: they lie in this segment, and do not follow.
+    Raises WireError for what msgpack cannot carry.
     """
-    views = [_bytes_of(buffer) for buffer in buffers]
+    views = [bytes_of(buffer) for buffer in buffers]
+    content: list[Any] = [op, fields or {}, [view.nbytes for view in views]]
+    if claim is not None:
+        content.append(claim)
     try:
-        header: bytes = msgpack.packb((op, fields or {}, [view.nbytes for view in views]))
+        header: bytes = msgpack.packb(content)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"message {op!r} cannot be encoded: {error}") from error
     head = _PREFIX.pack(len(header)) + header
-    if not views:
+    if claim is not None or not views:
         return [memoryview(head)]
     if sum(view.nbytes for view in views) <= _JOIN:
         return [memoryview(b"".join((head, *views)))]
     return [memoryview(head), *(view for view in views if view.nbytes)]
 
 
+_pages = Pages()
+
+
 def _memory(size: int) -> memoryview:
-    """Fresh writable memory of *size* bytes, page aligned when it is large."""
-    return memoryview(mmap.mmap(-1, size) if size >= _PAGES else bytearray(size))
+    """Writable memory of *size* bytes, page aligned when it is large."""
+    return _pages.take(size) if size >= _PAGES else memoryview(bytearray(size))
 
 
 class Decoder:
@@ -110,9 +125,13 @@ class Decoder:
     A socket is read with ``n = sock.recv_into(decoder.space())`` and
     ``decoder.advance(n)``; bytes at hand are given to :meth:`feed`.  After a
     WireError the decoder is useless, as is the stream.
+
+    borrower: finds the buffers of messages that came through shared memory; None
+        where there is none.
     """
 
     def __init__(self, limits: Limits = Limits()) -> None:
+        self.borrower: Borrower | None = None
         self._limits = limits
         self._stage = memoryview(bytearray(_STAGE))
         self._start = self._end = 0
@@ -214,9 +233,9 @@ class Decoder:
             head = msgpack.unpackb(data, strict_map_key=False)
         except Exception as error:  # msgpack raises many types; all mean the same here
             raise WireError(f"the header is not msgpack: {error or type(error).__name__}") from None
-        if not (isinstance(head, list) and len(head) == 3):
+        if not (isinstance(head, list) and 3 <= len(head) <= 4):
             raise WireError("the header is not [op, fields, lengths]")
-        op, fields, lengths = head
+        op, fields, lengths = head[:3]
         if not (isinstance(op, str) and isinstance(fields, dict) and isinstance(lengths, list)):
             raise WireError("the header is not [text, map, list]")
         if not all(type(key) is str for key in fields):
@@ -228,5 +247,12 @@ class Decoder:
                 f"message {op[:40]!r} claims {len(lengths)} buffers of {sum(lengths)} bytes; "
                 f"the limits are {self._limits.buffers} and {self._limits.body}"
             )
+        if len(head) == 4:
+            try:
+                if self.borrower is None:
+                    raise SegmentError("this link shares no memory")
+                self._buffers = self.borrower.views(head[3], lengths)
+            except SegmentError as error:
+                raise WireError(f"message {op[:40]!r}: {error}") from None
         self._size += sum(lengths)
         return op, fields, lengths
