@@ -235,6 +235,7 @@ def test_a_run_that_is_aborted_waits_for_no_piece(lab: Lab) -> None:
     lab.links[FAR].send("abort", {"run": number})
     with pytest.raises(FetchFailed, match="ended by the control plane"):
         lab.fetch(8001, program["y"])
+    lab.wait(lambda: (FAR, number, 0) in lab.failed)
     assert lab.failed[FAR, number, 0].kind == "cancelled"
 
 
