@@ -1,0 +1,235 @@
+"""Faults on the real lab: what they touch fails with the reason, and nothing else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_lab as pw
+from pathways_lab.timeline.records import Event
+from tests.acceptance.reading import gangs
+
+pytestmark = pytest.mark.cluster
+
+SECONDS = 60.0
+V = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=2, hosts_per_island=2, devices_per_host=2) as started:
+        yield started
+
+
+def whole(lab: pw.Lab, island: str) -> pw.Slice:
+    """All four devices of an island of two hosts."""
+    on = lab.slice((4,), axes=("x",), island=island)
+    assert len(set(on.hosts)) == 2
+    return on
+
+
+def total(on: pw.Slice) -> Any:
+    """A compiled function: every element becomes the sum of all, by a collective."""
+
+    def body(block: jax.Array) -> Any:
+        return block * 0 + jax.lax.psum(block.sum(), "x")
+
+    summed = jax.shard_map(body, mesh=on.mesh, in_specs=P("x"), out_specs=P("x"))
+    return pw.jit(summed, on=on, in_shardings=P("x"), out_shardings=P("x"))
+
+
+def right(handle: Any, values: Any = V) -> None:
+    np.testing.assert_array_equal(handle.result(timeout=SECONDS), np.full_like(V, values.sum()))
+
+
+def pids(lab: pw.Lab) -> dict[str, int]:
+    return {host.name: host.pid for island in lab.islands for host in island.hosts}
+
+
+def test_a_collective_behind_nine_seconds_of_earlier_work_of_one_host(lab: pw.Lab) -> None:
+    """Skew is legal: nobody is killed, results are right."""
+    before = pids(lab)
+    on = whole(lab, "island0")
+    parts = [lab.slice((2,), axes=("x",), island="island0") for _ in range(2)]
+    busy = next(p for p in parts if set(p.hosts) == {"island0/host1"})
+    work = pw.jit(
+        lambda v: pw.emulated(9000)(v), on=busy, in_shardings=P("x"), out_shardings=P("x")
+    )
+    f = total(on)
+    right(f(V))
+    worked = work(V)
+    results = [f(V + n) for n in range(5)]
+    assert not results[0].is_ready()
+    for n, result in enumerate(results):
+        right(result, V + n)
+    np.testing.assert_array_equal(worked.result(timeout=SECONDS), V)
+    assert pids(lab) == before
+    for part in (on, *parts):
+        part.release()
+    spans = gangs(lab)
+    long = next(s for s in spans if s.end - s.start > 8.5)
+    assert long.host == "island0/host1"
+    entered = [s for s in spans if s.host == "island0/host0" and s.start < long.end - 5 < s.end]
+    assert entered, "the other host has entered the collective and waited in it"
+
+
+def test_an_input_that_fails_on_one_host_only(lab: pw.Lab) -> None:
+    """The collective behind it is entered by both hosts; its run fails and no other."""
+    on = whole(lab, "island0")
+    f = total(on)
+
+    def picky(values: np.ndarray[Any, Any], where: np.ndarray[Any, Any]) -> Any:
+        if int(where) == 3 and float(values[0]) < 0:
+            raise ValueError("no negative numbers on the last device")
+        return np.asarray(values)
+
+    def body(block: jax.Array) -> Any:
+        kind = jax.ShapeDtypeStruct(block.shape, block.dtype)
+        return jax.pure_callback(picky, kind, block, jax.lax.axis_index("x"))
+
+    check = pw.jit(
+        jax.shard_map(body, mesh=on.mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False),
+        on=on,
+        in_shardings=P("x"),
+        out_shardings=P("x"),
+    )
+
+    @pw.program
+    def checked(v: Any) -> Any:
+        return f(check(v))
+
+    bad_ones = [3, 5]
+    handles = [checked(V - 100 if n in bad_ones else V + n) for n in range(8)]
+    for n, handle in enumerate(handles):
+        if n in bad_ones:
+            with pytest.raises(pw.PathwaysError, match="no negative numbers") as caught:
+                handle.result(timeout=SECONDS)
+            assert caught.value.failure.host == "island0/host1"
+        else:
+            right(handle, V + n)
+    right(f(V))
+    on.release()
+
+
+class Load(threading.Thread):
+    """Somebody who computes on a slice, run after run, a few at once."""
+
+    def __init__(self, lab: pw.Lab, island: str, name: str) -> None:
+        super().__init__(name=f"{name} on {island}", daemon=True)
+        self.f = total(whole(lab, island))
+        self.island = island
+        self.ends: list[float] = []
+        self.failures: list[pw.PathwaysError] = []
+        self.failed_at = 0.0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        flying: list[tuple[int, Any]] = []
+        for n in range(1_000_000):
+            if self.stop.is_set() and not flying:
+                return
+            try:
+                if not self.stop.is_set():
+                    flying.append((n, self.f(V + n)))
+                if len(flying) == 4 or self.stop.is_set():
+                    number, handle = flying.pop(0)
+                    right(handle, V + number)
+                    self.ends.append(time.monotonic())
+            except pw.PathwaysError as error:
+                self.failures.append(error)
+                self.failed_at = time.monotonic()
+                if len(self.failures) == 6:
+                    return
+
+
+def test_a_host_is_killed_under_load(lab: pw.Lab, tmp_path: Path) -> None:
+    """Two clients on both islands; one host of one island dies."""
+    lab.invite(tmp_path / "lab")
+    with pw.connect(tmp_path / "lab") as guest:
+        loads = [
+            Load(who, island, name)
+            for name, who in (("owner", lab), ("guest", guest))
+            for island in ("island0", "island1")
+        ]
+        for load in loads:
+            load.start()
+        until = time.monotonic() + SECONDS
+        while min(len(load.ends) for load in loads) < 10:
+            assert time.monotonic() < until, "the load does not get going"
+            time.sleep(0.05)
+        before = pids(lab)
+        killed = time.monotonic()
+        os.kill(before["island0/host1"], signal.SIGKILL)
+        here = [load for load in loads if load.island == "island0"]
+        there = [load for load in loads if load.island == "island1"]
+        for load in here:
+            load.join(20.0)
+            assert len(load.failures) == 6, f"{load.name} did not hear of the loss"
+            assert load.failed_at - killed < 10.0
+            for error in load.failures:
+                assert "island0/host1" in str(error), error
+        seen = [len(load.ends) for load in there]
+        until = time.monotonic() + SECONDS
+        while any(len(load.ends) < n + 10 for load, n in zip(there, seen, strict=True)):
+            assert time.monotonic() < until, "another island stands still"
+            time.sleep(0.05)
+        for load in there:
+            load.stop.set()
+        for load in there:
+            load.join(SECONDS)
+            assert not load.failures
+            gaps = np.diff([t for t in load.ends if t > killed - 1.0])
+            assert gaps.max() < 8.0, "another island waited for the lost host"
+        while pids(lab).get("island0/host1") in (before["island0/host1"], None):
+            assert time.monotonic() < until, "the device process was not restarted"
+            time.sleep(0.05)
+        after = pids(lab)
+        assert {n for n in before if before[n] != after[n]} == {"island0/host1"}
+        for who in (lab, guest):
+            right(total(whole(who, "island0"))(V))
+
+
+def test_collectives_that_break_cost_their_slice_and_nothing_else(lab: pw.Lab) -> None:
+    """All hosts live; the handles say why, and a new slice on the same devices works."""
+    before = pids(lab)
+    on, other = whole(lab, "island0"), whole(lab, "island1")
+    f, beside = total(on), total(other)
+    kept = f(V)
+    right(kept)
+    right(beside(V))
+    local = lab.slice((2,), axes=("x",), island="island0")
+
+    def cut(values: Any) -> Any:
+        """In a device process: what a broken network would do."""
+        import gc
+
+        from pathways_lab.runtime.joining import Joint
+
+        for joint in [found for found in gc.get_objects() if isinstance(found, Joint)]:
+            joint.sever()
+        return values
+
+    def body(v: jax.Array) -> Any:
+        return jax.pure_callback(cut, jax.ShapeDtypeStruct(v.shape, v.dtype), v)
+
+    sever = pw.jit(body, on=local, in_shardings=P(), out_shardings=P())
+    sever(V).result(timeout=SECONDS)
+    with pytest.raises(pw.PathwaysError, match="connections between its hosts broke"):
+        f(V).result(timeout=SECONDS)
+    with pytest.raises(pw.PathwaysError, match="connections between its hosts broke"):
+        (kept + 1).result(timeout=SECONDS)
+    assert pids(lab) == before
+    right(total(whole(lab, "island0"))(V + 1), V + 1)
+    right(beside(V + 2), V + 2)
+    told = [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "slices-lost"]
+    assert [on.id in event.args["slices"] for event in told] == [True]
