@@ -1,4 +1,4 @@
-"""Memory that is too small for what is asked: runs queue, limits hold, the impossible is refused."""
+"""Memory too small for what is asked: runs queue, limits hold, the impossible is refused."""
 
 from __future__ import annotations
 
