@@ -279,9 +279,10 @@ class Host:
             self._add(task.devices, info.cost.temporary)
         if self.world.remember:
             self.launches.append((task.run.grant.run, task.step, task.devices))
-        self.thread = max(self.thread, self.world.agenda.now) + self.world.vary(
-            self.world.machine.costs.launch
-        )
+        world, now = self.world, self.world.agenda.now
+        if self.thread <= now:
+            self.thread = now + world.vary(world.machine.costs.wake)
+        self.thread += world.vary(world.machine.costs.launch)
         gang = self.world.gang(task, info.cost)
         part = Part(self, task, gang, len(task.devices), info.cost.temporary)
         for d in task.devices:

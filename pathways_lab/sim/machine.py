@@ -46,8 +46,10 @@ class Costs:
     control_latency: one way between control plane and host or client.
     decision: the control plane, per run and other requests.
     hearing: the control plane, per report of a host.
+    wake: a host whose launch thread is idle, until it launches what has come.
     launch: a host, per gang; its gangs are launched one after the other.
     report: a busy host gathers reports for so long; an idle one tells at once.
+    notice: partners of a dead host, until their computation fails.
     local: into a device from its own host.  island: into a host from its island.
     dcn: into a host from another island, or from a client.
     local_latency, island_latency, dcn_latency: of the first byte.
@@ -60,8 +62,10 @@ class Costs:
     )
     decision: float = figure(30e-6, "s", "measured: benchmarks/decision.py")
     hearing: float = figure(3e-6, "s", "measured: benchmarks/decision.py, 2 to 10 us")
+    wake: float = figure(100e-6, "s", "assumed: a message and two threads")
     launch: float = figure(150e-6, "s", "measured: 0.1 to 0.3 ms for several CPU devices")
     report: float = figure(0.010, "s", "measured: it is the hosts' own period")
+    notice: float = figure(0.001, "s", "assumed: a broken connection inside XLA")
     local: float = figure(3e9, "bytes/s", "measured: one copy in a host's memory")
     island: float = figure(50e9, "bytes/s", "assumed: fast links inside an island")
     dcn: float = figure(12.5e9, "bytes/s", "assumed: 100 Gbit/s per host")

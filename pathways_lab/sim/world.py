@@ -248,7 +248,7 @@ class World:
         self.tell(name, lambda t: HostLost(t, "lost", name, reason))
         for gang in list(self._gangs.values()):
             if name in gang.hosts:
-                self._break(gang)
+                self._break_soon(gang)
 
     def _compile(self, name: str, command: Prepare) -> None:
         cost, now = self.machine.cost(command.function), self.agenda.now
@@ -294,7 +294,7 @@ class World:
         gang = part.gang
         gang.come.append(part)
         if gang.broken:
-            self._break(gang)
+            self._break_soon(gang)
         elif not gang.collective:
             self.agenda.after(
                 self.vary(gang.seconds), self._part_ends, part, self.agenda.now, gang.seconds
@@ -318,9 +318,13 @@ class World:
         self.memory.gang(part, start, self.agenda.now, failure is not None)
         host.part_ended(part, seconds, failure)
 
-    def _break(self, gang: Gang) -> None:
-        """A collective has lost a partner: it fails where it was entered."""
+    def _break_soon(self, gang: Gang) -> None:
+        """A collective has lost a partner: the others notice."""
         gang.broken = True
+        self.agenda.after(self.vary(self.machine.costs.notice), self._break, gang)
+
+    def _break(self, gang: Gang) -> None:
+        """A collective that has lost a partner fails where it was entered."""
         parts, gang.come = gang.come, []
         for part in parts:
             if self.alive(part.host) and not part.over:
