@@ -319,15 +319,19 @@ def simulated(case: Case, machine: pw.Machine, known: Calibration) -> float:
     return pw.simulate(loads, machine, times=times).seconds
 
 
-def run(how: Settings, only: str = "") -> dict[str, Any]:
-    """Measure, simulate, compare.  only: cases whose name contains it."""
+def run(how: Settings, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure, simulate, compare.  only: cases whose name begins like one of these."""
     began, before = facts.now(), facts.load()
     with tempfile.TemporaryDirectory() as folder, pw.start(2, 1, 4, progress=False) as lab:
         lab.invite(Path(folder) / "lab")
         other = pw.connect(Path(folder) / "lab")
         stages = Stages(lab)
         known = Calibration(stages)
-        tried = [case for case in cases(stages, Stages(other)) if only in case.name]
+        tried = [
+            case
+            for case in cases(stages, Stages(other))
+            if not only or case.name.startswith(tuple(only))
+        ]
         times: dict[str, list[float]] = {case.name: [] for case in tried}
         for number in range(how.rounds + 1):
             known.measure()
@@ -379,7 +383,7 @@ def table(rows: Sequence[tuple[str, list[float], float, Any]]) -> str:
 def main() -> None:
     """Parse, measure, save, print."""
     parser = arguments(__doc__, rounds=7)
-    parser.add_argument("--only", default="", help="only programs whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[], help="how names of programs begin")
     chosen = parser.parse_args()
     how = settings(chosen)
     found = run(how, chosen.only)

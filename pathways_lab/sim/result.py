@@ -75,6 +75,24 @@ class Simulated:
         """The cycle in which gangs wait for each other for ever, or ()."""
         return self.world.stuck() if self.open else ()
 
+    def story(self) -> str:
+        """Who waits for whom for ever, a line each; "" when everything ended."""
+        runs = self.world.control.state.runs
+
+        def name(gang: object) -> str:
+            run = runs.get(gang[0]) if isinstance(gang, tuple) else None
+            return run.index.plan.name if run is not None else str(gang)
+
+        def place(at: object) -> str:
+            return f"{at[0]} device {at[1]}" if isinstance(at, tuple) else str(at)
+
+        return "\n".join(
+            f"{name(w.gang)} waits for its turn on {place(w.at)}, which {name(w.behind)} holds"
+            if w.behind is not None
+            else f"{name(w.gang)} waits for a part of it that {place(w.at)} was never told of"
+            for w in self.stuck
+        )
+
     def busy(self, since: float = 0.0) -> dict[str, float]:
         """Device seconds by client, of gangs that began after *since*."""
         found: dict[str, float] = {}
@@ -112,7 +130,7 @@ class Simulated:
             ("runs", runs),
         ]
         if self.open:
-            found.append(("stuck", "; ".join(map(str, self.stuck)) or "waits for what never comes"))
+            found.append(("stuck", self.story().replace("\n", "; ") or "no gang waits for another"))
         return tuple(found)
 
     def __repr__(self) -> str:

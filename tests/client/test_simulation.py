@@ -228,4 +228,5 @@ def test_without_order_two_programs_can_hang_and_the_result_says_who_waits() -> 
     found = pw.simulate(loads, machine, order=False)
     assert found.open
     assert len(found.stuck) >= 2
-    assert "waits on" in repr(found)
+    assert " waits for its turn on island0/host" in found.story()
+    assert found.story().splitlines()[0] in repr(found)

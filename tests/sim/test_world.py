@@ -8,9 +8,10 @@ import pytest
 
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
-from pathways_lab.core.messages import Grant, HostReport
+from pathways_lab.core.messages import HostReport
 from pathways_lab.core.policies import ProportionalShare
 from pathways_lab.core.program import Call, Program, Signature, Value
+from pathways_lab.sim import streams
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.result import Simulated
@@ -154,36 +155,40 @@ def test_shares_of_four_clients_are_within_five_percent(weights: tuple[int, ...]
 # --- deadlock, and the other cure --------------------------------------------------------
 
 
-def crossed(programs: int, hosts: int, streams: int) -> World:
-    """Programs whose grants reach every host in another order."""
-    machine = Machine(1, hosts, 1, streams=streams, costs=FREE, default=FunctionCost(0.01))
-    loads = [Load(chain(f"p{n}", hosts, [f"f{n}"]), client=f"c{n}") for n in range(programs)]
-    seen: list[int] = []
-
-    def lag(grant: Grant) -> float:
-        if grant.run not in seen:
-            seen.append(grant.run)
-        turn = seen.index(grant.run) - int(grant.host.rpartition("host")[2])
-        return 1.0 + 0.001 * (turn % programs)
-
-    found = simulate(loads, machine, lag=lag)
-    return found.world
-
-
 @pytest.mark.parametrize(
-    ("programs", "hosts", "streams", "hangs"),
-    [(2, 2, 1, True), (2, 2, 2, False), (3, 3, 2, True), (3, 3, 3, False)],
+    ("programs", "count", "hangs"),
+    [(2, 1, True), (2, 2, False), (3, 2, True), (3, 3, False)],
 )
 def test_streams_cure_a_deadlock_until_more_programs_come(
-    programs: int, hosts: int, streams: int, hangs: bool
+    programs: int, count: int, hangs: bool
 ) -> None:
-    world = crossed(programs, hosts, streams)
-    assert bool(world.control.state.runs) == hangs
-    cycle = world.stuck()
-    assert bool(cycle) == hangs
+    found = streams.crossed(programs, count)
+    assert bool(found.open) == hangs
+    assert bool(found.stuck) == hangs
+    assert found.story().count("waits for its turn on") == len(found.stuck)
     if hangs:
-        assert len(cycle) >= 2
-        assert {w.gang for w in cycle} <= {(run, 0) for run in world.control.state.runs}
+        assert len(found.stuck) >= 2
+        assert {w.gang for w in found.stuck} <= {(run, 0) for run in found.world.control.state.runs}
+    else:
+        assert found.seconds < 3 * programs * streams.SECONDS + 2.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("programs", [2, 3, 4])
+def test_with_one_order_no_number_of_streams_is_needed(programs: int, count: int) -> None:
+    found = streams.crossed(programs, count, order=True)
+    assert not found.open
+    assert all(failure is None for _, failure in found.ended.values())
+
+
+def test_the_table_of_programs_and_streams_can_be_read() -> None:
+    table = streams.table(3)
+    assert [line.split() for line in repr(table).splitlines()] == [
+        ["1", "stream", "2", "streams", "3", "streams"],
+        ["2", "programs", "hangs", "ends", "ends"],
+        ["3", "programs", "hangs", "hangs", "ends"],
+    ]
+    assert "<td>hangs</td>" in table._repr_html_()
 
 
 def test_a_host_with_nine_seconds_of_earlier_work_only_makes_the_others_wait() -> None:
