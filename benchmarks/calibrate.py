@@ -306,7 +306,13 @@ def simulated(case: Case, machine: pw.Machine, known: Calibration) -> float:
     for number, program in enumerate(programs):
         captured = program.capture(case.argument)
         loads.append(
-            pw.Load(captured, f"kernel-{number}", case.runs, case.runs, {0: 0} if case.fed else {})
+            pw.Load(
+                captured,
+                f"kernel-{number}",
+                case.runs,
+                case.runs,
+                feeds={0: 0} if case.fed else {},
+            )
         )
         for code, _ in captured.prepared.functions:
             measured = known.samples.get(f"seconds of {code.name}")

@@ -12,6 +12,7 @@ Paper: section 5 (experiments that can be repeated here).
 
 from __future__ import annotations
 
+import copy
 import functools
 import html
 import itertools
@@ -162,7 +163,13 @@ def simulate(
     machine = machine or Machine()
     functions = {**_costs(loads, machine, times), **machine.functions}
     found = simulator.simulate(
-        loads, replace(machine, functions=functions), policy, seed, until=until, order=order
+        loads,
+        replace(machine, functions=functions),
+        # What a policy remembers in its attributes begins anew each time, as in a lab.
+        copy.deepcopy(policy),
+        seed,
+        until=until,
+        order=order,
     )
     return Simulation(**{f.name: getattr(found, f.name) for f in fields(found)})
 

@@ -151,6 +151,17 @@ class Backwards:
         return int(view.candidates[-1].run)
 
 
+class Turns:
+    """A policy with a memory: every other time the last one."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def choose(self, view: Any) -> int:
+        self.asked += 1
+        return int(view.candidates[-(self.asked % 2)].run)
+
+
 @dataclass(frozen=True)
 class Broken:
     def choose(self, view: Any) -> int:
@@ -177,6 +188,13 @@ def test_policies_are_compared_on_the_same_work() -> None:
     assert "Priority: " in repr(table)
     with pytest.raises(PathwaysError, match="no idea"):
         pw.simulate(competing(machine), machine, Broken())
+
+
+def test_a_policy_begins_anew_in_each_simulation() -> None:
+    machine, turns = pw.Machine(**MACHINE), Turns()
+    first, again = (pw.simulate(competing(machine), machine, turns).records for _ in range(2))
+    assert first == again
+    assert turns.asked == 0
 
 
 def test_what_is_simulated_says_so_and_looks_like_a_lab() -> None:
