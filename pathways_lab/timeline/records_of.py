@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.policies import RemotePolicy
+from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Call, Plan, SliceId, Step
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.timeline.records import Event, Record
@@ -242,13 +242,14 @@ def _lease_ended(command: m.LeaseEnded, time: float, registry: Registry) -> Even
 def policy_told(command: m.PolicySet, time: float, registry: Registry) -> Event:
     """A policy was set, refused or removed.  client: who set it, or would have."""
     failure = command.failure
-    remote = isinstance(command.policy, RemotePolicy)
+    # One of a user's own, also in a simulation, is called by its name.
+    known = isinstance(command.policy, BuiltIn)
     return Event(
         "policy",
         time,
         client=command.client,
         args={
-            "policy": command.name if remote else repr(command.policy),
+            "policy": repr(command.policy) if known else command.name,
             "owner": command.owner,
             "message": failure.message if failure else "",
             "line": str(failure.line) if failure and failure.line.number else "",
