@@ -4,8 +4,9 @@ Problem: a Unix socket is reachable by whoever may enter its folder, and its
 path may have about a hundred bytes on some systems, while temporary folders
 can be long.
 
-Rule for maintainers: two forms only, ``unix:/folder/name.sock`` and
-``tcp://host:port``; folders belong to this user alone (mode 0700).
+Rule for maintainers: three forms only, ``unix:/folder/name.sock``,
+``tcp://host:port`` and, over Dask's comms, ``dask+tls://host:port``; folders
+belong to this user alone (mode 0700).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
+
+from pathways_lab.runtime.comms import PREFIX
 
 _LONGEST = 100
 """Bytes of a Unix socket path that every supported system takes (macOS: 104 with the end)."""
@@ -39,7 +42,7 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
 
     Raises ValueError that says which forms are legal.
     """
-    scheme, _, rest = address.partition(":")
+    scheme, _, rest = address.removeprefix(PREFIX).partition(":")
     if scheme == "unix" and rest.startswith("/"):
         if len(os.fsencode(rest)) > _LONGEST:
             raise ValueError(
@@ -48,11 +51,14 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
             )
         return socket.AF_UNIX, rest
     host, _, port = rest.removeprefix("//").rpartition(":")
-    if scheme == "tcp" and rest.startswith("//") and host and port.isdecimal():
+    if scheme in ("tcp", "tls") and rest.startswith("//") and host and port.isdecimal():
         host = host.removeprefix("[").removesuffix("]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return family, (host, int(port))
-    raise ValueError(f"address {address!r} is neither unix:/path/to.sock nor tcp://host:port")
+    raise ValueError(
+        f"address {address!r} is neither unix:/path/to.sock nor tcp://host:port nor "
+        f"{PREFIX}tls://host:port"
+    )
 
 
 def clear_stale(path: str | tuple[str, int]) -> None:

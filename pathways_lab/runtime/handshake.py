@@ -21,6 +21,7 @@ from typing import Any
 
 from pathways_lab.runtime import address as addresses
 from pathways_lab.runtime import auth, clock
+from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.wire import Decoder, Limits, Message, WireError, encode
 
 
@@ -91,16 +92,21 @@ def meet(
     timeout: float,
     limits: Limits,
     context: ssl.SSLContext | None = None,
+    dial: Callable[[str, ssl.SSLContext | None, float], socket.socket] | None = None,
 ) -> tuple[socket.socket, Decoder, list[Message], float]:
     """Connect, authenticate and exchange hellos, waiting at most *timeout* seconds.
 
+    dial: makes the socket for an address that is reached over a comm.
     Returns the socket, its decoder, the messages received (the first is the
     hello of the other end), and the clock offset.  Raises Refused,
     AuthenticationError, WireError, TimeoutError, OSError.
     """
     family, place = addresses.parse(address)
     deadline = time.monotonic() + timeout
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    if dial is not None and is_comm(address):
+        sock = dial(address, context, timeout)
+    else:
+        sock = socket.socket(family, socket.SOCK_STREAM)
     try:
 
         def patience() -> None:
@@ -110,9 +116,10 @@ def meet(
             sock.settimeout(left)
 
         patience()
-        sock.connect(place)
-        tune(sock)
-        if context is not None:
+        if not is_comm(address):
+            sock.connect(place)
+            tune(sock)
+        if context is not None and not is_comm(address):
             sock = context.wrap_socket(sock, do_handshake_on_connect=False)
             patience()
             sock.do_handshake()

@@ -41,6 +41,7 @@ from typing import Any
 
 from pathways_lab.runtime import address as addresses
 from pathways_lab.runtime import clock
+from pathways_lab.runtime.comms import Comms, is_comm
 from pathways_lab.runtime.handshake import Arrival, Refused, meet
 from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -94,6 +95,7 @@ class Reactor:
         self._selector = selectors.DefaultSelector()
         self._links: dict[Link, int] = {}
         self._reception = Reception(self._selector, self.call_later, self._limits)
+        self._comms = Comms(name)
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
@@ -134,6 +136,15 @@ class Reactor:
         tag: becomes ``link.tag`` of accepted links.
         bulk: large buffers go through shared memory where both ends say so and can.
         """
+        greet = functools.partial(self._greet, hello, tag, bulk)
+        if is_comm(address):
+            listener = Listener(None, address, key, None, greet)
+            self.call_soon(self._reception.open, listener)
+            return self._comms.listen(
+                address,
+                context,
+                lambda sock: self.call_soon(self._reception.take, listener, sock),
+            )
         family, place = addresses.parse(address)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -147,7 +158,6 @@ class Reactor:
         except BaseException:
             sock.close()
             raise
-        greet = functools.partial(self._greet, hello, tag, bulk)
         listener = Listener(sock, addresses.of_listener(sock), key, context, greet)
         self.call_soon(self._reception.open, listener)
         return listener.address
@@ -181,7 +191,7 @@ class Reactor:
         while True:
             try:
                 sock, decoder, messages, offset = meet(
-                    address, key, hello, left, self._limits, context
+                    address, key, hello, left, self._limits, context, self._comms.dial
                 )
                 break
             except (FileNotFoundError, ConnectionRefusedError):
@@ -505,6 +515,7 @@ class Reactor:
         with self._leading:
             if self._done.is_set():
                 return
+            self._comms.close()
             self._done.set()
             self._selector.close()
             self._waker.close()

@@ -28,11 +28,14 @@ _ARRIVALS = 64
 """Connections that may be on their way at once; the oldest gives way to a newer one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Listener:
-    """A listening socket.  greet(arrival, messages): the hello, and what followed it, are there."""
+    """A listening socket.  greet(arrival, messages): the hello, and what followed it, are there.
 
-    sock: socket.socket
+    sock: None when connections come from elsewhere, see :meth:`Reception.take`.
+    """
+
+    sock: socket.socket | None
     address: str
     key: bytes
     context: ssl.SSLContext | None
@@ -61,9 +64,11 @@ class Reception:
     def open(self, listener: Listener) -> None:
         """Take connections at *listener* from now on."""
         self._listeners.append(listener)
-        self._selector.register(
-            listener.sock, selectors.EVENT_READ, lambda _events: self._accept(listener)
-        )
+        sock = listener.sock
+        if sock is not None:
+            self._selector.register(
+                sock, selectors.EVENT_READ, lambda _events: self._accept(listener, sock)
+            )
 
     def admit(self, arrival: Arrival) -> None:
         """It becomes a link: its socket is the caller's from now on."""
@@ -80,8 +85,9 @@ class Reception:
     def close(self) -> None:
         """Close all listeners and arrivals."""
         for listener in self._listeners:
-            self._selector.unregister(listener.sock)
-            listener.sock.close()
+            if listener.sock is not None:
+                self._selector.unregister(listener.sock)
+                listener.sock.close()
             if listener.address.startswith("unix:"):
                 with contextlib.suppress(OSError):
                     os.unlink(listener.address.removeprefix("unix:"))
@@ -89,29 +95,34 @@ class Reception:
         for arrival in tuple(self._arrivals):
             self.turn_away(arrival)
 
-    def _accept(self, listener: Listener) -> None:
+    def _accept(self, listener: Listener, door: socket.socket) -> None:
         for _ in range(16):
             try:
-                sock, _ = listener.sock.accept()
+                sock, _ = door.accept()
             except OSError:
                 return
-            try:
-                tune(sock)
-                if listener.context is not None:
-                    sock = listener.context.wrap_socket(
-                        sock, server_side=True, do_handshake_on_connect=False
-                    )
-                arrival = Arrival(sock, listener.key, self._limits)
-            except OSError:
-                sock.close()
-                continue
-            if len(self._arrivals) >= _ARRIVALS:
-                self.turn_away(next(iter(self._arrivals)))
-            self._arrivals[arrival] = listener
-            self._selector.register(
-                sock, selectors.EVENT_READ, lambda _events, it=arrival: self._arriving(it)
-            )
-            self._call_later(_HANDSHAKE_SECONDS, self.turn_away, arrival)
+            self.take(listener, sock)
+
+    def take(self, listener: Listener, sock: socket.socket) -> None:
+        """A connection has come: it is on its way to become a link."""
+        if listener not in self._listeners:
+            sock.close()
+            return
+        try:
+            tune(sock)
+            if listener.context is not None:
+                sock = listener.context.wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
+            arrival = Arrival(sock, listener.key, self._limits)
+        except OSError:
+            sock.close()
+            return
+        if len(self._arrivals) >= _ARRIVALS:
+            self.turn_away(next(iter(self._arrivals)))
+        self._arrivals[arrival] = listener
+        self._selector.register(sock, selectors.EVENT_READ, lambda _events: self._arriving(arrival))
+        self._call_later(_HANDSHAKE_SECONDS, self.turn_away, arrival)
 
     def _arriving(self, arrival: Arrival) -> None:
         try:

@@ -20,10 +20,12 @@ from typing import Any
 
 import pytest
 
+from pathways_lab.runtime import dask_private
 from pathways_lab.runtime import link as link_module
 from pathways_lab.runtime.auth import new_key
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.tls import client_context, server_context
 from pathways_lab.runtime.wire import Decoder
 
 
@@ -183,16 +185,22 @@ def _ignore(*_: object) -> None: ...
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
-def test_a_thousand_real_interrupts(tmp_path: Any) -> None:
-    """Signals at random moments, real sockets, both buffers full at times."""
+@pytest.mark.parametrize("transport", ["unix", "dask"])
+def test_ten_thousand_real_interrupts(transport: str, tmp_path: Any) -> None:
+    """Signals at random moments, real connections, both buffers full at times."""
     got: list[int] = []
     key, draw = new_key(), random.Random(1)
     server = Reactor("server", lambda *message: got.append(message[2]["number"]), _ignore)
     client = Reactor("client", _ignore, _ignore)
-    address = server.listen(f"unix:{tmp_path}/s", key, {"name": "server"})
+    place = f"unix:{tmp_path}/s" if transport == "unix" else "dask+tls://127.0.0.1:0"
+    pems = None
+    if transport == "dask":
+        distributed = pytest.importorskip("distributed")
+        pems = dask_private.pems_of(distributed.Security.temporary(), "worker")
+    address = server.listen(place, key, {"name": "server"}, context=server_context(pems))
     server.start()
     client.start()
-    link = client.connect(address, key, {"name": "client"})
+    link = client.connect(address, key, {"name": "client"}, context=client_context(pems))
     sent, interrupts, number = [], 0, 0
 
     def strike(*_: object) -> None:
@@ -200,12 +208,12 @@ def test_a_thousand_real_interrupts(tmp_path: Any) -> None:
 
     old = signal.signal(signal.SIGALRM, strike)
     try:
-        deadline = time.monotonic() + 20
-        while interrupts < 1000 and time.monotonic() < deadline:
+        deadline = time.monotonic() + 100
+        while interrupts < 10_000 and time.monotonic() < deadline:
             number += 1
-            size = draw.choice([0, 10, 100_000])
+            size = draw.choice([0, 10, 10, 10, 10, 100_000])
             try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 2e-4))
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 2e-5))
                 link.send("n", {"number": number}, [bytes(size)] if size else [])
                 sent.append(number)
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -220,11 +228,11 @@ def test_a_thousand_real_interrupts(tmp_path: Any) -> None:
             except KeyboardInterrupt:
                 continue
     link.send("n", {"number": number + 1})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (not got or got[-1] != number + 1) and time.monotonic() < deadline:
         time.sleep(0.005)
     client.close()
     server.close()
-    assert interrupts >= 100
+    assert interrupts == 10_000
     assert got == sorted(set(got))
     assert set(sent) <= set(got)

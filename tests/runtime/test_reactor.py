@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -13,14 +14,39 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.runtime import auth
+from pathways_lab.runtime import auth, dask_private
 from pathways_lab.runtime.auth import AuthenticationError, new_key
+from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.tls import client_context, server_context
 from pathways_lab.runtime.wire import Limits, encode
 
+distributed = pytest.importorskip("distributed")
+
 KEY = new_key()
+
+
+class Anywhere(Reactor):
+    """Brings certificates where the transport wants them."""
+
+    def listen(self, address: str, *args: Any, **options: Any) -> str:
+        if is_comm(address):
+            options["context"] = server_context(pems())
+        return super().listen(address, *args, **options)
+
+    def connect(self, address: str, *args: Any, **options: Any) -> Link:
+        if is_comm(address):
+            options["context"] = client_context(pems())
+        return super().connect(address, *args, **options)
+
+
+@functools.cache
+def pems() -> dict[str, str]:
+    made = dask_private.pems_of(distributed.Security.temporary(), "worker")
+    assert made is not None
+    return made
 
 
 class End:
@@ -32,7 +58,7 @@ class End:
         self.opened: list[Link] = []
         self.errors: list[str] = []
         self.on_message: Callable[[Link, str], None] | None = None
-        self.reactor = Reactor(
+        self.reactor = Anywhere(
             name,
             self._message,
             lambda link, reason: self.closed.append(reason),
@@ -71,9 +97,15 @@ def ends() -> Iterator[Callable[..., End]]:
         assert not end.errors
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "dask"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/s" if request.param == "unix" else "tcp://127.0.0.1:0"
+    """Both transports: kept sockets, and Dask's comms."""
+    addresses = {
+        "unix": f"unix:{tmp_path}/s",
+        "tcp": "tcp://127.0.0.1:0",
+        "dask": "dask+tls://127.0.0.1:0",
+    }
+    return addresses[request.param]
 
 
 def test_hellos_names_and_replies(ends: Callable[..., End], where: str) -> None:
@@ -120,9 +152,11 @@ def test_two_ends_flooding_each_other_do_not_dead_lock(
     until(lambda: link.pending == 0)
 
 
-def test_many_threads_send_whole_messages_each_in_order(ends: Callable[..., End]) -> None:
+def test_many_threads_send_whole_messages_each_in_order(
+    ends: Callable[..., End], where: str
+) -> None:
     server, client = ends("server"), ends("client")
-    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    address = server.reactor.listen(where, KEY, {"name": "server"})
     link = client.reactor.connect(address, KEY, {})
 
     def work(thread: int) -> None:
@@ -184,9 +218,9 @@ def test_ends_that_vanish_during_or_right_after_the_greeting_are_no_error(
     assert client.reactor.connect(address, KEY, {}).name == "server"
 
 
-def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End]) -> None:
+def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End], where: str) -> None:
     server, client = ends("server", limits=Limits(header=1000)), ends("client")
-    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    address = server.reactor.listen(where, KEY, {"name": "server"})
     bad = client.reactor.connect(address, KEY, {"name": "bad"})
     good = client.reactor.connect(address, KEY, {"name": "good"})
     bad.send("x", {"text": "a" * 2000})
@@ -200,13 +234,13 @@ def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End]) -> N
         bad.send("x")
 
 
-def test_a_hello_can_be_refused_with_a_reason(ends: Callable[..., End]) -> None:
+def test_a_hello_can_be_refused_with_a_reason(ends: Callable[..., End], where: str) -> None:
     server, client = ends("server"), ends("client")
 
     def refuse(link: Link, peer: dict[str, Any]) -> dict[str, Any]:
         raise Refused("no room for another kernel")
 
-    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, refuse)
+    address = server.reactor.listen(where, KEY, refuse)
     with pytest.raises(Refused, match="no room"):
         client.reactor.connect(address, KEY, {})
 
@@ -293,3 +327,24 @@ def test_a_socket_left_by_a_killed_process_is_replaced_and_a_live_one_is_not(
 def test_long_socket_paths_are_refused_with_the_remedy(ends: Callable[..., End]) -> None:
     with pytest.raises(ValueError, match="shorter folder"):
         ends("server").reactor.listen("unix:/" + "x" * 120, KEY, {})
+
+
+def test_dask_comms_are_not_used_without_certificates(ends: Callable[..., End]) -> None:
+    """Dask's protocol unpickles what arrives, before anything here can look at it."""
+    reactor = ends("server").reactor
+    with pytest.raises(ValueError, match="certificates"):
+        Reactor.listen(reactor, "dask+tls://127.0.0.1:0", KEY, {})
+    with pytest.raises(ValueError, match="certificates"):
+        Reactor.connect(reactor, "dask+tcp://127.0.0.1:1", KEY, {})
+
+
+def test_a_stranger_without_certificate_gets_nowhere(ends: Callable[..., End]) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen("dask+tls://127.0.0.1:0", KEY, {"name": "server"})
+    other = dask_private.pems_of(distributed.Security.temporary(), "worker")
+    with pytest.raises(OSError):
+        Reactor.connect(
+            client.reactor, address, KEY, {}, timeout=2.0, context=client_context(other)
+        )
+    assert not server.opened
+    assert client.reactor.connect(address, KEY, {}).name == "server"
