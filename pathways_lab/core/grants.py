@@ -91,6 +91,7 @@ class Grants:
         )
         state.runs[run.id] = state.queued[run.id] = run
         state.clients[run.client].add(run.id)
+        state.turns.came(run)
         for slice_id in index.plan.slices:
             state.users[slice_id] = state.users.get(slice_id, 0) + 1
         for p, buffer in enumerate(inputs):
@@ -303,7 +304,7 @@ class Grants:
         assert window is not None
         for slice_id, cost, gangs in window.slices:
             state.pace.add(slice_id, cost, gangs)
-            state.turns.charge(run, cost / 1e6 * index.devices[slice_id])
+            state.turns.charge(run, cost / 1e6 * index.devices[slice_id], state.time)
         run.charged.update(zip(range(window.first, window.last), window.costs, strict=True))
         new = [host for host, _ in window.hosts if host not in index.shared]
         if new:

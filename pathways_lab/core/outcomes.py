@@ -81,7 +81,8 @@ class Outcomes:
             took = run.took.pop(step, None)
             if took is not None and step not in run.poison:
                 state.functions.measure(key, took)
-                state.turns.charge(run, (took - cost / 1e6) * index.devices[key[1]])
+                spent = (took - cost / 1e6) * index.devices[key[1]]
+                state.turns.charge(run, spent, state.time)
         for p in index.results[step]:
             if run.outputs[p].failure is None:
                 self.arrive(run.outputs[p])
@@ -232,6 +233,7 @@ class Outcomes:
                 state.active[slice_id] -= 1
                 if not state.active[slice_id]:
                     del state.active[slice_id]
+        state.turns.went(run, state.time)
         state.admission.settled = False
         state.admission.changed = True
         state.tell_resolved()

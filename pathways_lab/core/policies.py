@@ -73,8 +73,9 @@ class PolicyView:
     time: seconds, on the control plane's clock.
     candidates: runs that compete for devices, in order of submission; two or
         more, for who is alone is not held up by a question.
-    used: device seconds by client (devices times seconds), where older ones
-        count less and less.  programs: the same by program name.
+    used: device seconds by client (devices times seconds) since somebody came
+        (back) or the policy was set, older ones counting less: half after ten
+        seconds.  programs: the same by program name.
     """
 
     time: float
@@ -118,8 +119,9 @@ class ProportionalShare:
     by: ``"client"``: names are those of clients (``lab.name``, ``lab.clients``);
         ``"program"``: those of programs, whoever runs them.
 
-    What nobody wants goes to the others.  Who did not use a share for a while
-    is not paid back later: the past counts half after ten seconds.
+    What nobody wants goes to the others.  Shares hold from the moment at which
+    somebody comes (back, after a second or more): who was alone before owes
+    nothing.  Among those who stay the past counts half after ten seconds.
     Raises ValueError for weights that are none.
     """
 

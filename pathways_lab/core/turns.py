@@ -43,21 +43,48 @@ HALF_LIFE = 10.0
 """Seconds after which device time counts half in shares."""
 TICK = 0.25
 """Seconds between two discounts of what was used."""
+AWAY = 1.0
+"""Seconds without a run after which somebody who comes back is new."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Device seconds by name, discounted with age."""
+    """Device seconds by name, discounted with age.
+
+    Whoever is new starts level with the others: what was used before counts for
+    nobody any more.  Else the newcomer would have the devices for itself until
+    it had used as much as those who were alone before it.
+
+    used: what policies see.  runs: how many are not over.  left: when the last
+    one was, of names without.
+    """
 
     used: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, int] = field(default_factory=dict)
+    left: dict[str, float] = field(default_factory=dict)
+
+    def came(self, name: str, time: float) -> None:
+        """A run was submitted."""
+        runs = self.runs.get(name, 0)
+        if not runs and time - self.left.pop(name, -AWAY) >= AWAY:
+            self.used.clear()
+        self.runs[name] = runs + 1
+
+    def went(self, name: str, time: float) -> None:
+        """A run is over."""
+        self.runs[name] -= 1
+        if not self.runs[name]:
+            del self.runs[name]
+            self.left[name] = time
 
     def add(self, name: str, seconds: float) -> None:
         """Somebody used devices."""
         self.used[name] = self.used.get(name, 0.0) + seconds
 
-    def discount(self, factor: float) -> None:
+    def discount(self, factor: float, time: float) -> None:
         """What was used counts less; what counts nothing is forgotten."""
         self.used = {n: s * factor for n, s in self.used.items() if s * factor > 1e-9}
+        self.left = {n: t for n, t in self.left.items() if time - t < AWAY}
 
 
 @dataclass(slots=True)
@@ -86,7 +113,8 @@ class Turns:
         """From now on this policy is asked, and nobody has used anything yet."""
         self.policy, self.owner = policy, owner
         self.questions = Questions()
-        self.clients, self.programs = Usage(), Usage()
+        self.clients.used.clear()
+        self.programs.used.clear()
 
     def remove(self, failure: Failure) -> None:
         """The policy in force is none: FIFO takes over."""
@@ -99,8 +127,19 @@ class Turns:
         if wrong is not None:
             self.remove(ineligible(name_of(self.policy), run, wrong))
 
-    def charge(self, run: RunRecord, seconds: float) -> None:
+    def came(self, run: RunRecord) -> None:
+        """A run was submitted."""
+        self.clients.came(run.client, run.time)
+        self.programs.came(run.index.plan.name, run.time)
+
+    def went(self, run: RunRecord, time: float) -> None:
+        """A run is over."""
+        self.clients.went(run.client, time)
+        self.programs.went(run.index.plan.name, time)
+
+    def charge(self, run: RunRecord, seconds: float, time: float) -> None:
         """*run* has got (or gives back) device seconds."""
+        self._age(time)
         self.clients.add(run.client, seconds)
         self.programs.add(run.index.plan.name, seconds)
 
@@ -158,12 +197,16 @@ class Turns:
         self.remove(answer)
         return group[0]
 
-    def _view(self, group: list[RunRecord], time: float) -> PolicyView:
+    def _age(self, time: float) -> None:
+        """What was used counts less as time goes on."""
         if time - self._discounted > TICK:
             factor = 0.5 ** ((time - self._discounted) / HALF_LIFE)
-            self.clients.discount(factor)
-            self.programs.discount(factor)
+            self.clients.discount(factor, time)
+            self.programs.discount(factor, time)
             self._discounted = time
+
+    def _view(self, group: list[RunRecord], time: float) -> PolicyView:
+        self._age(time)
         return PolicyView(
             time,
             tuple(self._candidate(run, time) for run in group),

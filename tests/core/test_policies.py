@@ -18,6 +18,7 @@ from pathways_lab.core.policies import (
     validate,
 )
 from pathways_lab.core.rules import Rules
+from pathways_lab.core.turns import AWAY, Usage
 from pathways_lab.testing import Script, Sketch
 
 ONE = Rules(window=0.01, ahead=0.001, least=1)
@@ -77,15 +78,65 @@ def test_shares_of_device_time_are_those_of_the_weights(weights: tuple[int, ...]
     owner: dict[int, int] = {}
     for n in [*range(4)] * 6:
         owner[script.submit(plans[n], client=f"kernel-{n + 1}").run] = n
-    for _ in range(600):
+    for turn in range(1300):
         run = next(w[0][0] for w in script.waiting.values() if w)
         n = owner[run]
         script.pass_time(seconds[n])
-        spent[n] += seconds[n]
+        spent[n] += seconds[n] * (turn >= 100)
         script.finish(run, seconds=seconds[n])
         owner[script.submit(plans[n], client=f"kernel-{n + 1}").run] = n
     for share, weight in zip(spent, weights, strict=True):
         assert share / sum(spent) == pytest.approx(weight / sum(weights), rel=0.05)
+
+
+def served(script: Script, turns: int) -> dict[str, float]:
+    """Device seconds by client in so many turns of 10 ms, everybody having work to do."""
+    spent: dict[str, float] = {}
+    for _ in range(turns):
+        run = next(w[0][0] for w in script.waiting.values() if w)
+        client = script.control.state.runs[run].client
+        spent[client] = spent.get(client, 0.0) + 0.01
+        script.pass_time(0.01)
+        script.finish(run, seconds=0.01)
+    return spent
+
+
+def test_who_comes_does_not_get_everything_because_others_were_alone() -> None:
+    script, plans = crowd(ProportionalShare())
+    for _ in range(700):
+        script.submit(plans[0])
+    assert served(script, 500) == {"kernel-1": pytest.approx(5.0)}
+    for _ in range(60):
+        script.submit(plans[1], client="kernel-2")
+    spent = served(script, 40)
+    assert spent["kernel-1"] == pytest.approx(spent["kernel-2"], abs=0.03)
+
+
+def test_who_pauses_for_a_moment_is_not_new() -> None:
+    """Who submits the next run when the last one has ended keeps what it has used."""
+    usage = Usage()
+    usage.came("a", 0.0)
+    usage.came("b", 0.0)
+    usage.add("a", 3.0)
+    usage.went("a", 5.0)
+    usage.came("a", 5.0 + AWAY / 2)
+    assert usage.used == {"a": 3.0}
+    usage.went("a", 6.0)
+    usage.came("a", 6.0 + AWAY)
+    assert usage.used == {}, "who was away for longer is new, and so is everybody"
+
+
+def test_a_new_policy_forgets_what_was_used_before() -> None:
+    script, plans = crowd(FIFO())
+    for _ in range(300):
+        script.submit(plans[0])
+    script.submit(plans[1], client="kernel-2")
+    served(script, 100)
+    script.send(PolicyChosen(script.time, "set", "kernel-1", ProportionalShare()))
+    for _ in range(60):
+        script.submit(plans[1], client="kernel-2")
+    spent = served(script, 40)
+    assert spent["kernel-1"] == pytest.approx(spent["kernel-2"], abs=0.03)
 
 
 def test_shares_may_be_by_program() -> None:
