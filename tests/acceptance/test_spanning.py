@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from tests.acceptance import competing
 
 pytestmark = pytest.mark.cluster
 
@@ -118,6 +119,13 @@ def test_competing_collectives_of_two_programs(lab: pw.Lab) -> None:
         np.testing.assert_array_equal(b.result(timeout=SECONDS), expected(V - n, "h"))
     on.release()
     also.release()
+
+
+def test_two_threads_and_two_processes_compete(lab: pw.Lab) -> None:
+    """While the policy changes; ``python -m tests.acceptance.competing`` takes longer."""
+    found = competing.run(20, lab=lab)
+    assert found["right"] == found["wanted"] == 80
+    lab.policy = pw.FIFO()
 
 
 def coordination(lab: pw.Lab) -> list[psutil.Process]:
