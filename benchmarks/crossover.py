@@ -21,8 +21,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -112,32 +111,23 @@ class Way:
         """The lab ends later."""
 
 
-@dataclass
 class Stage:
-    """A lab with one device on each of some hosts, and what runs on it."""
+    """One slice over the first island of a lab, leased, and what runs on it.
 
-    hosts: int
-    lengths: Sequence[float]
-    stack: ExitStack = field(default_factory=ExitStack)
+    lengths: of computations in milliseconds.
+    """
 
-    def __enter__(self) -> Stage:
+    def __init__(self, lab: Any, lengths: Sequence[float]) -> None:
         import numpy as np
         from jax.sharding import NamedSharding, PartitionSpec
 
         import pathways_lab as pw
 
-        self.lab = self.stack.enter_context(
-            pw.start(islands=1, hosts_per_island=self.hosts, devices_per_host=1, progress=False)
-        )
-        self.stack.enter_context(self.lab.lease("island0"))
-        self.place = self.lab.slice(shape=(self.hosts,), axes=("x",))
-        self.zero = pw.device_put(
-            np.zeros(self.hosts, np.float32), NamedSharding(self.place.mesh, PartitionSpec("x"))
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+        self.lab, self.lengths = lab, lengths
+        devices = lab.islands[0].devices
+        self.place = lab.slice(shape=(devices,), axes=("x",), island=lab.islands[0].name)
+        spread = NamedSharding(self.place.mesh, PartitionSpec("x"))
+        self.zero = pw.device_put(np.zeros(devices, np.float32), spread)
 
     def function(self, ms: float) -> Any:
         """The compiled computation of one length."""
@@ -333,8 +323,10 @@ def real(
     hosts: int, lengths: Sequence[float], how: Settings
 ) -> tuple[Measured, dict[str, float | None], tuple[float, float, float, float]]:
     """All ways in one lab: the samples, the crossing of each way in seconds, the costs."""
-    with Stage(hosts, lengths) as stage:
-        cases = [name_of(ms) for ms in lengths]
+    import pathways_lab as pw
+
+    with pw.start(1, hosts, 1, progress=False) as lab, lab.lease("island0"):
+        stage, cases = Stage(lab, lengths), [name_of(ms) for ms in lengths]
         measured = measure(stage.ways(), cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
         costs = costs_per_run(stage, 20 if how.quick else 1000)
     found = {way: crossing(shares(measured, lengths, way)) for way in (CALLS, CHAINED)}

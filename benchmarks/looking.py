@@ -1,0 +1,187 @@
+"""The overhead of looking: throughput without a view, with one live view, with four.
+
+    python -m benchmarks.looking
+
+A real Jupyter kernel drives a lab of two islands; this process is its front
+end: it takes every message of every view as the Jupyter server would, says that
+it follows, and draws nothing (a browser draws in processes of its own).  The
+number of views changes from sample to sample, in an order shuffled anew in
+every round; a view's cost is the ratio to the samples without any of the same
+rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.harness.child import ROOT
+from benchmarks.harness.command import arguments, settings
+from benchmarks.harness.numbers import Ratio, ratio
+from benchmarks.harness.report import Report, publish
+from benchmarks.harness.rounds import Measured, Missing, Timed, measure
+
+FAST, STEADY = "calls as fast as they go", "computations of 1 ms"
+VIEWS = (0, 1, 4)
+LIMIT = 0.03
+"""Of throughput: what live views may cost."""
+
+SETUP = """
+import time, jax, numpy as np, pathways_lab as pw
+from jax.sharding import NamedSharding, PartitionSpec as P
+lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False)
+place = lab.slice(shape=(4,), axes=("x",))
+hold = pw.emulated(1.0)
+def compiled(f):
+    return pw.jit(f, on=place, in_shardings=P("x"), out_shardings=P("x"))
+functions = dict(fast=compiled(lambda x: x + 1), steady=compiled(lambda x: hold(x) + 1))
+zero = pw.device_put(np.zeros(4, np.float32), NamedSharding(place.mesh, P("x")))
+views = []
+def show(count):
+    for view in views:
+        view.freeze()
+    views[:] = [lab.view() for _ in range(count)]
+    for view in views:
+        view.show()
+def timed(name, count):
+    f, x = functions[name], zero
+    begun = time.perf_counter()
+    for _ in range(count):
+        x = f(x)
+    jax.block_until_ready(x)
+    print(time.perf_counter() - begun)
+"""
+
+
+class Kernel:
+    """A Jupyter kernel and its front end, in this thread."""
+
+    def __init__(self) -> None:
+        try:
+            from jupyter_client.manager import KernelManager
+        except ImportError as error:
+            raise Missing(f"not installed ({error})") from error
+        self._manager: Any = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(ROOT))
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+        self._new: list[str] = []
+        self.messages = self.bytes = 0
+
+    def run(self, code: str, timeout: float = 120.0) -> str:
+        """Run a cell, taking every message meanwhile; what it printed.
+
+        Raises RuntimeError with the cell's error, TimeoutError.
+        """
+        asked = self._client.execute(code)
+        text, deadline = "", time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                message = self._client.get_iopub_msg(timeout=1.0)
+            except queue.Empty:
+                continue
+            self._take(message)
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream" and content["name"] == "stdout":
+                text += content["text"]
+            elif kind == "error":
+                raise RuntimeError(f"{content['ename']}: {content['evalue']}")
+            elif kind == "status" and content["execution_state"] == "idle":
+                return text
+        raise TimeoutError(f"a cell did not end within {timeout:.0f} s: {code.strip()[:60]}")
+
+    def follow(self) -> None:
+        """Say for every view that was opened that its page follows."""
+        for comm in self._new:
+            data = {"method": "custom", "content": {"type": "ready"}}
+            say = self._client.session.msg("comm_msg", {"comm_id": comm, "data": data})
+            self._client.shell_channel.send(say)
+        self._new.clear()
+
+    def close(self) -> None:
+        """End the kernel, and with it the lab."""
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=False)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["msg_type"] == "comm_open":
+            self._new.append(message["content"]["comm_id"])
+        elif message["msg_type"] == "comm_msg":
+            self.messages += 1
+            self.bytes += sum(len(part) for part in message["buffers"])
+
+
+class Looking:
+    """Throughput while some views are live."""
+
+    cases: Sequence[str] = (FAST, STEADY)
+
+    def __init__(self, kernel: Kernel, views: int) -> None:
+        self.name = name_of(views)
+        self._kernel, self._views = kernel, views
+
+    def start(self) -> None:
+        """The kernel runs already."""
+
+    def round(self, case: str, units: int) -> Timed:
+        """Open the views, let them begin to follow, then time calls."""
+        self._kernel.run(f"show({self._views})")
+        self._kernel.follow()
+        name = "fast" if case == FAST else "steady"
+        # The first picture of a view costs more than those that follow.
+        self._kernel.run(f"timed({name!r}, 50); time.sleep(0.3)")
+        return Timed(float(self._kernel.run(f"timed({name!r}, {units})").split()[-1]), units)
+
+    def stop(self) -> None:
+        """The kernel ends later."""
+
+
+def name_of(views: int) -> str:
+    """The name of a number of views."""
+    return {0: "no view", 1: "1 live view"}.get(views, f"{views} live views")
+
+
+def cost(measured: Measured, case: str, views: int) -> Ratio:
+    """Share of throughput that views take, of 1; below 0 when they seem to give some."""
+    quiet, seen = measured.of(case, name_of(0)), measured.of(case, name_of(views))
+    kept = ratio(quiet, seen)
+    return Ratio(1 - kept.value, 1 - kept.high, 1 - kept.low)
+
+
+def main() -> None:
+    """Measure, print, publish."""
+    chosen = arguments(__doc__, rounds=15, budget=1.0).parse_args()
+    how = settings(chosen)
+    kernel = Kernel()
+    try:
+        kernel.run(SETUP)
+        measured = measure(
+            [Looking(kernel, views) for views in VIEWS], (FAST, STEADY),
+            rounds=how.rounds, budget=how.budget, seed=how.seed,
+        )  # fmt: skip
+    finally:
+        kernel.close()
+    title = "The overhead of looking (emulated devices)"
+    report = Report("looking", title, "call", measured, name_of(0))
+    report.facts["messages"] = {"count": kernel.messages, "bytes": kernel.bytes}
+    for case in measured.times:
+        for views in VIEWS[1:]:
+            if measured.of(case, name_of(views)) and measured.of(case, name_of(0)):
+                found = cost(measured, case, views)
+                report.notes.append(
+                    f"{case}: {name_of(views)} cost{'s' * (views == 1)} {100 * found.value:.1f}%"
+                    f" of throughput [{100 * found.low:.1f}, {100 * found.high:.1f}],"
+                    f" wanted below {100 * LIMIT:g}%: {'yes' if found.value < LIMIT else '**no**'}"
+                )
+                report.notes.append("")
+    publish(report, how.folder)
+
+
+if __name__ == "__main__":
+    main()

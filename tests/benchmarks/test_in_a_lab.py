@@ -1,0 +1,68 @@
+"""Law: the benchmarks that need a lab run, and what they say follows from the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import pathways_lab as pw
+from benchmarks import crossover, looking, pipeline
+from benchmarks.harness.rounds import Measured, measure
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=2, hosts_per_island=1, devices_per_host=1, progress=False) as made:
+        yield made
+
+
+@pytest.mark.cluster
+def test_pipelines_run_and_a_way_that_does_not_exist_is_missing(lab: pw.Lab) -> None:
+    cases = [(2, 0.0)]
+    ways = pipeline.ways(lab, cases)
+    odd = pipeline.Dispatch("backwards", ways[0]._pipeline, ways[0]._zero, cases)
+    found = measure([*ways, odd], [pipeline.name_of(2, 0.0)], rounds=1, budget=0.01)
+    assert found.of(pipeline.name_of(2, 0.0), pipeline.PARALLEL)
+    assert "backwards" in found.missing
+
+
+@pytest.mark.cluster
+def test_the_crossover_measures_all_ways_and_what_they_cost(lab: pw.Lab) -> None:
+    with lab.lease("island0"):
+        stage = crossover.Stage(lab, (0.5,))
+        found = measure(stage.ways(), ["0.5 ms"], rounds=1, budget=0.01)
+        costs = crossover.costs_per_run(stage, 30)
+    assert set(found.times["0.5 ms"]) == {crossover.JAX, crossover.CALLS, crossover.CHAINED}
+    assert all(seconds >= 0.5e-3 for (seconds,) in found.times["0.5 ms"].values())
+    assert costs[0] > 0
+
+
+@pytest.mark.cluster
+def test_looking_opens_views_that_send_their_pictures() -> None:
+    kernel = looking.Kernel()
+    try:
+        kernel.run(looking.SETUP)
+        found = measure(
+            [looking.Looking(kernel, views) for views in (0, 1)], [looking.FAST],
+            rounds=1, budget=0.01,
+        )  # fmt: skip
+        assert not found.missing
+        assert kernel.messages > 0
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            kernel.run("1 / 0")
+    finally:
+        kernel.close()
+
+
+def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
+    measured = Measured({"a": {looking.name_of(0): [0.9, 0.9], looking.name_of(1): [1.0, 1.0]}})
+    found = looking.cost(measured, "a", 1)
+    assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_factors_compare_the_two_dispatches() -> None:
+    case = pipeline.name_of(4, 0.5)
+    measured = Measured({case: {pipeline.PARALLEL: [1.0], pipeline.SEQUENTIAL: [3.0]}})
+    assert "3.00 [3.00, 3.00] x" in pipeline.factors(measured, [(4, 0.5)])
+    assert pipeline.factors(Measured({case: {}}), [(4, 0.5)]).splitlines()[2].split()[3] == "-"
