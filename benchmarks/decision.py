@@ -1,7 +1,7 @@
 """How long does the control plane think about one gang, and how does that grow?
 
-``python benchmarks/decision.py`` prints, for 8 to 2,048 devices (four per
-host), what one core in one Python process needs
+``python -m benchmarks.decision`` shows, for 8 to 2,048 devices (four per host),
+what one core in one Python process needs
 
 * to *decide*: from a submitted run to its grants, per run and per gang, for
   runs of one gang and of 32,
@@ -14,12 +14,15 @@ Times are CPU seconds of this process, so that other processes do not count.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
 from dataclasses import dataclass, field
 
+from benchmarks.harness.command import Settings, arguments, settings
+from benchmarks.harness.figure import curves
+from benchmarks.harness.report import Report, publish
+from benchmarks.harness.rounds import Measured
 from pathways_lab.core.control import Control
 from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
@@ -110,27 +113,42 @@ class Bench:
             self.run(n % self.clients)
 
 
-def growth(most: int) -> None:
-    """The table over devices."""
-    print("devices  gangs/run  decide: us/run  us/gang   p99/run  hear: us/report  all: us/gang")
+def growth(most: int, how: Settings) -> Report:
+    """Decisions over devices, from 8 to *most*, for runs of one gang and of 32."""
+    measured = Measured()
     for nodes in (1, 32):
         devices = 8
         while devices <= most:
             bench = Bench(devices, nodes)
-            bench.measure(max(20, 4000 // devices))
+            bench.measure(max(3, 80 // devices) if how.quick else max(20, 4000 // devices))
             decide, hear = bench.times["decide"], bench.times["hear"]
-            whole = (sum(decide) + sum(hear) + sum(bench.times["drop"])) / len(decide) / nodes
-            tail = sorted(decide)[int(0.99 * (len(decide) - 1))]
-            print(
-                f"{devices:7d} {nodes:10d} {statistics.median(decide):15.1f}"
-                f" {statistics.median(decide) / nodes:8.2f} {tail:9.1f}"
-                f" {statistics.median(hear):16.1f} {whole:13.1f}"
-            )
+            per_run = len(hear) // len(decide)
+            rest = [sum(hear[n * per_run : (n + 1) * per_run]) for n in range(len(decide))]
+            whole = map(sum, zip(decide, rest, bench.times["drop"], strict=True))
+            measured.times[f"{devices} devices, runs of {nodes}"] = {
+                "decide, per gang": [us / nodes / 1e6 for us in decide],
+                "hear, per report": [us / 1e6 for us in hear],
+                "all, per gang": [us / nodes / 1e6 for us in whole],
+            }
             devices *= 4
+    title = "Time that the control plane thinks about a gang"
+    return Report("decision", title, "gang or report", measured, "decide, per gang")
 
 
-def crowd() -> None:
-    """Sixteen clients with shares, a deep queue, and who is next."""
+def picture(report: Report) -> str:
+    """Medians over devices."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for case, times in report.measured.times.items():
+        devices, _, runs = case.partition(" devices, ")
+        for kind, samples in times.items():
+            lines.setdefault(f"{kind}, {runs}", []).append(
+                (float(devices), 1e6 * statistics.median(samples))
+            )
+    return curves(report.title, lines, "devices", "microseconds of one core")
+
+
+def crowd() -> dict[str, list[float]]:
+    """Sixteen clients with shares, a deep queue: seconds to submit, and to find who is next."""
     bench = Bench(32, 1, clients=16)
     shares = {f"kernel-{c}": 1.0 + c for c in range(16)}
     bench.event(PolicyChosen(0.0, "b", "kernel-0", ProportionalShare(shares)))
@@ -160,21 +178,20 @@ def crowd() -> None:
         last = HostReport(moment, "b", bench.hosts[-1], ((run, 0, 1e-3),))
         take(bench.event(last, "turn"))
         submit(number % 16)
-    for kind in ("submit", "turn"):
-        times = sorted(bench.times[kind])
-        p99 = times[int(0.99 * len(times))]
-        print(f"  {kind:7s} p50 {statistics.median(times):7.1f} us   p99 {p99:7.1f} us")
+    return {kind: [us / 1e6 for us in bench.times[kind]] for kind in ("submit", "turn")}
 
 
 def main() -> None:
     """Everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--most", type=int, default=2048, help="devices at most")
     chosen = parser.parse_args()
+    how = settings(chosen)
     gc.freeze()
-    growth(chosen.most)
-    print("16 clients, proportional shares, 640 runs waiting, 8 hosts:")
-    crowd()
+    report = growth(min(chosen.most, 32) if how.quick else chosen.most, how)
+    growing = picture(report)
+    report.measured.times["16 clients compete: shares, 640 runs wait, 8 hosts"] = crowd()
+    publish(report, how.folder, svg=growing)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.core.control import Control
-from pathways_lab.core.messages import Grant, HostLost, RunSubmitted
+from pathways_lab.core.messages import Grant, HostLost, PolicyAnswered, RunSubmitted
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.rules import Rules
 from pathways_lab.runtime import transcript
@@ -30,6 +30,13 @@ from pathways_lab.timeline import queries
 from pathways_lab.timeline.records import Record
 
 pytestmark = pytest.mark.cluster
+
+
+class LastFirst:
+    """A policy of a user's own: its answers come from another process, as events."""
+
+    def choose(self, view: Any) -> int:
+        return int(view.candidates[-1].run)
 
 
 def broken(x: Any) -> Any:
@@ -60,6 +67,7 @@ def test_a_fresh_core_decides_the_same_as_the_real_one_did(tmp_path: Path) -> No
                 kept, total, _ = through(kept)
             assert float(total) == 8 * (first + 20) - 8
 
+        lab.policy = LastFirst()
         threads = [threading.Thread(target=client, args=(n,)) for n in (1.0, 2.0, 3.0)]
         for thread in threads:
             thread.start()
@@ -77,7 +85,7 @@ def test_a_fresh_core_decides_the_same_as_the_real_one_did(tmp_path: Path) -> No
         assert float(alone(jnp.ones(())).result(timeout=60)) == 2.0
         far.release()
     told = [event for event, _ in transcript.read(path)]
-    assert {RunSubmitted, HostLost} <= {type(event) for event in told}
+    assert {RunSubmitted, HostLost, PolicyAnswered} <= {type(event) for event in told}
     assert sum(isinstance(event, RunSubmitted) for event in told) > 35
     assert transcript.differences(path) == []
     # The check can fail: a core with other rules decides otherwise.

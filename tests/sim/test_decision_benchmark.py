@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import statistics
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "benchmarks" / "decision.py"
+from benchmarks import decision
 
 
-@pytest.fixture(scope="module")
-def decision() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("decision", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["decision"] = module
-    spec.loader.exec_module(module)
-    return module
+def test_table_figure_and_numbers_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decision, "crowd", lambda: {"turn": [1e-4]})
+    monkeypatch.setattr(decision.gc, "freeze", lambda: None)
+    monkeypatch.setattr(
+        sys, "argv", ["decision", "--quick", "--most", "8", "--folder", str(tmp_path)]
+    )
+    decision.main()
+    assert "8 devices, runs of 32" in capsys.readouterr().out
+    times = json.loads((tmp_path / "decision.json").read_text())["times"]
+    assert len(times) == 3
+    assert "all, per gang, runs of 1" in (tmp_path / "decision.svg").read_text()
 
 
-def test_the_table_is_printed(decision: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    decision.growth(8)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("devices")
-    assert [line.split()[:2] for line in said[1:]] == [["8", "1"], ["8", "32"]]
-
-
-def test_a_gang_costs_less_than_a_millisecond_on_many_hosts(decision: ModuleType) -> None:
+def test_a_gang_costs_less_than_a_millisecond_on_many_hosts() -> None:
     bench = decision.Bench(512, 32)
     bench.measure(10)
     assert statistics.median(bench.times["decide"]) / 32 < 1000
