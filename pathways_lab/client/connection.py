@@ -39,6 +39,8 @@ from pathways_lab.runtime.reactor import Reactor
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Bytes
 
+_STEPS = 8192
+"""Steps of runs under way; who submits more waits until half of them are over."""
 _TICK = 0.1
 """Seconds after which ids of dropped handles are sent at the latest."""
 
@@ -55,9 +57,9 @@ class Buffer(Pending):
 
 
 class Run(Pending):
-    """A submitted run.  inputs: buffers that it waits for."""
+    """A submitted run.  inputs: buffers that it waits for.  steps: of its plan."""
 
-    __slots__ = ("id", "inputs", "outputs")
+    __slots__ = ("id", "inputs", "outputs", "steps")
 
     def __init__(
         self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
@@ -66,6 +68,7 @@ class Run(Pending):
         self.id = identity
         self.inputs = inputs
         self.outputs = outputs
+        self.steps = 0
 
 
 class SliceAnswer(Pending):
@@ -91,6 +94,8 @@ class Connection:
     a number.  topology: islands with hosts as the control plane last told.
     policy: the one in force, as last told.  traffic: counters.
     on_records, on_output, on_policy: called in the reactor's thread.
+    flush(): send what waits to be sent together.  holding: it does so now, and
+        ids of dropped handles must wait until it has.
     """
 
     def __init__(
@@ -113,8 +118,11 @@ class Connection:
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.on_closed: Callable[[Failure], None] = lambda _: None
+        self.flush: Callable[[], None] = lambda: None
+        self.holding = False
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
+        self._steps = 0
         self._slices: dict[SliceId, SliceAnswer] = {}
         self._leases: dict[str, LeaseAnswer] = {}
         self._known: set[tuple[str, SliceId]] = set()
@@ -166,7 +174,8 @@ class Connection:
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
     ) -> None:
         """Send to the control plane.  Raises PathwaysError when the lab is gone."""
-        if self._dropped:
+        self.flush()
+        if self._dropped and not self.holding:
             self._send_drops()
         self._send(op, fields, buffers)
 
@@ -182,22 +191,35 @@ class Connection:
         self.traffic.sent[op] += 1
 
     def _send_drops(self) -> None:
+        self.forget(self.take_dropped())
+
+    def take_dropped(self) -> list[int]:
+        """Ids of handles that are gone; the caller sees to them from now on."""
         dropped: list[int] = []
         while self._dropped:
             try:
                 dropped.append(self._dropped.popleft())
             except IndexError:
                 break
-        for identity in dropped:
-            self._buffers.pop(identity, None)
-        if dropped:
-            self._send("drop", {"buffers": dropped})
+        return dropped
+
+    def forget(self, dropped: Iterable[int]) -> None:
+        """Nobody has a handle to these buffers any more."""
+        known = [i for i in dropped if self._buffers.pop(i, None) is not None]
+        if known:
+            self._send("drop", {"buffers": known})
+
+    def disown(self, buffer: Buffer) -> None:
+        """This buffer will never exist outside of a run."""
+        self._buffers.pop(buffer.id, None)
 
     def _tick(self) -> None:
         if self.closed is None:
             if self._dropped:
                 with contextlib.suppress(PathwaysError):
-                    self._send_drops()
+                    self.flush()
+                    if not self.holding:
+                        self._send_drops()
             self.reactor.call_later(_TICK, self._tick)
 
     def request_slice(self, request: SliceRequest, timeout: float = 60.0) -> SliceBinding:
@@ -276,12 +298,22 @@ class Connection:
         arguments: dict[int, int],
         payload: Sequence[Bytes],
         priority: int = 0,
+        outputs: Sequence[Buffer] | None = None,
     ) -> tuple[Buffer, ...]:
-        """One run of a registered plan: exactly one message.  Its output buffers, pending."""
+        """One run of a registered plan: exactly one message.  Its output buffers, pending.
+
+        outputs: those buffers, when they have been made already.
+        """
         identity = self.new_id("run")
-        outputs = tuple(self.new_buffer(identity) for _ in plan.outputs)
+        if outputs is None:
+            outputs = [self.new_buffer() for _ in plan.outputs]
+        for buffer in outputs:
+            buffer.run = identity
+        outputs = tuple(outputs)
         waits = tuple(buffer for buffer in inputs if buffer is not None and not buffer.done)
         run = self._runs[identity] = Run(identity, waits, outputs)
+        run.steps = len(plan.steps)
+        self._steps += run.steps
         fields = {
             "run": identity,
             "plan": plan.key,
@@ -293,14 +325,41 @@ class Connection:
         try:
             self.send("submit", fields, payload)
         except PathwaysError as error:
-            self._runs.pop(identity, None)
+            self._take_run(identity)
             self.board.settle((run, *outputs), error.failure)
             raise
         self.traffic.runs += 1
         return outputs
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a run was submitted that is not over."""
+        return bool(self._runs)
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether the plan was registered."""
+        return plan.key in self._plans
+
+    def make_room(self, plan: Plan) -> None:
+        """Back-pressure: wait until the steps under way, and those of *plan*, are not too many.
+
+        Never in the reactor's thread.  Ctrl-C gets through.
+        """
+        most = max(0, _STEPS - len(plan.steps))
+        if self._steps > most and self.closed is None:
+            self.flush()
+            few = min(most, _STEPS // 2)
+            self.board.wait(lambda: self._steps <= few or self.closed is not None, None, "room")
+
+    def _take_run(self, identity: int) -> Run | None:
+        run = self._runs.pop(identity, None)
+        if run is not None:
+            self._steps -= run.steps
+        return run
+
     def cancel(self, buffers: Iterable[Buffer]) -> None:
         """Cancel what is not granted of the runs that make *buffers* and of what they wait for."""
+        self.flush()
         seen: set[int] = set()
         todo = [buffer.run for buffer in buffers]
         while todo:
@@ -330,7 +389,7 @@ class Connection:
         self.board.settle([buffer for buffer in known if buffer], _failure(fields))
 
     def _run_ended(self, fields: dict[str, Any]) -> None:
-        run = self._runs.pop(fields["run"], None)
+        run = self._take_run(fields["run"])
         if run is not None:
             failure = _failure(fields)
             if failure is None and fields["outcome"] == "cancelled":
@@ -338,6 +397,8 @@ class Connection:
             # Outputs that nobody resolved do not stay open behind an ended run.
             open_ = [output for output in run.outputs if failure and not output.done]
             self.board.settle((run, *open_), failure)
+            if not self._runs:
+                self.flush()
 
     def _slice_bound(self, fields: dict[str, Any]) -> None:
         binding = unpack(SliceBinding, fields["binding"])
@@ -354,7 +415,8 @@ class Connection:
         if kind == "slice" and identity in self._slices:
             self.board.settle((self._slices[identity],), failure)
         elif kind == "run" and identity in self._runs:
-            run = self._runs.pop(identity)
+            run = self._runs[identity]
+            self._take_run(identity)
             self.board.settle((run, *run.outputs), failure)
         elif kind == "lease" and number in self._leases:
             self.board.settle((self._leases[number],), failure)

@@ -22,6 +22,7 @@ from typing import Any
 
 from pathways_lab.client import arrays, failures
 from pathways_lab.client.arrays import SMALL, ArrayType
+from pathways_lab.client.batching import Calls
 from pathways_lab.client.connection import Buffer, Connection
 from pathways_lab.client.data import DataLinks
 from pathways_lab.client.devices import Slice
@@ -52,6 +53,7 @@ class Session:
         self._constants: weakref.WeakKeyDictionary[Prepared, dict[int, Handle]] = (
             weakref.WeakKeyDictionary()
         )
+        self._calls = Calls(connection)
         self._uploading = threading.Lock()
         connection.on_output = self._printed
 
@@ -62,19 +64,34 @@ class Session:
 
         Raises PathwaysError when a handle is dead or a slice was released.
         """
-        for on in prepared.slices:
-            _check_slice(on)
-        binder = _Binder(self, leaves)
-        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
-        _check_donation(prepared, buffers)
+        binder, buffers = self._bind(prepared, leaves)
         self.connection.register(prepared.plan, prepared.functions)
         made = self.connection.submit(
             prepared.plan, buffers, binder.arguments, binder.payload, priority
         )
-        for number, (to, line) in prepared.donated.items():
-            handle = binder.handles.get(number)
-            if handle is not None:
-                handle.mark_donated(to, line)
+        binder.donate(prepared)
+        return self._handles(prepared, made)
+
+    def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
+        """The same for a call outside of programs: it may be sent together with later ones."""
+        binder, buffers = self._bind(prepared, leaves)
+        binder.donate(prepared)
+        made = self._calls.add(prepared, buffers, binder.arguments, binder.payload)
+        return self._handles(prepared, made)
+
+    def _bind(
+        self, prepared: Prepared, leaves: Sequence[Any]
+    ) -> tuple[_Binder, list[Buffer | None]]:
+        self.connection.make_room(prepared.plan)
+        for on in prepared.slices:
+            _check_slice(on)
+        binder = _Binder(self, leaves)
+        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
+        if prepared.donated:
+            _check_donation(prepared, buffers)
+        return binder, buffers
+
+    def _handles(self, prepared: Prepared, made: Sequence[Buffer]) -> list[Handle]:
         return [
             Handle(self, buffer, ref.type, ref.slice, _known(ref), ref.name)
             for buffer, ref in zip(made, prepared.outputs, strict=True)
@@ -106,6 +123,7 @@ class Session:
         Ctrl-C returns at once and cancels what is not granted of the handle's
         run and of the runs that it waits for.
         """
+        self.connection.flush()
         what = f"the value of {handle.name or 'the handle'} ({handle.type})"
         board = self.connection.board
         try:
@@ -121,6 +139,7 @@ class Session:
 
     async def ended(self, entry: Pending) -> None:
         """Wait in a running event loop."""
+        self.connection.flush()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -202,6 +221,13 @@ class _Binder:
             self._ride(number, arrays.host_bytes(leaf, ref.type).tobytes())
             self._places[source.index] = self.arguments[number]
         return None
+
+    def donate(self, prepared: Prepared) -> None:
+        """Handles whose arrays the run consumes are dead from now on."""
+        for number, (to, line) in prepared.donated.items():
+            handle = self.handles.get(number)
+            if handle is not None:
+                handle.mark_donated(to, line)
 
     def _ride(self, number: int, data: bytes) -> None:
         self.arguments[number] = len(self.payload)

@@ -42,7 +42,7 @@ class Immediate:
         known: Prepared | None = call.body.prepared.get(key)
         if known is None:
             known = call.body.prepared[key] = _prepare_call(call, place)
-        handles = session.run(known, call.leaves)
+        handles = session.call(known, call.leaves)
         return jax.tree.unflatten(call.body.out_tree, handles)
 
     def record_move(self, leaf: Any, move: Any) -> Handle:

@@ -72,6 +72,7 @@ class GangJob:
         "announced",
         "called",
         "devices",
+        "doomed",
         "handed",
         "laps",
         "launch",

@@ -1,0 +1,214 @@
+"""Calls outside of programs, sent together when they come faster than answers.
+
+Problem: a small gang takes less time than the message that asks for it.  A
+call whose answer nobody waits for yet may travel with the next ones; one that
+somebody waits for may not wait a microsecond; and who calls without ever
+looking must be slowed down in time, or memory grows without bound.
+
+How: while nothing is under way a call leaves at once.  Else it waits for
+others: until there are :data:`MOST`, until anything else is sent or waited for,
+until everything under way is over, or :data:`SOON`.  What then leaves together
+is one run of one plan, in which values whose handles are gone already are
+values between two steps.  Such a plan is made when the same calls come in the
+same way for the second time, and kept; in a loop that is every time.
+
+Rule for maintainers: order is kept; whoever sends anything calls
+:meth:`Calls.flush` first.  A call that was taken is sent or fails.
+
+Paper: section 4.2 (client), section 4.5 (batching where throughput matters).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.graph import Prepared
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.series import Part, Source, in_series
+
+MOST = 32
+"""Calls that leave together."""
+SOON = 0.001
+"""Seconds after which they leave at the latest, unless the interpreter is busy."""
+_PLANS = 256
+"""Plans of several calls that are made for a slice: cluster and client keep them."""
+_SEEN = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One call.  arguments: by plan input, its place in *payload*."""
+
+    prepared: Prepared
+    inputs: Sequence[Buffer | None]
+    outputs: tuple[Buffer, ...]
+    arguments: dict[int, int]
+    payload: list[bytes]
+
+
+Shape = tuple[object, ...]
+
+
+class Calls:
+    """The calls of one connection that have not left."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.RLock()
+        self._entries: list[Entry] = []
+        self._flushing = False
+        self._plans: dict[Shape, Plan] = {}
+        self._made: Counter[SliceId] = Counter()
+        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        connection.flush = self.flush
+
+    def add(
+        self,
+        prepared: Prepared,
+        inputs: Sequence[Buffer | None],
+        arguments: dict[int, int],
+        payload: list[bytes],
+    ) -> tuple[Buffer, ...]:
+        """Take one call; its output buffers, pending."""
+        connection = self._connection
+        if len(prepared.slices) > 1 or not connection.knows(prepared.plan):
+            with self._lock:
+                self._flush()
+                # What the run consumes is dropped already: its id may not go first.
+                connection.holding = True
+                try:
+                    connection.register(prepared.plan, prepared.functions)
+                    return connection.submit(prepared.plan, inputs, arguments, payload)
+                finally:
+                    connection.holding = False
+        with self._lock:
+            if self._entries and self._entries[-1].prepared.place is not prepared.place:
+                self._flush()
+            outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
+            self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
+            if len(self._entries) >= MOST or not connection.under_way:
+                self._flush()
+            elif len(self._entries) == 1:
+                connection.reactor.call_later(SOON, self.flush)
+        return outputs
+
+    def flush(self) -> None:
+        """Send what waits.  Any thread."""
+        if self._entries:
+            with self._lock:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._flushing or not self._entries:
+            return
+        self._flushing = self._connection.holding = True
+        entries, self._entries = self._entries, []
+        gone = dict.fromkeys(self._connection.take_dropped())
+        try:
+            while entries:
+                count = 1 << (len(entries).bit_length() - 1)
+                self._send(entries[:count], entries[count:], gone)
+                del entries[:count]
+            self._connection.forget(gone)
+        except BaseException as error:
+            why = Failure("cancelled", f"the call was interrupted before it was sent: {error!r}")
+            if isinstance(error, PathwaysError):
+                why = error.failure
+            outputs = [output for entry in entries for output in entry.outputs]
+            self._connection.board.settle([b for b in outputs if not b.done], why)
+            if not isinstance(error, PathwaysError):
+                raise
+        finally:
+            self._flushing = self._connection.holding = False
+
+    def _send(self, entries: list[Entry], later: list[Entry], gone: dict[int, None]) -> None:
+        """So many calls as one run, or as one run each when they come so for the first time."""
+        wires = _Wires(entries, later, gone) if len(entries) > 1 else None
+        plan = self._plan(wires) if wires is not None else None
+        connection = self._connection
+        if wires is None or plan is None:
+            for entry in entries:
+                connection.submit(
+                    entry.prepared.plan, entry.inputs, entry.arguments, entry.payload,
+                    outputs=entry.outputs,
+                )  # fmt: skip
+            return
+        connection.register(plan, ())
+        connection.submit(plan, wires.inputs, wires.arguments, wires.payload, outputs=wires.kept)
+        connection.traffic.runs += len(entries) - 1
+        for buffer in wires.inner:
+            # Nobody was told of these, and nobody can ask for them.
+            connection.disown(buffer)
+            gone.pop(buffer.id, None)
+
+    def _plan(self, wires: _Wires) -> Plan | None:
+        plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id
+        if plan is None and wires.shape in self._seen and self._made[on] < _PLANS:
+            self._made[on] += 1
+            parts = [
+                Part(entry.prepared.plan, sources, kept)
+                for entry, sources, kept in zip(
+                    wires.entries, wires.sources, wires.keeps, strict=True
+                )
+            ]
+            names = list(dict.fromkeys(part.plan.name for part in parts))
+            name = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            plan = self._plans[wires.shape] = in_series(name, parts)
+        elif plan is None:
+            self._seen[wires.shape] = None
+            if len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
+        return plan
+
+
+class _Wires:
+    """How calls hang together.
+
+    shape: the same for calls that can be one and the same plan.
+    inputs, arguments, payload, kept: of the run.  inner: what stays inside.
+    """
+
+    def __init__(self, entries: list[Entry], later: list[Entry], gone: dict[int, None]) -> None:
+        self.entries = entries
+        self.inputs: list[Buffer | None] = []
+        self.arguments: dict[int, int] = {}
+        self.payload: list[bytes] = []
+        self.kept: list[Buffer] = []
+        self.inner: list[Buffer] = []
+        self.sources: list[tuple[Source, ...]] = []
+        self.keeps: list[tuple[int, ...]] = []
+        made: dict[Buffer, Source] = {}
+        outer: dict[Buffer, Source] = {}
+        for number, entry in enumerate(entries):
+            sources = []
+            for position, buffer in enumerate(entry.inputs):
+                source = None if buffer is None else made.get(buffer) or outer.get(buffer)
+                if source is None:
+                    source = (-1, len(self.inputs))
+                    self.inputs.append(buffer)
+                    if buffer is None:
+                        self.arguments[source[1]] = len(self.payload)
+                        self.payload.append(entry.payload[entry.arguments[position]])
+                    else:
+                        outer[buffer] = source
+                sources.append(source)
+            self.sources.append(tuple(sources))
+            for position, output in enumerate(entry.outputs):
+                made[output] = (number, position)
+        read_later = {buffer for entry in later for buffer in entry.inputs}
+        for entry in entries:
+            kept = []
+            for position, output in enumerate(entry.outputs):
+                if output.id in gone and output not in read_later:
+                    self.inner.append(output)
+                else:
+                    kept.append(position)
+                    self.kept.append(output)
+            self.keeps.append(tuple(kept))
+        keys = [entry.prepared.plan.key for entry in entries]
+        self.shape: Shape = (tuple(keys), tuple(self.sources), tuple(self.keeps))

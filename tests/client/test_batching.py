@@ -1,0 +1,147 @@
+"""Calls that are sent together: the same results, few messages, bounded, never late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client import batching, connection
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.legality import check_plan
+from pathways_lab.core.program import Call
+from pathways_lab.core.series import Part, in_series
+from tests.runtime.launch_kit import PlanBuilder
+
+pytestmark: list[pytest.MarkDecorator] = []
+
+ONE = PlanBuilder("one").call(1, "f", ["a"], ["b"]).plan(["a"], ["b"])
+TWO = PlanBuilder("two").call(1, "g", ["a", "b"], ["c"], (0,)).plan(["a", "b"], ["c"])
+
+
+def test_a_chain_of_calls_is_one_plan_whose_inner_values_die_at_once() -> None:
+    parts = [Part(ONE, ((-1, 0),), ())]
+    parts += [Part(ONE, ((n, 0),), (0,) if n == 2 else ()) for n in range(3)]
+    plan = in_series("chain", parts)
+    assert check_plan(plan) is None
+    assert (len(plan.steps), len(plan.inputs), len(plan.outputs)) == (4, 1, 1)
+    made = [step.node.outputs[0] for step in plan.steps if isinstance(step.node, Call)]
+    assert [step.frees for step in plan.steps[1:]] == [(value,) for value in made[:-1]]
+    assert plan.key == in_series("chain", parts).key
+
+
+def test_shared_inputs_are_one_input_and_donations_stay() -> None:
+    plan = in_series("both", [Part(ONE, ((-1, 0),), (0,)), Part(TWO, ((-1, 1), (0, 0)), (0,))])
+    assert check_plan(plan) is None
+    assert len(plan.inputs) == 2
+    last = plan.steps[-1].node
+    assert isinstance(last, Call)
+    assert last.donated == (0,)
+    assert plan.values[last.inputs[0]].name == "a"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=1, hosts_per_island=2, devices_per_host=1, progress=False) as made:
+        yield made
+
+
+@pytest.mark.cluster
+def test_a_flood_of_calls_is_bounded_and_right(lab: pw.Lab) -> None:
+    """20,000 calls that nobody looks at: few messages, bounded memory, every result right."""
+    on = lab.slice(2, axes="x")
+    step = pw.jit(lambda x: x + 1, on=on)
+    x = step(np.float32(0)).block_until_ready()
+    link, most = lab.session.connection, 0
+    before = lab.stats().sent["submit"]
+    kept = {}
+    for number in range(2, 20_001):
+        x = step(x)
+        if number % 1999 == 0:
+            kept[number] = x
+        most = max(most, link._steps)
+    assert float(x.result()) == 20_000
+    assert {n: float(h.result()) for n, h in kept.items()} == {n: float(n) for n in kept}
+    assert most <= connection._STEPS + batching.MOST
+    assert lab.stats().sent["submit"] - before < 20_000 / 3
+    x.delete()
+    kept.clear()
+    step(np.float32(0)).block_until_ready()
+    assert len(link._buffers) < 50
+    assert not lab.session._calls._entries
+
+
+@pytest.mark.cluster
+def test_what_is_alive_stays_and_what_failed_fails_alone(lab: pw.Lab) -> None:
+    on = lab.slice(1)
+    add, double = (
+        pw.jit(lambda x, y: x + y, on=on),
+        pw.jit(lambda x: x * 2, on=on, donate_argnums=0),
+    )
+
+    def loop(x: pw.Handle) -> list[pw.Handle]:
+        seen = [x]
+        for number in range(40):
+            x = add(x, np.float32(number))
+            if number % 7 == 0:
+                seen.append(x)
+        gone = add(x, x)
+        last = double(gone)
+        with pytest.raises(PathwaysError, match="donated"):
+            gone.result()
+        return [*seen, last]
+
+    for _ in range(4):
+        found = [float(h.result()) for h in loop(add(np.float32(0), np.float32(0)))]
+        sums = [float(sum(range(n + 1))) for n in range(0, 40, 7)]
+        assert found == [0.0, *sums, 4.0 * sum(range(40))]
+
+
+@pytest.mark.cluster
+def test_threads_may_call_at_the_same_time(lab: pw.Lab) -> None:
+    on = lab.slice(1)
+    step = pw.jit(lambda x: x + 1, on=on)
+    results: list[float] = []
+
+    def work(start: int) -> None:
+        x = step(np.float32(start))
+        for _ in range(300):
+            x = step(x)
+        results.append(float(x.result()))
+
+    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == [301.0, 1301.0, 2301.0]
+
+
+@pytest.mark.cluster
+def test_an_interrupt_while_sending_fails_the_calls_and_loses_none(
+    lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = lab.slice(1)
+    step = pw.jit(lambda x: x + 1, on=on)
+    x = jax.block_until_ready(step(np.float32(0)))
+    calls = lab.session._calls
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(lab.session.connection), "under_way", True)
+        patch.setattr(batching, "SOON", 60.0)
+        patch.setattr(batching.Calls, "_send", interrupted)
+        waiting = [step(x) for _ in range(4)][1:]  # the first from a line brings its code
+        assert len(calls._entries) == 3
+        with pytest.raises(KeyboardInterrupt):
+            step(x).block_until_ready()
+    for handle in waiting:
+        with pytest.raises(PathwaysError, match="interrupted"):
+            handle.result(timeout=10)
+    assert float(step(x).result()) == 2.0
