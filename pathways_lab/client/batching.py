@@ -86,6 +86,7 @@ class Calls:
                     return connection.submit(prepared.plan, inputs, arguments, payload)
                 finally:
                     connection.holding = False
+                    connection.forget(connection.take_dropped())
         with self._lock:
             if self._entries and self._entries[-1].prepared.place is not prepared.place:
                 self._flush()

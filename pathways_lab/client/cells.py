@@ -29,7 +29,7 @@ from pathways_lab.client.capture import Capture
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.graph import Ref
 from pathways_lab.client.handles import Handle
-from pathways_lab.client.program import CapturedProgram, input_item
+from pathways_lab.client.program import AHEAD, CapturedProgram, How, input_item
 
 Names = dict[str, Any]
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
@@ -159,6 +159,7 @@ class CapturedCell:
         reads: _Reads,
         name: str,
         on: Slice | None,
+        how: How,
     ) -> None:
         self.name = name
         self.inputs = tuple(reads.labels)
@@ -206,7 +207,7 @@ class CapturedCell:
             [item.type for item in inputs],
             [item.slice if isinstance(item, Ref) else None for item in inputs],
         )
-        self.program = CapturedProgram(captured, inputs, on)
+        self.program = CapturedProgram(captured, inputs, on, how)
 
     def run(self, reads: _Reads, priority: int = 0) -> Names:
         """Submit one run; what the cell assigns, and the changes of its containers."""
@@ -250,12 +251,18 @@ class CellProgram:
         begins with what the cell reads, stand-ins in place of arrays, and ends
         with what it assigned besides.
     on: where operations run that nothing else gives a place.
+    how: options of its lowering.
     """
 
     def __init__(
-        self, run: Callable[[Names], None], name: str = "cell", on: Slice | None = None
+        self,
+        run: Callable[[Names], None],
+        name: str = "cell",
+        on: Slice | None = None,
+        how: How = AHEAD,
     ) -> None:
         self.name = name
+        self._how = how
         self._run = run
         self._on = on
         self._captured: dict[Any, CapturedCell] = {}
@@ -281,7 +288,7 @@ class CellProgram:
         reads = _Reads(values)
         cell = self._captured.get(reads.key)
         if cell is None:
-            cell = CapturedCell(self._run, values, reads, self.name, self._on)
+            cell = CapturedCell(self._run, values, reads, self.name, self._on, self._how)
             self._captured[reads.key] = cell
         self.last = cell
         return cell, reads

@@ -139,10 +139,13 @@ class Prepared:
         return self.slices[0]
 
 
-def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Prepared:
+def prepare(
+    name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref], *, sequential: bool = False
+) -> Prepared:
     """Give every value its layout and every node its code; lower the result.
 
     outputs: distinct values that nodes make; more may follow them in the result.
+    sequential: see :func:`pathways_lab.core.lowering.lower`.
     Raises PathwaysError for illegal programs, at the user's own line.
     """
     builder = _Builder(_first_wishes(nodes))
@@ -158,7 +161,7 @@ def prepare(name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> Pr
         builder.signatures,
     )
     stats.work.lowered += 1
-    plan = lowering.lower(program)
+    plan = lowering.lower(program, sequential=sequential)
     return Prepared(
         name,
         program,

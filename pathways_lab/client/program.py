@@ -20,19 +20,21 @@ from typing import Any, overload
 import jax
 from jax import device_put as jax_device_put  # JAX's own, also while routed
 
-from pathways_lab.client import arrays, capture, failures, layouts, mlir, scopes
+from pathways_lab.client import arrays, capture, failures, fusing, layouts, mlir, scopes
 from pathways_lab.client.arguments import Names, Numbers, Roles
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
 from pathways_lab.client.devices import Slice, VirtualDevice
 from pathways_lab.client.flat import with_static
-from pathways_lab.client.graph import Argument, Constant, Held, Prepared, Ref, prepare
+from pathways_lab.client.graph import Argument, Constant, GraphNode, Held, Prepared, Ref, prepare
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.placing import Given, place
 from pathways_lab.client.single import session_of
 from pathways_lab.core import lowering
 from pathways_lab.core.program import Program
 from pathways_lab.core.topology import SliceBinding
+
+DISPATCH = ("parallel", "sequential")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,31 @@ class Passed:
     on: Slice | None
 
 
+@dataclass(frozen=True)
+class How:
+    """Options of lowering: fuse neighbouring calls; sequential dispatch."""
+
+    fuse: bool = False
+    sequential: bool = False
+
+    @classmethod
+    def of(cls, fuse: bool, dispatch: str) -> How:
+        """Raises PathwaysError for a dispatch that does not exist."""
+        if dispatch not in DISPATCH:
+            raise failures.failure(
+                "refused", f"dispatch={dispatch!r} does not exist", f"one of {', '.join(DISPATCH)}"
+            )
+        return cls(fuse, dispatch == "sequential")
+
+
+AHEAD = How()
+
+
 class CapturedProgram:
     """A program for one set of argument types and places, ready to run.
 
     name: of the program.  prepared: None when nothing in it runs.
+    how: options of its lowering.
     """
 
     def __init__(
@@ -63,6 +86,7 @@ class CapturedProgram:
         captured: Captured,
         inputs: Sequence[Ref | Given],
         default: Slice | None = None,
+        how: How = AHEAD,
     ) -> None:
         self.name = captured.name
         self.jaxpr = captured.jaxpr
@@ -72,8 +96,12 @@ class CapturedProgram:
             made = [x for x in graph.results if isinstance(x, Ref) and x.source is None]
             outputs = list(dict.fromkeys(made))
             self.prepared: Prepared | None = None
-            if graph.nodes:
-                self.prepared = prepare(captured.name, graph.nodes, outputs)
+            self._fused = ""
+            nodes: Sequence[GraphNode] = graph.nodes
+            if how.fuse:
+                nodes, self._fused = fusing.fused(nodes, outputs)
+            if nodes:
+                self.prepared = prepare(captured.name, nodes, outputs, sequential=how.sequential)
         except Exception as error:
             failures.reraise(error, program=captured.name)
         numbers = {ref: Output(number) for number, ref in enumerate(outputs)}
@@ -143,6 +171,8 @@ class CapturedProgram:
     def ir(self) -> str:
         """Every stage as text: captured (JAX's own form), location free, lowered."""
         stages = [("captured", str(self.jaxpr))]
+        if self._fused:
+            stages.append(("fused", self._fused))
         if self.prepared is not None:
             stages.append(("program", lowering.show(self.prepared.program)))
             stages.append(("plan", lowering.show_plan(self.prepared.plan)))
@@ -191,6 +221,8 @@ class ProgramFunction:
         static_argnames: Names = None,
         on: Slice | None = None,
         name: str | None = None,
+        fuse: bool = False,
+        dispatch: str = "parallel",
     ) -> None:
         if not callable(function):
             raise TypeError(f"pw.program takes a function, got {type(function).__name__}")
@@ -198,6 +230,7 @@ class ProgramFunction:
         self.function = function
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self._on = on
+        self._how = How.of(fuse, dispatch)
         self._roles = Roles(function, static_argnums, static_argnames)
         self._captured: dict[Any, CapturedProgram] = {}
         self.last: CapturedProgram | None = None
@@ -255,7 +288,7 @@ class ProgramFunction:
                 [item.type for item in inputs],
                 [item.slice if isinstance(item, Ref) else None for item in inputs],
             )
-            program = self._captured[key] = CapturedProgram(captured, inputs, self._on)
+            program = self._captured[key] = CapturedProgram(captured, inputs, self._on, self._how)
         self.last = program
         return program, leaves
 
@@ -275,6 +308,8 @@ def program(
     static_argnames: Names = ...,
     on: Slice | None = ...,
     name: str | None = ...,
+    fuse: bool = ...,
+    dispatch: str = ...,
 ) -> Callable[[Callable[..., Any]], ProgramFunction]: ...
 @overload
 def program(
@@ -285,6 +320,8 @@ def program(
     static_argnames: Names = ...,
     on: Slice | None = ...,
     name: str | None = ...,
+    fuse: bool = ...,
+    dispatch: str = ...,
 ) -> ProgramFunction: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -294,6 +331,8 @@ def program(
     static_argnames: Names = None,
     on: Slice | None = None,
     name: str | None = None,
+    fuse: bool = False,
+    dispatch: str = "parallel",
 ) -> Any:
     """Make a function that calls compiled functions into one program.
 
@@ -307,6 +346,11 @@ def program(
     static_argnums, static_argnames: arguments that are part of the program
         (numbers of microbatches, switches), as in ``jax.jit``.
     on: where operations run that nothing else gives a place.
+    fuse: calls that follow each other on one slice become one gang; results may
+        differ in the last place where the compiler joins roundings.
+    dispatch: ``"parallel"`` does the hosts' work for all nodes at once, ahead of
+        the data; ``"sequential"``, for comparison, only for nodes whose inputs
+        are there.
 
     Raises PathwaysError with the user's own line for what cannot be captured.
     """
@@ -315,6 +359,8 @@ def program(
         "static_argnames": static_argnames,
         "on": on,
         "name": name,
+        "fuse": fuse,
+        "dispatch": dispatch,
     }
     if function is None:
         return lambda given: ProgramFunction(given, **options)

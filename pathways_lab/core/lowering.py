@@ -43,12 +43,16 @@ from pathways_lab.core.program import (
 )
 
 
-def lower(program: Program) -> Plan:
-    """All passes.  Raises PathwaysError with the user's line when a program is illegal."""
+def lower(program: Program, *, sequential: bool = False) -> Plan:
+    """All passes.  Raises PathwaysError with the user's line when a program is illegal.
+
+    sequential: nothing runs ahead of its data (see :func:`behind`).
+    """
     failure = check_program(program)
     if failure:
         raise PathwaysError(failure)
-    result = planned(ordered(moved(placed(live(program)))))
+    moves = ordered(moved(placed(live(program))))
+    result = planned(behind(moves) if sequential else moves)
     failure = check_plan(result)
     if failure:
         raise PathwaysError(replace(failure, kind="internal"))
@@ -149,6 +153,16 @@ def ordered(program: Program) -> Program:
     return replace(program, nodes=tuple(nodes))
 
 
+def behind(program: Program) -> Program:
+    """Every call is granted only when what it reads is there: dispatch node after node.
+
+    For comparison with dispatch ahead of the data, and what a single call does
+    by itself when its needs depend on data.
+    """
+    nodes = [replace(n, ahead=False) if isinstance(n, Call) else n for n in program.nodes]
+    return replace(program, nodes=tuple(nodes))
+
+
 def planned(program: Program) -> Plan:
     """Fix the frees and the key."""
     last = last_uses(program.nodes, program.outputs)
@@ -214,4 +228,5 @@ def _node(values: tuple[Value, ...], node: Node) -> str:
     given = [f"%{v}{' (donated)' if p in node.donated else ''}" for p, v in enumerate(node.inputs)]
     made = "; ".join(_value(values, v) for v in node.outputs) or "()"
     name = node.name or node.function[:8]
+    line = line if node.ahead else f"  when its inputs are there{line}"
     return f"{made} = call {name} on slice {node.slice} ({', '.join(given)}){line}"

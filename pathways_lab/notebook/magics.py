@@ -20,6 +20,7 @@ from IPython.core.error import UsageError
 from pathways_lab.client import failures
 from pathways_lab.client import lab as labs
 from pathways_lab.client.devices import Slice
+from pathways_lab.client.program import DISPATCH, How
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
@@ -89,6 +90,13 @@ class PathwaysMagics(magic.Magics):
         help=f"panels of the live view, with commas between them: {', '.join(PANELS)}",
     )  # fmt: skip
     @argument("--no-view", action="store_true", help="show no live view")
+    @argument(
+        "--fuse", action="store_true", help="calls that follow each other on a slice become one"
+    )
+    @argument(
+        "--dispatch", choices=DISPATCH, default="parallel",
+        help="the hosts' work for all nodes at once, or for one after the other",
+    )  # fmt: skip
     @argument("--dry-run", action="store_true", help="capture and lower it, and run nothing")
     @cell_magic
     def pw_program(self, line: str, cell: str) -> Any:
@@ -107,7 +115,7 @@ class PathwaysMagics(magic.Magics):
             code = self._parse(line, cell)
             program = NotebookProgram(
                 name, code, self.shell.user_ns, self._slice(options.on),
-                PRIORITIES[options.priority],
+                PRIORITIES[options.priority], How.of(options.fuse, options.dispatch),
             )  # fmt: skip
             if options.dry_run:
                 captured = program.capture()

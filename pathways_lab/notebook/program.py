@@ -17,6 +17,7 @@ from pathways_lab.client.cells import CapturedCell, CellProgram
 from pathways_lab.client.connection import Buffer
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.program import AHEAD, How
 from pathways_lab.core.program import Call
 from pathways_lab.notebook.cell import VALUE, Cell, at_home
 
@@ -56,14 +57,20 @@ class NotebookProgram:
     """
 
     def __init__(
-        self, name: str, cell: Cell, names: dict[str, Any], on: Slice | None, priority: int
+        self,
+        name: str,
+        cell: Cell,
+        names: dict[str, Any],
+        on: Slice | None,
+        priority: int,
+        how: How = AHEAD,
     ) -> None:
         self.__name__ = name
         self._cell = cell
         self._names = names
         self._priority = priority
         self._away: dict[str, Any] = {}
-        self._program = CellProgram(self._execute, name, on)
+        self._program = CellProgram(self._execute, name, on, how)
 
     def _execute(self, names: dict[str, Any]) -> None:
         self._away = names

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from pathways_lab.timeline.queries import Flow, flows
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 Observer = Callable[[Sequence[Record]], None]
@@ -179,6 +180,13 @@ class Timeline:
         with self._lock:
             self._read()
             return tuple(self._records)
+
+    def messages(self, run: int | None = None) -> dict[tuple[str, str, str], Flow]:
+        """Messages and bytes between client, control plane and hosts, by kind and both ends.
+
+        run: of one run only; a report about several runs counts for none of them.
+        """
+        return flows(self.records, run)
 
     @property
     def version(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pathways_lab.timeline.gangs import Gang, Gangs
 from pathways_lab.timeline.machine import Lane, Machine
@@ -63,6 +64,28 @@ def lanes(records: Iterable[Record]) -> dict[Lane, list[Span]]:
     for spans in out.values():
         spans.sort(key=lambda s: s.start)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Wire messages of one kind between two ends, and their bytes on the wire."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+def flows(records: Iterable[Record], run: int | None = None) -> dict[tuple[str, str, str], Flow]:
+    """Wire messages and bytes by ``(kind, source, target)``, of one run or of all.
+
+    A message about several runs counts for none of them, and in the sum of all.
+    """
+    found: dict[tuple[str, str, str], Flow] = {}
+    for r in records:
+        if isinstance(r, Event) and r.kind == "message" and (run is None or r.run == run):
+            key = (str(r.args["kind"]), str(r.args["source"]), str(r.args["target"]))
+            flow = found.get(key, Flow())
+            found[key] = Flow(flow.messages + 1, flow.bytes + int(r.args["bytes"]))
+    return found
 
 
 def messages(records: Iterable[Record], run: int | None = None) -> Counter[tuple[str, str, str]]:

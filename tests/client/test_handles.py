@@ -22,6 +22,7 @@ import pathways_lab as pw
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.codec import pack
 from tests.client.kit import FakeLab
+from tests.runtime.processes import until
 
 V = np.arange(1, 9, dtype=np.float32)
 
@@ -225,7 +226,7 @@ def test_drops_travel_with_the_next_message(fake: FakeLab, double: Any) -> None:
     identity = first.buffer_id
     del first
     double(V).block_until_ready()
-    assert identity in [b for m in fake.of("drop") for b in m["buffers"]]
+    until(lambda: identity in [b for m in fake.of("drop") for b in m["buffers"]])
 
 
 def test_delete_frees_now(fake: FakeLab, double: Any) -> None:
