@@ -17,6 +17,7 @@ in one place on purpose: the order of gangs must be one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import ssl
 import threading
@@ -26,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.runtime import auth, lifeline
+from pathways_lab.runtime.assemblies import Assemblies, HostWaiting
 from pathways_lab.runtime.broadcast import BATCH_SECONDS
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.intake import host_seen
 from pathways_lab.runtime.introductions import Introductions
-from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.policy_desk import PolicyDesk, Processes
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.registry import ClientSeen, HostSeen
@@ -72,8 +74,12 @@ class ControlPlane:
         self._keys = keys
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
         self.introductions = Introductions(
-            folder, interface, self.reactor.call_soon, lambda: self.rim.formations
+            folder,
+            interface,
+            self.reactor.call_soon,
+            lambda number: self.rim.formations if number > 0 else self.assemblies,
         )
+        self.assemblies = Assemblies(self.introductions, self._tell_waiting, self._end_host)
         policy_key = auth.new_key()
         policy_address = self.reactor.listen(
             f"unix:{folder}/policies.sock", policy_key, self._meet_policy
@@ -121,6 +127,18 @@ class ControlPlane:
     def _flush_later(self) -> None:
         self.reactor.call_later(BATCH_SECONDS, self.rim.flush)
 
+    def _tell_waiting(self, host: str, op: str, fields: dict[str, Any]) -> None:
+        for link in self.reactor.links:
+            if isinstance(link.tag, HostWaiting) and link.tag.name == host:
+                with contextlib.suppress(LinkClosed):
+                    link.send(op, fields)
+
+    def _end_host(self, host: str, reason: str) -> None:
+        """A device process whose links to here are closed ends itself."""
+        for link in self.reactor.links:
+            if isinstance(link.tag, HostSeen | HostWaiting) and link.tag.name == host:
+                link.close(reason)
+
     # --- links -------------------------------------------------------------------
 
     def _meet_client(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
@@ -146,10 +164,11 @@ class ControlPlane:
         }
 
     def _meet_host(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
-        if hello.get("role") != "host":
+        if hello.get("role") not in ("host", "waiting"):
             raise Refused("this address is for hosts")
         try:
-            link.tag = host_seen(hello)
+            waits = hello["role"] == "waiting"
+            link.tag = HostWaiting.seen(hello) if waits else host_seen(hello)
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the hello of a host lacks something: {error!r}") from error
         link.name = link.tag.name
@@ -166,6 +185,11 @@ class ControlPlane:
             self.rim.policies.joined(link.tag, link)
         elif isinstance(link.tag, ClientSeen):
             self.rim.client_joined(link.tag, link)
+        elif isinstance(link.tag, HostWaiting):
+            for other in self.reactor.links:
+                if other is not link and other.name == link.name:
+                    other.close(f"{link.name} was replaced by a new device process")
+            self.assemblies.waits(*link.tag)
         else:
             for other in self.reactor.links:
                 same = isinstance(other.tag, HostSeen) and other.name == link.name
@@ -178,8 +202,10 @@ class ControlPlane:
             self.rim.policies.left(link.tag, reason)
         elif isinstance(link.tag, ClientSeen):
             self.rim.client_left(link.tag.name, reason)
-        else:
+        elif isinstance(link.tag, HostSeen):
             self.rim.host_lost(link.tag.name, reason, link)
+        elif not any(other is not link and other.tag == link.tag for other in self.reactor.links):
+            self.assemblies.lost(link.tag.name, reason)
 
     def _message(
         self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
@@ -188,8 +214,8 @@ class ControlPlane:
         if isinstance(link.tag, str):
             self.rim.policies.said(link.tag, op, fields)
             return
-        seen: ClientSeen | HostSeen = link.tag
-        if not self.rim.is_current(seen.name, link):
+        seen: ClientSeen | HostSeen | HostWaiting = link.tag
+        if isinstance(seen, HostWaiting) or not self.rim.is_current(seen.name, link):
             return
         if isinstance(seen, ClientSeen):
             self.rim.from_client(seen.name, op, fields, buffers, size)

@@ -40,12 +40,16 @@ def device_configuration(
     data_listen: str,
     worker: str = "",
     tls: dict[str, str] | None = None,
+    members: int = 1,
+    stand_in: bool = False,
 ) -> dict[str, Any]:
     """What a device process is told; the keys are those of the control plane.
 
     devices: None means what JAX finds.  memory: bytes per device, None means
     what the device has.  worker: Dask's name of the worker.  tls: PEM texts
-    ``ca``, ``cert``, ``key``, or None.
+    ``ca``, ``cert``, ``key``, or None.  members: hosts of the island whose
+    accelerators start as one runtime.  stand_in: CPU devices that start as
+    accelerators do, for tests.
     """
     return {
         "control": control,
@@ -60,6 +64,8 @@ def device_configuration(
         "worker": worker,
         "worker_pid": os.getpid(),
         "tls": tls,
+        "members": members,
+        "stand_in": stand_in,
     }
 
 

@@ -207,4 +207,10 @@ class PlatformRuntime(IslandRuntime):
 
     def _make(self, binding: SliceBinding) -> Footprint:
         owned = footprint_of(binding)
-        return Footprint(self.host, {o: self._devices[o[1]] for o in owned if o[0] == self.host})
+        strangers = sorted({host for host, _ in owned} - {self.host})
+        if strangers:
+            raise NotImplementedError(
+                f"slice {binding.slice} spans {self.host} and {', '.join(strangers)}, whose "
+                f"{self.kind.upper()}s were not started together: give hosts_per_island"
+            )
+        return Footprint(self.host, {o: self._devices[o[1]] for o in owned})

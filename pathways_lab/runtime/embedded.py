@@ -137,6 +137,7 @@ def start_cluster(
     *,
     transcript: str | Path = "",
     host_module: str = MODULE,
+    stand_in: bool = False,
 ) -> EmbeddedCluster:
     """Start a lab on this machine and wait until its devices are there.
 
@@ -150,6 +151,8 @@ def start_cluster(
     transcript: a file for what the core is told and answers (see
         :mod:`pathways_lab.runtime.transcript`).
     host_module: the module that is a device process, for tests.
+    stand_in: CPU devices that start as accelerators do, for tests: all hosts of an
+        island as one runtime of JAX's own.
 
     Raises PathwaysError with the numbers when memory does not suffice, where
     hosts cannot compute together, and with the last lines of its log when a
@@ -211,6 +214,8 @@ def start_cluster(
                         memory=budget.device_memory if emulated else memory,
                         data_listen=f"unix:{folder}/data-{island}-{host}",
                         worker=f"island{island}/host{host}",
+                        members=1 if emulated and not stand_in else hosts_per_island,
+                        stand_in=stand_in,
                     ),
                 }
                 for island in range(islands)

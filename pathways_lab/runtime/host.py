@@ -44,7 +44,7 @@ FAILED = 70
 _FLUSH_SECONDS = 0.2
 
 
-def set_environment(platform: str, devices: int | None) -> None:
+def set_environment(platform: str, devices: int | None, stand_in: bool = False) -> None:
     """What JAX reads when it is imported and when its clients are made.
 
     A client's thread pool has ``NPROC`` threads; computations on all devices,
@@ -56,23 +56,37 @@ def set_environment(platform: str, devices: int | None) -> None:
     if platform == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     flags = [*_COLLECTIVES, os.environ.get("XLA_FLAGS", "")]
+    if stand_in:
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+        os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 
-def find_runtime(settings: dict[str, Any]) -> IslandRuntime:
-    """The devices of this process: accelerators where JAX finds them, else emulated ones."""
+def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
+    """The devices of this process: accelerators where JAX finds them, else emulated ones.
+
+    Waits for other hosts where the accelerators of an island start together.
+    """
+    from pathways_lab.runtime import accelerators
     from pathways_lab.runtime.address import parse, private_folder, remove_folder
     from pathways_lab.runtime.devices import PlatformRuntime
-    from pathways_lab.runtime.spanning import SpanningCpuRuntime
+    from pathways_lab.runtime.spanning import JoinedPlatformRuntime, SpanningCpuRuntime
 
-    if settings["platform"] != "cpu":
+    folder = private_folder()
+    lifeline.at_end(lambda: remove_folder(folder))
+    if settings["platform"] != "cpu" or settings.get("stand_in"):
+        there = accelerators.find() != accelerators.Found()
+        if settings.get("members", 1) > 1 and (there or settings.get("stand_in")):
+            from pathways_lab.runtime.waiting_room import wait_for_island
+
+            address, hosts = wait_for_island(settings, end)
+            name, memory = settings["name"], settings["memory"]
+            return JoinedPlatformRuntime(name, hosts, address, folder, memory)
         import jax
 
         if jax.default_backend() != "cpu":
             return PlatformRuntime(settings["name"], settings["memory"])
-    folder = private_folder()
-    lifeline.at_end(lambda: remove_folder(folder))
     _, place = parse(settings["data_listen"])
     # Other hosts of the island reach this one where they reach its data address.
     interface = "127.0.0.1" if isinstance(place, str) else place[0]
@@ -104,10 +118,12 @@ def main() -> None:
     """Serve until the parent is gone."""
     lifeline.begin()
     settings: dict[str, Any] = lifeline.configuration()
-    set_environment(settings["platform"], settings["devices"])
+    stand_in = settings.get("stand_in", False)
+    set_environment(settings["platform"], settings["devices"], stand_in)
 
     # Only now: these import JAX.
     from pathways_lab.runtime.host_rim import HostRim
+    from pathways_lab.runtime.spanning import JoinedPlatformRuntime
     from pathways_lab.runtime.tls import client_context, server_context
 
     end = _End()
@@ -116,7 +132,7 @@ def main() -> None:
     rim = end.rim = HostRim(
         settings["name"],
         settings["island"],
-        find_runtime(settings),
+        find_runtime(settings, end),
         bytes.fromhex(settings["data_key"]),
         settings["data_listen"],
         end,
@@ -128,6 +144,7 @@ def main() -> None:
         bytes.fromhex(settings["key"]),
         worker_pid=settings["worker_pid"],
         worker=settings.get("worker", ""),
+        assembled=isinstance(rim.runtime, JoinedPlatformRuntime),
     )
     lifeline.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
     threading.Event().wait()

@@ -15,10 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from pathways_lab.runtime.coordination import Coordination, CoordinationLost
-from pathways_lab.runtime.formations import Formations
 from pathways_lab.runtime.lifeline import ChildDied
+
+
+class Book(Protocol):
+    """Who asked for a service, and is told what became of it."""
+
+    def opened(self, number: int, address: str) -> None: ...
+
+    def refused(self, number: int, reason: str) -> None: ...
+
+    def orphaned(self, numbers: list[int]) -> None: ...
 
 
 class Introductions:
@@ -26,7 +36,7 @@ class Introductions:
 
     folder, interface: see :class:`Coordination`.
     post(function, *args): run it in the reactor's thread.
-    book(): the formations that are told.
+    book(number): who is told of the service of this number.
     """
 
     def __init__(
@@ -34,7 +44,7 @@ class Introductions:
         folder: Path,
         interface: str | None,
         post: Callable[..., None],
-        book: Callable[[], Formations],
+        book: Callable[[int], Book],
     ) -> None:
         self._post = post
         self._book = book
@@ -46,19 +56,19 @@ class Introductions:
         return self._coordination.pid
 
     def open(self, formation: int, processes: int) -> None:
-        """The book hears :meth:`Formations.opened` or :meth:`Formations.refused` later."""
+        """The book hears :meth:`Book.opened` or :meth:`Book.refused` later."""
 
         def done(answer: str | CoordinationLost) -> None:
             if isinstance(answer, str):
-                self._post(self._book().opened, formation, answer)
+                self._post(self._book(formation).opened, formation, answer)
             else:
-                self._post(self._book().refused, formation, str(answer))
+                self._post(self._book(formation).refused, formation, str(answer))
 
         try:
             self._coordination.open(formation, processes, done)
         except (CoordinationLost, ChildDied, OSError) as error:
             # It could not even be started: no memory, no process left.
-            self._post(self._book().refused, formation, str(error))
+            self._post(self._book(formation).refused, formation, str(error))
 
     def close(self, formation: int) -> None:
         """Nobody needs introductions there any more."""
@@ -69,4 +79,5 @@ class Introductions:
         self._coordination.end()
 
     def _lost(self, formations: list[int], why: str) -> None:
-        self._post(self._book().orphaned, formations)
+        for number in formations:
+            self._post(self._book(number).orphaned, [number])

@@ -36,7 +36,7 @@ from pathways_lab.runtime import jax_private, severing
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.relay import Relay
 
-_MEET_MILLISECONDS = 10**9
+MEET_MILLISECONDS = 10**9
 _INTRODUCTION_SECONDS = 60
 _listening = threading.Lock()
 """One communicator at a time is made, so that its port can be told from others."""
@@ -180,7 +180,7 @@ class Joint:
             if self._ended is not None:
                 raise self._over()
         try:
-            agent.wait_at_barrier(f"lab/{name}", _MEET_MILLISECONDS)
+            agent.wait_at_barrier(f"lab/{name}", MEET_MILLISECONDS)
         except Exception as error:
             self.end(f"its hosts could not meet: {error}")
             raise self._over() from error

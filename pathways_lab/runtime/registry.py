@@ -51,6 +51,8 @@ class HostSeen:
     block: tuple[int, ...] = ()
     worker: str = ""
     """Dask's name of the worker that owns the process."""
+    assembled: bool = False
+    """Whether its island's hosts started as one runtime, and need no formations."""
 
 
 @dataclass(slots=True)

@@ -291,8 +291,7 @@ class Rim:
                 self.registry.forget_run(run)
             case m.SliceBound(client=client, binding=binding):
                 fields = {"binding": pack(binding)}
-                if binding.kind == "cpu":
-                    # Accelerators are joined by their platform, all of an island at once.
+                if not any(self.registry.hosts[host].assembled for host in binding.hosts):
                     self.formations.bind(binding, self._epochs.get(binding.island, 0))
                 self._post_hosts(binding.hosts, "bind", fields)
                 self._post(self._clients, client, "slice-bound", fields)

@@ -16,7 +16,7 @@ Paper: section 4.5, appendix A (pluggable runtimes).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from pathways_lab.runtime.devices import (
     footprint_of,
 )
 from pathways_lab.runtime.formation import Formation, why_hosts_stay_apart
-from pathways_lab.runtime.joining import Joint, forget_clients
+from pathways_lab.runtime.joining import MEET_MILLISECONDS, Joint, forget_clients
 from pathways_lab.runtime.relay import Relay
 
 _BROKEN = "Gloo"
@@ -220,14 +220,30 @@ class SpanningCpuRuntime(CpuRuntime):
 class JoinedPlatformRuntime(PlatformRuntime):
     """The devices of accelerators, of this host and of the others of its island.
 
-    Made after :meth:`join`.  Never run on accelerators: tested with JAX's own
-    CPU platform in two processes.  Slices take their devices from the one
-    client; hosts whose device process ends end the island's epoch, and all its
-    device processes start anew.
+    address: of the island's coordination service.  hosts: by rank, this one included.
+
+    Made before any use of JAX's devices; waits for the other hosts.  Never run
+    on accelerators: tested with JAX's own CPU platform in two processes.  Slices
+    take their devices from the one client; when a device process ends, all of
+    the island start anew (:mod:`pathways_lab.runtime.assemblies`).
     """
 
-    def __init__(self, host: str, hosts: tuple[str, ...], memory: int | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        hosts: Sequence[str],
+        address: str,
+        folder: Path,
+        memory: int | None = None,
+    ) -> None:
+        # The relay is the process's own for as long as it lives.
+        self._relay = Relay(address, folder)
+        rank = list(hosts).index(host)
+        self._agent = jax_private.coordination_agent(self._relay.address, rank)
+        self._agent.connect()
+        jax_private.join_platform(self._agent, rank, len(hosts))
         super().__init__(host, memory)
+        self.emulated = self.kind == "cpu"
         devices = sorted(jax.devices(), key=lambda d: int(d.id))
         self._all = {
             (name, local): device
@@ -235,18 +251,10 @@ class JoinedPlatformRuntime(PlatformRuntime):
             for local, device in enumerate(d for d in devices if d.process_index == rank)
         }
 
-    @staticmethod
-    def join(address: str, rank: int, hosts: int, folder: Path) -> Relay:
-        """Join the island's other hosts; waits for them.  Before any use of JAX's devices.
-
-        address: of the island's coordination service.  The relay is the
-        process's own for as long as it lives.
-        """
-        relay = Relay(address, folder)
-        agent = jax_private.coordination_agent(relay.address, rank)
-        agent.connect()
-        jax_private.join_platform(agent, rank, hosts)
-        return relay
+    def meet(self, binding: SliceBinding, name: str) -> None:
+        """As in formations: whoever introduces devices to each other does not wait for long."""
+        if len(binding.hosts) > 1:
+            self._agent.wait_at_barrier(f"lab/{name}", MEET_MILLISECONDS)
 
     def _make(self, binding: SliceBinding) -> Footprint:
         owned = footprint_of(binding)

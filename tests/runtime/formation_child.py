@@ -212,12 +212,11 @@ class Worker:
     def unbind(self, binding: list[Any]) -> None:
         self.spanning.close(self.binding(*binding))
 
-    def platform(self, address: str, rank: int, hosts: list[str], binding: list[Any]) -> Any:
+    def platform(self, address: str, hosts: list[str], binding: list[Any]) -> Any:
         """What accelerators do, with JAX's CPU platform: join, open a slice, compute."""
         from pathways_lab.runtime.spanning import JoinedPlatformRuntime
 
-        self.kept.append(JoinedPlatformRuntime.join(address, rank, len(hosts), self.folder))
-        self.spanning = JoinedPlatformRuntime(self.host, tuple(hosts), memory=1 << 30)
+        self.spanning = JoinedPlatformRuntime(self.host, hosts, address, self.folder, 1 << 30)
         return [self.spanning.count, self.sum_on(binding)]
 
     def threads(self) -> int:

@@ -195,10 +195,8 @@ def test_the_runtime_of_accelerators_on_a_stand_in(folder: Path) -> None:
     try:
         _, address = island.open(2)
         binding = [9, [2, 2], [("b", 1), ("a", 0), ("a", 1), ("b", 0)]]
-        for rank, host in enumerate(hosts):
-            host.ready().ask(
-                "platform", address=address, rank=rank, hosts=["a", "b"], binding=binding
-            )
+        for host in hosts:
+            host.ready().ask("platform", address=address, hosts=["a", "b"], binding=binding)
         assert hosts[0].value() == [2, {"1": [6.0], "2": [4.0]}]
         assert hosts[1].value() == [2, {"0": [4.0], "3": [6.0]}]
     finally:
