@@ -382,6 +382,7 @@ def _display() -> displays.Show:
 def connect(
     target: object = None,
     *,
+    hosts_per_island: int | None = None,
     devices_per_host: int | None = None,
     memory: int | str | None = None,
     platform: str = "auto",
@@ -393,7 +394,9 @@ def connect(
     target: a ``distributed.Client``, a Dask cluster, the address of a Dask
         scheduler, the path of a lab file, or None: what the environment
         variable PATHWAYS_LAB says.
-    devices_per_host, memory, platform: only for the one who makes the lab.
+    hosts_per_island: workers of an island whose accelerators start as one runtime
+        (None: slices of accelerators lie on one host; CPU devices need no such number).
+    hosts_per_island, devices_per_host, memory, platform: only for the one who makes the lab.
     timeout: seconds to wait for a first worker and host.
     name: what this client is called on the lab (default: ``"kernel-"`` and a
         number); no two may have the same.
@@ -403,6 +406,7 @@ def connect(
     global _current
     control = attach.attach(
         target,
+        hosts_per_island=hosts_per_island,
         devices_per_host=devices_per_host,
         memory=None if memory is None else bytes_of(memory),
         platform=platform,

@@ -70,6 +70,7 @@ def read_lab_file(path: str | Path) -> ControlAddress:
 def attach(
     target: object = None,
     *,
+    hosts_per_island: int | None = None,
     devices_per_host: int | None = None,
     memory: int | None = None,
     platform: str = "auto",
@@ -81,6 +82,9 @@ def attach(
     target: a ``distributed.Client``; a Dask cluster object; the address of a
         Dask scheduler; the path of a lab file; None: the environment variable
         PATHWAYS_LAB, which holds one of the last two.
+    hosts_per_island: workers of an island whose accelerators start as one runtime,
+        all of them or none; None: slices of accelerators lie on one host.  CPU
+        devices of several hosts compute together in any number.
     devices_per_host, memory (bytes per device), platform (``"auto"`` or
         ``"cpu"``): only for the one who makes the lab; None means what the
         worker's resources or JAX say.
@@ -101,7 +105,9 @@ def attach(
         return read_lab_file(target)
     client, ours = _client_of(target)
     try:
-        return _attach(client, (devices_per_host, memory, platform, host_module), timeout)
+        members = hosts_per_island or 1
+        wishes = (devices_per_host, memory, platform, host_module, members)
+        return _attach(client, wishes, timeout)
     finally:
         if ours:
             client.close()
@@ -134,7 +140,7 @@ def _client_of(target: Any) -> tuple[distributed.Client, bool]:
 
 
 def _attach(
-    client: distributed.Client, hosts: tuple[int | None, int | None, str, str], timeout: float
+    client: distributed.Client, hosts: tuple[int | None, int | None, str, str, int], timeout: float
 ) -> ControlAddress:
     from pathways_lab.runtime import dask_private
     from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, control_of

@@ -139,7 +139,8 @@ class HostsPlugin(WorkerPlugin):
     """Runs a device process beside every Dask worker.
 
     control: what :func:`control_of` answers.
-    devices_per_host, memory, platform, host_module: see :func:`pathways_lab.runtime.attach.attach`.
+    devices_per_host, memory, platform, host_module, members: see
+        :func:`pathways_lab.runtime.attach.attach`; members are its hosts_per_island.
     """
 
     name = "pathways-hosts"
@@ -152,12 +153,14 @@ class HostsPlugin(WorkerPlugin):
         memory: int | None,
         platform: str,
         host_module: str,
+        members: int = 1,
     ) -> None:
         self.control = control
         self.devices_per_host = devices_per_host
         self.memory = memory
         self.platform = platform
         self.host_module = host_module
+        self.members = members
 
     async def setup(self, worker: Any) -> None:
         """Start the device process and wait until the control plane knows it.
@@ -206,6 +209,7 @@ class HostsPlugin(WorkerPlugin):
             data_listen=data_listen,
             worker=str(worker.name),
             tls=pems,
+            members=self.members,
         )
 
     def _changed(self, state: str) -> None:
