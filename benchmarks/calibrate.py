@@ -228,8 +228,8 @@ class Calibration:
         self.ticks = chained("ticks", *[self.trivial] * 100)
         # By name: the programs, and how many bytes of each transfer come to the target's host.
         self.moves = {
-            "dcn": (chained("over islands", *[self.near, self.far] * 6), 2),
-            "local": (chained("inside", *[self.near, self.beside] * 6), 1.5),
+            "dcn": (chained("over islands", *[self.near, self.far] * 20), 2),
+            "local": (chained("inside", *[self.near, self.beside] * 10), 1.5),
         }
         self.small = jnp.ones((64,), jnp.float32)
         self.large = jnp.ones((LARGE // 4,), jnp.float32)
