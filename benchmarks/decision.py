@@ -8,24 +8,35 @@ what one core in one Python process needs
 * to *hear*: for a host's report that its gangs have ended,
 * with 16 clients whose runs compete under proportional shares.
 
-Nothing is simulated and nothing is sent: events go straight into the core.
-Times are CPU seconds of this process, so that other processes do not count.
+* with 16 runs to choose from, a policy of a user's own in its process: from the
+  core's question to its answer.
+
+But for the last, nothing is simulated and nothing is sent: events go straight
+into the core, and times are CPU seconds of this process, so that other processes
+do not count.  A question goes there and back, by the clock on the wall.
 """
 
 from __future__ import annotations
 
 import gc
+import queue
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
 
 from benchmarks.harness.command import Settings, arguments, settings
 from benchmarks.harness.figure import curves
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
 from pathways_lab.core.control import Control
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
+    AskPolicy,
     BuffersDropped,
     ClientJoined,
     Command,
@@ -33,14 +44,20 @@ from pathways_lab.core.messages import (
     FunctionAnnounced,
     HostJoined,
     HostReport,
+    PolicyAnswered,
     PolicyChosen,
     ProgramRegistered,
     RunSubmitted,
     SliceRequested,
 )
-from pathways_lab.core.policies import ProportionalShare
+from pathways_lab.core.policies import FIFO, Candidate, PolicyView, ProportionalShare
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.topology import SliceRequest
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.auth import new_key
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.policy_desk import PolicyDesk, Processes
+from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.testing import Sketch
 
 PER_HOST = 4
@@ -181,6 +198,73 @@ def crowd() -> dict[str, list[float]]:
     return {kind: [us / 1e6 for us in bench.times[kind]] for kind in ("submit", "turn")}
 
 
+class Newest:
+    """A user's own policy."""
+
+    def choose(self, view: PolicyView) -> int:
+        return view.candidates[-1].run
+
+
+class Elsewhere:
+    """A control plane's end of one policy: it asks, and hears answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.heard: queue.Queue[Event] = queue.Queue()
+        key = new_key()
+        self.reactor = Reactor("bench", self._message, lambda *_: None, self._opened)
+        address = self.reactor.listen(f"unix:{folder}/policies.sock", key, self._meet)
+        processes = Processes(address, key, folder, self.reactor.call_soon)
+        self.desk = PolicyDesk(self, processes, time.monotonic, self.reactor.call_later)
+        self.reactor.start()
+        code = memoryview(cloudpickle.dumps(Newest()))
+        self.reactor.call_soon(self.desk.try_out, "a", 1, "Newest", code)
+        assert isinstance(self.heard.get(timeout=30), PolicyChosen)
+
+    def _meet(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        link.tag = hello["token"]
+        return {"name": "control"}
+
+    def _opened(self, link: Link, hello: dict[str, Any]) -> None:
+        self.desk.joined(link.tag, link)
+
+    def _message(self, link: Link, op: str, fields: dict[str, Any], _: Any) -> None:
+        self.desk.said(link.tag, op, fields)
+
+    def happened(self, event: Event) -> None:
+        self.heard.put(event)
+
+    def policy_refused(self, client: str, request: int, failure: Failure) -> None:
+        raise PathwaysError(failure)
+
+    def policy_printed(self, client: str, name: str, text: str) -> None:
+        print(text)
+
+    def ask(self, number: int, view: PolicyView) -> float:
+        """Seconds from a question to its answer, with both ends' packing."""
+        begun = time.perf_counter()
+        self.reactor.call_soon(self.desk.ask, AskPolicy("b", 1, number, view))
+        while not isinstance(self.heard.get(timeout=5), PolicyAnswered):
+            pass  # late, on a machine that is busy
+        return time.perf_counter() - begun
+
+
+def elsewhere(questions: int) -> dict[str, list[float]]:
+    """Questions to a policy in its own process, and back: seconds."""
+    some = tuple(
+        Candidate((1 << 32) | n, f"kernel-{n}", "train", 0, n, 0.5, 0.05, 0.1, 8, False, 0)
+        for n in range(16)
+    )
+    view = PolicyView(1.0, some, {c.client: 1.0 for c in some}, {"train": 16.0})
+    folder = private_folder()
+    there = Elsewhere(folder)
+    try:
+        return {"there and back": [there.ask(n, view) for n in range(1, questions + 1)]}
+    finally:
+        there.reactor.call_soon(there.desk.keep, FIFO())
+        there.reactor.close()
+        remove_folder(folder)
+
+
 def main() -> None:
     """Everything."""
     parser = arguments(__doc__)
@@ -191,6 +275,8 @@ def main() -> None:
     report = growth(min(chosen.most, 32) if how.quick else chosen.most, how)
     growing = picture(report)
     report.measured.times["16 clients compete: shares, 640 runs wait, 8 hosts"] = crowd()
+    asked = elsewhere(200 if how.quick else 2000)
+    report.measured.times["a user's own policy in its process: 16 runs to choose from"] = asked
     publish(report, how.folder, svg=growing)
 
 

@@ -100,7 +100,6 @@ class Policies:
             if request.code:
                 fields["name"] = name_of(policy)
                 buffers.append(_pickled(policy))
-                self._note = hooks.open_notes() if hooks.open_notes is not None else None
             else:
                 fields["policy"] = pack(policy)
             self._request = request
@@ -116,6 +115,8 @@ class Policies:
         failure = request.failure or self._connection.closed
         if failure is not None:
             raise PathwaysError(failure)
+        if request.code and hooks.open_notes is not None:
+            self._note = hooks.open_notes()
 
     # --- in the reactor's thread -------------------------------------------------------
 

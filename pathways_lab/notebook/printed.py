@@ -117,7 +117,9 @@ def notes_below_cell(place_name: Callable[[str], str]) -> Callable[[str | Failur
     pane = pane_below_cell()
 
     def note(what: str | Failure) -> None:
-        lines = [what] if isinstance(what, str) else render(PathwaysError(what), place_name)
-        pane.add("\n".join(lines))
+        if isinstance(what, str):
+            pane.add(what)
+        else:  # without the offer to show more: there is no more
+            pane.add("\n".join(render(PathwaysError(what), place_name)[:-1]))
 
     return note

@@ -28,7 +28,9 @@ from typing import Any
 from pathways_lab.core.errors import InvalidTransition
 from pathways_lab.core.invariants import check
 from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
+from pathways_lab.core.policies import Policy, RemotePolicy
 from pathways_lab.core.rules import Rules
+from pathways_lab.sim.elsewhere import Elsewhere
 from pathways_lab.sim.generate import (
     RandomClient,
     Shape,
@@ -108,7 +110,10 @@ def search(
     )
     failing = random.Random(seed + 1)
     world.fails = lambda run, step, host: failing.random() < shape.fail
-    policy = random_policy(rng)
+    chosen = random_policy(rng)
+    policy: Policy | RemotePolicy = chosen
+    if not without and seed % 3 == 0:
+        policy = Elsewhere(world, chosen, random.Random(seed + 2)).remote
     worst = [0]
 
     def watch(event: Event, commands: list[Command]) -> None:

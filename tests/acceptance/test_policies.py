@@ -119,9 +119,9 @@ def order_of(lab: pw.Lab, handles: list[Any]) -> list[str]:
     return [r.client for r in records(lab, "granted") if r.run in numbers]
 
 
-def crowd(lab: pw.Lab, bob: pw.Lab) -> list[str]:
-    """Ann wants half a second of the devices, and then bob comes."""
-    mine, his = holding(lab, 30), holding(bob, 30)
+def crowd(lab: pw.Lab, bob: pw.Lab, ms: float = 30) -> list[str]:
+    """Ann wants half a second of the devices, and then bob comes.  ms: of each of his gangs."""
+    mine, his = holding(lab, 30), holding(bob, ms)
     wanted = [mine(X) for _ in range(18)] + [his(X) for _ in range(8)]
     for handle in wanted:
         handle.result(timeout=60)
@@ -140,6 +140,13 @@ def test_an_own_policy_chooses_and_remembers(lab: pw.Lab, bob: pw.Lab, capsys: A
     assert capsys.readouterr().out == "[policy] the first turn\n", "not while it was tried"
     lab.policy = pw.FIFO()
     until(lambda: not runs(process.pid))
+
+
+def test_the_shortest_goes_first_as_hosts_have_measured_it(lab: pw.Lab, bob: pw.Lab) -> None:
+    """All that is known of the two functions is how long they took before."""
+    lab.policy = pw.ShortestFirst()
+    assert crowd(lab, bob, 3)[-4:] == ["ann"] * 4
+    assert crowd(lab, bob, 45)[-4:] == ["bob"] * 4
 
 
 @pytest.mark.parametrize(

@@ -24,3 +24,26 @@ def test_a_policy_is_tested_without_devices_or_waiting() -> None:
     assert script.order == [first.run, third.run, second.run]
     assert "RunEnded" in script.story(third.run)
     assert [p.failure for p in script.policies] == [None]
+
+
+class InTurns:
+    """It remembers, in an attribute, whose turn it was."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def choose(self, view: PolicyView) -> int:
+        chosen = next((c for c in view.candidates if c.program != self.last), view.candidates[0])
+        self.last = chosen.program
+        return chosen.run
+
+
+def test_a_policy_may_remember_and_the_object_of_the_user_is_not_touched() -> None:
+    policy = InTurns()
+    script = Script(devices=4, policy=policy, rules=Rules(ahead=0.001, least=1))
+    where = script.slice(4)
+    a, b = (script.register(Sketch(name).chain(where, f"{name}.f")) for name in "ab")
+    runs = {script.submit(plan).run: plan.name for plan in (a, a, a, a, b, b, b)}
+    script.finish_all()
+    assert "".join(runs[run] for run in script.order) == "aababab"
+    assert policy.last == ""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pathways_lab.notebook import live
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import Line
+from pathways_lab.notebook import live, printed
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.live import Header, LiveFigures, answer_while_busy
 from pathways_lab.notebook.panels import plots
@@ -179,3 +182,19 @@ def test_printed_lines_are_bounded_and_what_is_missing_is_said() -> None:
     lines = pane.text.splitlines()
     assert lines[0] == "... 5 earlier lines"
     assert lines[1:] == [str(n) for n in range(5, LINES + 5)]
+
+
+def test_what_is_noticed_later_appears_below_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    pane = Pane(lambda text: None)
+    monkeypatch.setattr(printed, "pane_below_cell", lambda: pane)
+    note = printed.notes_below_cell(lambda file: "Cell In[3]")
+    note("asked about ['a', 'b']\n")
+    line = Line("cell", 4, "return view.candidates[5].run")
+    note(Failure("policy", "policy Mine was removed", "correct it", line=line))
+    assert re.sub(r"\x1b\[\d*m", "", pane.text).splitlines() == [
+        "asked about ['a', 'b']",
+        "PathwaysError: policy Mine was removed",
+        "  Cell In[3], line 4",
+        "---->    4  return view.candidates[5].run",
+        "  remedy: correct it",
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_lab.core.questions import Questions
 from pathways_lab.sim.search import WITHOUT, main, search, shape_of
 
 
@@ -44,6 +45,12 @@ def test_without_the_rule_its_counter_examples_break_and_with_it_they_do_not(rul
     shape = shape_of(0, rule)
     assert any(search(seed, shape, without=rule).broken for seed in KEPT[rule])
     assert [search(seed, shape).broken for seed in KEPT[rule]] == ["", "", ""]
+
+
+def test_a_core_that_waits_for_an_answer_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that answer from elsewhere are searched for too."""
+    monkeypatch.setattr(Questions, "answered", lambda self, question, run: None)
+    assert any("ended 0 times" in search(seed).broken for seed in range(0, 60, 3))
 
 
 def test_a_workload_is_the_same_every_time() -> None:
