@@ -23,7 +23,7 @@ def test_table_figure_and_numbers_are_made(
     decision.main()
     assert "8 devices, runs of 32" in capsys.readouterr().out
     times = json.loads((tmp_path / "decision.json").read_text())["times"]
-    assert len(times) == 3
+    assert len(times) == 4
     assert "all, per gang, runs of 1" in (tmp_path / "decision.svg").read_text()
 
 
