@@ -44,6 +44,7 @@ class Book:
         self.host = host
         self.island = island
         self._slices: dict[SliceId, tuple[SliceBinding, str]] = {}
+        self._locals: dict[SliceId, tuple[int, ...]] = {}
         self._plans: dict[str, Plan] = {}
         self._readings: dict[str, Reading] = {}
         self._epoch = -1
@@ -54,10 +55,12 @@ class Book:
     def bind(self, binding: SliceBinding, lane: str) -> None:
         """lane: the slice's queue on this host, "" when it has no device here."""
         self._slices[binding.slice] = (binding, lane)
+        self._locals[binding.slice] = tuple(d for host, d in binding.devices if host == self.host)
 
     def unbind(self, slice_id: SliceId) -> None:
         """A slice is gone, and with it the programs that used it."""
         self._slices.pop(slice_id, None)
+        self._locals.pop(slice_id, None)
         for key in [key for key, plan in self._plans.items() if slice_id in plan.slices]:
             del self._plans[key]
             self._readings.pop(key, None)
@@ -76,12 +79,12 @@ class Book:
 
     def locals_on(self, slice_id: SliceId) -> tuple[int, ...]:
         """This host's own numbers of its devices in a slice."""
-        return tuple(local for host, local in self.devices(slice_id) if host == self.host)
+        return self._locals[slice_id]
 
     def locals_of(self, value: Value) -> tuple[int, ...]:
         """The same of the devices that hold a value."""
         assert value.slice is not None
-        return self.locals_on(value.slice)
+        return self._locals[value.slice]
 
     # --- programs ---------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class GangJob:
     """A gang as a lane sees it (see :class:`pathways_lab.runtime.lanes.Job`).
 
     executable: None when it is not there; then the gang fails in its place.
-    meet(): called before the first launch of a function on several hosts.
+    meet(job): called before the first launch of a function on several hosts.
     on_over(job, times, failure): called in the lane's threads.
     handed: monotonic seconds when its inputs and its turn had come.
     laps: of a loop, once it is over.
@@ -85,7 +85,7 @@ class GangJob:
         place: Place,
         executable: Executable | None,
         host: str,
-        meet: Callable[[], None],
+        meet: Callable[[GangJob], None],
         on_over: Callable[[GangJob, Times, Failure | None], None],
         handed: float,
     ) -> None:
@@ -112,7 +112,7 @@ class GangJob:
         if executable.calls_python:
             executable.gangs.key, executable.gangs.errors = launch.key, []
         if launch.first:
-            self._meet()
+            self._meet(self)
         arguments = []
         for slot in launch.inputs:
             array = slot.payload

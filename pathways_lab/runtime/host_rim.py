@@ -446,14 +446,19 @@ class HostRim:
         call = launch.call
         place = self.tenants.place(call.slice)
         executable = self.tenants[call.slice].executables.get(call.function)
-
-        def meet() -> None:
-            self.runtime.meet(place.binding, f"{call.slice}/{call.function}")
-
         now = time.monotonic()
-        job = GangJob(launch, place, executable, self.name, meet, self._over, now)
+        job = GangJob(launch, place, executable, self.name, self._meet, self._over, now)
         self._flying[launch.key] = job
-        self._handed.setdefault(launch.lane, []).append(job)
+        handed = self._handed.get(launch.lane)
+        if handed is None:
+            self._handed[launch.lane] = [job]
+        else:
+            handed.append(job)
+
+    def _meet(self, job: GangJob) -> None:
+        """Before the first launch of a function on several hosts.  In the lane's thread."""
+        call = job.launch.call
+        self.runtime.meet(job.place.binding, f"{call.slice}/{call.function}")
 
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
         """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""

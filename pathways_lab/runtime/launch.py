@@ -233,7 +233,8 @@ class Launcher:
             (before.when_done if until_done else before.when_handed).append(gang)
             gang.waits += 1
         for slot in gang.inputs:
-            gang.waits += slot.when_issued(lambda: self._less(gang))
+            if slot.state == PENDING:
+                gang.waits += slot.when_issued(lambda: self._less(gang))
         for position in call.donated:
             for reader in gang.inputs[position].readers:
                 reader.when_over.append(lambda: self._less(gang))

@@ -83,8 +83,12 @@ class Gang:
         )
 
     def __post_init__(self) -> None:
-        taken = sum([slot.value.nbytes for slot in (*self.inputs, *self.outputs)])
-        self.room = taken + self.temporary
+        room = self.temporary
+        for slot in self.inputs:
+            room += slot.value.nbytes
+        for slot in self.outputs:
+            room += slot.value.nbytes
+        self.room = room
 
     @property
     def growth(self) -> int:
