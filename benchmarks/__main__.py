@@ -1,0 +1,50 @@
+"""All benchmarks in their short form: ``make bench``, some minutes.
+
+Short samples and few of them: good enough to see that everything runs and where
+things stand, not to be recorded.  ``--peers-python PATH`` names an environment
+that has the peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+from benchmarks.harness.child import ROOT
+
+SHORT = {
+    "dispatch": ["--hosts", "2", "--rounds", "3", "--budget", "0.1"],
+    "pipeline": ["--rounds", "3", "--budget", "0.05"],
+    "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],
+    "looking": ["--rounds", "3", "--budget", "0.3"],
+}
+"""Benchmark -> its arguments; each also has a command of its own."""
+
+PEERS = ("dispatch", "pipeline")
+"""Those that know peers."""
+
+
+def main() -> int:
+    """Run one after the other; how many failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(SHORT)}; default: all")
+    chosen = parser.parse_args()
+    failed = 0
+    for name in chosen.names or SHORT:
+        command = [sys.executable, "-m", f"benchmarks.{name}", *SHORT[name]]
+        if name in PEERS:
+            command += ["--peers-python", chosen.peers_python]
+        begun = time.monotonic()
+        ended = subprocess.run(command, cwd=ROOT, check=False).returncode
+        failed += ended != 0
+        print(f"{name}: {'failed' if ended else 'done'} in {time.monotonic() - begun:.0f} s\n")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
