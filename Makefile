@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test lint types doctor constraints clean
+.PHONY: help lab demo test lint types bench doctor constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ lint: $(VENV)/.dev  ## style of the code
 
 types: $(VENV)/.dev  ## strict type check
 	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## all benchmarks in their short form (ARGS="--peers-python PATH" for the peers)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 doctor: $(VENV)/.notebook  ## check this machine and say what to do
 	@$(BIN)/python -m pathways_lab doctor

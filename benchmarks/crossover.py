@@ -31,7 +31,7 @@ from benchmarks.harness.command import Settings, arguments, settings
 from benchmarks.harness.figure import curves
 from benchmarks.harness.numbers import brief, ratio, seconds
 from benchmarks.harness.report import Report, markdown, publish
-from benchmarks.harness.rounds import Measured, Timed, measure
+from benchmarks.harness.rounds import Measured, Timed, busy_cores, measure
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.simulate import Load, chain, simulate
 from pathways_lab.timeline.records import Span
@@ -373,6 +373,7 @@ def main() -> None:
     how = settings(chosen)
     lengths = LENGTHS[::5] if how.quick else LENGTHS
     everything, costs = Measured(), {}
+    everything.busy = busy_cores(1.0)
     lines: dict[str, list[tuple[float, float]]] = {}
     rows = [("hosts", *(f"crossover, {way}" for way in (CALLS, CHAINED)))]
     facts: dict[str, Any] = {"crossover": {}}

@@ -35,7 +35,7 @@ from benchmarks.harness.command import Settings, arguments, settings
 from benchmarks.harness.report import Claim, Report, judged, matrix, publish
 from benchmarks.harness.rounds import Measured, measure
 
-OURS, JAX = "Pathways Lab", "multi-controller JAX"
+OURS, JAX, LOOPED = "Pathways Lab", "multi-controller JAX", "the lab's hosts, multi-controller"
 DASK, ACTORS, COMPILED = "Dask", "Ray actors", "Ray Compiled Graph"
 CALL, BROADCAST, VIEW = "Monarch call", "Monarch broadcast", "ipyparallel"
 UNCHAINED = (WAIT, OP, FUSED)
@@ -53,6 +53,7 @@ def systems(hosts: int, peers: str) -> list[Child]:
     return [
         made(OURS, "ours", here=True),
         made(JAX, "multi_controller", UNCHAINED, here=True),
+        made(LOOPED, "ours", UNCHAINED, here=True, controllers="many"),
         made(DASK, "dask_tasks", here=True),
         made(ACTORS, "ray_actors", compiled=False),
         made(COMPILED, "ray_actors", compiled=True),

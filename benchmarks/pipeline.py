@@ -25,7 +25,7 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.figure import curves
 from benchmarks.harness.numbers import ratio, spread
 from benchmarks.harness.report import Claim, Report, judged, markdown, matrix, publish
-from benchmarks.harness.rounds import Measured, Missing, Timed, measure
+from benchmarks.harness.rounds import Measured, Timed, measure
 
 HOSTS, DEVICES = 4, 4
 STAGES = (2, 4, 8, 16)
@@ -58,12 +58,9 @@ class Dispatch:
         self._programs: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Make the programs.  Raises Missing where this way does not exist."""
-        try:
-            for case, (stages, ms) in self._of.items():
-                self._programs[case] = self._pipeline(stages, ms, self.name)
-        except TypeError as error:
-            raise Missing(str(error)) from error
+        """Make the programs."""
+        for case, (stages, ms) in self._of.items():
+            self._programs[case] = self._pipeline(stages, ms, self.name)
 
     def round(self, case: str, units: int) -> Timed:
         """Runs one after the other, at least *units* stages in all."""
@@ -101,8 +98,7 @@ def ways(lab: Any, cases: Sequence[tuple[int, float]]) -> list[Dispatch]:
                 value = stage(value)
             return value
 
-        options: Any = {} if dispatch == PARALLEL else {"dispatch": dispatch}
-        return pw.program(through, **options)
+        return pw.program(through, dispatch=dispatch)
 
     zero = pw.device_put(np.zeros(1, np.float32), places[0])
     return [Dispatch(way, pipeline, zero, cases) for way in (PARALLEL, SEQUENTIAL)]
