@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class DataLinks:
         self._links: dict[str, Link] = {}
         self._connecting = threading.Lock()
         self._fetches: dict[int, tuple[Fetch, str]] = {}
+        self._uploads: dict[str, weakref.WeakSet[Buffer]] = {}
         self._numbers = itertools.count(1)
         connection.on_data = self._message
         connection.on_data_closed = self._closed
@@ -81,6 +83,7 @@ class DataLinks:
         for device, host in enumerate(on.hosts):
             by_host.setdefault(host, []).append(device)
         for host, devices in by_host.items():
+            self._uploads.setdefault(host, weakref.WeakSet()).add(buffer)
             copies: dict[Box, np.ndarray[Any, Any]] = {}
             for device in devices:
                 if places[device] not in copies:
@@ -192,6 +195,10 @@ class DataLinks:
         for number in lost:
             fetch, host = self._fetches.pop(number)
             self._connection.board.settle((fetch,), _unreachable(host, reason))
+        # What had not arrived is lost, also when the host itself lives on.
+        for buffer in tuple(self._uploads.pop(link.name, ())):
+            if not buffer.done:
+                self._connection.board.settle((buffer,), _unreachable(link.name, reason))
 
 
 def _bytes(shard: np.ndarray[Any, Any]) -> Any:

@@ -37,7 +37,7 @@ from pathways_lab.core.program import SliceId
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
 from pathways_lab.runtime.loops import Loop
 from pathways_lab.timeline.log import Timeline
 
@@ -332,6 +332,7 @@ def start(
     platform: str = "auto",
     progress: bool | Callable[[displays.Progress], object] = True,
     transcript: str | Path = "",
+    transport: Transport = "sockets",
     name: str = "",
 ) -> Lab:
     """Start a lab on this machine: a local Dask cluster whose workers own devices.
@@ -346,6 +347,8 @@ def start(
     progress: show how far the start is; or a function that is told.
     transcript: a file that gets every event of the control plane, with what it
         decided: :func:`pathways_lab.runtime.transcript.differences` decides again.
+    transport: ``"sockets"``: Unix sockets and shared memory; ``"dask"``: everything
+        over Dask's own comms, as on a cluster where nothing else gets through.
     name: what this client is called (default: ``"kernel-1"``); weights of shares,
         records and errors name it so.
 
@@ -364,6 +367,7 @@ def start(
         platform,
         show,
         transcript=transcript,
+        transport=transport,
     )
     if made.note:
         warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)

@@ -24,13 +24,14 @@ import selectors
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import accelerators
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.budget import Budget, available_memory, plan_budget, usual_hosts
+from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.device_process import MODULE, device_configuration
 from pathways_lab.runtime.formation import why_hosts_stay_apart
 from pathways_lab.runtime.launching import ControlSettings
@@ -40,6 +41,7 @@ from pathways_lab.runtime.progress import Progress, Show
 if TYPE_CHECKING:
     import distributed
 
+Transport = Literal["sockets", "dask"]
 _START_SECONDS = 120.0
 _QUIET = {
     "DASK_LOGGING__DISTRIBUTED": "error",
@@ -136,6 +138,7 @@ def start_cluster(
     progress: Show | None = None,
     *,
     transcript: str | Path = "",
+    transport: Transport = "sockets",
     host_module: str = MODULE,
     stand_in: bool = False,
 ) -> EmbeddedCluster:
@@ -150,6 +153,7 @@ def start_cluster(
     progress: called with a Progress whenever something is there.
     transcript: a file for what the core is told and answers (see
         :mod:`pathways_lab.runtime.transcript`).
+    transport: ``"sockets"``, or ``"dask"`` for all links over Dask's comms (slower).
     host_module: the module that is a device process, for tests.
     stand_in: CPU devices that start as accelerators do, for tests: all hosts of an
         island as one runtime of JAX's own.
@@ -168,6 +172,9 @@ def start_cluster(
             continue
         if not isinstance(number, int) or number < 1:
             raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
+    if transport not in get_args(Transport):
+        raise _error(f"transport is {transport!r}", 'transport is "sockets" or "dask"')
+    comms = transport == "dask"
     started = time.monotonic()
     found, available = accelerators.find(), available_memory()
     apart = why_hosts_stay_apart("cpu")
@@ -189,6 +196,7 @@ def start_cluster(
     budget = plan_budget(hosts, devices_per_host, memory, available, emulated)
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
+    settings.comms = comms
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
     cluster = EmbeddedCluster(
         budget, folder, ControlAddress(settings.listen("client"), settings.client_key), note=note
@@ -204,7 +212,8 @@ def start_cluster(
                     "module": host_module,
                     "environment": given.environments[island * hosts_per_island + host],
                     "device": device_configuration(
-                        control=settings.listen("host"),
+                        # Comms have addresses when the certificates are there.
+                        control="" if comms else settings.listen("host"),
                         key=settings.host_key,
                         data_key=settings.data_key,
                         name=f"island{island}/host{host}",
@@ -212,7 +221,9 @@ def start_cluster(
                         devices=devices_per_host,
                         platform=given.platform,
                         memory=budget.device_memory if emulated else memory,
-                        data_listen=f"unix:{folder}/data-{island}-{host}",
+                        data_listen="dask+tls://127.0.0.1:0"
+                        if comms
+                        else f"unix:{folder}/data-{island}-{host}",
                         worker=f"island{island}/host{host}",
                         members=1 if emulated and not stand_in else hosts_per_island,
                         stand_in=stand_in,
@@ -300,8 +311,18 @@ class _Start:
         elif stage == "scheduler":
             cluster = self.cluster
             cluster.address, cluster._pems = report["address"], report["tls"]
+            if is_comm(report["client_address"]):
+                cluster.control = ControlAddress(
+                    report["client_address"], cluster.control.key, cluster._pems
+                )
             for worker in self.workers:
-                worker.tell({"address": cluster.address, "tls": cluster._pems})
+                worker.tell(
+                    {
+                        "address": cluster.address,
+                        "tls": cluster._pems,
+                        "control": report["host_address"],
+                    }
+                )
             self._tell("Dask scheduler is there")
         elif stage == "device":
             self.pids["devices"].append(report["pid"])

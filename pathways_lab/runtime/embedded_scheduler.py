@@ -20,29 +20,47 @@ from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 
 if TYPE_CHECKING:
-    from distributed import Scheduler
+    from distributed import Scheduler, Security
 
 
 def main() -> None:
     """The process: configuration in, addresses out, then serve until the parent is gone."""
     lifeline.begin()
     config = lifeline.configuration()
-    control = ControlProcess(ControlSettings.from_plain(config["control"]))
+    settings = ControlSettings.from_plain(config["control"])
+    security = None
+    if settings.comms:
+        # The control plane itself needs the credentials: Dask first, this once.
+        security = _credentials()
+        settings.tls = _pems(security)
+    control = ControlProcess(settings)
     lifeline.at_end(control.close)
     control.wait_ready()
     lifeline.report(stage="control", pid=control.pid, address=control.client_address)
 
-    asyncio.run(_serve(control))
+    asyncio.run(_serve(control, security))
     lifeline.leave()
 
 
-async def _serve(control: ControlProcess) -> None:
-    from distributed import Scheduler, Security
+def _credentials() -> Security:
+    from distributed import Security
 
+    made: Security = Security.temporary()
+    return made
+
+
+def _pems(security: Security) -> dict[str, str] | None:
     from pathways_lab.runtime import dask_private
+
+    return dask_private.pems_of(security, "worker")
+
+
+async def _serve(control: ControlProcess, security: Security | None) -> None:
+    from distributed import Scheduler
+
     from pathways_lab.runtime.plugins import ControlPlugin, adopt, mark_embedded
 
-    security = Security.temporary()
+    security = security or _credentials()
     scheduler = Scheduler(
         host="127.0.0.1",
         port=0,
@@ -59,7 +77,9 @@ async def _serve(control: ControlProcess) -> None:
         lifeline.report(
             stage="scheduler",
             address=scheduler.address,
-            tls=dask_private.pems_of(security, "worker"),
+            tls=_pems(security),
+            client_address=control.client_address,
+            host_address=control.host_address,
         )
         loop = asyncio.get_running_loop()
         threading.Thread(target=_fulfil, args=(scheduler, loop), daemon=True).start()

@@ -28,8 +28,14 @@ def main() -> None:
     lifeline.begin()
     config = lifeline.configuration()
     folder = Path(config["folder"])
+    settings = {**config["device"], "worker_pid": os.getpid()}
+    cluster: dict[str, Any] = {}
+    if not settings["control"]:
+        # Links over Dask's comms need the cluster's certificates, so they wait for Dask.
+        cluster = lifeline.configuration()
+        settings |= {"control": cluster["control"], "tls": cluster["tls"]}
     device = DeviceProcess(
-        {**config["device"], "worker_pid": os.getpid()},
+        settings,
         folder,
         module=config["module"],
         environment=config["environment"],
@@ -41,7 +47,7 @@ def main() -> None:
 
     import distributed  # noqa: F401 (loaded while the scheduler starts)
 
-    asyncio.run(_serve(config["device"]["name"], folder, lifeline.configuration()))
+    asyncio.run(_serve(settings["name"], folder, cluster or lifeline.configuration()))
     lifeline.leave()
 
 

@@ -128,7 +128,7 @@ def main() -> None:
 
     end = _End()
     tls = settings.get("tls")
-    over_network = settings["data_listen"].startswith("tcp")
+    over_network = not settings["data_listen"].startswith("unix")
     rim = end.rim = HostRim(
         settings["name"],
         settings["island"],

@@ -26,7 +26,8 @@ class ControlSettings:
     """Where a control plane listens, and its keys.
 
     host: None for Unix sockets in *folder*; else the interface's address for TCP.
-    tls: PEM texts for TCP connections that leave the machine.
+    tls: PEM texts for connections that leave the machine, or that are Dask's comms.
+    comms: listen for Dask's comms, see :mod:`pathways_lab.runtime.comms`.
     transcript: a file for what the core is told and answers, or "".
     """
 
@@ -36,6 +37,7 @@ class ControlSettings:
     data_key: bytes
     host: str | None = None
     tls: dict[str, str] | None = None
+    comms: bool = False
     transcript: str = ""
 
     @classmethod
@@ -58,6 +60,7 @@ class ControlSettings:
             data_key=bytes.fromhex(plain["data_key"]),
             host=plain["host"],
             tls=plain["tls"],
+            comms=plain["comms"],
             transcript=plain["transcript"],
         )
 
@@ -70,6 +73,7 @@ class ControlSettings:
             "data_key": self.data_key.hex(),
             "host": self.host,
             "tls": self.tls,
+            "comms": self.comms,
             "transcript": self.transcript,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
@@ -77,6 +81,8 @@ class ControlSettings:
 
     def listen(self, door: str) -> str:
         """Where to listen for ``"client"`` or ``"host"`` links; a Unix one is also the address."""
+        if self.comms:
+            return f"dask+tls://{self.host or '127.0.0.1'}:0"
         if self.host is None:
             return f"unix:{self.folder}/{door}"
         return f"tcp://{self.host}:0"

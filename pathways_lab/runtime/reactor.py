@@ -136,7 +136,8 @@ class Reactor:
         tag: becomes ``link.tag`` of accepted links.
         bulk: large buffers go through shared memory where both ends say so and can.
         """
-        greet = functools.partial(self._greet, hello, tag, bulk)
+        # Nothing but bytes goes through a comm.
+        greet = functools.partial(self._greet, hello, tag, bulk and not is_comm(address))
         if is_comm(address):
             listener = Listener(None, address, key, None, greet)
             self.call_soon(self._reception.open, listener)
@@ -185,6 +186,7 @@ class Reactor:
         """
         if self.is_current():
             raise RuntimeError("connect() waits: use connect_soon() in the reactor's thread")
+        bulk = bulk and not is_comm(address)
         if bulk:
             hello = {**hello, _BULK: True}
         deadline, left = time.monotonic() + timeout, timeout
