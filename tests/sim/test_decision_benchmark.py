@@ -16,6 +16,7 @@ def test_table_figure_and_numbers_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(decision, "crowd", lambda: {"turn": [1e-4]})
+    monkeypatch.setattr(decision, "elsewhere", lambda questions: {"there and back": [1e-4]})
     monkeypatch.setattr(decision.gc, "freeze", lambda: None)
     monkeypatch.setattr(
         sys, "argv", ["decision", "--quick", "--most", "8", "--folder", str(tmp_path)]
