@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from tests.runtime.processes import runs, until
+from tests.runtime.processes import children, runs, until
 
 pytestmark = pytest.mark.cluster
 
@@ -54,8 +54,7 @@ def records(lab: pw.Lab, kind: str) -> list[Any]:
 def processes(lab: pw.Lab) -> list[psutil.Process]:
     """Of users' own policies."""
     assert lab.embedded is not None
-    control = psutil.Process(lab.embedded.pids["control"][0])
-    return [p for p in control.children() if "pathways_lab.runtime.policy_process" in p.cmdline()]
+    return children(lab.embedded.pids["control"][0], "pathways_lab.runtime.policy_process")
 
 
 class LastFirst:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from tests.acceptance import competing
+from tests.runtime.processes import children
 
 pytestmark = pytest.mark.cluster
 
@@ -131,8 +132,7 @@ def test_two_threads_and_two_processes_compete(lab: pw.Lab) -> None:
 def coordination(lab: pw.Lab) -> list[psutil.Process]:
     """The lab's processes that introduce hosts to each other."""
     assert lab.embedded is not None
-    control = psutil.Process(lab.embedded.pids["control"][0])
-    return [p for p in control.children() if "pathways_lab.runtime.coordination" in p.cmdline()]
+    return children(lab.embedded.pids["control"][0], "pathways_lab.runtime.coordination")
 
 
 def test_the_process_that_introduces_hosts_may_die(lab: pw.Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -33,6 +34,16 @@ def tree(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def children(pid: int, module: str) -> list[psutil.Process]:
+    """The children of a process that run a module; one that is just ending is none."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            if module in child.cmdline():
+                found.append(child)
+    return found
 
 
 def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
