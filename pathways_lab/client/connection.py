@@ -385,10 +385,12 @@ class Connection:
             handler(self, fields)
 
     def _resolved(self, fields: dict[str, Any]) -> None:
-        known = map(self._buffers.get, fields["buffers"])
-        self.board.settle([buffer for buffer in known if buffer], _failure(fields))
+        for buffers, failure in fields["resolved"]:
+            known = [self._buffers[b] for b in buffers if b in self._buffers]
+            self.board.settle(known, None if failure is None else unpack(Failure, failure))
 
     def _run_ended(self, fields: dict[str, Any]) -> None:
+        self._resolved(fields)
         run = self._take_run(fields["run"])
         if run is not None:
             failure = _failure(fields)

@@ -41,6 +41,7 @@ minutes must be enough."""
 
 FAILED = 70
 """Exit code of a process that could not go on."""
+_SWITCH_SECONDS = 0.0005
 _FLUSH_SECONDS = 0.2
 
 
@@ -117,6 +118,8 @@ class _End:
 def main() -> None:
     """Serve until the parent is gone."""
     lifeline.begin()
+    # The thread that launches must not wait long for the one that prepares what comes next.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     settings: dict[str, Any] = lifeline.configuration()
     stand_in = settings.get("stand_in", False)
     set_environment(settings["platform"], settings["devices"], stand_in)

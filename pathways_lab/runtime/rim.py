@@ -266,29 +266,41 @@ class Rim:
             if isinstance(command, m.SliceBound):
                 self.registry.bindings[command.binding.slice] = command.binding
         self._remember([chronicle.write(r) for r in records_of(event, commands, self.registry)])
+        resolved: list[m.Resolved] = []
         for command in commands:
-            self._carry_out(command)
+            if isinstance(command, m.Resolved):
+                resolved.append(command)
+            elif isinstance(command, m.RunEnded):
+                self._run_ended(command, resolved)
+                resolved = []
+            else:
+                self._carry_out(command)
+        self._tell_resolved(resolved)
+
+    def _tell_resolved(self, resolved: Sequence[m.Resolved]) -> None:
+        by_client: dict[str, list[list[Any]]] = {}
+        for command in resolved:
+            by_client.setdefault(command.client, []).append(_resolved(command))
+        for client, entries in by_client.items():
+            self._post(self._clients, client, "resolved", {"resolved": entries})
+
+    def _run_ended(self, ended: m.RunEnded, resolved: Sequence[m.Resolved]) -> None:
+        """The end of a run, in one message with what its client learns at the same time."""
+        self._tell_resolved([r for r in resolved if r.client != ended.client])
+        fields = {
+            "run": ended.run,
+            "outcome": ended.outcome,
+            "failure": pack(ended.failure) if ended.failure else None,
+            "resolved": [_resolved(r) for r in resolved if r.client == ended.client],
+        }
+        size = self._post(self._clients, ended.client, "run-ended", fields)
+        self._count("run-ended", "control", ended.client, size, ended.run)
+        self.registry.forget_run(ended.run)
 
     def _carry_out(self, command: m.Command) -> None:
         match command:
             case m.Grant():
                 self._grant(command)
-            case m.Resolved(client=client, buffers=buffers, failure=failure):
-                self._post(
-                    self._clients,
-                    client,
-                    "resolved",
-                    {"buffers": buffers, "failure": pack(failure) if failure else None},
-                )
-            case m.RunEnded(client=client, run=run, outcome=outcome, failure=failure):
-                size = self._post(
-                    self._clients,
-                    client,
-                    "run-ended",
-                    {"run": run, "outcome": outcome, "failure": pack(failure) if failure else None},
-                )
-                self._count("run-ended", "control", client, size, run)
-                self.registry.forget_run(run)
             case m.SliceBound(client=client, binding=binding):
                 fields = {"binding": pack(binding)}
                 if not any(self.registry.hosts[host].assembled for host in binding.hosts):
@@ -434,6 +446,10 @@ class Rim:
     def _remember(self, records: Sequence[bytes]) -> None:
         if self.broadcast.add(records):
             self._flush_due()
+
+
+def _resolved(command: m.Resolved) -> list[Any]:
+    return [command.buffers, pack(command.failure) if command.failure else None]
 
 
 def _subject(event: m.Event) -> str:

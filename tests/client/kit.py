@@ -224,9 +224,12 @@ class FakeLab:
 
     def _end(self, fields: dict[str, Any], failure: Failure | None) -> None:
         packed = None if failure is None else pack(failure)
-        self.say("resolved", {"buffers": fields["outputs"], "failure": packed})
+        self.say("resolved", {"resolved": [[fields["outputs"], packed]]})
         outcome = "finished" if failure is None else failure.kind
-        self.say("run-ended", {"run": fields["run"], "outcome": outcome, "failure": packed})
+        self.say(
+            "run-ended",
+            {"resolved": [], "run": fields["run"], "outcome": outcome, "failure": packed},
+        )
         self._answer_fetches()
 
     # --- the devices ------------------------------------------------------------------------
@@ -318,7 +321,7 @@ class FakeLab:
         self.arrays[fields["buffer"]] = jax.device_put(
             value, self.sharding(fields["slice"], layout)
         )
-        self.say("resolved", {"buffers": [fields["buffer"]], "failure": None})
+        self.say("resolved", {"resolved": [[[fields["buffer"]], None]]})
         self._answer_fetches()
         late, self._late = self._late, []
         for run in late:

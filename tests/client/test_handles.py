@@ -145,7 +145,7 @@ def test_a_value_that_was_there_may_be_lost(fake: FakeLab, double: Any) -> None:
     h = double(V)
     h.block_until_ready()
     failure = Failure("lost", "host island0/host0 died")
-    fake.say("resolved", {"buffers": [h.buffer_id], "failure": pack(failure)})
+    fake.say("resolved", {"resolved": [[[h.buffer_id], pack(failure)]]})
     fake.settle()
     with pytest.raises(pw.PathwaysError, match="host island0/host0 died"):
         h.result()
