@@ -277,13 +277,14 @@ class HostRim:
 
     def _stuck(self, joint: Joint, lane: str, oldest: Job | None, reason: str) -> None:
         """What ended some time ago should have let go of its thread.  Else only the end helps."""
+        text = f"{joint.formation} ended ({reason}), but some time later"
         if oldest is not None and self._lanes.oldest(lane) is oldest:
-            what = "its lane is still busy with a gang of it"
+            self._fatal(f"{text} its lane is still busy with a gang of it")
+        elif joint.stuck and self.tenants.none_here:
+            self._fatal(f"{text} a thread still waits to be connected")
         elif joint.stuck:
-            what = "it still waits to be connected"
-        else:
-            return
-        self._fatal(f"{joint.formation} ended ({reason}), but {what} {STUCK_SECONDS:g} s later")
+            # It only keeps a thread: no reason to cost anybody's slice.
+            self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, None, reason)
 
     def _restart(self, fields: Fields, _: Buffers) -> None:
         """The control plane has given this process up."""

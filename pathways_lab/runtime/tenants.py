@@ -75,6 +75,11 @@ class Tenants:
     def __getitem__(self, slice_id: SliceId) -> Tenant:
         return self._tenants[slice_id]
 
+    @property
+    def none_here(self) -> bool:
+        """Whether no slice has devices on this host."""
+        return not any(self._host in tenant.binding.hosts for tenant in self._tenants.values())
+
     def client(self, slice_id: SliceId | None) -> str:
         """Whose slice it is; "" when it is not known here."""
         tenant = self._tenants.get(slice_id) if slice_id is not None else None

@@ -210,7 +210,7 @@ def test_an_input_made_by_a_run_granted_after_an_earlier_window() -> None:
 
 # --- with the core that admits and grants ---------------------------------------------
 
-SEEDS = range(250)
+SEEDS = range(150)
 
 
 def test_limits_hold_and_nothing_hangs_in_random_workloads() -> None:

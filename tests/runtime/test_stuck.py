@@ -11,23 +11,32 @@ from pathways_lab.runtime.host_rim import HostRim
 
 
 @pytest.mark.parametrize(
-    ("oldest", "still", "stuck", "why"),
+    ("oldest", "still", "stuck", "empty", "why"),
     [
-        ("gang", "gang", False, "busy"),
-        (None, None, True, "connected"),
-        ("gang", "another", False, ""),
-        ("gang", None, False, ""),
-        (None, "new", False, ""),
+        ("gang", "gang", False, False, "busy"),
+        (None, None, True, True, "connected"),
+        (None, None, True, False, ""),
+        ("gang", "another", False, True, ""),
+        ("gang", None, False, True, ""),
+        (None, "new", False, True, ""),
     ],
 )
 def test_what_does_not_let_go_ends_the_process(
-    oldest: str | None, still: str | None, stuck: bool, why: str
+    oldest: str | None, still: str | None, stuck: bool, empty: bool, why: str
 ) -> None:
+    """A gang in its lane at once; a thread that nobody needs only where it costs nobody."""
     ends: list[str] = []
-    lanes = SimpleNamespace(oldest=lambda lane: still)
-    rim: Any = SimpleNamespace(_lanes=lanes, _fatal=ends.append)
+    later: list[Any] = []
+    rim: Any = SimpleNamespace(
+        _lanes=SimpleNamespace(oldest=lambda lane: still),
+        _fatal=ends.append,
+        _stuck=None,
+        tenants=SimpleNamespace(none_here=empty),
+        reactor=SimpleNamespace(call_later=lambda seconds, *call: later.append(call)),
+    )
     joint: Any = SimpleNamespace(stuck=stuck, formation="formation 7")
     job: Any = oldest
     HostRim._stuck(rim, joint, "lane", job, "h1 was lost")
     assert len(ends) == bool(why)
+    assert bool(later) == (stuck and not empty), "it is looked at again"
     assert all(why in end and "h1 was lost" in end for end in ends)
