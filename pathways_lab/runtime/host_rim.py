@@ -53,7 +53,7 @@ from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
 from pathways_lab.runtime.gangs import GangJob, Work
 from pathways_lab.runtime.joining import Joint
-from pathways_lab.runtime.lanes import Job, Lanes, Times
+from pathways_lab.runtime.lanes import Job, Lane, Lanes, Times
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.output import Output
@@ -270,15 +270,15 @@ class HostRim:
         number, reason = fields["number"], fields["reason"]
         joint = self.runtime.dissolve(number, reason)
         if joint is not None:
-            lane = lane_of(joint.formation.footprint)
-            oldest = self._lanes.oldest(lane)
+            lane = self._lanes.find(lane_of(joint.formation.footprint))
+            oldest = lane.oldest if lane is not None else None
             if oldest is not None or joint.stuck:
                 self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, oldest, reason)
 
-    def _stuck(self, joint: Joint, lane: str, oldest: Job | None, reason: str) -> None:
+    def _stuck(self, joint: Joint, lane: Lane | None, oldest: Job | None, reason: str) -> None:
         """What ended some time ago should have let go of its thread.  Else only the end helps."""
         text = f"{joint.formation} ended ({reason}), but some time later"
-        if oldest is not None and self._lanes.oldest(lane) is oldest:
+        if oldest is not None and lane is not None and lane.oldest is oldest:
             self._fatal(f"{text} its lane is still busy with a gang of it")
         elif joint.stuck and self.tenants.none_here:
             self._fatal(f"{text} a thread still waits to be connected")

@@ -255,10 +255,9 @@ class Lanes:
             known = self._lanes[lane] = Lane(lane, self._busy, self._on_death)
         known.put(jobs)
 
-    def oldest(self, lane: str) -> Job | None:
-        """The first gang that a lane was handed and that is not over."""
-        known = self._lanes.get(lane)
-        return known.oldest if known is not None else None
+    def find(self, lane: str) -> Lane | None:
+        """The lane of this name, if it was used; it may be looked at when it is dropped, too."""
+        return self._lanes.get(lane)
 
     def drop(self, lane: str) -> None:
         """Nobody will use this lane again; what it was handed is still done."""

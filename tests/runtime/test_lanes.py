@@ -78,18 +78,22 @@ def test_starts_and_ends_keep_their_order(lanes: Lanes) -> None:
 
 
 def test_the_oldest_gang_of_a_lane_is_known_until_it_is_over(lanes: Lanes) -> None:
+    """Also when nobody uses the lane any more."""
     log: list[str] = []
     first, second = Scripted(log, "a"), Scripted(log, "b")
-    assert lanes.oldest("x") is None
+    assert lanes.find("x") is None
     lanes.put("x", first)
     lanes.put("x", second)
-    assert lanes.oldest("x") is first
+    lane = lanes.find("x")
+    assert lane is not None
+    lanes.drop("x")
+    assert lane.oldest is first
     first.may_end.set()
     assert first.ended.wait(10)
-    assert lanes.oldest("x") is second
+    assert lane.oldest is second
     second.may_end.set()
     assert second.ended.wait(10)
-    assert lanes.oldest("x") is None
+    assert lane.oldest is None
 
 
 def test_flight_is_bounded(lanes: Lanes) -> None:

@@ -28,7 +28,6 @@ def test_what_does_not_let_go_ends_the_process(
     ends: list[str] = []
     later: list[Any] = []
     rim: Any = SimpleNamespace(
-        _lanes=SimpleNamespace(oldest=lambda lane: still),
         _fatal=ends.append,
         _stuck=None,
         tenants=SimpleNamespace(none_here=empty),
@@ -36,7 +35,8 @@ def test_what_does_not_let_go_ends_the_process(
     )
     joint: Any = SimpleNamespace(stuck=stuck, formation="formation 7")
     job: Any = oldest
-    HostRim._stuck(rim, joint, "lane", job, "h1 was lost")
+    lane: Any = SimpleNamespace(oldest=still)
+    HostRim._stuck(rim, joint, lane, job, "h1 was lost")
     assert len(ends) == bool(why)
     assert bool(later) == (stuck and not empty), "it is looked at again"
     assert all(why in end and "h1 was lost" in end for end in ends)
