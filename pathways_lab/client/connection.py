@@ -30,6 +30,7 @@ from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
+from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.handshake import Refused
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _STEPS = 8192
 """Steps of runs under way; who submits more waits until half of them are over."""
+_KINDS = ("slice", "run", "buffer", "race", "question")
 _TICK = 0.1
 """Seconds after which ids of dropped handles are sent at the latest."""
 
@@ -79,6 +81,25 @@ class SliceAnswer(Pending):
     def __init__(self) -> None:
         super().__init__()
         self.binding: SliceBinding | None = None
+
+
+class StuckAnswer(Pending):
+    """The answer to the question what is stuck."""
+
+    __slots__ = ("story",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story: Stuck | None = None
+
+
+class Racing(threading.local):
+    """What the calling thread submits belongs to a race, if *enter* is set.
+
+    enter(run, inputs): the race's number and the controller's; may raise.
+    """
+
+    enter: Callable[[int, Sequence[Buffer | None]], tuple[int, int]] | None = None
 
 
 class LeaseAnswer(Pending):
@@ -125,6 +146,8 @@ class Connection:
         self._steps = 0
         self._slices: dict[SliceId, SliceAnswer] = {}
         self._leases: dict[str, LeaseAnswer] = {}
+        self._stuck: dict[int, StuckAnswer] = {}
+        self.racing = Racing()
         self._known: set[tuple[str, SliceId]] = set()
         self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()
@@ -149,13 +172,13 @@ class Connection:
         self.topology = self.topology or peer["topology"]
         self.policy = self.policy or peer["policy"]
         self._high = int(peer["number"]) << 32
-        self._numbers = {kind: itertools.count(1) for kind in ("slice", "run", "buffer")}
+        self._numbers = {kind: itertools.count(1) for kind in _KINDS}
         self.reactor.call_later(_TICK, self._tick)
 
     # --- identities -------------------------------------------------------------
 
     def new_id(self, kind: str) -> int:
-        """A fresh id for a ``"slice"``, a ``"run"`` or a ``"buffer"``."""
+        """A fresh id for a ``"slice"``, ``"run"``, ``"buffer"``, ``"race"`` or ``"question"``."""
         return self._high | next(self._numbers[kind])
 
     def new_buffer(self, run: int = 0) -> Buffer:
@@ -243,9 +266,9 @@ class Connection:
         if self.closed is None:
             self.send("release-slice", {"slice": slice_id})
 
-    def lease(self, island: str, order: bool, timeout: float = 60.0) -> None:
+    def lease(self, island: str, order: bool, patience: float, timeout: float = 60.0) -> None:
         """Have an island for this client alone.  Raises PathwaysError when it is refused."""
-        self._ask_lease("lease", island, {"order": order}, timeout)
+        self._ask_lease("lease", island, {"order": order, "patience": patience}, timeout)
 
     def return_lease(self, island: str, timeout: float = 60.0) -> None:
         """Give an island back to everybody.  Nothing to do when the lab is gone."""
@@ -261,6 +284,19 @@ class Connection:
             self._leases.pop(island, None)
         if answer.failure is not None:
             raise PathwaysError(answer.failure)
+
+    def stuck(self, seconds: float, timeout: float = 10.0) -> Stuck | None:
+        """What was granted so long ago and has not ended, and what it waits for."""
+        identity, answer = self.new_id("question"), StuckAnswer()
+        self._stuck[identity] = answer
+        try:
+            self.send("stuck", {"id": identity, "seconds": seconds})
+            self.board.wait(lambda: answer.done, timeout, "asking what is stuck")
+        finally:
+            self._stuck.pop(identity, None)
+        if answer.failure is not None:
+            raise PathwaysError(answer.failure)
+        return answer.story
 
     def register(self, plan: Plan, functions: Iterable[tuple[Executable, SliceId]]) -> None:
         """Send the plan and its code, unless they were sent before."""
@@ -323,6 +359,8 @@ class Connection:
             "arguments": arguments,
         }
         try:
+            if self.racing.enter is not None:
+                fields["race"] = self.racing.enter(identity, inputs)
             self.send("submit", fields, payload)
         except PathwaysError as error:
             self._take_run(identity)
@@ -433,6 +471,13 @@ class Connection:
         if answer is not None:
             self.board.settle((answer,), None)
 
+    def _told_stuck(self, fields: dict[str, Any]) -> None:
+        answer = self._stuck.get(fields["id"])
+        if answer is not None:
+            packed = fields["story"]
+            answer.story = None if packed is None else unpack(Stuck, packed)
+            self.board.settle((answer,), None)
+
     def _closing(self, fields: dict[str, Any]) -> None:
         self._fail(_lost(str(fields.get("reason", "the lab was closed"))))
 
@@ -459,6 +504,7 @@ class Connection:
         "refused": _refused,
         "leased": _leased,
         "lease-ended": _leased,
+        "stuck": _told_stuck,
         "closing": _closing,
         "topology": _topology,
         "records": _records,
@@ -482,6 +528,7 @@ class Connection:
         self.closed = failure
         pending: list[Pending] = [
             *self._runs.values(), *self._slices.values(), *self._leases.values(),
+            *self._stuck.values(),
         ]  # fmt: skip
         self._runs.clear()
         # A value that was there is gone with the lab as well.

@@ -34,6 +34,7 @@ from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.story import Stuck
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
@@ -153,8 +154,12 @@ class Lab:
 
     # --- an island for oneself ------------------------------------------------------------
 
-    def lease(self, island: str) -> Lease:
+    def lease(self, island: str, *, order: bool = True, patience: float = 3.0) -> Lease:
         """Have an island for this kernel alone, until the block ends.
+
+        order: False switches the one order of launches off there, to see what it is
+            for (:meth:`Lease.race`).  patience: seconds after which a deadlock that
+            comes of it is ended.
 
         Raises PathwaysError while other clients have slices or handles there; it
         names them.  Meanwhile they get no slices there.  It also ends with this
@@ -163,7 +168,15 @@ class Lab:
         >>> with lab.lease("island0"):                       # doctest: +SKIP
         ...     s = lab.slice(4, island="island0")
         """
-        return Lease(self, island)
+        return Lease(self, island, order, patience)
+
+    def stuck(self, seconds: float = 1.0) -> Stuck | None:
+        """What was launched so long ago and has not ended, and who waits there for whom.
+
+        Hosts are asked, and nothing is disturbed: long work is legal.  The answer
+        prints as a story, and shows as a figure in a notebook; None: nothing is late.
+        """
+        return self.session.connection.stuck(seconds)
 
     def multi_controller(
         self,

@@ -32,6 +32,7 @@ from pathways_lab.core.messages import (
     Command,
     Event,
     FunctionAnnounced,
+    GangsGivenUp,
     HostJoined,
     HostLost,
     HostReport,
@@ -113,6 +114,7 @@ class Control:
             PolicyFailed: self._policy_failed,
             LeaseRequested: self._lease_requested,
             LeaseReturned: self._lease_returned,
+            GangsGivenUp: self._gangs_given_up,
         }
 
     def handle(self, event: Event) -> list[Command]:
@@ -137,9 +139,9 @@ class Control:
         """The machine, and the slices that are bound to it."""
         return self.state.resources.topology()
 
-    def overdue(self, seconds: float) -> tuple[Overdue, ...]:
-        """Gangs that were granted so long ago and have not ended, the first ones first."""
-        return overdue(self.state, seconds)
+    def overdue(self, seconds: float, now: float) -> tuple[Overdue, ...]:
+        """Gangs granted so long before *now* that have not ended, the first ones first."""
+        return overdue(self.state, seconds, now)
 
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:
@@ -291,13 +293,28 @@ class Control:
         if failure is not None:
             self._refuse(event, f"lease {event.island}", failure)
         else:
-            state.out.append(Leased(event.cause, event.client, event.island, event.order))
+            state.out.append(
+                Leased(event.cause, event.client, event.island, event.order, event.patience)
+            )
 
     def _lease_returned(self, event: LeaseReturned) -> None:
         if self.state.resources.end_lease(event.island, event.client):
             self.state.out.append(LeaseEnded(event.cause, event.client, event.island))
         else:
             self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
+
+    def _gangs_given_up(self, event: GangsGivenUp) -> None:
+        """Only where order is off; elsewhere a cycle of waits is impossible."""
+        state = self.state
+        for number, step in event.gangs:
+            run = state.runs.get(number)
+            key = run.index.step_function[step] if run is not None else None
+            if run is None or key is None:
+                continue
+            island = state.resources.slices[key[1]].binding.island
+            lease = state.resources.leases.get(island)
+            if lease is not None and not lease.order and lease.client == run.client:
+                self.outcomes.poison(run, step, event.failure)
 
     # --- slices, functions, programs -------------------------------------------------
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pathways_lab.core.program import Line
+from pathways_lab.core.story import Stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,12 @@ class Failure:
     """Why something did not get its value.
 
     kind: ``"capture"``, ``"compile"``, ``"execute"``, ``"lost"``, ``"memory"``,
-        ``"cancelled"``, ``"refused"``, ``"stalemate"``, ``"internal"``.
+        ``"cancelled"``, ``"refused"``, ``"stalemate"``, ``"deadlock"``, ``"internal"``.
     message: one or two sentences: thing, value, rule.
     remedy: what to do, or "".
     program, node, host, device: where, as far as known.
     line: the user's own line.
+    story: of a deadlock: who waits for whom.
     details: full remote traceback or story, for ``%pw_traceback``.
     """
 
@@ -37,6 +39,7 @@ class Failure:
     device: str = ""
     line: Line = field(default_factory=Line)
     details: str = ""
+    story: Stuck | None = None
 
 
 class PathwaysError(Exception):
@@ -61,7 +64,9 @@ class PathwaysError(Exception):
         lines = [f.message]
         if where:
             lines.append(f"  in {where}")
-        if f.line.number:
+        if f.story is not None:
+            lines += f.story.members()
+        elif f.line.number:
             lines.append(f"  at {f.line}")
         if f.remedy:
             lines.append(f"  remedy: {f.remedy}")

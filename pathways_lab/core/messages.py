@@ -237,6 +237,7 @@ class LeaseRequested:
 
     order: False where its hosts shall be free to launch in orders of their
         own, to teach what happens then; the core goes on numbering its gangs.
+    patience: seconds after which a cycle of waits there is ended.
     """
 
     time: float
@@ -244,6 +245,7 @@ class LeaseRequested:
     client: str
     island: str
     order: bool = True
+    patience: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,19 @@ class LeaseReturned:
     cause: str
     client: str
     island: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangsGivenUp:
+    """Gangs ``(run, step)`` that wait for each other for ever, launched without order.
+
+    Their hosts are made to end them; their results are worthless for this reason.
+    """
+
+    time: float
+    cause: str
+    gangs: tuple[tuple[Run, int], ...]
+    failure: Failure
 
 
 Event = (
@@ -275,6 +290,7 @@ Event = (
     | PolicyFailed
     | LeaseRequested
     | LeaseReturned
+    | GangsGivenUp
 )
 
 
@@ -442,6 +458,7 @@ class Leased:
     client: str
     island: str
     order: bool = True
+    patience: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)

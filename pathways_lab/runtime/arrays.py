@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
 from pathways_lab.core.program import SliceId, Value
@@ -203,7 +204,21 @@ def shards_of(payload: jax.Array | OnDemand, place: Place) -> Mapping[int, Any]:
             return shards
         payload = payload.array()
     by_device = {shard.device: shard.data for shard in payload.addressable_shards}
-    return {number: by_device[place.devices[number]] for number in place.numbers}
+    devices = _devices(payload) if place.renewed else place.devices
+    return {number: by_device[devices[number]] for number in place.numbers}
+
+
+def _devices(array: jax.Array) -> tuple[Any, ...]:
+    """Of the slice that an array was made for, row-major."""
+    assert isinstance(array.sharding, NamedSharding)
+    return tuple(array.sharding.mesh.devices.flat)
+
+
+def here(value: Value, array: jax.Array, place: Place) -> jax.Array:
+    """The array on the devices that its slice has now; in the same memory where possible."""
+    if not place.renewed or _devices(array)[0] is place.devices[0]:
+        return array
+    return join(value, place, shards_of(array, place))
 
 
 def zeros(value: Value, place: Place) -> jax.Array:

@@ -111,14 +111,19 @@ class Book:
 
     # --- grants -----------------------------------------------------------------------
 
-    def take(self, grant: Grant) -> str:
-        """Note a grant: "", REPEATED, or what makes it impossible to go on."""
-        if grant.epoch < self._epoch or (grant.epoch == self._epoch and grant.place <= self._place):
+    def take(self, grant: Grant, free: bool = False) -> str:
+        """Note a grant: "", REPEATED, or what makes it impossible to go on.
+
+        free: the order is off, and it may come before or after others.
+        """
+        if grant.epoch < self._epoch:
+            return REPEATED
+        if grant.epoch == self._epoch and grant.place <= self._place and not free:
             return REPEATED
         if grant.epoch > self._epoch:
             self._epoch, self._place = grant.epoch, -1
         where = f"{self.host} was granted place {grant.place} of epoch {grant.epoch}"
-        if grant.previous != self._place:
+        if grant.previous != self._place and not free:
             return f"{where} after place {grant.previous}, but the last one it saw is {self._place}"
         plan = self._plans.get(grant.plan)
         if plan is None:
@@ -126,7 +131,7 @@ class Book:
         unknown = [s for s in plan.slices if s not in self._slices]
         if unknown:
             return f"{where}, but was never told where slice {unknown[0]} is"
-        self._place = grant.place
+        self._place = max(self._place, grant.place)
         return ""
 
 

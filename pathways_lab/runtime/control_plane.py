@@ -38,6 +38,7 @@ from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.registry import ClientSeen, HostSeen
 from pathways_lab.runtime.rim import Core, Rim
 from pathways_lab.runtime.tls import server_context
+from pathways_lab.runtime.watchdog import PERIOD
 from pathways_lab.runtime.wire import Limits
 
 _LIMITS = Limits(header=64 << 20, buffers=4096, body=1 << 30)
@@ -98,6 +99,7 @@ class ControlPlane:
         self.host_address = self.reactor.listen(
             host_listen, keys.host, self._meet_host, context=context
         )
+        self.reactor.call_later(PERIOD, self._look)
 
     def close(self, reason: str) -> None:
         """Tell the clients, close everything, wait at most a moment."""
@@ -123,6 +125,10 @@ class ControlPlane:
         for link in self.reactor.links:
             if isinstance(link.tag, HostSeen) and link.tag.worker == worker:
                 link.close(reason)
+
+    def _look(self) -> None:
+        self.rim.look()
+        self.reactor.call_later(PERIOD, self._look)
 
     def _flush_later(self) -> None:
         self.reactor.call_later(BATCH_SECONDS, self.rim.flush)

@@ -72,16 +72,25 @@ class Place:
     devices: JAX devices, row-major over the slice.
     numbers: positions in it of the devices that belong to this host.
     locals: the host's own numbers of those, in the same order.
+    renewed: it had other JAX devices before, and arrays may still be on those.
     """
 
     def __init__(self, binding: SliceBinding, host: str, footprint: Footprint) -> None:
         self.binding = binding
         self.footprint = footprint
         self.devices = tuple(footprint.devices[owned] for owned in binding.devices)
+        self.renewed = False
         ours = [(n, local) for n, (name, local) in enumerate(binding.devices) if name == host]
         self.numbers = tuple(number for number, _ in ours)
         self.locals = tuple(local for _, local in ours)
         self._shardings: dict[Layout, NamedSharding] = {}
+
+    def renew(self, footprint: Footprint) -> None:
+        """The same devices have been formed again, in a new client."""
+        self.footprint = footprint
+        self.devices = tuple(footprint.devices[owned] for owned in self.binding.devices)
+        self.renewed = True
+        self._shardings = {}
 
     def sharding(self, layout: Layout) -> NamedSharding:
         """The JAX sharding that a layout means here.  Its mesh may name other axes than ours."""

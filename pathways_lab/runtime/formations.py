@@ -19,10 +19,11 @@ Paper: section 4.1, section 4.5.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import pack
@@ -136,6 +137,33 @@ class Formations:
             slices = tuple(sorted(entry.slices))
             self._end(number, reason)
             self._lost(slices, reason)
+
+    def renew(self, slices: Collection[SliceId], failure: Failure) -> None:
+        """End the formations of these slices, and form them again: their hosts hang in them.
+
+        failure: why whatever was granted there fails.
+        """
+        for number, entry in list(self._entries.items()):
+            if entry.slices.isdisjoint(slices):
+                continue
+            del self._entries[number]
+            self._services.close(number)
+            formation = replace(entry.formation, number=next(self._numbers))
+            self._entries[formation.number] = _Entry(formation, entry.slices)
+            fields = {
+                "number": number,
+                "failure": pack(failure),
+                "formation": pack(formation),
+                "slices": sorted(entry.slices),
+            }
+            for host in formation.hosts:
+                self._tell(host, "reform", fields)
+            self._services.open(formation.number, len(formation.parts))
+
+    def together(self, slices: Collection[SliceId]) -> set[SliceId]:
+        """These slices, and all that share a formation with one of them."""
+        shared = [e.slices for e in self._entries.values() if not e.slices.isdisjoint(slices)]
+        return set(slices).union(*shared)
 
     # --- services --------------------------------------------------------------------
 

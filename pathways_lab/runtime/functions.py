@@ -111,6 +111,10 @@ class Executable:
         memory = compiled.memory_analysis()
         self.temporary = int(getattr(memory, "temp_size_in_bytes", 0) or 0)
 
+    def renew(self, other: Executable) -> None:
+        """Be what the same code was compiled to for other devices."""
+        self.__dict__.update(other.__dict__)
+
     def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
         """Launch it: results (perhaps not there yet), and the receipt."""
         *results, receipt = self._compiled(*arguments)

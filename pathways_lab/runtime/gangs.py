@@ -17,7 +17,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -62,6 +62,7 @@ class GangJob:
     handed: monotonic seconds when its inputs and its turn had come.
     laps: of a loop, once it is over.
     announced: the timeline knows already that it was launched.
+    doomed: why it shall not be launched, or was ended: its devices are formed again.
     """
 
     __slots__ = (
@@ -96,6 +97,7 @@ class GangJob:
         self.called = 0.0
         self.announced = False
         self.laps: tuple[Lap, ...] = ()
+        self.doomed: Failure | None = None
         self._executable = executable
         self._host = host
         self._meet = meet
@@ -103,6 +105,8 @@ class GangJob:
 
     def start(self) -> Any:
         launch, executable = self.launch, self._executable
+        if self.doomed is not None:
+            raise PathwaysError(self.doomed)
         self.called = time.monotonic()
         if executable is None:
             name = launch.call.name or launch.call.function
@@ -118,7 +122,11 @@ class GangJob:
             array = slot.payload
             if isinstance(array, arrays.OnDemand):
                 array = array.array()
-            arguments.append(arrays.zeros(slot.value, self.place) if array is None else array)
+            if array is None:
+                array = arrays.zeros(slot.value, self.place)
+            elif self.place.renewed:
+                array = arrays.here(slot.value, array, self.place)
+            arguments.append(array)
         for position in launch.copies:
             slot = launch.inputs[position]
             arguments[position] = arrays.copied(slot.value, arguments[position], self.place)
@@ -147,6 +155,14 @@ class GangJob:
 
     def _failure(self, error: BaseException) -> Failure:
         call = self.launch.call
+        if self.doomed is not None:
+            return replace(
+                self.doomed,
+                program=self.launch.plan.name,
+                node=call.name,
+                host=self._host,
+                line=call.line,
+            )
         known = error.failure if isinstance(error, PathwaysError) else None
         details = "".join(traceback.format_exception(error))
         device = getattr(error, "device", None)

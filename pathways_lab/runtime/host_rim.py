@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Plan, Transfer
+from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime import binding as bindings
@@ -111,6 +112,7 @@ class HostRim:
         self._ended: deque[tuple[GangJob, Times, Failure | None]] = deque()
         self._poked = False
         self._looked = 0.0
+        self._doomed: dict[Key, Failure] = {}
         self._output = Output(self._printed)
         self._output.install()
         self._lanes = Lanes(self._thread_died)
@@ -290,6 +292,40 @@ class HostRim:
         """The control plane has given this process up."""
         self._fatal(fields["reason"])
 
+    def _reform(self, fields: Fields, _: Buffers) -> None:
+        """The hosts of a formation wait for each other for ever: it ends, and is formed again.
+
+        What was granted before goes with the old one, what comes now gets the
+        new one; that is the same on all hosts.
+        """
+        failure, slices = unpack(Failure, fields["failure"]), fields["slices"]
+        for gang in self.launcher.gangs():
+            if gang.call.slice in slices:
+                key = (gang.run.id, gang.index)
+                job = self._flying.get(key)
+                if job is None:
+                    self._doomed[key] = failure
+                else:
+                    job.doomed = failure
+        self._dissolve({"number": fields["number"], "reason": failure.message}, [])
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            for slice_id in slices:
+                self.runtime.span(slice_id, unpack(Formation, fields["formation"]))
+            lane, job = self.tenants.reform(slices, self._output)
+            self._lanes.put(lane, job)
+
+    def _progress(self, fields: Fields, _: Buffers) -> None:
+        """What has this host launched, and what has it not?"""
+        now = time.monotonic()
+        seen = []
+        for gang in self.launcher.gangs():
+            job = self._flying.get((gang.run.id, gang.index))
+            state, seconds = WAITING if job is None else QUEUED, 0.0
+            if job is not None and job.called:
+                state, seconds = LAUNCHED, now - job.called
+            seen.append(pack(Seen(gang.run.id, gang.index, state, seconds, gang.locals)))
+        self.tell_control("progress", {"number": fields["number"], "gangs": seen})
+
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
         try:
             code = Code.from_wire(fields, buffers[0])
@@ -329,7 +365,7 @@ class HostRim:
         for position, place in (fields.get("arguments") or {}).items():
             arguments[int(position)] = self._argument(grant, int(position), buffers[place])
         work = Work(received, time.monotonic())
-        actions = self.launcher.grant(grant, arguments, work)
+        actions = self.launcher.grant(grant, arguments, work, free=bool(fields.get("free", False)))
         work.ended = time.monotonic()
         self._carry_out(actions)
 
@@ -449,6 +485,7 @@ class HostRim:
         executable = self.tenants[call.slice].executables.get(call.function)
         now = time.monotonic()
         job = GangJob(launch, place, executable, self.name, self._meet, self._over, now)
+        job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
         self._flying[launch.key] = job
         handed = self._handed.get(launch.lane)
         if handed is None:
@@ -463,8 +500,9 @@ class HostRim:
 
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
         """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""
-        if failure is not None and isinstance(self.runtime, SpanningCpuRuntime):
-            failure = self.runtime.explained(job.place.binding, failure, self._broken)
+        unknown = failure if job.doomed is None else None
+        if unknown is not None and isinstance(self.runtime, SpanningCpuRuntime):
+            failure = self.runtime.explained(job.place.binding, unknown, self._broken)
         self._ended.append((job, times, failure))
         if not self._poked and (
             times.end - self._looked > _PATIENCE or job.launch.awaited or self.launcher.memory.short
@@ -542,6 +580,8 @@ class HostRim:
         "form": _form,
         "dissolve": _dissolve,
         "restart": _restart,
+        "reform": _reform,
+        "progress": _progress,
         "prepare": _prepare,
         "program": _program,
         "grant": _grant,

@@ -121,6 +121,11 @@ class Launcher:
             for index, step in run.steps.items()
         ]
 
+    def gangs(self) -> list[Gang]:
+        """Granted gangs that are not over, in the order in which they came."""
+        steps = [step for run in self._runs.values() for step in run.steps.values()]
+        return sorted((s for s in steps if isinstance(s, Gang)), key=lambda gang: gang.number)
+
     def _doing(self, step: Gang | Move) -> str:
         if self.memory.waits(step):
             return self.memory.story(step)
@@ -129,14 +134,19 @@ class Launcher:
     # --- grants -----------------------------------------------------------------------
 
     def grant(
-        self, grant: Grant, arguments: Mapping[int, Any] | None = None, stamp: Any = None
+        self,
+        grant: Grant,
+        arguments: Mapping[int, Any] | None = None,
+        stamp: Any = None,
+        free: bool = False,
     ) -> list[Action]:
         """Take one window.  arguments: payloads by plan input, with a run's first window.
 
         An argument that could not be made is a :class:`Failure` in its place.
         stamp: comes back with every :class:`Launch` of the window.
+        free: the order is off: it is launched as it comes, whatever its number.
         """
-        wrong = self._book.take(grant)
+        wrong = self._book.take(grant, free)
         if wrong == REPEATED:
             return []
         if not wrong and grant.run in self._over:

@@ -85,6 +85,8 @@ class Registry:
     """Of runs that are not over: the client and the plan's key."""
     leases: dict[str, str] = field(default_factory=dict)
     """By island: the client that has it for itself."""
+    disorder: dict[str, float] = field(default_factory=dict)
+    """By island that is leased without order: seconds after which a deadlock is ended."""
     policy: Policy | RemotePolicy = field(default_factory=FIFO)
     policy_owner: str = ""
     """The policy in force, and the client who set it."""

@@ -21,13 +21,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.overdue import Overdue
+from pathways_lab.core.story import Stuck
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast, Watcher
 from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack
 from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.intake import Rejected, client_event, host_report
 from pathways_lab.runtime.policy_desk import PolicyDesk
+from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
+from pathways_lab.runtime.standstill import Standstill
 from pathways_lab.timeline.records import Event
 from pathways_lab.timeline.records_of import policy_told, records_of
 
@@ -43,6 +47,8 @@ class Core(Protocol):
     """What is driven from here: :class:`pathways_lab.core.control.Control`."""
 
     def handle(self, event: m.Event) -> list[m.Command]: ...
+
+    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]: ...
 
 
 class Peer(Watcher, Protocol):
@@ -85,6 +91,16 @@ class Rim:
         self._epochs: dict[str, int] = {}
         self.formations = Formations(services, self._tell_host, self._slices_lost)
         self.policies = policies(self)
+        self.races = Races(self._send_host)
+        self.standstill = Standstill(
+            self.registry,
+            self.formations,
+            self.races,
+            core.overdue,
+            self.happened,
+            self._tell_host,
+            lambda event: self._remember([chronicle.write(event)]),
+        )
 
     # --- who is there ------------------------------------------------------------
 
@@ -109,6 +125,8 @@ class Rim:
         if self._clients.pop(name, None) is None:
             return
         self.broadcast.unwatch(name)
+        for island in [i for i, client in self.registry.leases.items() if client == name]:
+            self._end_races(island, name)
         self.happened(m.ClientLeft(self._clock(), f"{name}:left", name, reason))
         self.registry.forget_client(name)
         self._tell_topology()
@@ -144,6 +162,7 @@ class Rim:
         self._epochs[island] = self._epochs.get(island, 0) + 1
         # First: the other hosts may be waiting for this one, in the middle of a computation.
         self.formations.host_lost(name, reason)
+        self.standstill.host_lost(name, self._clock())
         self.happened(m.HostLost(self._clock(), f"{name}:lost", name, reason))
         del self.registry.hosts[name]
         # Of slices that have no host left the core has nobody to tell that they are gone.
@@ -185,6 +204,12 @@ class Rim:
             self._post(self._clients, name, "topology", self.registry.topology())
         elif op == "policy" and buffers:
             self._try_policy(name, fields, buffers[0])
+        elif op == "stuck":
+            self._wonder(name, fields)
+        elif op == "race":
+            self._race(name, fields)
+        elif op == "race-go":
+            self.races.close(int(fields["race"]), self._clock())
         else:
             try:
                 event = client_event(self.registry, client, op, fields, buffers, self._clock())
@@ -195,6 +220,11 @@ class Rim:
                 return
             if isinstance(event, m.RunSubmitted):
                 self._count("submit", name, "control", size, event.run)
+                if "race" in fields:
+                    number, controller = fields["race"]
+                    self.races.entered(number, event.run, controller)
+            elif isinstance(event, m.LeaseReturned):
+                self._end_races(event.island, name)
             self.happened(event)
 
     def is_current(self, name: str, peer: Peer) -> bool:
@@ -226,6 +256,8 @@ class Rim:
             self.formations.formed(int(fields["number"]), name, text)
         elif op == "broken":
             self.formations.broken(int(fields["number"]), str(fields["reason"])[:2000])
+        elif op == "progress":
+            self.standstill.answered(name, fields, self._clock())
         elif op == "closing":
             self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
         else:
@@ -240,6 +272,39 @@ class Rim:
         if client is not None:
             fields = {"host": host.name, "run": run, "device": device, "text": text}
             self._post(self._clients, client.name, "output", fields)
+
+    # --- standstill and disorder -----------------------------------------------------
+
+    def look(self) -> None:
+        """Now and then: is anything stuck?"""
+        now = self._clock()
+        self.races.settle(now)
+        self.standstill.look(now)
+
+    def _wonder(self, client: str, fields: dict[str, Any]) -> None:
+        """A client asks what is late; hosts are asked first."""
+
+        def told(story: Stuck | None) -> None:
+            plain = None if story is None else pack(story)
+            self._post(self._clients, client, "stuck", {"id": fields["id"], "story": plain})
+
+        self.standstill.wonder(self._clock(), float(fields["seconds"]), told)
+
+    def _race(self, client: str, fields: dict[str, Any]) -> None:
+        """Runs that follow are launched in orders of the client's choice."""
+        island = fields["island"]
+        if island in self.registry.disorder and self.registry.leases.get(island) == client:
+            orders = {str(host): tuple(order) for host, order in fields["orders"].items()}
+            ours = {h: order for h, order in orders.items() if self._island_of(h) == island}
+            self.races.open(int(fields["race"]), client, island, ours)
+
+    def _island_of(self, host: str) -> str:
+        seen = self.registry.hosts.get(host)
+        return seen.island if seen is not None else ""
+
+    def _end_races(self, island: str, client: str) -> None:
+        self.races.abandon(client, island)
+        self.standstill.lease_ends(island, client, self._clock())
 
     def flush(self) -> None:
         """Send new records to the watchers."""
@@ -276,6 +341,8 @@ class Rim:
             else:
                 self._carry_out(command)
         self._tell_resolved(resolved)
+        if self.races:
+            self.races.settle(event.time)
 
     def _tell_resolved(self, resolved: Sequence[m.Resolved]) -> None:
         by_client: dict[str, list[list[Any]]] = {}
@@ -296,6 +363,7 @@ class Rim:
         size = self._post(self._clients, ended.client, "run-ended", fields)
         self._count("run-ended", "control", ended.client, size, ended.run)
         self.registry.forget_run(ended.run)
+        self.races.ended(ended.run)
 
     def _carry_out(self, command: m.Command) -> None:
         match command:
@@ -328,11 +396,14 @@ class Rim:
                 self._post_hosts(hosts, "free", {"buffers": buffers})
             case m.AbortRun(hosts=hosts, run=run):
                 self._post_hosts(hosts, "abort", {"run": run})
-            case m.Leased(client=client, island=island):
+            case m.Leased(client=client, island=island, order=order, patience=patience):
                 self.registry.leases[island] = client
+                if not order:
+                    self.registry.disorder[island] = patience
                 self._post(self._clients, client, "leased", {"island": island})
             case m.LeaseEnded(client=client, island=island):
                 del self.registry.leases[island]
+                self.registry.disorder.pop(island, None)
                 self._post(self._clients, client, "lease-ended", {"island": island})
             case m.AskPolicy():
                 self.policies.ask(command)
@@ -353,6 +424,8 @@ class Rim:
             arguments.sent.add(grant.host)
             fields["arguments"] = arguments.places
             buffers = arguments.buffers
+        if self.races.hold(grant.host, "grant", fields, buffers):
+            return
         size = self._post(self._hosts, grant.host, "grant", fields, buffers)
         self._count("grant", "control", grant.host, size, grant.run)
 
@@ -405,7 +478,13 @@ class Rim:
             self._post(self._clients, name, "topology", topology)
 
     def _tell_host(self, host: str, op: str, fields: dict[str, Any]) -> None:
-        self._post(self._hosts, host, op, fields)
+        self._send_host(host, op, fields)
+
+    def _send_host(
+        self, host: str, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
+    ) -> None:
+        """What does not wait for anything, not even for the end of a race."""
+        self._post(self._hosts, host, op, fields, buffers)
 
     def _post_hosts(
         self,
@@ -415,7 +494,8 @@ class Rim:
         buffers: Sequence[Buffer] = (),
     ) -> None:
         for host in hosts:
-            self._post(self._hosts, host, op, fields, buffers)
+            if not self.races.hold(host, op, fields, buffers):
+                self._post(self._hosts, host, op, fields, buffers)
 
     def _post(
         self,

@@ -83,7 +83,10 @@ class SpanningCpuRuntime(CpuRuntime):
     def span(self, slice_id: SliceId, formation: Formation) -> None:
         """This slice, about to be bound, computes in that formation."""
         with self._changed:
+            before = self._spans.get(slice_id)
             self._spans[slice_id] = formation.number
+            if before is not None and before not in self._spans.values():
+                self._over.pop(before, None)
             self._formations[formation.number] = formation
 
     def form(self, number: int, address: str, done: Joined) -> None:

@@ -10,6 +10,7 @@ Paper: section 4.4.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ class Gang:
     stamp: what the rim wants back when it is handed over.
     waits: open conditions, and one for its registration.
     when_handed, when_done: gangs that wait for this one.
+    number: of all gangs, in the order in which this host was granted them.
     """
 
     run: Run
@@ -72,6 +74,7 @@ class Gang:
     poison: Failure | None = None
     when_handed: list[Gang] = field(default_factory=list)
     when_done: list[Gang] = field(default_factory=list)
+    number: int = field(default_factory=itertools.count().__next__)
 
     @property
     def copies(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ from pathways_lab.runtime.actions import Action
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.functions import Code, Compiler, Executable
 from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.output import Output
+from pathways_lab.runtime.reforming import Reforming, Renewal
 
 Compiled = Callable[[SliceBinding, Code, "Executable | Failure", float, float], None]
 """Told of every function that was compiled or could not be; seconds of start and end."""
@@ -37,13 +39,15 @@ class Tenant:
     """A slice as this host knows it.
 
     place: its devices here, why there are none, or None until that is known.
-    executables: by function.
+    executables: by function.  codes: what they were compiled from, where several
+        hosts compute together.
     """
 
     binding: SliceBinding
     place: Place | Failure | None = None
     waiting: list[Callable[[Place | Failure], None]] = field(default_factory=list)
     executables: dict[str, Executable] = field(default_factory=dict)
+    codes: dict[str, Code] = field(default_factory=dict)
 
 
 class Tenants:
@@ -161,6 +165,29 @@ class Tenants:
         used = lane in {self._runtime.lane(binding) for binding in ours}
         return actions, "" if used else lane
 
+    def reform(self, slices: Sequence[SliceId], output: Output) -> tuple[str, Reforming]:
+        """Slices that share a lane get new devices: the lane, and the job that sees to it."""
+        tenants = [self._tenants[slice_id] for slice_id in slices if slice_id in self._tenants]
+        renewals = []
+        for tenant in tenants:
+            if isinstance(tenant.place, Place):
+                compiled = [(tenant.codes[key], e) for key, e in tenant.executables.items()]
+                renewals.append(Renewal(tenant.binding, tenant.place, tuple(compiled)))
+            for function in tenant.executables:
+                self._launcher.first_launches_alone(function, tenant.binding.slice)
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._post(self._not_reformed, tenants, error)
+
+        lane = self._runtime.lane(tenants[0].binding)
+        return lane, Reforming(renewals, self._runtime, output, done)
+
+    def _not_reformed(self, tenants: Sequence[Tenant], error: BaseException) -> None:
+        for tenant in tenants:
+            text = f"the hosts of slice {tenant.binding.slice} could not be brought together again"
+            tenant.place = failure_of(text, error, self._host)
+
     # --- functions ----------------------------------------------------------------------
 
     def prepare(self, code: Code) -> None:
@@ -169,27 +196,38 @@ class Tenants:
 
         def compile_it(place: Place | Failure) -> None:
             if isinstance(place, Failure):
-                self._compiled(tenant, code, place, 0.0, 0.0)
+                self._compiled(tenant, code, (), place, 0.0, 0.0)
                 return
+            devices = place.devices
             self._compiler.prepare(
                 code,
                 place,
                 lambda result, start, end: self._post(
-                    self._compiled, tenant, code, result, start, end
+                    self._compiled, tenant, code, devices, result, start, end
                 ),
             )
 
         self.when_open(code.slice, compile_it)
 
     def _compiled(
-        self, tenant: Tenant, code: Code, result: Executable | Failure, start: float, end: float
+        self,
+        tenant: Tenant,
+        code: Code,
+        devices: tuple[Any, ...],
+        result: Executable | Failure,
+        start: float,
+        end: float,
     ) -> None:
         if isinstance(result, Executable):
+            if isinstance(tenant.place, Place) and tenant.place.devices is not devices:
+                self.prepare(code)  # they were formed again meanwhile
+                return
             tenant.executables[code.function] = result
             self._launcher.needs(code.function, code.slice, result.temporary)
             if result.alone:
                 self._launcher.launches_alone(code.function, code.slice)
             if len(tenant.binding.hosts) > 1:
+                tenant.codes[code.function] = code
                 self._launcher.first_launches_alone(code.function, code.slice)
         self._on_compiled(tenant.binding, code, result, start, end)
 

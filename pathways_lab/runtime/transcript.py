@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,7 @@ import msgpack
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Command, Event, PolicyChosen, PolicySet
+from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.policies import BuiltIn, RemotePolicy
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.rim import Core
@@ -70,6 +71,10 @@ class Transcript:
             except (OSError, TypeError, ValueError) as error:
                 self._end(f"{type(event).__name__} could not be written: {error}")
         return commands
+
+    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]:
+        """A question, which changes nothing: it is not written."""
+        return self._core.overdue(seconds, now)
 
     def _end(self, why: str) -> None:
         file, self._file = self._file, None

@@ -23,7 +23,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          not answer in time: FIFO decides until it does),
          ``message`` (one wire message: args source, target, kind, bytes),
          ``output`` (text printed by user code on a host),
-         ``leased``, ``lease-ended`` (an island is one client's own; args order)
+         ``leased``, ``lease-ended`` (an island is one client's own; args order),
+         ``late``, ``deadlock`` (what stands still; args text, story)
 Sample   ``memory`` (bytes in use on one host's devices; args device),
          ``dropped`` (records lost before they were remembered)
 ======== ======================================================================

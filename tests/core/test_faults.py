@@ -232,12 +232,12 @@ def test_what_is_late_is_named_with_hosts_and_line() -> None:
     run = script.submit(plan)
     script.pass_time(3.0)
     script.finish(run.run, 0, "island0/host0")
-    late = script.control.overdue(1.0)
+    late = script.control.overdue(1.0, script.control.state.time)
     assert [(o.step, o.hosts, o.ready) for o in late[:1]] == [(0, ("island0/host1",), True)]
     assert [o.ready for o in late[1:]] == [False, False]
     assert str(late[0].line) == "sketch.py:1: a(...)"
     assert late[0].since == 3.0
-    assert script.control.overdue(10.0) == ()
+    assert script.control.overdue(10.0, script.control.state.time) == ()
 
 
 # --- leases ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
+from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceBinding, SliceRequest
@@ -66,6 +67,9 @@ class Script:
     def handle(self, event: m.Event) -> list[m.Command]:
         self.events.append(event)
         return self.answer(event)
+
+    def overdue(self, seconds: float, now: float) -> tuple[Overdue, ...]:
+        return ()
 
 
 class Services:

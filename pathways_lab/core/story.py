@@ -1,0 +1,104 @@
+"""A story of waits, as data: gangs, and arrows from each to what it waits for.
+
+Problem: the same story is told in an error, in the timeline, in a figure and by
+the checker of programs; it is found in one process and told in another.
+
+Rule for maintainers: plain data with its words; who finds stories is
+:mod:`pathways_lab.core.stuck` and :mod:`pathways_lab.core.waits`.
+
+Paper: section 2 (deadlock of communicating computations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pathways_lab.core.program import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A gang in a story.  inside: hosts whose devices are in it.  seconds: since it was granted."""
+
+    run: int
+    step: int
+    client: str
+    program: str
+    node: str
+    line: Line
+    inside: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.node or 'a gang'!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """*gang* waits for *host*, which is in *behind*; without a host, for the result of *behind*.
+
+    gang, behind: positions in the story's gangs.
+    """
+
+    gang: int
+    behind: int
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stuck:
+    """Who waits for whom.
+
+    kind: ``"deadlock"`` (a cycle: it will never end), ``"late"`` (a chain to gangs
+        that run; the last one is what everything waits for), ``"possible"`` (a cycle
+        that launching without order could lead to; hosts are as they would be).
+    gangs: those that take part.  arrows: in the order in which they are told.
+    silent: hosts that were asked and did not answer.
+    """
+
+    kind: str
+    gangs: tuple[Member, ...]
+    arrows: tuple[Arrow, ...]
+    silent: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long the gang that has waited longest has waited."""
+        return max((gang.seconds for gang in self.gangs), default=0.0)
+
+    @property
+    def headline(self) -> str:
+        """The waits, in one sentence."""
+        told = [self._told(arrow) for arrow in self.arrows]
+        if self.kind == "late":
+            last = self.gangs[self.arrows[-1].behind if self.arrows else 0]
+            where = f" on {', '.join(last.inside)}" if last.inside else ""
+            told.append(f"{last} has not ended{where}, {last.seconds:.1f} s after it was granted")
+        told += [f"{host} does not answer" for host in self.silent]
+        return "; ".join(told)
+
+    def __str__(self) -> str:
+        titles = {
+            "deadlock": "deadlock: ",
+            "late": "late, and nothing is wrong with the order: ",
+            "possible": "without order this can deadlock: ",
+        }
+        return "\n".join([titles[self.kind] + self.headline, *self.members()])
+
+    def members(self) -> list[str]:
+        """One line for each gang: its program, and the user's own line."""
+        lines = []
+        for gang in self.gangs:
+            whose = f" of {gang.client}" if gang.client else ""
+            at = f", at {gang.line}" if gang.line.number else ""
+            lines.append(f"  {gang}: program {gang.program!r}{whose}{at}")
+        return lines
+
+    __repr__ = __str__
+
+    def _told(self, arrow: Arrow) -> str:
+        gang, behind = self.gangs[arrow.gang], self.gangs[arrow.behind]
+        if not arrow.host:
+            return f"{gang} waits for the result of {behind}"
+        would = "would be" if self.kind == "possible" else "is"
+        return f"{gang} waits for {arrow.host}, which {would} in {behind}"
