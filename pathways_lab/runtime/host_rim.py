@@ -311,8 +311,8 @@ class HostRim:
         if isinstance(self.runtime, SpanningCpuRuntime):
             for slice_id in slices:
                 self.runtime.span(slice_id, unpack(Formation, fields["formation"]))
-            lane, job = self.tenants.reform(slices, self._output)
-            self._lanes.put(lane, job)
+            lane, reforming = self.tenants.reform(slices, self._output)
+            self._lanes.put(lane, reforming)
 
     def _progress(self, fields: Fields, _: Buffers) -> None:
         """What has this host launched, and what has it not?"""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.functions import Code, Executable, compile_code
@@ -40,7 +41,7 @@ class Renewal:
 class Reforming:
     """Opens slices again and compiles their code (a :class:`pathways_lab.runtime.lanes.Job`).
 
-    done(error): in the lane's thread; None when everything is there again.
+    failed(slice, error): in the lane's thread, for one that could not be.
     """
 
     devices: tuple[int, ...] = ()
@@ -50,22 +51,28 @@ class Reforming:
         renewals: Sequence[Renewal],
         runtime: IslandRuntime,
         output: Output,
-        done: Callable[[BaseException | None], None],
+        failed: Callable[[SliceId, BaseException], None],
     ) -> None:
         self._renewals = tuple(renewals)
         self._runtime = runtime
         self._output = output
-        self._done = done
+        self._failed = failed
 
     def start(self) -> None:
         for renewal in self._renewals:
-            place = self._runtime.open(renewal.binding)
-            made = [
-                (known, compile_code(code, place, self._output)) for code, known in renewal.compiled
-            ]
-            renewal.place.renew(place.footprint)
-            for known, new in made:
-                known.renew(new)
+            try:
+                self._renew(renewal)
+            except Exception as error:  # of this slice only: it may have been released meanwhile
+                self._failed(renewal.binding.slice, error)
+
+    def _renew(self, renewal: Renewal) -> None:
+        place = self._runtime.open(renewal.binding)
+        made = [
+            (known, compile_code(code, place, self._output)) for code, known in renewal.compiled
+        ]
+        renewal.place.renew(place.footprint)
+        for known, new in made:
+            known.renew(new)
 
     def ready(self, receipt: None) -> bool:
         return True
@@ -74,4 +81,5 @@ class Reforming:
         """It is done when it has started."""
 
     def over(self, times: Times, error: BaseException | None) -> None:
-        self._done(error)
+        if error is not None:
+            raise error

@@ -130,9 +130,11 @@ class SpanningCpuRuntime(CpuRuntime):
             return super().open(binding)
 
         def settled() -> bool:
-            number = self._spans.get(binding.slice, -1)
+            number = self._spans.get(binding.slice)
+            if number is None or number in self._over:
+                return True  # the slice, or the formation, is gone
             joint = self._joints.get(number)
-            return number in self._over or (joint is not None and joint.state != "joining")
+            return joint is not None and joint.state != "joining"
 
         with self._changed:
             self._changed.wait_for(settled, self._patience)
@@ -149,6 +151,7 @@ class SpanningCpuRuntime(CpuRuntime):
         super().close(binding)
         with self._changed:
             number = self._spans.pop(binding.slice, None)
+            self._changed.notify_all()
             if number is None or number in self._spans.values():
                 return
             ended = self._over.pop(number, None)

@@ -176,16 +176,16 @@ class Tenants:
             for function in tenant.executables:
                 self._launcher.first_launches_alone(function, tenant.binding.slice)
 
-        def done(error: BaseException | None) -> None:
-            if error is not None:
-                self._post(self._not_reformed, tenants, error)
+        def failed(slice_id: SliceId, error: BaseException) -> None:
+            self._post(self._not_reformed, slice_id, error)
 
         lane = self._runtime.lane(tenants[0].binding)
-        return lane, Reforming(renewals, self._runtime, output, done)
+        return lane, Reforming(renewals, self._runtime, output, failed)
 
-    def _not_reformed(self, tenants: Sequence[Tenant], error: BaseException) -> None:
-        for tenant in tenants:
-            text = f"the hosts of slice {tenant.binding.slice} could not be brought together again"
+    def _not_reformed(self, slice_id: SliceId, error: BaseException) -> None:
+        tenant = self._tenants.get(slice_id)
+        if tenant is not None:
+            text = f"the hosts of slice {slice_id} could not be brought together again"
             tenant.place = failure_of(text, error, self._host)
 
     # --- functions ----------------------------------------------------------------------

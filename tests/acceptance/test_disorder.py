@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +61,7 @@ def threads(lab: pw.Lab, island: str) -> int:
 
 def test_a_real_deadlock_a_wrong_answer_and_recovery(lab: pw.Lab) -> None:
     began = time.monotonic()
-    with Lab(lab._control, label="other") as other:
+    with Lab(lab._control, name="other") as other:
         theirs = other.slice((2, 2), axes=("h", "d"), island="island1")
         busy = sum_over(theirs, "h", "d")
         expected = busy(X).result(timeout=SECONDS)
@@ -182,7 +183,7 @@ def test_no_deadlock_outlives_its_lease(lab: pw.Lab) -> None:
 
 def test_no_deadlock_outlives_its_client(lab: pw.Lab) -> None:
     """It leaves while hosts hang."""
-    with Lab(lab._control, label="passing") as passing:
+    with Lab(lab._control, name="passing") as passing:
         until_free(passing, "island0")
         theirs = passing.slice((2, 2), axes=("h", "d"), island="island0")
         total, rows = programs(theirs)
@@ -200,6 +201,7 @@ def until_free(lab: Lab, island: str) -> None:
     """Until nobody else has anything on an island."""
     until = time.monotonic() + 20.0
     while True:
+        gc.collect()  # errors that were caught keep the handles of their frames
         try:
             lab.lease(island).release()
         except pw.PathwaysError:
