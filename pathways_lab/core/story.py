@@ -45,7 +45,7 @@ class Arrow:
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Stuck:
     """Who waits for whom.
 
@@ -93,8 +93,6 @@ class Stuck:
             at = f", at {gang.line}" if gang.line.number else ""
             lines.append(f"  {gang}: program {gang.program!r}{whose}{at}")
         return lines
-
-    __repr__ = __str__
 
     def _told(self, arrow: Arrow) -> str:
         gang, behind = self.gangs[arrow.gang], self.gangs[arrow.behind]
