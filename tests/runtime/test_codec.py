@@ -76,7 +76,7 @@ def _listed(plain: object) -> object:
         (SliceRequest, ["Failure"], "got a 'Failure'"),
         (SliceRequest, "hello", "expected one of"),
         (SliceRequest, ["SliceRequest", [True], ["x"], None, None, 0], "expected int, got True"),
-        (Failure, ["Failure", *["x"] * 7, 5, "x"], "Failure.line: Line has 3 fields"),
+        (Failure, ["Failure", *["x"] * 7, 5, "x", None], "Failure.line: Line has 3 fields"),
     ],
 )
 def test_ill_typed_data_is_refused_with_the_field(cls: type, value: object, says: str) -> None:
