@@ -26,6 +26,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.buffers import Past
 from pathways_lab.runtime.devices import (
     CpuRuntime,
     Footprint,
@@ -77,6 +78,7 @@ class SpanningCpuRuntime(CpuRuntime):
         self._over: dict[int, str] = {}
         """Why formations have ended that slices still name."""
         self._spans: dict[SliceId, int] = {}
+        self._closed: Past[SliceId] = Past()
 
     # --- what the control plane says; returns at once ---------------------------------
 
@@ -130,9 +132,9 @@ class SpanningCpuRuntime(CpuRuntime):
             return super().open(binding)
 
         def settled() -> bool:
-            number = self._spans.get(binding.slice)
-            if number is None or number in self._over:
-                return True  # the slice, or the formation, is gone
+            number = self._spans.get(binding.slice, -1)
+            if number in self._over or binding.slice in self._closed:
+                return True
             joint = self._joints.get(number)
             return joint is not None and joint.state != "joining"
 
@@ -151,6 +153,7 @@ class SpanningCpuRuntime(CpuRuntime):
         super().close(binding)
         with self._changed:
             number = self._spans.pop(binding.slice, None)
+            self._closed.add(binding.slice)
             self._changed.notify_all()
             if number is None or number in self._spans.values():
                 return
