@@ -76,7 +76,8 @@ class Calls:
     ) -> tuple[Buffer, ...]:
         """Take one call; its output buffers, pending."""
         connection = self._connection
-        if len(prepared.slices) > 1 or not connection.knows(prepared.plan):
+        alone = len(prepared.slices) > 1 or connection.racing.enter is not None
+        if alone or not connection.knows(prepared.plan):
             with self._lock:
                 self._flush()
                 # What the run consumes is dropped already: its id may not go first.

@@ -150,6 +150,10 @@ class IslandRuntime(abc.ABC):
             self._open.move_to_end(key)
         return Place(binding, self.host, footprint)
 
+    def reopen(self, binding: SliceBinding) -> Place:
+        """The same for a slice that was open, and whose devices are made again."""
+        return self.open(binding)
+
     def close(self, binding: SliceBinding) -> None:
         """The slice is gone.  What was compiled is kept for a few sets of devices."""
         with self._lock:

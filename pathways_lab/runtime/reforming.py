@@ -66,7 +66,7 @@ class Reforming:
                 self._failed(renewal.binding.slice, error)
 
     def _renew(self, renewal: Renewal) -> None:
-        place = self._runtime.open(renewal.binding)
+        place = self._runtime.reopen(renewal.binding)
         made = [
             (known, compile_code(code, place, self._output)) for code, known in renewal.compiled
         ]

@@ -26,7 +26,6 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.buffers import Past
 from pathways_lab.runtime.devices import (
     CpuRuntime,
     Footprint,
@@ -78,7 +77,7 @@ class SpanningCpuRuntime(CpuRuntime):
         self._over: dict[int, str] = {}
         """Why formations have ended that slices still name."""
         self._spans: dict[SliceId, int] = {}
-        self._closed: Past[SliceId] = Past()
+        self._closed: set[SliceId] = set()
 
     # --- what the control plane says; returns at once ---------------------------------
 
@@ -130,6 +129,12 @@ class SpanningCpuRuntime(CpuRuntime):
         """As the base; a slice that spans hosts waits until all of them have joined."""
         if len(binding.hosts) == 1:
             return super().open(binding)
+        with self._changed:
+            self._closed.discard(binding.slice)
+        return self.reopen(binding)
+
+    def reopen(self, binding: SliceBinding) -> Place:
+        """The devices of a slice whose formation was formed again; it may be closed meanwhile."""
 
         def settled() -> bool:
             number = self._spans.get(binding.slice, -1)
