@@ -66,6 +66,7 @@ from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
 
+_CUT_SECONDS = 0.25
 STUCK_SECONDS = 10.0
 """How long a gang may go on in a formation that has ended, before its host is restarted."""
 _JOIN_SECONDS = 30.0
@@ -267,15 +268,25 @@ class HostRim:
 
     def _dissolve(self, fields: Fields, _: Buffers) -> None:
         """A formation has ended."""
+        self._end_formation(fields["number"], fields["reason"])
+
+    def _end_formation(self, number: int, reason: str) -> None:
         if not isinstance(self.runtime, SpanningCpuRuntime):
             return
-        number, reason = fields["number"], fields["reason"]
         joint = self.runtime.dissolve(number, reason)
         if joint is not None:
             lane = self._lanes.find(lane_of(joint.formation.footprint))
             oldest = lane.oldest if lane is not None else None
             if oldest is not None or joint.stuck:
                 self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, oldest, reason)
+                self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
+
+    def _cut(self, joint: Joint, lane: str) -> None:
+        """What was being launched when its connections were cut may have missed it."""
+        oldest = self._lanes.oldest(lane)
+        if isinstance(oldest, GangJob) and oldest.doomed is not None:
+            joint.sever()
+            self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
 
     def _stuck(self, joint: Joint, lane: Lane | None, oldest: Job | None, reason: str) -> None:
         """What ended some time ago should have let go of its thread.  Else only the end helps."""
@@ -293,21 +304,19 @@ class HostRim:
         self._fatal(fields["reason"])
 
     def _reform(self, fields: Fields, _: Buffers) -> None:
-        """The hosts of a formation wait for each other for ever: it ends, and is formed again.
+        """The hosts of a formation wait for each other: it ends, and is formed again.
 
-        What was granted before goes with the old one, what comes now gets the
-        new one; that is the same on all hosts.
+        What was granted before goes with the old one, on all hosts alike.
         """
         failure, slices = unpack(Failure, fields["failure"]), fields["slices"]
         for gang in self.launcher.gangs():
             if gang.call.slice in slices:
                 key = (gang.run.id, gang.index)
-                job = self._flying.get(key)
-                if job is None:
-                    self._doomed[key] = failure
-                else:
+                if (job := self._flying.get(key)) is not None:
                     job.doomed = failure
-        self._dissolve({"number": fields["number"], "reason": failure.message}, [])
+                else:
+                    self._doomed[key] = failure
+        self._end_formation(fields["number"], failure.message)
         if isinstance(self.runtime, SpanningCpuRuntime):
             for slice_id in slices:
                 self.runtime.span(slice_id, unpack(Formation, fields["formation"]))
