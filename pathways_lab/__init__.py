@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways_lab.client.bodies import LargeConstantWarning
+    from pathways_lab.client.checking import possible_deadlock
     from pathways_lab.client.devices import Slice
     from pathways_lab.client.functions import jit
     from pathways_lab.client.handles import Handle
@@ -66,6 +67,7 @@ __all__ = [
     "patched",
     "pipeline",
     "pmap",
+    "possible_deadlock",
     "program",
     "simulate",
     "start",
@@ -100,6 +102,7 @@ _HOMES = {
     "patched": "client.patch",
     "pipeline": "pipeline",
     "pmap": "client.pmap",
+    "possible_deadlock": "client.checking",
     "program": "client.program",
     "simulate": "client.simulation",
     "start": "client.lab",

@@ -22,6 +22,8 @@ SURFACE = {
     # whose gangs go first
     *("FIFO", "Priority", "ProportionalShare", "ShortestFirst"),
     *("Policy", "PolicyView", "Candidate"),
+    # looking ahead
+    "possible_deadlock",
     # looking at what happened
     *("compare_timelines",),
     # simulating

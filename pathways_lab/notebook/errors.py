@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from IPython.display import display
+
 from pathways_lab.client import lines
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line
@@ -32,7 +34,11 @@ def render(error: PathwaysError, place_name: Callable[[str], str] = str) -> list
     """The error in a few lines.  place_name: what a file or cell is called."""
     failure = error.failure
     out = [f"{RED}{type(error).__name__}{RESET}: {failure.message}"]
-    out += source_lines(failure.line, place_name)
+    if failure.story is None:
+        out += source_lines(failure.line, place_name)
+    else:
+        for gang in failure.story.gangs:
+            out += [f"  {gang}, program {gang.program!r}:", *source_lines(gang.line, place_name)]
     where = ", ".join(
         f"{label} {value}"
         for label, value in (
@@ -106,6 +112,8 @@ class Renderer:
 
         def rendered(error: PathwaysError) -> list[str]:
             renderer.last = error
+            if error.failure.story is not None and hasattr(renderer.shell, "kernel"):
+                display(error.failure.story)
             return render(error, cell_name(renderer.shell))
 
         setattr(PathwaysError, HOOK, rendered)

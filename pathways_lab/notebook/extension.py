@@ -11,7 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pathways_lab.client import hooks, patch
-from pathways_lab.notebook import completion
+from pathways_lab.core.story import Stuck
+from pathways_lab.notebook import completion, waits
 from pathways_lab.notebook.errors import Renderer, cell_name
 from pathways_lab.notebook.magics import PathwaysMagics
 from pathways_lab.notebook.printed import Printed, notes_below_cell
@@ -37,6 +38,9 @@ class Extension:
         shell.register_magics(self.magics)
         shell.Completer.custom_matchers.append(self.matcher)
         self.renderer.install()
+        formatters = shell.display_formatter.formatters
+        formatters["text/plain"].for_type(Stuck, lambda story, p, cycle: p.text(str(story)))
+        formatters["text/html"].for_type(Stuck, waits.as_html)
         patch.load()
         if in_notebook:
             hooks.show_progress = notebook_line
@@ -48,6 +52,8 @@ class Extension:
         """Take everything back."""
         patch.unload()
         self.renderer.remove()
+        for kind in ("text/plain", "text/html"):
+            self.shell.display_formatter.formatters[kind].pop(Stuck, None)
         hooks.show_progress, hooks.open_notes = self._progress, self._notes
         matchers = self.shell.Completer.custom_matchers
         if self.matcher in matchers:
