@@ -16,11 +16,10 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from IPython.display import display
-
 from pathways_lab.client import lines
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line
+from pathways_lab.core.story import Stuck
 
 RED, DIM, RESET = "\x1b[31m", "\x1b[2m", "\x1b[0m"
 AROUND = 2
@@ -96,6 +95,14 @@ def running_cell(shell: Any) -> int:
     return int(shell.execution_count)
 
 
+def _show(story: Stuck) -> None:
+    """As the shell shows it."""
+    from IPython import display as ipython
+
+    show: Any = ipython.display
+    show(story)
+
+
 class Renderer:
     """Shows PathwaysErrors compactly in one shell, wherever they are raised.
 
@@ -113,7 +120,7 @@ class Renderer:
         def rendered(error: PathwaysError) -> list[str]:
             renderer.last = error
             if error.failure.story is not None and hasattr(renderer.shell, "kernel"):
-                display(error.failure.story)
+                _show(error.failure.story)
             return render(error, cell_name(renderer.shell))
 
         setattr(PathwaysError, HOOK, rendered)

@@ -16,17 +16,19 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.actions import Launch
+from pathways_lab.runtime.actions import Key, Launch
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.functions import Executable
 from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.loops import Lap, Laps
+from pathways_lab.runtime.steps import Gang
 
 _LAST_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning)\b.*", re.MULTILINE)
 
@@ -176,6 +178,17 @@ class GangJob:
             line=call.line,
             details=details,
         )
+
+
+def progress(gangs: Iterable[Gang], jobs: Mapping[Key, GangJob]) -> Iterator[Seen]:
+    """What a host has launched of its *gangs*, and what not.  jobs: those handed to lanes."""
+    now = time.monotonic()
+    for gang in gangs:
+        job = jobs.get((gang.run.id, gang.index))
+        state, seconds = WAITING if job is None else QUEUED, 0.0
+        if job is not None and job.called:
+            state, seconds = LAUNCHED, now - job.called
+        yield Seen(gang.run.id, gang.index, state, seconds, gang.locals)
 
 
 def summary(error: BaseException) -> str:

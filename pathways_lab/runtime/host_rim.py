@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Plan, Transfer
-from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime import binding as bindings
@@ -52,7 +51,7 @@ from pathways_lab.runtime.devices import IslandRuntime, Place, lane_of
 from pathways_lab.runtime.exchange import Arrived, Exchange
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
-from pathways_lab.runtime.gangs import GangJob, Work
+from pathways_lab.runtime.gangs import GangJob, Work, progress
 from pathways_lab.runtime.joining import Joint
 from pathways_lab.runtime.lanes import Job, Lane, Lanes, Times
 from pathways_lab.runtime.launch import Launcher
@@ -325,14 +324,7 @@ class HostRim:
 
     def _progress(self, fields: Fields, _: Buffers) -> None:
         """What has this host launched, and what has it not?"""
-        now = time.monotonic()
-        seen = []
-        for gang in self.launcher.gangs():
-            job = self._flying.get((gang.run.id, gang.index))
-            state, seconds = WAITING if job is None else QUEUED, 0.0
-            if job is not None and job.called:
-                state, seconds = LAUNCHED, now - job.called
-            seen.append(pack(Seen(gang.run.id, gang.index, state, seconds, gang.locals)))
+        seen = [pack(s) for s in progress(self.launcher.gangs(), self._flying)]
         self.tell_control("progress", {"number": fields["number"], "gangs": seen})
 
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
