@@ -280,9 +280,9 @@ class HostRim:
                 self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, oldest, reason)
                 self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
 
-    def _cut(self, joint: Joint, lane: str) -> None:
+    def _cut(self, joint: Joint, lane: Lane | None) -> None:
         """What was being launched when its connections were cut may have missed it."""
-        oldest = self._lanes.oldest(lane)
+        oldest = lane.oldest if lane is not None else None
         if isinstance(oldest, GangJob) and oldest.doomed is not None:
             joint.sever()
             self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
