@@ -18,7 +18,9 @@ SHORT = {
     "dispatch": ["--hosts", "2", "--rounds", "3", "--budget", "0.1"],
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],
+    "latency": ["--rounds", "3", "--budget", "0.05"],
     "looking": ["--rounds", "3", "--budget", "0.3"],
+    "transfer": ["--rounds", "3", "--budget", "0.02", "--largest", "4 MiB"],
 }
 """Benchmark -> its arguments; each also has a command of its own."""
 

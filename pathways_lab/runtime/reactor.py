@@ -109,6 +109,7 @@ class Reactor:
         self._leads = 0
         self._led_at = -math.inf
         self._rest = threading.Event()
+        self._parked = False
         self._done = threading.Event()
         self._awake = False
         self._waker, self._wakee = socket.socketpair()
@@ -238,7 +239,10 @@ class Reactor:
     def call_later(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
         """Run function(*args) in the reactor's thread after *seconds*."""
         due = time.monotonic() + seconds
-        self.call_soon(self._add_timer, (due, next(self._numbers), function, args))
+        self._calls.append((self._add_timer, ((due, next(self._numbers), function, args),)))
+        # Whoever stands back comes back soon enough.
+        if not self._standing_back() and not self.is_current():
+            self._wake()
 
     def is_current(self) -> bool:
         """Whether the calling thread is the reactor's: whether it handles messages now."""
@@ -343,7 +347,10 @@ class Reactor:
             led = self._leading.locked()
             if not led and time.monotonic() - self._led_at >= _STAND_BACK_SECONDS:
                 return
-            if self._rest.wait(_STAND_BACK_SECONDS):
+            self._parked = True
+            called = self._rest.wait(_STAND_BACK_SECONDS)
+            self._parked = False
+            if called:
                 self._rest.clear()
                 if not self._leading.locked():
                     return
@@ -392,13 +399,23 @@ class Reactor:
             self._on_error(f"{self.name}: a handler failed\n{traceback.format_exc()}")
 
     def _wake(self) -> None:
-        """Whoever waits in the selector comes out of it, now or when it goes in."""
-        if not self._awake:
+        """Whoever waits in the selector comes out of it, now or when it goes in.
+
+        A system call lets another thread of Python go on, for milliseconds if it
+        is busy: none is made when nobody is in the selector.
+        """
+        if self._standing_back():
+            self._rest.set()
+        elif not self._awake:
             self._awake = True
             with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
             if not self._leading.locked():
                 self._rest.set()
+
+    def _standing_back(self) -> bool:
+        """Whether nobody is in the selector, and whoever goes there looks for calls first."""
+        return self._parked and self._leader is None
 
     def _drain_wakes(self, _events: int) -> None:
         with contextlib.suppress(OSError):

@@ -1,0 +1,143 @@
+"""From a call to its launch and to its answer, while the kernel has other things to do.
+
+    python -m benchmarks.latency
+
+The calls are of one small compiled function, each on the result of the last.
+*Launch* is the moment at which the device process hands the gang to its devices,
+read from the timeline; *ready* is when the kernel knows that the value is there;
+*value* is when it has the value.  Three kernels: one that only calls; one in which
+another thread computes in Python all the time; one in which another thread plots
+with Bokeh all the time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.command import arguments, settings
+from benchmarks.harness.numbers import spread
+from benchmarks.harness.report import Report, publish
+from benchmarks.harness.rounds import Timed, measure
+from pathways_lab.timeline.records import Event
+
+LAUNCH, READY, VALUE = "call to launch", "call to ready", "call to value"
+QUIET = "the kernel only calls"
+LIMIT = 0.3e-3
+"""Seconds from a call to its launch that are wanted, whatever else the kernel does."""
+
+
+def compute() -> None:
+    """Some Python without a pause."""
+    sum(i * i for i in range(10_000))
+
+
+def plot() -> None:
+    """One Bokeh figure as JSON."""
+    from bokeh.embed import json_item
+    from bokeh.plotting import figure
+
+    drawn = figure(width=300, height=200)
+    drawn.line(list(range(200)), [i * i % 37 for i in range(200)])
+    json_item(drawn)
+
+
+class Kernel:
+    """Calls beside a thread that does *beside* all the time."""
+
+    cases: Sequence[str] = (LAUNCH, READY, VALUE)
+
+    def __init__(self, name: str, lab: Any, beside: Callable[[], None] | None) -> None:
+        self.name = name
+        self._lab = lab
+        self._beside = beside
+
+    def start(self) -> None:
+        import pathways_lab as pw
+
+        place = self._lab.slice(1)
+        self._step = pw.jit(lambda x: x + 1, on=place)
+        self._handle = self._step(np.float32(0))
+        self._handle.result()
+
+    def round(self, case: str, units: int) -> Timed:
+        over = threading.Event()
+        beside = threading.Thread(target=self._work, args=(over,))
+        if self._beside is not None:
+            beside.start()
+        try:
+            return Timed(self._calls(case, units), units)
+        finally:
+            over.set()
+            if self._beside is not None:
+                beside.join()
+
+    def stop(self) -> None:
+        """The lab ends later."""
+
+    def _work(self, over: threading.Event) -> None:
+        assert self._beside is not None
+        while not over.is_set():
+            self._beside()
+
+    def _calls(self, case: str, units: int) -> float:
+        handle, total, called = self._handle, 0.0, {}
+        for _ in range(units):
+            begun = self._lab.timeline.clock()
+            handle = self._step(handle)
+            if case == VALUE:
+                handle.result()
+            else:
+                handle.block_until_ready()
+            total += self._lab.timeline.clock() - begun
+            called[handle.buffer.run] = begun
+        self._handle = handle
+        return total if case != LAUNCH else self._until_launched(called)
+
+    def _until_launched(self, called: dict[int, float]) -> float:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            launched = {
+                record.run: record.time
+                for record in self._lab.timeline.records
+                if isinstance(record, Event) and record.kind == "launched" and record.run in called
+            }
+            if len(launched) == len(called):
+                return sum(launched[run] - called[run] for run in called)
+            time.sleep(0.01)
+        raise TimeoutError("the timeline does not have all launches")
+
+
+def main() -> None:
+    """Measure, print, publish."""
+    import pathways_lab as pw
+
+    chosen = arguments(__doc__, rounds=15, budget=0.1).parse_args()
+    how = settings(chosen)
+    with pw.start(islands=1, hosts_per_island=1, devices_per_host=1, progress=False) as lab:
+        systems = [
+            Kernel(QUIET, lab, None),
+            Kernel("another thread computes", lab, compute),
+            Kernel("another thread plots", lab, plot),
+        ]
+        measured = measure(
+            systems, (LAUNCH, READY, VALUE), rounds=how.rounds, budget=how.budget, seed=how.seed
+        )
+    report = Report("latency", "From a call to its launch, and back", "call", measured, QUIET)
+    report.facts["switch interval"] = sys.getswitchinterval()
+    for system in systems:
+        samples = measured.of(LAUNCH, system.name)
+        if samples:
+            middle = spread(samples).median
+            report.notes += ["", f"Launch when {system.name}: {middle * 1e6:.0f} us, wanted below"
+                f" {LIMIT * 1e6:.0f}: {'yes' if middle < LIMIT else '**no**'}"]  # fmt: skip
+    publish(report, how.folder)
+
+
+if __name__ == "__main__":
+    main()
