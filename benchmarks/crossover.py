@@ -250,7 +250,7 @@ def fitted(per_hosts: Mapping[int, tuple[float, float, float, float]]) -> Consta
 
 # --- simulated -------------------------------------------------------------------------------
 
-RUNS = 24
+RUNS = 16
 """Simulated calls, each depending on the last, all but the first in flight at once."""
 
 PER_HOST = 4
@@ -274,46 +274,45 @@ def period(hosts: int, length: float, costs: Costs) -> float:
     return (ends[-1] - ends[len(ends) // 4]) / (len(ends) - 1 - len(ends) // 4)
 
 
-def simulated_crossing(hosts: int, constants: Constants, steps: int = 6) -> float:
+def simulated_crossing(
+    hosts: int, constants: Constants, around: float = 0.0, spread: float = 4.0, steps: int = 6
+) -> float:
     """The shortest length at which one controller reaches the level, by bisection.
 
-    Many controllers are the same machine with a client and a control plane that
-    cost nothing, and hosts that only call JAX.
+    around, spread: it is looked for between a spread-th and *spread* times of that
+    (0: of the dearest cost).  Many controllers need no simulation: their hosts
+    only call JAX, so a step takes the computation or the call, whichever is longer.
     """
-    free = Costs(
-        submit=0.0,
-        control_latency=0.0,
-        decision=0.0,
-        hearing=0.0,
-        launch=constants.jax,
-        jitter=0.0,
-    )
     # A run means two events for the control plane: the run, and the drop of what it replaced.
     control = (constants.control + constants.control_per_host * hosts) / 2
-    ours = replace(
-        free, submit=constants.client, control_latency=constants.latency, decision=control,
-        launch=constants.host,
+    costs = Costs(
+        submit=constants.client, control_latency=constants.latency, decision=control,
+        hearing=0.0, launch=constants.host, jitter=0.0,
     )  # fmt: skip
-    guess = max(constants.client, 2 * control, constants.host)
-    low, high = guess / 4, guess * 4
+    middle = around or max(constants.client, 2 * control, constants.host)
+    low, high = middle / spread, middle * spread
     for _ in range(steps):
         length = math.sqrt(low * high)
-        if period(hosts, length, free) / period(hosts, length, ours) >= LEVEL:
+        if max(length, constants.jax) / period(hosts, length, costs) >= LEVEL:
             high = length
         else:
             low = length
     return high
 
 
-def varied(hosts: int, constants: Constants) -> dict[str, tuple[float, float]]:
-    """Constant -> the crossing with half of it, and with half as much again."""
-    return {
-        name: (
-            simulated_crossing(hosts, replace(constants, **{name: value * 0.5})),
-            simulated_crossing(hosts, replace(constants, **{name: value * 1.5})),
-        )
-        for name, value in asdict(constants).items()
-    }
+def varied(
+    hosts: int, constants: Constants, base: float, share: float = 0.5
+) -> dict[str, tuple[float, float]]:
+    """Constant -> the crossing with that share less of it, and with that share more.
+
+    base: the crossing with the constants as they are.
+    """
+
+    def at(name: str, factor: float) -> float:
+        other = replace(constants, **{name: getattr(constants, name) * factor})
+        return simulated_crossing(hosts, other, base, spread=2.2, steps=4)
+
+    return {name: (at(name, 1 - share), at(name, 1 + share)) for name in asdict(constants)}
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -355,7 +354,7 @@ def simulation(constants: Constants, most: int) -> tuple[str, dict[str, Any]]:
         base = facts["crossover"][hosts]
         head = (f"constant ({hosts} hosts)", "value", "at half of it", "at one and a half", "")
         table = [head]
-        facts["varied"][hosts] = varied(hosts, constants)
+        facts["varied"][hosts] = varied(hosts, constants, base)
         for name, (half, more) in facts["varied"][hosts].items():
             decides = "decides" if max(abs(half - base), abs(more - base)) > 0.15 * base else ""
             value = seconds(getattr(constants, name))

@@ -21,10 +21,12 @@ from __future__ import annotations
 import sys
 
 from benchmarks.gangs.work import (
+    ADD,
     ALLREDUCE,
     CHAIN,
     FUSED,
     MODES,
+    NODES,
     OP,
     WAIT,
     WORKS,
@@ -90,6 +92,11 @@ def run(hosts: int, works: list[str], names: list[str], peers: str, how: Setting
         of = {case(work, mode): mode for mode in MODES}
         report.notes += [f"### {work}", "", matrix(measured, of), ""]
         report.notes += [f"{OURS} compared:", "", judged(claims(work), measured), ""]
+    if ADD in works:
+        report.notes.append(
+            f"XLA folds the {NODES} additions of a fused `{ADD}` into one: its time is that of a"
+            f" call, divided by {NODES}."
+        )
     missing = [f"Without {name}: {why}." for name, why in measured.missing.items()]
     publish(report, how.folder, "\n".join([*report.notes, *missing]))
     return measured
