@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathways_lab.runtime.emulated import emulated
     from pathways_lab.sim.machine import Costs, FunctionCost
     from pathways_lab.sim.simulate import Load
+    from pathways_lab.timeline.log import Timeline, load
 
 __all__ = [
     "FIFO",
@@ -63,6 +64,7 @@ __all__ = [
     "device_put",
     "emulated",
     "jit",
+    "load",
     "make_virtual_device_set",
     "patched",
     "pipeline",
@@ -98,6 +100,7 @@ _HOMES = {
     "device_put": "client.program",
     "emulated": "runtime.emulated",
     "jit": "client.functions",
+    "load": "timeline.log",
     "make_virtual_device_set": "client.lab",
     "patched": "client.patch",
     "pipeline": "pipeline",
@@ -113,6 +116,12 @@ def _open_view(lab: Lab, *panels: str, **options: Any) -> Any:
     from pathways_lab.notebook.view import View
 
     return View(lab.timeline, panels, **options)
+
+
+def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
+    from pathways_lab.notebook.view import view_of
+
+    return view_of(timeline, *panels, **options)
 
 
 def _close_views(lab: Lab) -> None:
@@ -139,7 +148,9 @@ def unload_ipython_extension(shell: Any) -> None:
 
 def _plug_in() -> None:
     from pathways_lab.client import hooks
+    from pathways_lab.timeline import log
 
+    log.open_view = log.open_view or _open_timeline
     hooks.open_view = hooks.open_view or _open_view
     hooks.lab_closes = hooks.lab_closes or _close_views
 
@@ -152,6 +163,7 @@ def __getattr__(name: str) -> Any:
     if home.startswith(("client.", "pipeline")):
         # The lab is what makes calls outside of programs run.
         importlib.import_module("pathways_lab.client.lab")
+    if home.startswith(("client.", "pipeline", "timeline")):
         _plug_in()
     # A package of that name is called like its main function.
     value = globals()[name] = module if home == name else getattr(module, name)

@@ -25,7 +25,7 @@ SURFACE = {
     # looking ahead
     "possible_deadlock",
     # looking at what happened
-    *("compare_timelines",),
+    *("compare_timelines", "load"),
     # simulating
     *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
     # pictures

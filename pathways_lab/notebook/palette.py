@@ -29,7 +29,10 @@ FAILED = "#c1272d"
 INK = "#757575"
 """Text and rules that must be read on white and on near-black alike."""
 
-SHADES = 4
+SHADES = 8
+
+CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#6699cc", "#44aa99")
+"""What devices wait for, and kinds of host work; always together with a place in the row."""
 
 
 def mixed(colour: str, other: str, share: float) -> str:
@@ -42,17 +45,25 @@ def mixed(colour: str, other: str, share: float) -> str:
 
 
 def shades(hue: str) -> tuple[str, ...]:
-    """The :data:`SHADES` shades of a hue: itself, lighter, darker, lightest."""
+    """The :data:`SHADES` shades of a hue: itself, lighter, darker, lightest; then between these."""
     return (
         hue,
         mixed(hue, "#ffffff", 0.42),
         mixed(hue, "#000000", 0.25),
         mixed(hue, "#ffffff", 0.7),
+        mixed(hue, "#000000", 0.48),
+        mixed(hue, "#ffffff", 0.2),
+        mixed(mixed(hue, "#808080", 0.6), "#ffffff", 0.25),
+        mixed(hue, "#ffffff", 0.56),
     )
 
 
-PAINTS = (NEUTRAL, FAILED, *(shade for hue in HUES for shade in shades(hue)))
+PAINTS = (NEUTRAL, FAILED, *(s for hue in HUES for s in shades(hue)), *CAUSE_COLOURS)
 """Every colour that a bar may have; columns hold indices into it."""
+
+
+CAUSE_PAINTS = tuple(range(len(PAINTS) - len(CAUSE_COLOURS), len(PAINTS)))
+"""Indices of :data:`CAUSE_COLOURS`."""
 
 
 def luminance(colour: str) -> float:

@@ -18,15 +18,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pathways_lab.notebook.palette import Palette
+from pathways_lab.notebook.palette import CAUSE_PAINTS, Palette
 from pathways_lab.notebook.plot import FRAME
-from pathways_lab.notebook.rows import Rows, rows
+from pathways_lab.notebook.rows import MOST, Rows, rows
+from pathways_lab.notebook.strips import Strip
 from pathways_lab.notebook.table import Table
 from pathways_lab.timeline.bars import Bar, Bars, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
+from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import Lane, Machine
+from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.waits import (
+    DISPATCH,
+    INPUT,
+    MEMORY,
+    NOTHING,
+    ORDER,
+    TRANSFER,
+    Wait,
+    Waits,
+)
 
 BUDGET = 6000
 """Bars that a live queue panel holds."""
@@ -36,6 +49,15 @@ MARGIN = 0.2
 
 BINS = 1000
 """Bins in which busy time is counted, over the whole window."""
+
+WAITS = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER)
+"""What is drawn of a device that waits; nothing to do is an empty row."""
+
+WORK = ("receive", "prepare", "launch", "send")
+"""Kinds of control work of a host."""
+
+RUNS, PARTS = 4, 20_000
+"""Runs that are remembered whole, and gangs of each."""
 
 GANGS = 2000
 """Gangs that are remembered for the order panel: more than are granted ahead."""
@@ -118,12 +140,22 @@ class Scene:
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
         self.by_program: Busy[tuple[str, str]] = Busy(window / BINS, BINS + 1, origin)
+        self.by_dcn: Busy[str] = Busy(window / BINS, BINS + 1, origin)
+        self.flows = Flows()
+        self.waits = Waits(self.flows)
+        self.runs: dict[int, RunSeen] = {}
+        self.memory: dict[Lane, float] = {}
+        self.used: dict[str, deque[tuple[float, float]]] = {}
+        self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
+        self.worked = Strip(CAUSE_PAINTS[: len(WORK)], -0.44, 0.44, budget, self._what_of)
+        self.clients: dict[str, str] = {}
         self.ended: dict[int, str] = {}
         self.dropped = 0
         self.first = float("inf")
         self.last = float("-inf")
         self._bars = Bars()
         self._rows = rows(self.machine, level)
+        self._host_rows = self._rows
         self._structure = -1
 
     @property
@@ -137,7 +169,19 @@ class Scene:
                 for bar in self._bars.items:
                     bar.row = moved.get(bar.row, bar.row)
                 self._show_again()
+                self.waited.move(moved, self.origin)
+            few = len(self.machine.hosts) <= MOST
+            old, self._host_rows = self._host_rows, rows(self.machine, "host" if few else "island")
+            moved = {row: self._host_rows.of[lane] for lane, row in old.of.items()}
+            if any(a != b for a, b in moved.items()):
+                self.worked.move(moved, self.origin)
         return self._rows
+
+    @property
+    def host_rows(self) -> Rows:
+        """The rows of the panel of hosts: one per host, or per island where they are many."""
+        assert self.rows is not None  # looks whether the machine has changed
+        return self._host_rows
 
     def add(self, records: Iterable[Record], now: float) -> None:
         """Fold *records*, which are all that is known at *now* (seconds)."""
@@ -146,18 +190,70 @@ class Scene:
         starts = (r.start for r in records if isinstance(r, Span) and r.kind == "gang")
         self.first = min(self.first, min(starts, default=self.first))
         self.resolution = max(self.resolution, self.span(now) / FRAME)
-        self._bars.resolution = self.resolution
+        for bars in (self._bars, self.waited.bars, self.worked.bars):
+            bars.resolution = max(bars.resolution, self.resolution)
         for record in records:
             self.machine.add(record)
             self.gangs.add(record)
+            self.flows.add(record)
+            self._remember(record, self.waits.add(record))
             if isinstance(record, Span):
                 self._span(record)
             elif isinstance(record, Event):
                 self._event(record)
-            elif isinstance(record, Sample) and record.name == "dropped":
-                self.dropped += int(record.value)
+            elif isinstance(record, Sample):
+                self._sample(record)
         self._show(self._bars.seal())
+        self.waited.seal(self.origin)
+        self.worked.seal(self.origin)
         self._forget(now)
+
+    def _sample(self, sample: Sample) -> None:
+        if sample.name == "dropped":
+            self.dropped += int(sample.value)
+        elif sample.name == "memory":
+            lane = Lane(sample.island, sample.host, int(sample.args.get("device", 0)))
+            before, self.memory[lane] = self.memory.get(lane, 0.0), sample.value
+            used = self.used.setdefault(sample.island, deque(maxlen=4 * BINS))
+            used.append((sample.time, (used[-1][1] if used else 0.0) + sample.value - before))
+
+    def _remember(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
+        """Keep what is known of the newest runs, and draw what devices waited for."""
+        if isinstance(record, Sample) or not record.run:
+            return
+        self.clients.setdefault(record.program, record.client)
+        run = self.runs.get(record.run)
+        if run is None:
+            run = self.runs[record.run] = RunSeen(record.run)
+            if len(self.runs) > RUNS:
+                del self.runs[next(iter(self.runs))]
+        if len(run.gangs) < PARTS:
+            run.add(record, waits)
+        for devices, wait in waits:
+            if wait.cause != NOTHING:
+                self._wait(devices, wait)
+        if isinstance(record, Span) and record.kind in WORK:
+            row = self.host_rows.of.get(Lane(record.island, record.host, 0))
+            if row is not None:
+                self.worked.add(
+                    [_mark(row, WORK.index(record.kind), record.start, record.end, record)]
+                )
+
+    def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
+        gang = wait.gang
+        rows = self.rows.of
+        counted: dict[float, int] = {}
+        for device in devices:
+            row = rows.get(Lane(gang.island, gang.host, device))
+            if row is not None:
+                counted[row] = counted.get(row, 0) + 1
+        self.waited.add(
+            _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
+            for row, count in counted.items()
+        )
+
+    def _what_of(self, bar: Bar) -> int:
+        return self.what(What(bar.node, bar.program, bar.client, bar.line))
 
     def _event(self, event: Event) -> None:
         self.last = max(self.last, event.time)
@@ -180,7 +276,13 @@ class Scene:
                 del self.ended[next(iter(self.ended))]
 
     def _span(self, span: Span) -> None:
-        self.last = max(self.last, span.end)
+        if span.kind not in WORK:
+            self.last = max(self.last, span.end)
+        if span.kind == "transfer" and span.end > span.start:
+            origin = str(span.args.get("source", "")).partition("/")[0]
+            if origin and origin != span.island:
+                rate = float(span.args.get("nbytes", 0)) / (span.end - span.start)
+                self.by_dcn.add(span.island, span.start, span.end, rate)
         if span.kind == "gang":
             self.first = min(self.first, span.start)
         self._bars.add(bars_of(span, self.rows.of))
@@ -252,7 +354,10 @@ class Scene:
 
     def _forget(self, now: float) -> None:
         """Keep to the window, and go coarser when too many bars are in it."""
-        self.bars.drop(self._bars.forget_before(now - 1.1 * self.window))
+        past = now - 1.1 * self.window
+        self.bars.drop(self._bars.forget_before(past))
+        self.waited.forget_before(past, self.origin)
+        self.worked.forget_before(past, self.origin)
         if len(self.bars) > self.budget:
             self.coarsen(2 * self.budget // 3)
 
@@ -263,6 +368,9 @@ class Scene:
         kept.seal()
         self._bars = kept
         self._show_again()
+        for strip in (self.waited, self.worked):
+            if len(strip.table) > most // 2:
+                strip.coarsen(most // 2, self.origin)
 
     @property
     def lead(self) -> float:
@@ -317,3 +425,11 @@ class Scene:
     def started(self) -> bool:
         """Whether any gang was seen."""
         return bool(self.gangs.by_key)
+
+
+def _mark(row: float, kind: int, start: float, end: float, span: Span, count: int = 1) -> Bar:
+    """A mark of a strip that tells of *span*."""
+    return Bar(
+        row, kind, start, end, span.program, span.node, span.client, span.line, span.run,
+        span.step, count, count * (end - start),
+    )  # fmt: skip

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.text import merged_note, summary, table
 from pathways_lab.timeline.log import Timeline, within
-from pathways_lab.timeline.records import Span
+from pathways_lab.timeline.records import Event, Span
 
 PERIOD = 0.1
 """Seconds between two updates."""
@@ -89,6 +90,8 @@ class View:
             origin = max(first, now - window)
         self.palette = palette_of(timeline)
         self.scene = Scene(origin, window, self.palette)
+        for plan in timeline.plans:
+            self.scene.flows.add(plan)
         self.outcome = ""
         self._version = 0
         self._over_at = 0.0
@@ -290,6 +293,24 @@ class View:
             while len(_frozen) > FROZEN:
                 _frozen.popleft().close()
         return self
+
+
+def view_of(timeline: Timeline, *panels: str, **options: Any) -> View:
+    """A view of a timeline: live while it grows, frozen and of all of it when it was loaded."""
+    if not timeline.loaded:
+        return View(timeline, panels, **options)
+    records = timeline.records
+    spans = [r for r in records if isinstance(r, Span)]
+    events = [r.time for r in records if isinstance(r, Event) and r.run]
+    start = min([*(s.start for s in spans), *events], default=0.0)
+    end = max([*(s.end for s in spans), *events], default=start)
+    given = {
+        "title": f"Loaded: {Path(timeline.loaded).name}",
+        "origin": start,
+        "window": max(end - start, 1e-3),
+        **options,
+    }
+    return View(timeline, panels, **given).freeze()
 
 
 def _display(

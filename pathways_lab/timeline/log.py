@@ -15,13 +15,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+from pathways_lab.timeline import busy, files, perfetto, planned, queries, waits
+from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.queries import Flow, flows
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 Observer = Callable[[Sequence[Record]], None]
+
+open_view: Callable[..., Any] | None = None
+"""``open_view(timeline, *panels, **options)``: set by whoever stands above and can draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +72,12 @@ def within(record: Record, start: float, end: float = float("inf")) -> bool:
     """Whether a picture of the time between *start* and *end* needs a record."""
     if isinstance(record, Span):
         return record.end > start and record.start < end
-    if isinstance(record, Event) and record.kind.startswith(("host-", "slice-")):
+    if isinstance(record, Event) and record.kind.startswith(("host-", "slice-", "plan")):
         return record.time <= end
     return start <= record.time <= end
+
+
+_FIELDS = list(dict.fromkeys(each.name for kind in (Span, Event, Sample) for each in fields(kind)))
 
 
 class Timeline:
@@ -75,6 +85,7 @@ class Timeline:
 
     clock: seconds on the same clock as the records' times (the control
         plane's); the client passes one that is aligned with it.
+    loaded: the file that it comes from, or "".
     """
 
     def __init__(
@@ -84,12 +95,14 @@ class Timeline:
             raise ValueError(f"a timeline must hold at least one record, not {capacity}")
         self.capacity = capacity
         self.clock = clock
+        self.loaded = ""
         self.failures: list[str] = []
         self._lock = threading.RLock()
         self._records: deque[Record] = deque(maxlen=capacity)
         self._version = 0
         self._lost = 0
         self._programs: dict[str, int] = {}
+        self._plans: dict[str, Event] = {}
         self._observers: list[Observer] = []
         self._later: deque[tuple[int, Callable[[], Iterable[Record]]]] = deque()
         self._waiting = 0
@@ -143,6 +156,8 @@ class Timeline:
                     self._lost += int(record.value)
             elif record.program and record.program not in self._programs:
                 self._programs[record.program] = len(self._programs)
+            if isinstance(record, Event) and record.kind == "plan":
+                self._plans[str(record.args.get("plan", ""))] = record
 
     def recording(self) -> Recording:
         """``with timeline.recording() as run: ...``: keeps what happens inside."""
@@ -218,6 +233,79 @@ class Timeline:
             self._read()
             return dict(self._programs)
 
+    @property
+    def plans(self) -> tuple[Event, ...]:
+        """What programs consist of, one record each; the bound does not push these out."""
+        with self._lock:
+            self._read()
+            return tuple(self._plans.values())
+
+    # --- to keep ---------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write all records to a file of columns (see :mod:`.files`); returns its path."""
+        return files.save(path, self._with_plans(), self.clock(), self.dropped)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        """A timeline from a file; its clock stands at the moment of saving.
+
+        Raises ValueError when the file is none, and OSError when there is none.
+        """
+        saved = files.load(path)
+        made = cls(max(1, len(saved.records)), clock=lambda: saved.clock)
+        made.loaded = str(path)
+        made.extend(saved.records)
+        made._lost = saved.dropped
+        return made
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write it as trace events that Perfetto opens (see :mod:`.perfetto`)."""
+        return perfetto.save(path, self._with_plans(), self.dropped)
+
+    def to_dataframe(self) -> Any:
+        """A pandas frame: a row per record, columns as in :mod:`.records` and ``type``.
+
+        Raises ModuleNotFoundError where pandas is not installed.
+        """
+        import pandas
+
+        rows = [{"type": type(r).__name__, **asdict(r)} for r in self.records]
+        return pandas.DataFrame(rows, columns=["type", *_FIELDS])
+
+    def view(self, *panels: str, **options: Any) -> Any:
+        """Show it: live while it grows, a static picture of all of it when it was loaded."""
+        if open_view is None:
+            raise RuntimeError(
+                "no front end is there to show a view; import pathways_lab and use a name of it"
+            )
+        return open_view(self, *panels, **options)
+
+    def _with_plans(self) -> tuple[Record, ...]:
+        records = self.records
+        held = {id(r) for r in records} if self.evicted else set()
+        lost = [plan for plan in self.plans if id(plan) not in held] if self.evicted else []
+        return (*lost, *records)
+
+    # --- questions --------------------------------------------------------------------
+
+    def story(self, run: int | None = None, step: int | None = None) -> list[Record]:
+        """Everything known about one run, or one gang of it, oldest first."""
+        return queries.story(self.records, run, step)
+
+    def utilisation(self, start: float, end: float) -> dict[Lane, float]:
+        """Busy share (0 to 1) of every device that ran anything, between two times (seconds)."""
+        return busy.utilisation(self.records, start, end)
+
+    def waits(self, start: float, end: float) -> dict[Lane, dict[str, float]]:
+        """Seconds by cause, ``"running"`` included, of every device between two times."""
+        found = waits.waits(self._with_plans(), start, end)
+        return {lane: waits.shares(parts) for lane, parts in found.items()}
+
+    def planned(self, run: int) -> planned.Planned:
+        """One run as an ideal machine does it against what happened, and where the gap went."""
+        return planned.planned(self._with_plans(), run)
+
     def __len__(self) -> int:
         self._read()
         return len(self._records)
@@ -225,3 +313,11 @@ class Timeline:
     def __repr__(self) -> str:
         lost = f", {self.dropped} dropped" if self.dropped else ""
         return f"Timeline({len(self)} records{lost})"
+
+
+def load(path: str | Path) -> Timeline:
+    """A timeline that ``lab.timeline.save(path)`` wrote; it needs no cluster.
+
+    Raises ValueError when the file is none, and OSError when there is none.
+    """
+    return Timeline.load(path)

@@ -20,6 +20,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Call, Plan, SliceId, Step
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.timeline import flow
 from pathways_lab.timeline.records import Event, Record
 
 
@@ -182,8 +183,14 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
         "submitted",
         event.time,
         **_program_of(event.run, registry),
-        args={"priority": event.priority},
+        args={"priority": event.priority, "plan": event.plan},
     )
+
+
+def _plan(event: m.ProgramRegistered, registry: Registry) -> Event:
+    plan = event.plan
+    args = {"plan": plan.key, "steps": flow.described(plan)}
+    return Event("plan", event.time, program=plan.name, client=event.client, args=args)
 
 
 def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Event:
@@ -268,6 +275,7 @@ _EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
     m.SlicesLost: _slices_lost,
     m.ClientJoined: _client_joined,
     m.ClientLeft: _client_left,
+    m.ProgramRegistered: _plan,
     m.RunSubmitted: _submitted,
     m.PolicyLate: _policy_late,
 }

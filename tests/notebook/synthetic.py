@@ -117,7 +117,14 @@ class Cluster:
         self.runs += 1
         run = (1 << 32) + self.runs
         client = "kernel-1"
-        self.records.append(Event("submitted", at, run=run, program=program, client=client))
+        plan = {"plan": f"{program}/{micro}"}
+        steps = self.steps(micro)
+        self.records.append(
+            Event("plan", at, program=program, client=client, args={**plan, "steps": steps})
+        )
+        self.records.append(
+            Event("submitted", at, run=run, program=program, client=client, args=plan)
+        )
         self.records.append(
             Event("message", at, run=run, program=program, client=client,
                   args={"source": client, "target": "control", "kind": "submit", "bytes": 400})
@@ -157,6 +164,33 @@ class Cluster:
             last = max(last, end)
         self.records.append(Event("finished", last, run=run, program=program, client=client))
         return last
+
+    def steps(self, micro: int) -> list[list[object]]:
+        """What :meth:`pipeline` consists of, as its ``plan`` record has it."""
+        out: list[list[object]] = []
+
+        def add(transfer: bool, node: str, where: int, after: list[int]) -> int:
+            out.append([transfer, node, where, 1 << 20, after, f"line of {node}"])
+            return len(out) - 1
+
+        done, grads = [], []
+        for _ in range(micro):
+            after: list[int] = []
+            for i in range(self.islands):
+                after = [add(False, f"fwd{i}", i, after)]
+                if i + 1 < self.islands:
+                    after = [add(True, "transfer", i + 1, after)]
+            done.append(after)
+        for m in range(micro):
+            after = done[m]
+            for i in reversed(range(self.islands)):
+                after = [add(False, f"bwd{i}", i, after)]
+                grads.append(after[0])
+                if i:
+                    after = [add(True, "transfer", i - 1, after)]
+        for i in range(self.islands):
+            add(False, f"update{i}", i, [g for g in grads if out[g][2] == i])
+        return out
 
     def in_order(self) -> list[Record]:
         """All records, in the order in which they become known."""

@@ -1,0 +1,105 @@
+"""Which step of a program feeds which: the edges along which data move.
+
+Problem: the picture of a program, the question why a device waited, and flows
+in an export all need the edges, and records of single gangs do not have them.
+One record per registered program does.
+
+Rule for maintainers: what is written must be plain data; a reader must work
+with records of programs that it does not know, and then has no edges.
+
+Paper: section 4.2 (programs as sharded dataflow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.core.program import Call, Plan, ValueId
+from pathways_lab.timeline.records import Event, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a program.
+
+    slice: where it computes, or where a transfer arrives.
+    nbytes: bytes of its outputs on one device.
+    after: the steps that make its inputs.
+    """
+
+    transfer: bool
+    node: str
+    slice: int
+    nbytes: int
+    after: tuple[int, ...]
+    line: str = ""
+
+
+Flow = tuple[Stage, ...]
+"""A program's steps, in its linear order."""
+
+
+def described(plan: Plan) -> list[list[Any]]:
+    """The steps of *plan* as plain data, for the record of its registration."""
+    made: dict[ValueId, int] = {}
+    out: list[list[Any]] = []
+    for number, step in enumerate(plan.steps):
+        node = step.node
+        call = isinstance(node, Call)
+        read = node.inputs if isinstance(node, Call) else (node.input,)
+        wrote = node.outputs if isinstance(node, Call) else (node.output,)
+        where = node.slice if isinstance(node, Call) else plan.values[node.output].slice
+        after = sorted({made[value] for value in read if value in made})
+        nbytes = sum(plan.values[value].nbytes for value in wrote)
+        line = str(node.line) if node.line.number else ""
+        out.append([not call, node.name, -1 if where is None else where, nbytes, after, line])
+        made.update(dict.fromkeys(wrote, number))
+    return out
+
+
+def read(event: Event) -> Flow:
+    """The steps in a ``plan`` record."""
+    return tuple(
+        Stage(bool(transfer), str(node), int(where), int(nbytes), tuple(map(int, after)), str(line))
+        for transfer, node, where, nbytes, after, line in event.args.get("steps", ())
+    )
+
+
+class Flows:
+    """Folds records into what is known of programs' steps.
+
+    run: the flow of a run, () when its program is not known.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[str, Event | Flow] = {}
+        self._runs: dict[int, str] = {}
+
+    def add(self, record: Record) -> None:
+        """Fold one record."""
+        if not isinstance(record, Event):
+            return
+        if record.kind == "plan":
+            self._plans[str(record.args.get("plan", ""))] = record
+        elif record.kind == "submitted":
+            self._runs[record.run] = str(record.args.get("plan", ""))
+            if len(self._runs) > 4096:
+                del self._runs[next(iter(self._runs))]
+
+    def run(self, run: int) -> Flow:
+        """The steps of a run's program."""
+        key = self._runs.get(run, "")
+        known = self._plans.get(key, ())
+        if isinstance(known, Event):  # read when somebody asks: most are never asked for
+            known = self._plans[key] = read(known)
+        return known
+
+
+def flows(records: Iterable[Record]) -> Flows:
+    """All that *records* say."""
+    out = Flows()
+    for record in records:
+        out.add(record)
+    return out

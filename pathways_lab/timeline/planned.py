@@ -1,0 +1,218 @@
+"""One run as planned against the same run as it was, and where the difference went.
+
+Problem: "why is it slower than it should be" deserves numbers per device.  The
+plan here is what an ideal machine does with the same program: the measured
+computations in the same order, started as soon as their inputs exist, with
+transfers and dispatch that take no time.
+
+Rule for maintainers: the causes of a device's gap add up to the gap (tested for
+arbitrary records).  Idle time that the ideal machine has too is the plan's,
+and is taken from what a device waits for by nature: inputs, and work.
+
+Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pathways_lab.timeline.flow import Flow, Flows
+from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.waits import CAUSES, INPUT, NOTHING, Wait, Waits, known_at
+
+PLAN, OTHERS = "idle by plan", "other programs"
+GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
+"""What a gap may consist of."""
+
+
+@dataclass(slots=True)
+class RunSeen:
+    """What is known of one run.  submitted, ended: seconds; ended is None while it goes on."""
+
+    run: int
+    program: str = ""
+    client: str = ""
+    submitted: float = float("inf")
+    ended: float | None = None
+    outcome: str = ""
+    gangs: list[Span] = field(default_factory=list)
+    transfers: list[Span] = field(default_factory=list)
+    waits: list[tuple[tuple[int, ...], Wait]] = field(default_factory=list)
+    messages: list[Event] = field(default_factory=list)
+
+    def add(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
+        """Fold a record of this run, and the waits that it ended."""
+        if isinstance(record, Span):
+            self.program, self.client = record.program, record.client
+            if record.kind == "gang":
+                self.gangs.append(record)
+                self.waits += waits
+            elif record.kind == "transfer":
+                self.transfers.append(record)
+        elif isinstance(record, Event):
+            if record.kind == "submitted":
+                self.submitted = record.time
+                self.program, self.client = record.program, record.client
+            elif record.kind == "message":
+                self.messages.append(record)
+            elif record.kind in ("finished", "failed", "cancelled"):
+                self.ended, self.outcome = record.time, record.kind
+
+    @property
+    def begin(self) -> float:
+        """The first moment, in seconds."""
+        return min(self.submitted, min((g.start for g in self.gangs), default=self.submitted))
+
+    @property
+    def end(self) -> float:
+        """The end of its last computation, in seconds."""
+        return max((g.end for g in self.gangs), default=self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a run; times in seconds since its submission.
+
+    planned, actual: ``(step, start, end)``.  gap: seconds by cause.
+    """
+
+    lane: Lane
+    planned: tuple[tuple[int, float, float], ...]
+    actual: tuple[tuple[int, float, float], ...]
+    gap: Mapping[str, float]
+
+    @property
+    def lost(self) -> float:
+        """Seconds of the run in which this device did not compute for it."""
+        return sum(self.gap.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """planned, actual: seconds that the run takes on an ideal machine, and took."""
+
+    seen: RunSeen
+    planned: float
+    actual: float
+    devices: tuple[Device, ...]
+
+    def gap(self) -> dict[str, float]:
+        """Lost device seconds by cause, of all devices."""
+        out: dict[str, float] = {}
+        for device in self.devices:
+            for cause, seconds in device.gap.items():
+                out[cause] = out.get(cause, 0.0) + seconds
+        return out
+
+
+def ideal(gangs: Iterable[Span], flow: Flow) -> dict[int, tuple[float, float]]:
+    """When an ideal machine starts and ends every step, in seconds.
+
+    Gangs take what their fastest host took: the others waited for it inside.
+    """
+    seconds: dict[int, float] = {}
+    where: dict[int, set[Lane]] = {}
+    for gang in gangs:
+        long = gang.end - gang.start
+        seconds[gang.step] = min(seconds.get(gang.step, long), long)
+        lanes = (Lane(gang.island, gang.host, device) for device in gang.devices)
+        where.setdefault(gang.step, set()).update(lanes)
+    free: dict[Lane, float] = {}
+    out: dict[int, tuple[float, float]] = {}
+    for step in range(max([len(flow), *(s + 1 for s in seconds)])):
+        after = flow[step].after if step < len(flow) else ()
+        start = max((out[a][1] for a in after if a in out), default=0.0)
+        if step in seconds:
+            start = max([start, *(free.get(lane, 0.0) for lane in where[step])])
+        elif not (step < len(flow) and flow[step].transfer):
+            continue
+        end = start + seconds.get(step, 0.0)
+        out[step] = start, end
+        free.update(dict.fromkeys(where.get(step, ()), end))
+    return out
+
+
+def compare(seen: RunSeen, flow: Flow) -> Planned:
+    """The run as planned and as it was."""
+    plan = ideal(seen.gangs, flow)
+    begin, actual = seen.begin, seen.end - seen.begin
+    length = max((end for _, end in plan.values()), default=0.0)
+    ran: dict[Lane, list[Span]] = {}
+    for gang in seen.gangs:
+        for number in gang.devices:
+            ran.setdefault(Lane(gang.island, gang.host, number), []).append(gang)
+    waited: dict[Lane, list[tuple[str, float, float]]] = {}
+    for numbers, wait in seen.waits:
+        for number in numbers:
+            lane = Lane(wait.gang.island, wait.gang.host, number)
+            waited.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
+    devices = []
+    for lane, gangs in sorted(ran.items()):
+        gap = _gap(gangs, waited.get(lane, []), begin, seen.end)
+        busy = sum(plan[g.step][1] - plan[g.step][0] for g in gangs)
+        devices.append(
+            Device(
+                lane,
+                tuple((g.step, *plan[g.step]) for g in gangs),
+                tuple((g.step, g.start - begin, g.end - begin) for g in gangs),
+                _of_plan(gap, max(0.0, length - busy)),
+            )
+        )
+    return Planned(seen, length, actual, tuple(devices))
+
+
+def _gap(
+    gangs: list[Span], waited: list[tuple[str, float, float]], begin: float, end: float
+) -> dict[str, float]:
+    """Seconds by cause between two moments in which none of *gangs* ran."""
+    free: list[tuple[float, float]] = []
+    reached = begin
+    for gang in sorted(gangs, key=lambda g: g.start):
+        if gang.start > reached:
+            free.append((reached, gang.start))
+        reached = max(reached, gang.end)
+    out: dict[str, float] = {}
+
+    def count(cause: str, seconds: float) -> None:
+        if seconds > 0:
+            out[cause] = out.get(cause, 0.0) + seconds
+
+    for start, until in free:
+        for cause, a, b in sorted(waited, key=lambda part: part[1]):
+            a, b = max(a, start), min(b, until)
+            if b > a:
+                count(OTHERS, a - start)
+                count(cause, b - a)
+                start = b
+        count(OTHERS, until - start)
+    count(NOTHING, end - reached)
+    return out
+
+
+def _of_plan(gap: dict[str, float], idle: float) -> dict[str, float]:
+    """Give the plan its own idle seconds, out of what is idle by nature."""
+    out: dict[str, float] = {}
+    for cause in (NOTHING, INPUT):
+        taken = min(idle, gap.get(cause, 0.0))
+        if taken > 0:
+            idle -= taken
+            out[PLAN] = out.get(PLAN, 0.0) + taken
+            gap = {**gap, cause: gap[cause] - taken}
+    return {**out, **{cause: seconds for cause, seconds in gap.items() if seconds > 0}}
+
+
+def planned(records: Iterable[Record], run: int) -> Planned:
+    """One run of *records* as planned against what happened.  Raises KeyError: no gang of it."""
+    flows = Flows()
+    fold, seen = Waits(flows), RunSeen(run)
+    ranked = sorted(records, key=lambda r: (known_at(r), isinstance(r, Span) and r.kind == "gang"))
+    for record in ranked:
+        flows.add(record)
+        waits = fold.add(record)
+        if getattr(record, "run", 0) == run:
+            seen.add(record, waits)
+    if not seen.gangs:
+        raise KeyError(f"no gang of run {run} is known")
+    return compare(seen, flows.run(run))

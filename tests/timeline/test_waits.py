@@ -1,0 +1,142 @@
+"""What devices waited for, and a run as planned: parts that add up, whatever the records say."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathways_lab.timeline import waits
+from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.planned import GAP_CAUSES, PLAN, planned
+from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.waits import (
+    CAUSES,
+    DISPATCH,
+    INPUT,
+    MEMORY,
+    NOTHING,
+    RUNNING,
+    TRANSFER,
+    blame,
+)
+from tests.notebook.synthetic import training
+
+times = st.floats(0.0, 10.0, allow_nan=False).map(lambda t: round(t, 3))
+
+
+@given(
+    since=times,
+    length=st.floats(0.001, 10.0),
+    submitted=times | st.just(float("-inf")),
+    obstacles=st.lists(st.tuples(st.sampled_from(CAUSES), times, times), max_size=8),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_parts_of_a_gap_tile_it(since, length, submitted, obstacles):
+    parts = blame(since, since + length, submitted, obstacles)
+    edge = since + length
+    for _, start, end in parts:
+        assert end == edge and start < end  # no hole, no overlap, latest first
+        edge = start
+    assert edge == since
+
+
+@st.composite
+def records_of_runs(draw):
+    """Gangs, launches, transfers and events at arbitrary, even impossible, times."""
+    chance = random.Random(draw(st.integers(0, 1 << 30)))
+    out: list[Record] = []
+    for run in range(1, 4):
+        if chance.random() < 0.8:
+            out.append(Event("submitted", chance.uniform(0, 5), run=run))
+        for step in range(chance.randrange(1, 6)):
+            start, more = chance.uniform(0, 9), chance.uniform(0, 1)
+            place = ("island0", f"island0/host{chance.randrange(2)}")
+            out.append(
+                Span("gang", start, start + more, *place, (0, 1), run, step, "p", f"n{step}")
+            )
+            if chance.random() < 0.5:
+                out.append(Event("granted", chance.uniform(0, 9), "island0", run=run, step=step))
+            if chance.random() < 0.5:
+                arrived = chance.uniform(0, 9)
+                out.append(Span("transfer", arrived, arrived + 0.2, *place, (0,), run, step, "p"))
+        if chance.random() < 0.8:
+            out.append(Event("finished", chance.uniform(5, 12), run=run))
+    chance.shuffle(out)
+    return out
+
+
+@given(records_of_runs())
+@settings(max_examples=100, deadline=None)
+def test_every_second_of_every_device_has_one_cause(records):
+    for parts in waits.waits(records, 1.0, 9.0).values():
+        assert parts[0][1] == 1.0 and parts[-1][2] == 9.0
+        assert all(a[2] == b[1] for a, b in zip(parts, parts[1:], strict=False))
+        assert {cause for cause, _, _ in parts} <= {RUNNING, *CAUSES}
+        assert math.isclose(sum(waits.shares(parts).values()), 8.0)
+
+
+@given(records_of_runs())
+@settings(max_examples=100, deadline=None)
+def test_the_gap_of_every_device_adds_up(records):
+    for run in (1, 2, 3):
+        found = planned(records, run)
+        for device in found.devices:
+            assert set(device.gap) <= set(GAP_CAUSES) and min(device.gap.values(), default=0) >= 0
+            covered, reached = 0.0, 0.0
+            for _, start, end in sorted(device.actual, key=lambda part: part[1]):
+                covered += max(0.0, end - max(start, reached))
+                reached = max(reached, end)
+            assert math.isclose(device.lost + covered, found.actual, abs_tol=1e-9)
+
+
+def one(*records: Record, start: float = 0.0, end: float = 10.0) -> dict[str, float]:
+    found = waits.waits(records, start, end)[Lane("i", "i/h", 0)]
+    return {cause: round(seconds, 6) for cause, seconds in waits.shares(found).items()}
+
+
+def gang(start: float, end: float, run: int = 1, step: int = 0) -> Span:
+    return Span("gang", start, end, "i", "i/h", (0,), run, step, "p", "n")
+
+
+def test_before_it_is_asked_a_device_has_nothing_to_do():
+    found = one(Event("submitted", 4.0, run=1), gang(6.0, 8.0))
+    assert found == {NOTHING: 4.0 + 2.0, DISPATCH: 2.0, RUNNING: 2.0}
+
+
+def test_the_obstacle_that_came_last_has_the_blame():
+    steps = [[False, "a", 1, 8, [], ""], [True, "transfer", 0, 8, [0], ""],
+             [False, "b", 0, 8, [1], ""]]  # fmt: skip
+    story = [
+        Event("plan", 0.0, args={"plan": "k", "steps": steps}),
+        Event("submitted", 1.0, run=1, args={"plan": "k"}),
+        Event("granted", 2.0, run=1, step=2),
+        Span("transfer", 5.0, 7.0, "i", "i/h", (0,), 1, 1, "p", "transfer"),
+        gang(7.5, 9.0, step=2),
+    ]
+    assert one(*story) == {
+        NOTHING: 2.0, INPUT: 4.0, TRANSFER: 2.0, DISPATCH: 0.5, RUNNING: 1.5,
+    }  # fmt: skip
+    late = [*story[:2], Event("granted", 7.2, run=1, step=2), *story[3:]]
+    assert one(*late)[DISPATCH] == pytest.approx(7.5 - 1.0)  # now the grant held it up
+
+
+def test_a_run_behind_others_waits_for_memory():
+    found = one(
+        Event("submitted", 0.0, run=2), gang(0.0, 3.0, run=2), Event("submitted", 1.0, run=1),
+        Event("granted", 5.0, run=1, step=0), Event("finished", 6.0, run=2), gang(5.5, 10.0),
+    )  # fmt: skip
+    assert found[MEMORY] == 2.0 and found[DISPATCH] == 0.5
+
+
+def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():
+    records = training(1, islands=2, devices=1)
+    run = next(r.run for r in records if isinstance(r, Event) and r.kind == "submitted")
+    found = planned(records, run)
+    assert found.planned < found.actual
+    gap = found.gap()
+    assert gap[PLAN] > 0 and gap[TRANSFER] > 0
+    assert sum(gap.values()) == pytest.approx(sum(d.lost for d in found.devices))
