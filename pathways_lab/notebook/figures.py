@@ -47,6 +47,7 @@ from pathways_lab.notebook.plot import (
     BOXES,
     CATALOGUE,
     LEFT,
+    LINES,
     RIGHT,
     TEXTS,
     TIME,
@@ -176,6 +177,11 @@ class Figures:
             renderer = shown.patches(
                 xs="xs", ys="ys", source=source, fill_color="fill", fill_alpha=0.9, line_color=None
             )
+        elif layer.kind == LINES:
+            renderer = shown.multi_line(
+                xs="xs", ys="ys", source=source, line_color="fill", line_width="width",
+                line_alpha=layer.alpha,
+            )  # fmt: skip
         else:
             return
         if layer.hover:
@@ -212,13 +218,16 @@ class Figures:
             renderers=[renderer], tooltips=list(layer.hover), point_policy="follow_mouse",
             attachment="horizontal",
         )  # fmt: skip
+        formatters: dict[str, Any] = {}
         if "what" in layer.columns:
-            tool.formatters = {
-                "@what": CustomJSHover(
-                    args={"catalogue": self._source(CATALOGUE)},
-                    code="return catalogue.data[format]?.[value] ?? ''",
-                )
-            }
+            formatters["@what"] = CustomJSHover(
+                args={"catalogue": self._source(CATALOGUE)},
+                code="return catalogue.data[format]?.[value] ?? ''",
+            )
+        if layer.kinds:
+            names = list(layer.kinds)
+            formatters["@kind"] = CustomJSHover(args={"names": names}, code="return names[value]")
+        tool.formatters = formatters
         return tool
 
     def _source(self, name: str) -> ColumnDataSource:

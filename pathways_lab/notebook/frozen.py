@@ -63,7 +63,7 @@ def freeze(
         )
         scene.add(records, end)
         for budget in BUDGETS if level == "island" else BUDGETS[:1]:
-            if len(scene.drawn) > budget:
+            if scene.marks > 2 * budget or len(scene.drawn) > budget:
                 scene.coarsen(budget)
             data, metadata = _bundle(scene, end, panels, title, notes)
             if len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT:

@@ -26,7 +26,7 @@ their time axes line up.  Live figures may be wider or narrower than this."""
 FRAME = WIDTH - LEFT - RIGHT
 """Width of the drawing area that texts and resolutions are fitted to."""
 
-BOXES, TEXTS, AREAS, DATA = "boxes", "texts", "areas", "data"
+BOXES, TEXTS, AREAS, LINES, DATA = "boxes", "texts", "areas", "lines", "data"
 """Kinds of layer.
 
 boxes: ``left, right, top, bottom`` and ``paint`` (index into the palette) or
@@ -34,6 +34,7 @@ boxes: ``left, right, top, bottom`` and ``paint`` (index into the palette) or
 texts: ``x, y, text``, anchored by ``Layer.anchor``; ``ink`` (CSS colour) where
     the ground is known, else the page's text colour.
 areas: ``xs, ys`` (lists of polygons) and ``fill``.
+lines: ``xs, ys`` (lists of points), ``fill`` (CSS colour) and ``width`` (pixels).
 data: nothing is drawn; hover texts of other layers read it.
 """
 
@@ -56,6 +57,7 @@ class Layer:
     lined: boxes stand in rows like text in lines, and may be very many.
     edged: boxes have an outline in the colour of their paint.
     anchor: of texts: ``"start"``, ``"center"`` or ``"end"``.
+    kinds: names behind the numbers of the column ``kind``, for hover texts.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Layer:
     anchor: str = "center"
     bold: bool = False
     corner: int = 0
+    kinds: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))

@@ -149,6 +149,7 @@ class Scene:
         self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
         self.worked = Strip(CAUSE_PAINTS[: len(WORK)], -0.44, 0.44, budget, self._what_of)
         self.clients: dict[str, str] = {}
+        self.longest: dict[tuple[str, str], float] = {}
         self.ended: dict[int, str] = {}
         self.dropped = 0
         self.first = float("inf")
@@ -252,6 +253,11 @@ class Scene:
             for row, count in counted.items()
         )
 
+    def arrived(self, run: int, step: int, host: str) -> bool:
+        """Whether a transfer is complete on a host, as far as is remembered."""
+        seen = self.runs.get(run)
+        return seen is None or any(t.step == step and t.host == host for t in seen.transfers)
+
     def _what_of(self, bar: Bar) -> int:
         return self.what(What(bar.node, bar.program, bar.client, bar.line))
 
@@ -289,6 +295,8 @@ class Scene:
         if span.kind != "gang":
             return
         what = What(span.node, span.program, span.client, span.line)
+        took, node = span.end - span.start, (span.program, span.node)
+        self.longest[node] = max(took, self.longest.get(node, took))
         key = (span.run, span.step)
         for device in span.devices:
             lane = Lane(span.island, span.host, device)
@@ -409,6 +417,11 @@ class Scene:
     def drawn(self) -> list[Bar]:
         """The bars that the queue panel holds."""
         return self._bars.items
+
+    @property
+    def marks(self) -> int:
+        """How many bars and marks are drawn."""
+        return len(self.bars) + len(self.waited.table) + len(self.worked.table)
 
     @property
     def merged(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from pathways_lab.notebook.palette import INK, PAINTS
-from pathways_lab.notebook.plot import AREAS, BOXES, LEFT, RIGHT, TEXTS, WIDTH, Layer, Plot
+from pathways_lab.notebook.plot import AREAS, BOXES, LEFT, LINES, RIGHT, TEXTS, WIDTH, Layer, Plot
 
 HEADING = 30
 FEW = 800
@@ -33,6 +33,7 @@ FONT = "system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"
 HATCHES = {
     "right_diagonal_line": "M-1 7L7 -1M-1 1L1 -1M5 7L7 5",
     "x": "M0 0L6 6M6 0L0 6",
+    "vertical_line": "M3 0V6",
 }
 
 
@@ -227,6 +228,24 @@ def _layer(sheet: Sheet, frame: Frame, layer: Layer) -> None:
         ):
             d = _outline([(frame.x(x), frame.y(y)) for x, y in zip(xs, ys, strict=True)])
             sheet.path(d, f'fill="{fill}" fill-opacity=".9"')
+    elif layer.kind == LINES:
+        _strokes(sheet, frame, layer)
+
+
+def _strokes(sheet: Sheet, frame: Frame, layer: Layer) -> None:
+    """Lines that look alike become one path."""
+    columns = layer.columns
+    alike: dict[tuple[str, float], list[str]] = {}
+    for xs, ys, fill, width in zip(
+        columns["xs"], columns["ys"], columns["fill"], columns["width"], strict=True
+    ):
+        points = (
+            f"{short(frame.x(x), 1)} {short(frame.y(y), 1)}" for x, y in zip(xs, ys, strict=True)
+        )
+        alike.setdefault((fill, round(width, 1)), []).append("M" + "L".join(points))
+    for (fill, width), lines in alike.items():
+        style = f'stroke="{fill}" stroke-width="{width:g}" stroke-opacity="{layer.alpha:g}"'
+        sheet.path("".join(lines), f'fill="none" {style} data-layer="{layer.name}"')
 
 
 def _outline(points: Sequence[tuple[float, float]]) -> str:

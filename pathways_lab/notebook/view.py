@@ -55,7 +55,7 @@ _frozen: deque[LiveFigures] = deque()
 class View:
     """Panels over a timeline, shown by a notebook as a live picture.
 
-    panels: names; none means all.
+    panels: names; none means the usual four.
     window: seconds that it looks back while it is live.
     origin: time (records' clock) that the axis calls 0; None takes the newest
         *window* seconds of what is remembered.

@@ -268,7 +268,7 @@ class Timeline:
 
         Raises ModuleNotFoundError where pandas is not installed.
         """
-        import pandas
+        import pandas  # type: ignore[import-untyped, unused-ignore]
 
         rows = [{"type": type(r).__name__, **asdict(r)} for r in self.records]
         return pandas.DataFrame(rows, columns=["type", *_FIELDS])

@@ -120,6 +120,8 @@ def test_states_of_the_order_panel_are_those_of_the_gangs() -> None:
         for gang in queries.order(records, island):
             expected[gang.state] += 1
     shown = {state: len(column(plot, f"order-{state}", "left")) for state in expected}
+    assert column(plot, "order-running", "why") == ["it computes"]
+    shown["launched"] += len(column(plot, "order-running", "left"))
     assert shown == expected
     assert expected["granted"] > 0
     assert expected["launched"] > 0
@@ -329,9 +331,9 @@ def test_updates_bring_a_page_to_the_present_plots(window: float) -> None:
         old = new
         expected: dict[str, Any] = {}
         apply(expected, [c for plot in new for c in everything(plot)])
-        held = len(expected["queues-bars"]["left"])
         for key, value in page.items():
-            if key == "queues-bars":
+            if key in ("queues-bars", "queues-waits"):
+                held = len(expected[key]["left"])
                 value = {k: v[-held:] if held else [] for k, v in value.items()}
             assert repr(value) == repr(expected[key]), key
     assert appended > 20, "bars must be appended, not sent again"

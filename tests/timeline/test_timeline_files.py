@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from typing import Any
@@ -36,11 +37,14 @@ def plain(record: Any) -> Any:
 def test_what_is_loaded_is_what_was_saved(tmp_path):
     timeline = example()
     path = timeline.save(tmp_path / "run")
-    assert path.suffix == ".npz" and path.stat().st_size < 20_000
+    assert path.suffix == ".npz"
+    assert path.stat().st_size < 20_000
     again = load(path)
     assert list(map(plain, again.records)) == list(map(plain, timeline.records))
-    assert again.clock() == 99.0 and again.dropped == timeline.dropped == 7
-    assert again.programs == timeline.programs and again.loaded == str(path)
+    assert again.clock() == 99.0
+    assert again.dropped == timeline.dropped == 7
+    assert again.programs == timeline.programs
+    assert again.loaded == str(path)
 
 
 def test_plans_are_saved_when_the_bound_has_pushed_them_out(tmp_path):
@@ -48,7 +52,8 @@ def test_plans_are_saved_when_the_bound_has_pushed_them_out(tmp_path):
     timeline.extend(training(1))
     assert not any(isinstance(r, Event) and r.kind == "plan" for r in timeline.records)
     again = load(timeline.save(tmp_path / "run.npz"))
-    assert len(again.plans) == len(timeline.plans) == 1 and again.dropped == timeline.dropped > 0
+    assert len(again.plans) == len(timeline.plans) == 1
+    assert again.dropped == timeline.dropped > 0
 
 
 def test_other_files_are_refused(tmp_path, monkeypatch):
@@ -81,8 +86,10 @@ def check_format(trace: dict[str, Any]) -> None:
     for event in events:
         assert event["ph"] in PHASES, event
         assert PHASES[event["ph"]] <= event.keys()
-        assert isinstance(event["name"], str) and isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int) and event["ts"] >= 0
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ts"] >= 0
         if event["ph"] == "X":
             assert event["dur"] >= 0
             at = slices.setdefault((event["pid"], event["tid"]), [])
@@ -93,7 +100,7 @@ def check_format(trace: dict[str, Any]) -> None:
             flows.setdefault((event["cat"], event["name"], event["id"]), []).append(event)
     for held in slices.values():
         held.sort()
-        for (_, end), (start, _) in zip(held, held[1:], strict=False):
+        for (_, end), (start, _) in itertools.pairwise(held):
             assert start >= end - 1e-3  # slices of a thread do not overlap
     for ends in flows.values():
         assert sorted(e["ph"] for e in ends) == ["f", "s"]
@@ -112,7 +119,8 @@ def test_a_perfetto_file_follows_the_format_and_its_counts_are_the_timelines(tmp
     spans = [r for r in timeline.records if isinstance(r, Span)]
     assert counted["gang"] == sum(len(s.devices) for s in spans if s.kind == "gang")
     assert counted["transfer"] == sum(1 for s in spans if s.kind == "transfer")
-    assert counted["run"] == 2 and counted["memory"] == 3
+    assert counted["run"] == 2
+    assert counted["memory"] == 3
     held = sum(e["dur"] for e in trace["traceEvents"] if e.get("cat") == "gang")
     expected = sum(len(s.devices) * (s.end - s.start) for s in spans if s.kind == "gang")
     assert held / 1e6 == pytest.approx(expected, abs=1e-6 * len(spans))
@@ -156,6 +164,7 @@ def test_a_loaded_timeline_answers_the_same_questions(tmp_path):
     run = timeline.records[6].run or (1 << 32) + 1
     assert again.utilisation(0.0, 1.0) == timeline.utilisation(0.0, 1.0)
     assert again.waits(0.0, 1.0) == timeline.waits(0.0, 1.0)
-    assert again.messages() == timeline.messages() and again.messages()
+    assert again.messages() == timeline.messages()
+    assert again.messages()
     assert len(again.story(run)) == len(timeline.story(run)) > 0
     assert again.planned(run).gap() == timeline.planned(run).gap()

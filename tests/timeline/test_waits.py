@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -39,7 +40,8 @@ def test_the_parts_of_a_gap_tile_it(since, length, submitted, obstacles):
     parts = blame(since, since + length, submitted, obstacles)
     edge = since + length
     for _, start, end in parts:
-        assert end == edge and start < end  # no hole, no overlap, latest first
+        assert end == edge
+        assert start < end
         edge = start
     assert edge == since
 
@@ -73,8 +75,9 @@ def records_of_runs(draw):
 @settings(max_examples=100, deadline=None)
 def test_every_second_of_every_device_has_one_cause(records):
     for parts in waits.waits(records, 1.0, 9.0).values():
-        assert parts[0][1] == 1.0 and parts[-1][2] == 9.0
-        assert all(a[2] == b[1] for a, b in zip(parts, parts[1:], strict=False))
+        assert parts[0][1] == 1.0
+        assert parts[-1][2] == 9.0
+        assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
         assert {cause for cause, _, _ in parts} <= {RUNNING, *CAUSES}
         assert math.isclose(sum(waits.shares(parts).values()), 8.0)
 
@@ -85,7 +88,8 @@ def test_the_gap_of_every_device_adds_up(records):
     for run in (1, 2, 3):
         found = planned(records, run)
         for device in found.devices:
-            assert set(device.gap) <= set(GAP_CAUSES) and min(device.gap.values(), default=0) >= 0
+            assert set(device.gap) <= set(GAP_CAUSES)
+            assert min(device.gap.values(), default=0) >= 0
             covered, reached = 0.0, 0.0
             for _, start, end in sorted(device.actual, key=lambda part: part[1]):
                 covered += max(0.0, end - max(start, reached))
@@ -129,7 +133,8 @@ def test_a_run_behind_others_waits_for_memory():
         Event("submitted", 0.0, run=2), gang(0.0, 3.0, run=2), Event("submitted", 1.0, run=1),
         Event("granted", 5.0, run=1, step=0), Event("finished", 6.0, run=2), gang(5.5, 10.0),
     )  # fmt: skip
-    assert found[MEMORY] == 2.0 and found[DISPATCH] == 0.5
+    assert found[MEMORY] == 2.0
+    assert found[DISPATCH] == 0.5
 
 
 def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():
@@ -138,5 +143,6 @@ def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():
     found = planned(records, run)
     assert found.planned < found.actual
     gap = found.gap()
-    assert gap[PLAN] > 0 and gap[TRANSFER] > 0
+    assert gap[PLAN] > 0
+    assert gap[TRANSFER] > 0
     assert sum(gap.values()) == pytest.approx(sum(d.lost for d in found.devices))

@@ -1,6 +1,6 @@
 """The panels: functions from a scene and the time to a plot, nothing else.
 
-Problem: every picture (live, frozen, on a dashboard) is made of the same four
+Problem: every picture (live, frozen, on a dashboard) is made of the same
 panels and must show the same numbers.
 
 Rule for maintainers: a panel has one function ``plot(scene, now) -> Plot``; it
@@ -11,7 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pathways_lab.notebook.panels import islands, order, queues, utilisation
+from pathways_lab.notebook.panels import (
+    graph,
+    hosts,
+    islands,
+    memory,
+    messages,
+    order,
+    planned,
+    queues,
+    utilisation,
+)
 from pathways_lab.notebook.plot import Plot
 from pathways_lab.notebook.scene import Scene
 
@@ -20,20 +30,36 @@ Panel = Callable[[Scene, float], Plot]
 PANELS: dict[str, Panel] = {
     "islands": islands.plot,
     "order": order.plot,
+    "hosts": hosts.plot,
     "queues": queues.plot,
     "utilisation": utilisation.plot,
+    "memory": memory.plot,
+    "graph": graph.plot,
+    "messages": messages.plot,
+    "planned": planned.plot,
 }
 """By the names that ``lab.view(...)`` and ``--show`` know, in the order of a full view."""
 
+DEFAULT = ("islands", "order", "queues", "utilisation")
+"""What a view shows that is not told what to show."""
+
 
 def chosen(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Checked panel names; none means all of them."""
+    """Checked panel names; none means :data:`DEFAULT`."""
     unknown = [name for name in names if name not in PANELS]
     if unknown:
         raise ValueError(f"no panel is called {unknown[0]!r}; there are: {', '.join(PANELS)}")
-    return names or tuple(PANELS)
+    return names or DEFAULT
 
 
 def plots(names: tuple[str, ...], scene: Scene, now: float) -> tuple[Plot, ...]:
-    """The plots of some panels at *now* (seconds on the records' clock)."""
-    return tuple(PANELS[name](scene, now) for name in chosen(names))
+    """The plots of some panels at *now* (seconds on the records' clock).
+
+    Above the device queues stands the work of their hosts, where any is recorded.
+    """
+    shown: list[str] = []
+    for name in chosen(names):
+        if name == "queues" and "hosts" not in names and len(scene.worked.table):
+            shown.append("hosts")
+        shown.append(name)
+    return tuple(PANELS[name](scene, now) for name in shown)

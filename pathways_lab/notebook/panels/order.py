@@ -2,7 +2,8 @@
 
 A row per host, a column per place in the island's order, so that one gang is
 lined up across its hosts: the same order everywhere is what the eye sees.
-Hollow = granted, hatched = launched, solid = done.  The columns around the
+Hollow = granted, hatched = launched, striped upright = running, solid = done;
+overdue = running far longer than that computation ever did.  The columns around the
 frontier between done and not done are shown, however far grants run ahead.
 
 Paper: section 4.4 (gang-scheduled dispatch), 4.5 (grants ahead of the data).
@@ -10,18 +11,25 @@ Paper: section 4.4 (gang-scheduled dispatch), 4.5 (grants ahead of the data).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, Layer, Plot
 from pathways_lab.notebook.rows import rows
 from pathways_lab.notebook.scene import Scene, What
-from pathways_lab.timeline.gangs import STATES, Gang
+from pathways_lab.timeline.gangs import Gang
 
 PLACES, MOST_PLACES = 40, 160
 """Columns shown while it runs, and at most when it is over."""
 
 MOST_ROWS = 16
 """Hosts that get a row each; of more, an island's share one row."""
+
+LATE, LEAST = 4.0, 1.0
+"""A gang is overdue after so many times the longest that its node took, and so many seconds."""
+
+SHOWN = ("granted", "launched", "running", "overdue", "done", "failed")
 
 MOST_BOXES = 700
 """Boxes of a picture that is over."""
@@ -51,7 +59,9 @@ ABOUT = (
     ("line", "@what{line}"),
     ("granted", "@granted{0.0000} s"),
 )
+WAITING = (*ABOUT, ("why it waits", "@why"))
 LAUNCHED = (*ABOUT, ("launched", "@launched{0.0000} s"))
+PENDING = (*LAUNCHED, ("why", "@why"))
 ENDED = (*LAUNCHED, ("ran", "@started{0.0000} s to @ended{0.0000} s"))
 
 
@@ -66,7 +76,9 @@ def plot(scene: Scene, now: float) -> Plot:
         longest = max((len(order) for order in orders.values()), default=0)
         room = MOST_BOXES // max(1, len(layout.labels))
         places = max(PLACES, min(longest, room, MOST_PLACES))
-    boxes: dict[str, list[tuple[float, ...]]] = {state: [] for state in STATES}
+    boxes: dict[str, list[tuple[float, ...]]] = {state: [] for state in SHOWN}
+    whys: dict[str, list[str]] = {state: [] for state in SHOWN}
+    running = {(key, lane.host): since for lane, key, since, _ in scene.running()}
     readouts = {}
     for at, island in layout.groups.items():
         order = orders[island]
@@ -75,17 +87,25 @@ def plot(scene: Scene, now: float) -> Plot:
             for host in _slowest(gang) if together else gang.where:
                 if host in row_of:
                     state = gang.state if together else gang.state_on(host)
+                    since = running.get(((gang.run, gang.step), host))
+                    if state == "launched" and since is not None:
+                        state = "overdue" if _overdue(scene, gang, now - since) else "running"
                     boxes[state].append(_box(scene, gang, host, state, column, row_of[host]))
+                    if state not in ("done", "failed"):
+                        whys[state].append(why(scene, gang, host, state))
     return Plot(
         name="order",
         title="Gang order",
-        note="one column per gang, the same on every host:   □ granted   ▨ launched   ■ done",
+        note="one column per gang, the same on every host:   □ granted   ▨ launched   ▥ running   "
+        "■ done   ▩ poisoned, lost or overdue",
         height=max(46, min(260, round(22 * layout.end + 24))) if layout.of else 46,
         x=(-0.2, places + 0.2),
         y=(-0.62, max(layout.end, 0.5) + 0.12),
         layers=(
-            _layer("granted", boxes, ABOUT, alpha=0.1),
-            _layer("launched", boxes, LAUNCHED, alpha=0.35, hatch="right_diagonal_line"),
+            _layer("granted", boxes, WAITING, whys, alpha=0.1),
+            _layer("launched", boxes, PENDING, whys, alpha=0.3, hatch="right_diagonal_line"),
+            _layer("running", boxes, PENDING, whys, alpha=0.5, hatch="vertical_line"),
+            _layer("overdue", boxes, PENDING, whys, alpha=0.45, hatch="x"),
             _layer("done", boxes, ENDED, lined=True),
             _layer("failed", boxes, ENDED, alpha=0.25, hatch="x"),
             Layer(CATALOGUE, DATA, scene.catalogue_columns()),
@@ -105,6 +125,35 @@ def around_frontier(order: list[Gang], places: int = PLACES) -> list[Gang]:
     )
     end = min(len(order), max(frontier + AHEAD, places))
     return order[max(0, end - places) : end]
+
+
+def _overdue(scene: Scene, gang: Gang, seconds: float) -> bool:
+    usual = scene.longest.get((gang.program, gang.node))
+    return usual is not None and seconds > max(LEAST, LATE * usual)
+
+
+def why(scene: Scene, gang: Gang, host: str, state: str) -> str:
+    """In words, what keeps a gang from being further on a host."""
+    if state == "overdue":
+        longest = scene.longest[gang.program, gang.node]
+        return f"far longer than ever before, which was {1000 * longest:.1f} ms"
+    if state == "running":
+        return "it computes"
+    flow = scene.flows.run(gang.run)
+    for step in flow[gang.step].after if gang.step < len(flow) else ():
+        source = step
+        while flow[source].transfer and flow[source].after:
+            source = flow[source].after[0]
+        made = scene.gangs.by_key.get((gang.run, source))
+        if made is not None and made.state != "done":
+            return (
+                f"waits for {made.node} (#{made.place[1]} of {made.island}), which is {made.state}"
+            )
+        if step != source and not scene.arrived(gang.run, step, host):
+            return f"waits for the bytes of {flow[source].node}"
+    if state == "launched":
+        return "behind others in the queues of its devices"
+    return "its turn comes after the gangs before it"
 
 
 def _slowest(gang: Gang) -> tuple[str, ...]:
@@ -127,15 +176,18 @@ def _layer(
     state: str,
     boxes: dict[str, list[tuple[float, ...]]],
     hover: tuple[tuple[str, str], ...],
+    whys: dict[str, list[str]] | None = None,
     alpha: float = 1.0,
     hatch: str = "",
     lined: bool = False,
 ) -> Layer:
     values = list(zip(*boxes[state], strict=True)) or [()] * len(TYPES)
-    columns = {
+    columns: dict[str, Any] = {
         name: np.array(column, kind)
         for (name, kind), column in zip(TYPES.items(), values, strict=True)
     }
+    if whys is not None:
+        columns["why"] = whys[state]
     return Layer(
         f"order-{state}",
         BOXES,
@@ -165,7 +217,7 @@ def _box(
         column + 0.92,
         row - 0.38,
         row + 0.38,
-        1 if state == "failed" else scene.palette.code(gang.program, gang.node),
+        1 if state in ("failed", "overdue") else scene.palette.code(gang.program, gang.node),
         scene.what(What(gang.node, gang.program, gang.client, gang.line)),
         gang.place[1],
         *(time - scene.origin for time in times),

@@ -1,8 +1,10 @@
 """Device queues: a row per device, and what it did when.
 
 Full bars are computations, the thin grey ones below are transfers that arrive.
-What runs now is an open bar that grows to the present; what waits behind it in
-the device's queue is counted at the right.
+Between bars, small marks tell what the device waited for, each cause in a
+colour and at a height of its own; a device without work has none.  What runs
+now is an open bar that grows to the present; what waits behind it in the
+device's queue is counted at the right.
 
 Paper: section 2 (devices are FIFO queues of non-preemptible computations).
 """
@@ -16,7 +18,7 @@ import numpy as np
 from pathways_lab.notebook.palette import PAINTS, ink_on
 from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
 from pathways_lab.notebook.rows import Rows, short
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene import WAITS, Scene
 from pathways_lab.timeline.machine import Lane
 
 TEXT_WIDTH = 7.2
@@ -33,6 +35,14 @@ HOVER = (
     ("from", "@left{0.0000} s to @right{0.0000} s"),
     ("held", "@busy{0.0} ms in @count gang(s)"),
 )
+WAITED = (
+    ("waits for", "@kind{custom}"),
+    ("before", "@what{node} of @what{program}"),
+    ("line", "@what{line}"),
+    ("from", "@left{0.0000} s to @right{0.0000} s"),
+    ("waited", "@busy{0.00} ms"),
+)
+"""Of a mark."""
 
 
 def plot(scene: Scene, now: float) -> Plot:
@@ -45,11 +55,21 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="queues",
         title="Device queues",
-        note="computations, and thin below them the transfers that arrive",
+        note="bars compute; marks tell what a device waits for; thin below, transfers that arrive",
         height=max(60, round(each * (rows.end + 0.5))),
         x=scene.range(now),
         y=(-0.6, max(rows.end, 0.5) + 0.1),
         layers=(
+            Layer(
+                "queues-waits",
+                BOXES,
+                scene.waited.table.columns(),
+                first=scene.waited.table.first,
+                hover=WAITED,
+                alpha=0.9,
+                kinds=WAITS,
+                lined=True,
+            ),
             Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),

@@ -28,7 +28,11 @@ STEPS = 100
 RECENT = 1.0
 """Seconds that the number at the right averages over."""
 
-HOVER = (("program", "@program on @island"), ("share of the window", "@share"))
+HOVER = (
+    ("program", "@program on @island"),
+    ("client", "@client"),
+    ("share of the window", "@share"),
+)
 
 
 def plot(scene: Scene, now: float) -> Plot:
@@ -40,7 +44,7 @@ def plot(scene: Scene, now: float) -> Plot:
     coarse = max(1, round(scene.span(now) / STEPS / scene.by_program.width))
     edges, seconds = scene.by_program.shares(now, running, coarse)
     areas: dict[str, list[Any]] = {
-        name: [] for name in ("xs", "ys", "fill", "program", "island", "share")
+        name: [] for name in ("xs", "ys", "fill", "program", "client", "island", "share")
     }
     readouts = {}
     for row, island in enumerate(islands):
@@ -58,6 +62,7 @@ def plot(scene: Scene, now: float) -> Plot:
                 areas["ys"].append([round(row + 0.5 - y * TALL, 4) for y in ys])
                 areas["fill"].append(scene.palette.colour(program))
                 areas["program"].append(program)
+                areas["client"].append(scene.clients.get(program, ""))
                 areas["island"].append(island)
                 areas["share"].append(f"{100 * float(share.mean()):.0f} %")
             floor = ceiling

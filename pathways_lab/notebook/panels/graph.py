@@ -1,0 +1,271 @@
+"""Program graph: the newest run's nodes on their slices, its data edges, its critical path.
+
+A row per slice, a column per step of dependence, so that what may run at the
+same time stands below each other.  Lines are data edges, wider where more bytes
+move.  States look as in the panel of the gang order.  The critical path, the
+chain of computations that nothing can shorten but themselves, has dark edges.
+
+Paper: figure 3 (a program and its sharded representation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pathways_lab.notebook.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
+from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.timeline.flow import Flow
+from pathways_lab.timeline.planned import RunSeen
+
+MOST_COLUMNS = 60
+"""Columns; of deeper programs, neighbouring ones become one."""
+
+MOST_STACK = 6
+"""Nodes below each other in one row; more are drawn as one."""
+
+UNSEEN = "waiting"
+STATES = (UNSEEN, "granted", "launched", "done", "failed")
+
+HOVER = (
+    ("node", "@node"),
+    ("state", "@state"),
+    ("step", "@step"),
+    ("line", "@line"),
+    ("took", "@took"),
+    ("critical path", "@critical"),
+)
+EDGE = ("xs", "ys", "fill", "width", "about", "bytes")
+EDGE_HOVER = (("data", "@about"), ("bytes per device", "@bytes{0,0}"))
+
+
+@dataclass(slots=True)
+class Box:
+    """One node, or several that do not fit."""
+
+    steps: list[int]
+    column: int
+    row: int
+    top: float = 0.0
+    bottom: float = 0.0
+
+
+def ranks(flow: Flow) -> dict[int, int]:
+    """Depth of every computation: how many must end before it, one after the other."""
+    depth: dict[int, int] = {}
+    for step, stage in enumerate(flow):
+        before = max((depth[a] for a in stage.after), default=-1)
+        depth[step] = before if stage.transfer else before + 1
+    return {step: rank for step, rank in depth.items() if not flow[step].transfer}
+
+
+def edges(flow: Flow) -> list[tuple[int, int, int]]:
+    """``(from, to, bytes)`` between computations; transfers are edges."""
+    out = []
+    for step, stage in enumerate(flow):
+        for source in () if stage.transfer else stage.after:
+            nbytes = flow[source].nbytes
+            while flow[source].transfer and flow[source].after:
+                source = flow[source].after[0]
+            if not flow[source].transfer:
+                out.append((source, step, nbytes))
+    return out
+
+
+def critical(flow: Flow, seconds: dict[int, float]) -> tuple[int, ...]:
+    """The chain of steps along data edges that takes longest.  seconds: by step."""
+    reached: dict[int, float] = {}
+    came: dict[int, int] = {}
+    for step, stage in enumerate(flow):
+        best = max(stage.after, key=lambda a: reached[a], default=-1)
+        if best >= 0:
+            came[step] = best
+        reached[step] = (reached[best] if best >= 0 else 0.0) + seconds.get(step, 0.0)
+    if not reached or max(reached.values()) <= 0:
+        return ()
+    step = max(reached, key=lambda s: reached[s])
+    path = [step]
+    while step in came:
+        step = came[step]
+        path.append(step)
+    return tuple(s for s in reversed(path) if not flow[s].transfer)
+
+
+def newest(scene: Scene) -> RunSeen | None:
+    """The run to show: the newest of whose computations anything is known, else the newest."""
+    runs = [run for run in scene.runs.values() if run.run]
+    ran = [run for run in runs if run.gangs]
+    return max(ran or runs, key=lambda run: (run.begin, run.run), default=None)
+
+
+def plot(scene: Scene, now: float) -> Plot:
+    """The panel at *now* (seconds)."""
+    run = newest(scene)
+    flow = scene.flows.run(run.run) if run is not None else ()
+    if run is None or not flow:
+        return _empty(
+            "the program of this run is not in the records" if run else "waiting for a run"
+        )
+    seconds: dict[int, float] = {}
+    for gang in run.gangs:
+        seconds[gang.step] = max(seconds.get(gang.step, 0.0), gang.end - gang.start)
+    for span in run.transfers:
+        seconds[span.step] = max(seconds.get(span.step, 0.0), span.end - span.start)
+    path = set(critical(flow, seconds))
+    slices = sorted({stage.slice for stage in flow if not stage.transfer})
+    depth = ranks(flow)
+    columns = min(MOST_COLUMNS, 1 + max(depth.values(), default=0))
+    boxes = _boxes(flow, depth, slices, columns)
+    stack = max((sum(1 for b in boxes if (b.row, b.column) == at) for at in
+                 {(b.row, b.column) for b in boxes}), default=1)  # fmt: skip
+    of = {step: box for box in boxes for step in box.steps}
+    each = FRAME / columns
+    layers = (
+        Layer("graph-edges", LINES, _edge_columns(flow, of, path), hover=EDGE_HOVER, alpha=0.6),
+        *_states(scene, run, flow, boxes, path, seconds),
+        Layer("graph-words", TEXTS, _words(scene, run, flow, boxes, each)),
+    )
+    return Plot(
+        name="graph",
+        title="Program graph",
+        note=f"{run.program}, its newest run:   □ waiting or granted   ▨ launched   ■ done;   "
+        "framed: critical path",
+        height=round(len(slices) * (16 + 20 * stack)),
+        x=(-0.6, max(columns - 1, 5) + 0.6),
+        y=(-0.5, len(slices) - 0.5),
+        layers=layers,
+        rows={float(row): _named(scene, number) for row, number in enumerate(slices)},
+        bands=tuple((row - 0.5, row + 0.5) for row in range(1, len(slices), 2)),
+    )
+
+
+def _empty(why: str) -> Plot:
+    names = ("node", "state", "step", "line", "took", "critical", "fill", "edge")
+    blank: dict[str, list[float]] = {
+        name: [] for name in (*names, "left", "right", "top", "bottom", "alpha")
+    }
+    layers = (
+        Layer("graph-edges", LINES, {n: [] for n in EDGE}, hover=EDGE_HOVER, alpha=0.6),
+        *(_state_layer(state, blank) for state in STATES),
+        Layer("graph-words", TEXTS, {n: [] for n in ("x", "y", "text", "ink")}),
+    )  # fmt: skip
+    return Plot("graph", "Program graph", 52, (-0.6, 5.6), (-0.5, 0.5), layers, empty=why)
+
+
+def _named(scene: Scene, number: int) -> str:
+    seen = scene.machine.slices.get(number)
+    name = f"s{number % (1 << 32)}"
+    return f"{seen.island} · {name}" if seen is not None else name
+
+
+def _boxes(flow: Flow, depth: dict[int, int], slices: list[int], columns: int) -> list[Box]:
+    """Where every node stands; within a row, those of one column share its height."""
+    wide = math.ceil((1 + max(depth.values(), default=0)) / columns)
+    places: dict[tuple[int, int], list[int]] = {}
+    for step, rank in depth.items():
+        places.setdefault((slices.index(flow[step].slice), rank // wide), []).append(step)
+    out = []
+    for (row, column), steps in places.items():
+        groups = [[step] for step in steps] if len(steps) <= MOST_STACK else [steps]
+        high = 0.8 / len(groups)
+        for number, group in enumerate(groups):
+            top = row - 0.4 + number * high
+            out.append(Box(group, column, row, top, top + 0.86 * high))
+    return out
+
+
+def _edge_columns(flow: Flow, of: dict[int, Box], path: set[int]) -> dict[str, list[object]]:
+    merged: dict[tuple[int, int], list[float]] = {}
+    marked: dict[tuple[int, int], bool] = {}
+    about: dict[tuple[int, int], str] = {}
+    boxes = {id(box): box for box in of.values()}
+    for source, target, nbytes in edges(flow):
+        key = id(of[source]), id(of[target])
+        if key[0] != key[1]:
+            merged.setdefault(key, []).append(nbytes)
+            marked[key] = marked.get(key, False) or (source in path and target in path)
+            about[key] = f"{flow[source].node} to {flow[target].node}"
+    out: dict[str, list[object]] = {n: [] for n in EDGE}
+    for key, sizes in merged.items():
+        a, b = boxes[key[0]], boxes[key[1]]
+        out["xs"].append([a.column + 0.40, a.column + 0.48, b.column - 0.48, b.column - 0.40])
+        start, end = (a.top + a.bottom) / 2, (b.top + b.bottom) / 2
+        out["ys"].append([start, start, end, end])
+        out["fill"].append(INK if marked[key] else NEUTRAL)
+        out["width"].append(
+            round(min(4.0, 0.6 + 0.35 * math.log10(1 + sum(sizes))) + 1.2 * marked[key], 1)
+        )
+        out["about"].append(about[key] if len(sizes) == 1 else f"{len(sizes)} edges")
+        out["bytes"].append(float(sum(sizes)))
+    return out
+
+
+def _state_layer(state: str, columns: dict[str, list[float]]) -> Layer:
+    hatch = {"launched": "right_diagonal_line", "failed": "x"}.get(state, "")
+    return Layer(f"graph-{state}", BOXES, columns, hover=HOVER, hatch=hatch, corner=2)
+
+
+def _states(
+    scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], path: set[int],
+    seconds: dict[int, float],
+) -> list[Layer]:  # fmt: skip
+    alphas = {UNSEEN: 0.04, "granted": 0.15, "launched": 0.4, "done": 1.0, "failed": 0.25}
+    columns: dict[str, dict[str, list[object]]] = {
+        state: {
+            name: []
+            for name in ("node", "state", "step", "line", "took", "critical", "fill", "edge",
+                         "left", "right", "top", "bottom", "alpha")
+        }
+        for state in STATES
+    }  # fmt: skip
+    for box in boxes:
+        states = [
+            scene.gangs.by_key[run.run, step].state if (run.run, step) in scene.gangs.by_key
+            else "done" if step in seconds else UNSEEN
+            for step in box.steps
+        ]  # fmt: skip
+        worst = "failed" if "failed" in states else min(states, key=STATES.index)
+        first = flow[box.steps[0]]
+        many = len(box.steps) > 1
+        on_path = any(step in path for step in box.steps)
+        colour = PAINTS[scene.palette.code(run.program, "" if many else first.node)]
+        known = [seconds[step] for step in box.steps if step in seconds]
+        values = {
+            "node": f"{len(box.steps)} nodes" if many else first.node,
+            "state": worst if len(set(states)) == 1 else f"{states.count('done')} done",
+            "step": ", ".join(map(str, box.steps[:8])) + (" …" if len(box.steps) > 8 else ""),
+            "line": first.line,
+            "took": f"{1000 * sum(known):.2f} ms" if known else "not known yet",
+            "critical": "yes" if on_path else "no",
+            "fill": FAILED if worst == "failed" else colour,
+            "edge": INK if on_path else colour,
+            "left": box.column - 0.40,
+            "right": box.column + 0.40,
+            "top": box.top,
+            "bottom": box.bottom,
+            "alpha": alphas[worst],
+        }
+        for name, value in values.items():
+            columns[worst][name].append(value)
+    return [_state_layer(state, columns[state]) for state in STATES]  # type: ignore[arg-type]
+
+
+def _words(
+    scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], each: float
+) -> dict[str, list[object]]:
+    out: dict[str, list[object]] = {"x": [], "y": [], "text": [], "ink": []}
+    for box in boxes:
+        many = len(box.steps) > 1
+        word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
+        if len(word) * 7.2 < 0.8 * each:
+            key = run.run, box.steps[0]
+            gang = scene.gangs.by_key.get(key)
+            colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
+            done = gang is not None and gang.state == "done"
+            out["x"].append(float(box.column))
+            out["y"].append((box.top + box.bottom) / 2)
+            out["text"].append(word)
+            out["ink"].append(ink_on(colour) if done else INK)
+    return out

@@ -1,0 +1,191 @@
+"""Planned against actual: the newest run, per device, and what became of the difference.
+
+Left, two lanes per device: hollow above, how an ideal machine would do it
+(no dispatch, transfers that take no time); solid below, how it was.  Right, the
+whole of each device's lost time, divided among its causes: it adds up to 100 %.
+
+Paper: section 5.3 and figure 10 (pipelines and their bubbles).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pathways_lab.notebook.palette import CAUSE_COLOURS, NEUTRAL
+from pathways_lab.notebook.panels.graph import newest
+from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.rows import MOST, short
+from pathways_lab.notebook.scene import WAITS, Scene
+from pathways_lab.notebook.text import duration
+from pathways_lab.timeline.planned import OTHERS, PLAN, Device, compare
+from pathways_lab.timeline.waits import NOTHING
+
+MOST_BOXES = 600
+"""Bars of all lanes; of more, close neighbours are drawn as one."""
+
+SPLIT, RIGHT = 0.70, 0.74
+"""Where the lanes end and the causes begin, as shares of the width."""
+
+SHORT = {
+    PLAN: "plan", OTHERS: "others", NOTHING: "no work", "earlier computation": "inputs",
+    "input transfer": "transfer", "gang order": "order",
+}  # fmt: skip
+COLOURS = dict(zip(WAITS, CAUSE_COLOURS, strict=True)) | {
+    PLAN: "#b8b8b8", OTHERS: NEUTRAL, NOTHING: "#d9d9d9",
+}  # fmt: skip
+ORDER = (PLAN, OTHERS, NOTHING, *WAITS)
+HOVER = (("computation", "@node"), ("", "@which"), ("from", "@from"), ("took", "@took"))
+GAP_HOVER = (("device", "@device"), ("waited for", "@cause"), ("share of its gap", "@share"),
+             ("seconds", "@took"))  # fmt: skip
+
+BOX = ("left", "right", "top", "bottom", "fill", "alpha", "edge", "node", "which", "from", "took")
+GAP = ("left", "right", "top", "bottom", "fill", "device", "cause", "share", "took")
+
+
+def plot(scene: Scene, now: float) -> Plot:
+    """The panel at *now* (seconds)."""
+    run = newest(scene)
+    boxes: dict[str, list[object]] = {name: [] for name in BOX}
+    gaps: dict[str, list[object]] = {name: [] for name in GAP}
+    words: dict[str, list[object]] = {name: [] for name in ("x", "y", "text", "ink")}
+    rows: dict[float, str] = {}
+    readouts: dict[float, str] = {}
+    note = ""
+    devices: tuple[Device, ...] = ()
+    if run is not None and run.gangs:
+        found = compare(run, scene.flows.run(run.run))
+        devices = found.devices
+        names = {gang.step: gang.node for gang in run.gangs}
+        note = f"{run.program}: {duration(found.planned)} planned, {duration(found.actual)} actual"
+        note += "; right: where each device's lost time went"
+        groups = _groups(found.devices)
+        devices = tuple(group[0] for group in groups)
+        parts = sum(len(device.planned) + len(device.actual) for device in devices)
+        several = len(devices) < len(found.devices)
+        note += "; one device of each group is drawn, the right sums up all" if several else ""
+        for row, group in enumerate(groups):
+            device, at = _together(group), float(row)
+            rows[at] = f"{short(device.lane.host)} · {device.lane.device}"
+            share = device.lost / found.actual / len(group) if found.actual > 0 else 0.0
+            readouts[at] = f"lost {100 * share:.0f} %"
+            finest = found.actual * len(groups) / MOST_BOXES if parts > MOST_BOXES else 0.0
+            _lanes(scene, run.program, device, names, found.actual, finest, at, boxes)
+            _causes(device, at, gaps, words)
+    count = max(len(rows), 1)
+    each = max(8.0, min(26.0, 460.0 / count))
+    return Plot(
+        name="planned",
+        title="Planned against actual",
+        note=note,
+        height=round(max(52, each * (count + 0.4))),
+        x=(0.0, 1.0),
+        y=(-0.6, count - 0.4),
+        layers=(
+            Layer("planned-lanes", BOXES, boxes, hover=HOVER),
+            Layer("planned-gap", BOXES, gaps, hover=GAP_HOVER),
+            Layer("planned-words", TEXTS, words),
+        ),
+        rows=rows if each >= 13 else {},
+        readouts=readouts if each >= 13 else {},
+        bands=_bands(devices),
+        empty="" if devices else "waiting for a run",
+    )
+
+
+def _groups(devices: tuple[Device, ...]) -> list[list[Device]]:
+    """Each device, or where they are too many, those of a host or of an island together."""
+    for level in (3, 2, 1):
+        groups: dict[tuple[object, ...], list[Device]] = {}
+        for device in devices:
+            groups.setdefault(tuple(device.lane)[:level], []).append(device)
+        if len(groups) <= MOST:
+            break
+    return list(groups.values())
+
+
+def _together(group: list[Device]) -> Device:
+    """The first of a group with the gaps of all."""
+    gap: dict[str, float] = {}
+    for device in group:
+        for cause, seconds in device.gap.items():
+            gap[cause] = gap.get(cause, 0.0) + seconds
+    return replace(group[0], gap=gap)
+
+
+def _bands(devices: tuple[Device, ...]) -> tuple[tuple[float, float], ...]:
+    """Every second island."""
+    islands = [device.lane.island for device in devices]
+    found: dict[str, list[int]] = {}
+    for row, island in enumerate(islands):
+        found.setdefault(island, []).append(row)
+    return tuple((min(at) - 0.5, max(at) + 0.5) for at in list(found.values())[1::2])
+
+
+def _lanes(
+    scene: Scene, program: str, device: Device, names: dict[int, str], whole: float,
+    finest: float, at: float,
+    boxes: dict[str, list[object]],
+) -> None:  # fmt: skip
+    for which, parts in (("planned", device.planned), ("actual", device.actual)):
+        top, bottom = (at - 0.42, at - 0.06) if which == "planned" else (at - 0.02, at + 0.40)
+        for step, start, end in _merged(parts, finest):
+            colour = scene.palette.colour(program, names.get(step, ""))
+            values = {
+                "left": SPLIT * start / whole,
+                "right": SPLIT * end / whole,
+                "top": top,
+                "bottom": bottom,
+                "fill": colour,
+                "alpha": 0.12 if which == "planned" else 1.0,
+                "edge": colour,
+                "node": names.get(step, "several"),
+                "which": which,
+                "from": f"{start:.4f} s to {end:.4f} s",
+                "took": duration(end - start),
+            }
+            for name, value in values.items():
+                boxes[name].append(value)
+
+
+def _merged(
+    parts: tuple[tuple[int, float, float], ...], finest: float
+) -> list[tuple[int, float, float]]:
+    """Neighbours that are closer than *finest* seconds become one, of no step."""
+    out: list[tuple[int, float, float]] = []
+    for step, start, end in sorted(parts, key=lambda part: part[1]):
+        if out and finest and start - out[-1][2] < finest and end - out[-1][1] < 4 * finest:
+            out[-1] = (-1, out[-1][1], max(end, out[-1][2]))
+        else:
+            out.append((step, start, end))
+    return out
+
+
+def _causes(
+    device: Device, at: float, gaps: dict[str, list[object]], words: dict[str, list[object]]
+) -> None:
+    left, lost = RIGHT, device.lost
+    for cause in ORDER:
+        seconds = device.gap.get(cause, 0.0)
+        if seconds <= 0 or lost <= 0:
+            continue
+        right = left + (1 - RIGHT) * seconds / lost
+        values = {
+            "left": left,
+            "right": right,
+            "top": at - 0.36,
+            "bottom": at + 0.36,
+            "fill": COLOURS[cause],
+            "device": f"{device.lane.host}, device {device.lane.device}",
+            "cause": cause,
+            "share": f"{100 * seconds / lost:.1f} %",
+            "took": duration(seconds),
+        }
+        for name, value in values.items():
+            gaps[name].append(value)
+        word = f"{SHORT.get(cause, cause)} {100 * seconds / lost:.0f} %"
+        if (right - left) * FRAME > 7 * len(word):
+            words["x"].append((left + right) / 2)
+            words["y"].append(at)
+            words["text"].append(word)
+            words["ink"].append("#111111")
+        left = right
