@@ -55,7 +55,7 @@ def freeze(
 
     machine: what is known of islands, hosts and slices beside the records.
     """
-    window = max(end - origin, 0.2)
+    window = max(end - origin, 1e-3)
     for level in ("", "host", "island"):
         known = deepcopy(machine)
         scene = Scene(

@@ -56,7 +56,7 @@ WAITS = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER)
 WORK = ("receive", "prepare", "launch", "send")
 """Kinds of control work of a host."""
 
-RUNS, PARTS = 4, 20_000
+RUNS, PARTS = 64, 5_000
 """Runs that are remembered whole, and gangs of each."""
 
 GANGS = 2000
@@ -227,7 +227,8 @@ class Scene:
         if run is None:
             run = self.runs[record.run] = RunSeen(record.run)
             if len(self.runs) > RUNS:
-                del self.runs[next(iter(self.runs))]
+                old = next((r for r, seen in self.runs.items() if seen.outcome), None)
+                del self.runs[next(iter(self.runs)) if old is None else old]
         if len(run.gangs) < PARTS:
             run.add(record, waits)
         for devices, wait in waits:
@@ -393,7 +394,7 @@ class Scene:
 
     def range(self, now: float) -> tuple[float, float]:
         """The time axis at *now*: seconds since the origin."""
-        end = max(now - self.origin, self.lead + 0.2)
+        end = max(now - self.origin, self.lead + min(0.2, self.window))
         return max(self.lead, end - self.window), end
 
     def running(self) -> list[tuple[Lane, GangKey, float, What]]:

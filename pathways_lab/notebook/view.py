@@ -267,7 +267,7 @@ class View:
         with self._lock:
             self._collect(self.timeline.clock())
             scene = self.scene
-            last = max(scene.last, scene.origin + 0.05)
+            last = max(scene.last, scene.origin + 1e-3)
             records = [r for r in self.timeline.records if within(r, scene.origin)]
             return freeze(
                 records, scene.origin, last, self.panels, self.title, self.palette,
