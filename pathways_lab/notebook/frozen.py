@@ -81,7 +81,9 @@ def _bundle(
     if facts["merged"]:
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
-    svg = picture(drawn, title, notes, _legend(scene), facts, line)
+    svg = picture(
+        drawn, title, notes, [*_legend(scene), *waiting_legend(scene, panels)], facts, line
+    )
     data = {"text/html": image(svg, line), "text/plain": table(scene, end, title)}
     return data, {"pathways_lab": facts}
 
@@ -97,6 +99,14 @@ def _legend(scene: Scene) -> list[tuple[str, list[tuple[str, str]]]]:
     """Only the programs that this picture shows."""
     shown = {what.program for what in scene.catalogue}
     return [(program, nodes) for program, nodes in scene.palette.legend() if program in shown]
+
+
+def waiting_legend(
+    scene: Scene, panels: tuple[str, ...]
+) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """What the colours of marks say, where any are shown."""
+    causes = scene.causes if {"queues", "planned"} & set(panels) else ()
+    return (("waits for", tuple(causes)),) if causes else ()
 
 
 def _by_program(gangs: Iterable[Bar]) -> Counter[str]:

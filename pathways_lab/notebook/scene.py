@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pathways_lab.notebook.palette import CAUSE_PAINTS, Palette
+from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, Palette
 from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.strips import Strip
@@ -148,6 +148,7 @@ class Scene:
         self.used: dict[str, deque[tuple[float, float]]] = {}
         self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
         self.worked = Strip(CAUSE_PAINTS[: len(WORK)], -0.44, 0.44, budget, self._what_of)
+        self.seen_causes: set[int] = set()
         self.clients: dict[str, str] = {}
         self.longest: dict[tuple[str, str], float] = {}
         self.ended: dict[int, str] = {}
@@ -249,6 +250,7 @@ class Scene:
             row = rows.get(Lane(gang.island, gang.host, device))
             if row is not None:
                 counted[row] = counted.get(row, 0) + 1
+        self.seen_causes.add(WAITS.index(wait.cause))
         self.waited.add(
             _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
             for row, count in counted.items()
@@ -418,6 +420,12 @@ class Scene:
     def drawn(self) -> list[Bar]:
         """The bars that the queue panel holds."""
         return self._bars.items
+
+    @property
+    def causes(self) -> list[tuple[str, str]]:
+        """``(cause, colour)`` of what the marks between bars tell, for a legend."""
+        kinds = sorted(self.seen_causes)
+        return [(WAITS[kind], PAINTS[CAUSE_PAINTS[kind]]) for kind in kinds]
 
     @property
     def marks(self) -> int:

@@ -60,7 +60,7 @@ def summary(scene: Scene, now: float, title: str) -> str:
     for island in machine.islands:
         order = scene.gangs.order(island)
         gone = scene.gangs.gone.get(island, 0)
-        done = gone + sum(1 for gang in order if gang.state == "done")
+        done = gone + sum(gang.counted for gang in order)
         words.append(f"{island} {done} of {gone + len(order)} gangs done")
     lost = [host.name for host in machine.hosts.values() if host.lost]
     if lost:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pathways_lab.notebook.frozen import Bundle, freeze
+from pathways_lab.notebook.frozen import Bundle, freeze, waiting_legend
 from pathways_lab.notebook.live import Header, LiveFigures
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.panels import chosen, plots
@@ -133,7 +133,8 @@ class View:
                 (program, tuple(nodes))
                 for program, nodes in self.palette.legend()
                 if program in shown
-            ),
+            )
+            + waiting_legend(scene, self.panels),
             summary=summary(scene, now, self.title),
             actions=("cancel",) if self._cancel is not None and not self.outcome else (),
         )

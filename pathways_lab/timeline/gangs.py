@@ -24,7 +24,7 @@ STATES = ("granted", "launched", "done", "failed")
 """How far a gang has come, on one host or on all of them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Gang:
     """One node of one run on all devices of its slice.
 
@@ -80,6 +80,17 @@ class Gang:
         return "launched" if states & {"launched", "done"} else "granted"
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more is to come of it: cheaper to ask than its state."""
+        return self.counted or self.poisoned or self.abandoned
+
+    @property
+    def key(self) -> tuple[int, int, float]:
+        """Its place among the gangs of its island, those of unknown number last."""
+        epoch, number = self.place
+        return (epoch, number, 0.0) if number >= 0 else (epoch, 1 << 62, self.first_seen)
+
+    @property
     def first_seen(self) -> float:
         """Earliest known time, to order gangs whose number is unknown."""
         times = [*self.launched.values(), *self.started.values()]
@@ -103,6 +114,8 @@ class Gangs:
         self.done: dict[int, int] = {}
         self.version = 0
         self._ended_runs: dict[int, None] = {}
+        self._orders: dict[str, list[Gang]] = {}
+        self._unsorted: set[str] = set()
 
     def add(self, record: Record) -> None:
         """Fold one record."""
@@ -139,6 +152,7 @@ class Gangs:
             gang = self.by_key[key] = Gang(record.run, record.step)
             gang.abandoned = record.run in self._ended_runs
             self._forget_one()
+        before = gang.island, gang.place
         gang.island = gang.island or record.island
         gang.program = gang.program or record.program
         gang.node = gang.node or record.node
@@ -147,6 +161,14 @@ class Gangs:
         if number >= 0:
             gang.place = (int(record.args.get("epoch", gang.place[0])), number)
         gang.slice = int(record.args.get("slice", gang.slice))
+        if (gang.island, gang.place) != before:
+            order = self._orders.setdefault(gang.island, [])
+            if not before[0]:
+                if gang.place[1] < 0 or (order and order[-1].key > gang.key):
+                    self._unsorted.add(gang.island)
+                order.append(gang)
+            else:
+                self._unsorted.add(gang.island)
         return gang
 
     def _forget_one(self) -> None:
@@ -157,6 +179,8 @@ class Gangs:
         key, oldest = next(iter(self.by_key.items()))
         if oldest.counted or oldest.abandoned or held > 2 * self.keep:
             del self.by_key[key]
+            if oldest.island:
+                self._orders[oldest.island].remove(oldest)
             self.gone[oldest.island] = self.gone.get(oldest.island, 0) + 1
 
     def _count(self, gang: Gang) -> None:
@@ -177,8 +201,11 @@ class Gangs:
 
     def order(self, island: str, last: int = 0) -> list[Gang]:
         """Gangs of an island in granted order; only the *last* ones unless 0."""
-        gangs = [g for g in self.by_key.values() if g.island == island]
-        gangs.sort(
-            key=lambda g: (g.place[0], g.place[1] if g.place[1] >= 0 else 1 << 62, g.first_seen)
-        )
-        return gangs[-last:] if last else gangs
+        gangs = self._orders.get(island, [])
+        if island in self._unsorted:
+            self._unsorted.discard(island)
+            gangs.sort(key=lambda gang: gang.key)
+            # A number that is not known yet leaves the place open.
+            if gangs[-1].place[1] < 0:
+                self._unsorted.add(island)
+        return gangs[-last:] if last else list(gangs)

@@ -15,12 +15,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.timeline import busy, files, perfetto, planned, queries, waits
+from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries, waits
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.queries import Flow, flows
 from pathways_lab.timeline.records import Event, Record, Sample, Span
@@ -75,9 +75,6 @@ def within(record: Record, start: float, end: float = float("inf")) -> bool:
     if isinstance(record, Event) and record.kind.startswith(("host-", "slice-", "plan")):
         return record.time <= end
     return start <= record.time <= end
-
-
-_FIELDS = list(dict.fromkeys(each.name for kind in (Span, Event, Sample) for each in fields(kind)))
 
 
 class Timeline:
@@ -268,10 +265,7 @@ class Timeline:
 
         Raises ModuleNotFoundError where pandas is not installed.
         """
-        import pandas  # type: ignore[import-untyped, unused-ignore]
-
-        rows = [{"type": type(r).__name__, **asdict(r)} for r in self.records]
-        return pandas.DataFrame(rows, columns=["type", *_FIELDS])
+        return frame.frame(self.records)
 
     def view(self, *panels: str, **options: Any) -> Any:
         """Show it: live while it grows, a static picture of all of it when it was loaded."""

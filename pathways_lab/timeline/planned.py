@@ -22,7 +22,7 @@ from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.waits import CAUSES, INPUT, NOTHING, Wait, Waits, known_at
 
-PLAN, OTHERS = "idle by plan", "other programs"
+PLAN, OTHERS = "idle by plan", "other runs"
 GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
 """What a gap may consist of."""
 

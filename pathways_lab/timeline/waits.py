@@ -23,16 +23,15 @@ from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
-RUNNING, DISPATCH, ORDER, MEMORY, INPUT, TRANSFER, NOTHING = (
-    "running", "dispatch", "gang order", "memory", "earlier computation", "input transfer",
-    "nothing to do",
-)  # fmt: skip
+RUNNING, NOTHING = "running", "nothing to do"
+DISPATCH, ORDER, MEMORY = "dispatch", "gang order", "admission (memory, turn)"
+INPUT, TRANSFER = "earlier computation", "input transfer"
 CAUSES = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER, NOTHING)
 """What a device may wait for.
 
 dispatch: the control plane's and the host's work until the gang is launched.
 gang order: a gang that has its turn earlier, on devices that it shares.
-memory: the run was not admitted while others were unfinished (their memory, or
+admission: the run was not admitted while others were unfinished (their memory, or
     the policy), or its bytes were not free on the host.
 earlier computation: one that makes its inputs, elsewhere.
 """

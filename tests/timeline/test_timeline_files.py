@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.timeline import files, perfetto
+from pathways_lab.timeline import files, frame, perfetto
 from pathways_lab.timeline.log import Timeline, load
 from pathways_lab.timeline.records import Event, Sample, Span
 from tests.notebook.synthetic import training
@@ -149,12 +149,20 @@ def test_the_check_finds_what_is_wrong(broken):
         check_format({"traceEvents": events})
 
 
+def test_columns_have_a_row_per_record() -> None:
+    timeline = example()
+    found = frame.columns(timeline.records)
+    assert {len(column) for column in found.values()} == {len(timeline)}
+    assert found["type"].count("Sample") == 4
+    assert [k for k in found["kind"] if k == "gang"]
+
+
 def test_a_frame_has_a_row_per_record():
     pytest.importorskip("pandas")
     timeline = example()
-    frame = timeline.to_dataframe()
-    assert len(frame) == len(timeline)
-    gangs = frame[(frame.type == "Span") & (frame.kind == "gang")]
+    made = timeline.to_dataframe()
+    assert len(made) == len(timeline)
+    gangs = made[(made.type == "Span") & (made.kind == "gang")]
     assert len(gangs) == sum(1 for r in timeline.records if getattr(r, "kind", "") == "gang")
 
 

@@ -52,7 +52,7 @@ def plot(scene: Scene, now: float) -> Plot:
         title="Messages",
         note=note,
         height=round(max(52, each * (len(people) + 1.6))),
-        x=(-0.6, places - 0.4),
+        x=(-1.6, places - 0.4),
         y=(-1.4, max(len(people), 1) - 0.4),
         layers=(
             Layer("messages-lines", LINES, lines, alpha=0.8),
@@ -136,12 +136,12 @@ def _arrows(
 def _words(shown: list[list[Event]], row: dict[str, float], places: int) -> dict[str, list[object]]:
     """The kind above its column, where the one before leaves room."""
     out: dict[str, list[object]] = {"x": [], "y": [], "text": []}
-    each, free = FRAME / (places + 0.2), -1.0
+    each, free = FRAME / (places + 1.2), -100.0
     for x, burst in enumerate(shown):
         word = _ends(burst[0])[0]
-        if (x + 0.5) * each - 3.6 * len(word) > free:
+        if (x + 1.5) * each - 3.6 * len(word) > free:
             out["x"].append(float(x))
             out["y"].append(-0.95)
             out["text"].append(word)
-            free = (x + 0.5) * each + 3.6 * len(word) + 4
+            free = (x + 1.5) * each + 3.6 * len(word) + 4
     return out

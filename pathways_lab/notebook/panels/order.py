@@ -96,8 +96,8 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="order",
         title="Gang order",
-        note="one column per gang, the same on every host:   □ granted   ▨ launched   ▥ running   "
-        "■ done   ▩ poisoned, lost or overdue",
+        note="one column per gang, alike on all hosts:  □ granted  ▨ launched  ▥ running  "
+        "■ done  ▩ poisoned, overdue",
         height=max(46, min(260, round(22 * layout.end + 24))) if layout.of else 46,
         x=(-0.2, places + 0.2),
         y=(-0.62, max(layout.end, 0.5) + 0.12),
@@ -120,9 +120,7 @@ def plot(scene: Scene, now: float) -> Plot:
 
 def around_frontier(order: list[Gang], places: int = PLACES) -> list[Gang]:
     """The gangs to show."""
-    frontier = next(
-        (n for n, gang in enumerate(order) if gang.state in ("granted", "launched")), len(order)
-    )
+    frontier = next((n for n, gang in enumerate(order) if not gang.over), len(order))
     end = min(len(order), max(frontier + AHEAD, places))
     return order[max(0, end - places) : end]
 
@@ -168,7 +166,7 @@ def summary(order: list[Gang], gone: int = 0) -> str:
     """``"12 / 18 done"``: how far the island is; *gone* gangs are done and forgotten."""
     if not order:
         return ""
-    done = sum(1 for gang in order if gang.state in ("done", "failed"))
+    done = sum(gang.over for gang in order)
     return f"{done + gone} / {len(order) + gone} done"
 
 

@@ -18,7 +18,7 @@ from pathways_lab.notebook.rows import MOST, short
 from pathways_lab.notebook.scene import WAITS, Scene
 from pathways_lab.notebook.text import duration
 from pathways_lab.timeline.planned import OTHERS, PLAN, Device, compare
-from pathways_lab.timeline.waits import NOTHING
+from pathways_lab.timeline.waits import MEMORY, NOTHING
 
 MOST_BOXES = 600
 """Bars of all lanes; of more, close neighbours are drawn as one."""
@@ -28,7 +28,9 @@ SPLIT, RIGHT = 0.70, 0.74
 
 SHORT = {
     PLAN: "plan", OTHERS: "others", NOTHING: "no work", "earlier computation": "inputs",
-    "input transfer": "transfer", "gang order": "order",
+    "input transfer": "transfer",
+    "gang order": "order",
+    MEMORY: "admission",
 }  # fmt: skip
 COLOURS = dict(zip(WAITS, CAUSE_COLOURS, strict=True)) | {
     PLAN: "#b8b8b8", OTHERS: NEUTRAL, NOTHING: "#d9d9d9",
