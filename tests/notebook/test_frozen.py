@@ -163,3 +163,11 @@ def test_failed_gangs_are_hatched_and_counted() -> None:
     svg = svg_of(frozen(cluster.records, 0.3)[0])
     assert len(drawn_boxes(svg, "order-failed")) == 1
     assert svg.find(f".//{SVG}pattern") is not None
+
+
+def test_short_runs_of_many_devices_stay_under_the_limit_in_all_panels() -> None:
+    cluster = Cluster(islands=4, hosts=32, devices=4)
+    end = cluster.pipeline(micro=3, forward=0.0004, hop=0.0001)
+    data, metadata = frozen(cluster.in_order(), end)
+    assert len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT
+    assert metadata["pathways_lab"]["computations"] == 4 * 7 * 32 * 4

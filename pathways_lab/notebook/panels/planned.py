@@ -59,12 +59,12 @@ def plot(scene: Scene, now: float) -> Plot:
         devices = found.devices
         names = {gang.step: gang.node for gang in run.gangs}
         note = f"{run.program}: {duration(found.planned)} planned, {duration(found.actual)} actual"
-        note += "; right: where each device's lost time went"
+        note += "; right: where its lost time went"
         groups = _groups(found.devices)
         devices = tuple(group[0] for group in groups)
         parts = sum(len(device.planned) + len(device.actual) for device in devices)
         several = len(devices) < len(found.devices)
-        note += "; one device of each group is drawn, the right sums up all" if several else ""
+        note += "; one device of each host or island drawn" if several else ""
         for row, group in enumerate(groups):
             device, at = _together(group), float(row)
             rows[at] = f"{short(device.lane.host)} · {device.lane.device}"
@@ -85,7 +85,7 @@ def plot(scene: Scene, now: float) -> Plot:
         layers=(
             Layer("planned-lanes", BOXES, boxes, hover=HOVER),
             Layer("planned-gap", BOXES, gaps, hover=GAP_HOVER),
-            Layer("planned-words", TEXTS, words),
+            Layer("planned-words", TEXTS, words if each >= 13 else {name: [] for name in words}),
         ),
         rows=rows if each >= 13 else {},
         readouts=readouts if each >= 13 else {},
