@@ -112,8 +112,9 @@ class Connection:
     """One authenticated link, and everything that is pending on it.
 
     name: what the control plane calls this kernel: as it asked to be called, or
-    a number.  topology: islands with hosts as the control plane last told.
-    policy: the one in force, as last told.  traffic: counters.
+    a number.  number: in the high 32 bits of its ids.  topology: islands with hosts
+    as the control plane last told.  policy: the one in force, as last told.
+    traffic: counters.
     on_records, on_output, on_policy: called in the reactor's thread.
     flush(): send what waits to be sent together.  holding: it does so now, and
         ids of dropped handles must wait until it has.
@@ -171,7 +172,8 @@ class Connection:
         # Newer ones may have been told already.
         self.topology = self.topology or peer["topology"]
         self.policy = self.policy or peer["policy"]
-        self._high = int(peer["number"]) << 32
+        self.number = int(peer["number"])
+        self._high = self.number << 32
         self._numbers = {kind: itertools.count(1) for kind in _KINDS}
         self.reactor.call_later(_TICK, self._tick)
 

@@ -159,6 +159,7 @@ class DataLinks:
                     name=host,
                     context=self._connection.context,
                     bulk=True,
+                    holder=self._connection.number,
                 )
             except (OSError, AuthenticationError) as error:
                 raise PathwaysError(_unreachable(host, str(error))) from error

@@ -4,11 +4,16 @@ Problem: every account of a machine can connect to a loopback port.  Before the
 other end has proved that it holds the key, nothing of it may be parsed beyond
 a few bytes of fixed length, and nothing is told to it.
 
-    initiator -> responder   magic, nonce a                      (40 bytes)
+    initiator -> responder   magic, holder, nonce a              (48 bytes)
     responder -> initiator   magic, nonce b, HMAC(key, R a b)    (72 bytes)
     initiator -> responder   HMAC(key, I a b)                    (32 bytes)
 
 The letters R and I keep either proof from being played back as the other.
+
+Some doors are used by many who must not pass for each other.  There the *holder*
+is a number, and its key is made of the door's own by :func:`key_of`: whoever has
+the door's key knows all keys without a list, and no holder knows another's.
+Holder 0 has the door's key itself.
 
 Rule for maintainers: constant-time comparison, fresh nonces from the operating
 system, fixed lengths only; the magic carries the version of the wire format.
@@ -23,11 +28,12 @@ import secrets
 
 from pathways_lab.runtime.wire import VERSION
 
+_HOLDER = 8
 _MAGIC = b"PWLAB\r\n" + bytes([VERSION])
 _NONCE = 32
 _PROOF = 32
 KEY_BYTES = 32
-GREETING_BYTES = len(_MAGIC) + _NONCE
+GREETING_BYTES = len(_MAGIC) + _HOLDER + _NONCE
 REPLY_BYTES = len(_MAGIC) + _NONCE + _PROOF
 ANSWER_BYTES = _PROOF
 
@@ -41,6 +47,13 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
+def key_of(key: bytes, holder: int) -> bytes:
+    """The key with which *holder* (from 0, below 2**64) comes to the door of *key*."""
+    if holder == 0:
+        return key
+    return hmac.new(key, b"H" + holder.to_bytes(_HOLDER, "big"), hashlib.sha256).digest()
+
+
 def _proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.new(key, role + first + second, hashlib.sha256).digest()
 
@@ -51,7 +64,7 @@ def _checked_key(key: bytes) -> bytes:
     return key
 
 
-def _nonce_in(data: bytes) -> bytes:
+def _checked_magic(data: bytes) -> None:
     if not data.startswith(_MAGIC[:-1]):
         raise AuthenticationError("the other end does not speak the protocol of Pathways Lab")
     if data[len(_MAGIC) - 1] != VERSION:
@@ -59,23 +72,24 @@ def _nonce_in(data: bytes) -> bytes:
             f"the other end speaks version {data[len(_MAGIC) - 1]} of the protocol, this one "
             f"{VERSION}: install the same pathways_lab on both"
         )
-    return data[len(_MAGIC) : len(_MAGIC) + _NONCE]
 
 
 class Initiator:
-    """The connecting end."""
+    """The connecting end.  key: the one of this *holder*."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, holder: int = 0) -> None:
         self._key = _checked_key(key)
+        self._holder = holder.to_bytes(_HOLDER, "big")
         self._nonce = os.urandom(_NONCE)
 
     def greeting(self) -> bytes:
         """GREETING_BYTES to send first."""
-        return _MAGIC + self._nonce
+        return _MAGIC + self._holder + self._nonce
 
     def answer(self, reply: bytes) -> bytes:
         """ANSWER_BYTES to send after *reply* (REPLY_BYTES); raises AuthenticationError."""
-        theirs = _nonce_in(reply)
+        _checked_magic(reply)
+        theirs = reply[len(_MAGIC) : len(_MAGIC) + _NONCE]
         expected = _proof(self._key, b"R", self._nonce, theirs)
         if not hmac.compare_digest(expected, reply[-_PROOF:]):
             raise AuthenticationError("the other end does not hold the key of this lab")
@@ -83,16 +97,20 @@ class Initiator:
 
 
 class Responder:
-    """The accepting end."""
+    """The accepting end.  key: the door's.  holder: who the other end says it is."""
 
     def __init__(self, key: bytes) -> None:
         self._key = _checked_key(key)
         self._nonce = os.urandom(_NONCE)
         self._theirs = b""
+        self.holder = 0
 
     def reply(self, greeting: bytes) -> bytes:
         """REPLY_BYTES for a *greeting* of GREETING_BYTES; raises AuthenticationError."""
-        self._theirs = _nonce_in(greeting)
+        _checked_magic(greeting)
+        self.holder = int.from_bytes(greeting[len(_MAGIC) : -_NONCE], "big")
+        self._key = key_of(self._key, self.holder)
+        self._theirs = greeting[-_NONCE:]
         return _MAGIC + self._nonce + _proof(self._key, b"R", self._theirs, self._nonce)
 
     def check(self, answer: bytes) -> None:

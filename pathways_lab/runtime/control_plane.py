@@ -165,7 +165,7 @@ class ControlPlane:
             "number": client.number,
             "topology": topology,
             "policy": self.rim.registry.policy_in_force(),
-            "data_key": self._keys.data,
+            "data_key": auth.key_of(self._keys.data, client.number),
             "emulated": any(host.emulated for host in self.rim.registry.hosts.values()),
         }
 

@@ -3,18 +3,20 @@
 Problem: clients send and fetch bytes over links of their own, in no order with
 what the control plane says: a part of an upload may come before this host has
 heard of its slice, a fetch before its buffer exists, and the client may vanish
-in the middle.
+in the middle.  And clients may be curious, or worse: each has proved its number
+when it connected, and has no business with what bears another's.
 
 Rule for maintainers: runs in the reactor's thread; bytes are handled by the
 exchange.  What a client sends may be wrong: that raises ValueError, KeyError
-or TypeError, which closes its link and changes nothing.
+or TypeError, which closes its link and changes nothing.  Rights are checked
+before anything else is looked at.
 
 Paper: section 4.2 (data move between client and hosts only on demand).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,7 @@ from pathways_lab.runtime.actions import Action, Serve
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Exchange
+from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.link import Link, LinkClosed
 
@@ -74,12 +77,16 @@ class Desk:
         self._resident = resident
         self._uploads: dict[int, _Upload] = {}
         self._early: dict[SliceId, list[tuple[Link, dict[str, Any], Buffers]]] = {}
+        self._newest = 0
+        self._present: frozenset[int] = frozenset()
 
     # --- uploads ------------------------------------------------------------------------
 
     def put(self, link: Link, fields: dict[str, Any], buffers: Buffers) -> None:
         """Shards of an upload for devices of this host."""
         slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
+        self._check_own(link, slice_id, "slice")
+        self._check_own(link, buffer, "buffer")
         place = self._where(slice_id)
         if place is None:
             # The client heard of the slice before we did, or its devices are being opened.
@@ -133,8 +140,10 @@ class Desk:
 
     def fetch(self, link: Link, fields: dict[str, Any], _: Buffers) -> None:
         """A client wants shards; it is answered when they are there."""
+        buffer = int(fields["buffer"])
+        self._check_own(link, buffer, "buffer")
         fetch = Fetch(link, int(fields["id"]), tuple(int(d) for d in fields["devices"]))
-        self._carry_out(self._launcher.fetch(fetch, int(fields["buffer"])))
+        self._carry_out(self._launcher.fetch(fetch, buffer))
 
     def serve(self, serve: Serve) -> None:
         """The launcher has what a fetch asked for."""
@@ -170,6 +179,29 @@ class Desk:
             fetch.link.send(op, {"id": fetch.id, **fields}, buffers)
         except LinkClosed:
             return
+
+    # --- who may ----------------------------------------------------------------------------
+
+    def meet(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        """Somebody has proved a key of this door.  Raises Refused."""
+        role = hello.get("role")
+        if role not in ("host", "client") or (link.holder and role == "host"):
+            raise Refused("hosts and clients meet here, each with a key of its own")
+        if self.gone(link):
+            raise Refused(f"client {link.holder} has left the lab")
+        return {"role": "host", "name": self._host}
+
+    def clients(self, newest: int, present: Iterable[int]) -> None:
+        """Numbers of the clients that are connected, up to *newest*: the others have left."""
+        self._newest, self._present = newest, frozenset(present)
+
+    def gone(self, link: Link) -> bool:
+        """Whether this is the link of a client that has left."""
+        return 0 < link.holder <= self._newest and link.holder not in self._present
+
+    def _check_own(self, link: Link, identity: int, what: str) -> None:
+        if identity >> 32 != link.holder:
+            raise ValueError(f"{what} {identity} does not belong to client {link.holder}")
 
     # --- clients that go ------------------------------------------------------------------
 

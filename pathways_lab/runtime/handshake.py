@@ -48,6 +48,11 @@ class Arrival:
         self._wanted = auth.GREETING_BYTES
         self._proved = False
 
+    @property
+    def holder(self) -> int:
+        """Whose key the other end has proved (see :mod:`pathways_lab.runtime.auth`)."""
+        return self._responder.holder
+
     def step(self) -> list[Message]:
         """Go on as far as the bytes reach; the hello and what follows it, once it is there.
 
@@ -93,10 +98,12 @@ def meet(
     limits: Limits,
     context: ssl.SSLContext | None = None,
     dial: Callable[[str, ssl.SSLContext | None, float], socket.socket] | None = None,
+    holder: int = 0,
 ) -> tuple[socket.socket, Decoder, list[Message], float]:
     """Connect, authenticate and exchange hellos, waiting at most *timeout* seconds.
 
     dial: makes the socket for an address that is reached over a comm.
+    holder: whose key it is (see :mod:`pathways_lab.runtime.auth`).
     Returns the socket, its decoder, the messages received (the first is the
     hello of the other end), and the clock offset.  Raises Refused,
     AuthenticationError, WireError, TimeoutError, OSError.
@@ -123,7 +130,7 @@ def meet(
             sock = context.wrap_socket(sock, do_handshake_on_connect=False)
             patience()
             sock.do_handshake()
-        initiator = auth.Initiator(key)
+        initiator = auth.Initiator(key, holder)
         sock.sendall(initiator.greeting())
         answer = initiator.answer(_exactly(sock, auth.REPLY_BYTES, patience))
         sent = time.monotonic()

@@ -160,7 +160,7 @@ class HostRim:
         self.data_address = self.reactor.listen(
             data_listen,
             data_key,
-            {"role": "host", "name": name},
+            lambda link, hello: self.desk.meet(link, hello),
             tag="data",
             context=server_context,
             bulk=True,
@@ -217,7 +217,7 @@ class HostRim:
             self._fatal(f"the control plane is gone: {reason}")
             return
         self.desk.closed(link)
-        if link.peer.get("role") == "host":
+        if link.peer["role"] == "host":
             self.exchange.submit(self.exchange.peer_lost, link.name, reason)
 
     # --- messages -----------------------------------------------------------------------
@@ -230,7 +230,9 @@ class HostRim:
             try:
                 self._from_data[op](self, link, fields, buffers)
             except (KeyError, TypeError, ValueError) as error:
-                link.close(f"{self.name} did not understand {op[:40]!r}: {error!r}")
+                reason = f"{self.name} refused {op[:40]!r}: {error!r}"
+                link.close(reason)
+                self.tell_control("rejected", {"client": link.holder, "reason": reason[:500]})
         if self._ended:
             self._gangs_over()
         self.reports.due()
@@ -393,6 +395,13 @@ class HostRim:
     def _members(self, fields: Fields, _: Buffers) -> None:
         self._peers.members(dict(fields["peers"]))
 
+    def _clients(self, fields: Fields, _: Buffers) -> None:
+        """Who is connected to the lab; of those who are not, nothing is taken any more."""
+        self.desk.clients(fields["newest"], fields["present"])
+        for link in self.reactor.links:
+            if self.desk.gone(link):
+                link.close("this client has left the lab")
+
     # --- what the launcher decided --------------------------------------------------------
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -545,7 +554,7 @@ class HostRim:
     # --- transfers --------------------------------------------------------------------------
 
     def _piece(self, link: Link, fields: Fields, buffers: Buffers) -> None:
-        if link.peer.get("role") != "host":
+        if link.peer["role"] != "host":
             raise ValueError("only hosts send pieces")
         if type(fields["run"]) is not int or type(fields["step"]) is not int:
             raise ValueError("run and step are not numbers")
@@ -556,12 +565,6 @@ class HostRim:
         """An upload is complete."""
         self.reports.resident(buffer)
         self.reports.due()
-
-    def _put(self, link: Link, fields: Fields, buffers: Buffers) -> None:
-        self.desk.put(link, fields, buffers)
-
-    def _fetch(self, link: Link, fields: Fields, buffers: Buffers) -> None:
-        self.desk.fetch(link, fields, buffers)
 
     def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
         client = self.tenants.client(action.source.value.slice)
@@ -589,9 +592,10 @@ class HostRim:
         "free": _free,
         "abort": _abort,
         "peers": _members,
+        "clients": _clients,
     }
     _from_data: ClassVar[dict[str, Callable[[HostRim, Link, Fields, Buffers], None]]] = {
         "piece": _piece,
-        "put": _put,
-        "fetch": _fetch,
+        "put": lambda self, *letter: self.desk.put(*letter),
+        "fetch": lambda self, *letter: self.desk.fetch(*letter),
     }

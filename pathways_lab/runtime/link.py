@@ -90,6 +90,7 @@ class Link:
     name: who is at the other end (``"island0/host1"``, ``"kernel-1"``).
     peer: the hello of the other end.
     tag: whatever the owner of the reactor wants to remember with the link.
+    holder: whose key the connecting end has proved; on the accepting end.
     clock_offset: seconds to add to this process's monotonic clock to get the
         clock of the end that was connected to; 0.0 on the accepting end.
     sent_messages, sent_bytes, received_messages, received_bytes: counters.
@@ -108,6 +109,7 @@ class Link:
         self.name = name
         self.peer = peer
         self.tag = tag
+        self.holder = 0
         self.clock_offset = 0.0
         self.sent_messages = self.sent_bytes = 0
         self.received_messages = self.received_bytes = 0

@@ -176,12 +176,14 @@ class Reactor:
         context: ssl.SSLContext | None = None,
         retry: bool = False,
         bulk: bool = False,
+        holder: int = 0,
     ) -> Link:
         """A link to *address*; waits until both ends are authenticated and greeted.
 
         retry: the other end may not listen yet: try until the timeout.
         bulk: large buffers go through shared memory where both ends say so and can.
         name: what to call the other end (default: the name in its hello).
+        holder: whose key it is, at doors of many (:mod:`pathways_lab.runtime.auth`).
         ``link.peer`` is its hello, ``link.clock_offset`` the difference of clocks.
         Raises Refused, AuthenticationError, WireError, TimeoutError, OSError.
         """
@@ -194,7 +196,7 @@ class Reactor:
         while True:
             try:
                 sock, decoder, messages, offset = meet(
-                    address, key, hello, left, self._limits, context, self._comms.dial
+                    address, key, hello, left, self._limits, context, self._comms.dial, holder
                 )
                 break
             except (FileNotFoundError, ConnectionRefusedError):
@@ -431,6 +433,7 @@ class Reactor:
         peer = messages[0].fields
         name = str(peer.get("name", "?"))[:200]
         link = Link(self, arrival.sock, name, peer, arrival.decoder, tag)
+        link.holder = arrival.holder
         try:
             answer = hello(link, peer) if callable(hello) else hello
         except Refused as refusal:

@@ -119,6 +119,7 @@ class Rim:
         self.registry.clients[client.name] = client
         self._clients[client.name] = peer
         self.happened(m.ClientJoined(self._clock(), f"{client.name}:joined", client.name))
+        self._tell_clients(*self._hosts)
         self._tell_topology()
 
     def client_left(self, name: str, reason: str) -> None:
@@ -129,6 +130,7 @@ class Rim:
             self._end_races(island, name)
         self.happened(m.ClientLeft(self._clock(), f"{name}:left", name, reason))
         self.registry.forget_client(name)
+        self._tell_clients(*self._hosts)
         self._tell_topology()
 
     def host_joined(self, host: HostSeen, peer: Peer) -> None:
@@ -139,6 +141,7 @@ class Rim:
         addresses = {h.name: h.data_address for h in self.registry.hosts.values()}
         for name in self._hosts:
             self._post(self._hosts, name, "peers", {"peers": addresses})
+        self._tell_clients(host.name)
         self.happened(
             m.HostJoined(
                 self._clock(),
@@ -258,10 +261,21 @@ class Rim:
             self.formations.broken(int(fields["number"]), str(fields["reason"])[:2000])
         elif op == "progress":
             self.standstill.answered(name, fields, self._clock())
+        elif op == "rejected":
+            self._rejected_by(host, int(fields["client"]), str(fields["reason"])[:500])
         elif op == "closing":
             self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
         else:
             raise ValueError(f"no message of hosts is called {op[:40]!r}")
+
+    def _rejected_by(self, host: HostSeen, number: int, reason: str) -> None:
+        """A host has closed somebody's data link because of what came over it."""
+        self.rejected += 1
+        client = self.registry.client_of(number << 32)
+        name = "" if client is None else client.name
+        args = {"message": reason}
+        event = Event("rejected", self._clock(), host.island, host.name, client=name, args=args)
+        self._remember([chronicle.write(event)])
 
     def _output(self, host: HostSeen, run: int, device: object, text: str) -> None:
         """Text that user code printed goes to the client of its run."""
@@ -476,6 +490,13 @@ class Rim:
         topology = self.registry.topology()
         for name in tuple(self._clients):
             self._post(self._clients, name, "topology", topology)
+
+    def _tell_clients(self, *hosts: str) -> None:
+        """Hosts take nothing from clients that have left."""
+        present = [client.number for client in self.registry.clients.values()]
+        for name in hosts:
+            fields = {"newest": self._numbers, "present": present}
+            self._post(self._hosts, name, "clients", fields)
 
     def _tell_host(self, host: str, op: str, fields: dict[str, Any]) -> None:
         self._send_host(host, op, fields)

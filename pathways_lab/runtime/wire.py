@@ -35,7 +35,7 @@ from pathways_lab.runtime.segments import Borrower, Claim, SegmentError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-VERSION = 1
+VERSION = 2
 
 _PREFIX = struct.Struct("!I")
 _STAGE = 64 * 1024

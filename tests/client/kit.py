@@ -30,6 +30,7 @@ from pathways_lab.core.policies import FIFO
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
@@ -86,7 +87,7 @@ class FakeLab:
         self._data = self._control.listen(f"unix:{folder}/data", KEY, {"role": "host", "name": "h"})
         hello = {
             "role": "control", "client": "kernel-1", "number": 1, "clock": 0.0,
-            "data_key": KEY, "emulated": False, "topology": self._topology(hosts),
+            "data_key": key_of(KEY, 1), "emulated": False, "topology": self._topology(hosts),
             "policy": {"policy": pack(FIFO()), "name": "FIFO", "owner": ""},
         }  # fmt: skip
         address = self._control.listen(f"unix:{folder}/control", KEY, hello)

@@ -23,6 +23,7 @@ from pathways_lab.core.program import Call, Line, Node, Plan, Step, Transfer, Va
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays, chronicle
 from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.coordination import Coordination
 from pathways_lab.runtime.formation import Formation
@@ -51,6 +52,7 @@ class Lab:
         self.records: list[Record] = []
         self.output: list[tuple[str, int, int, str]] = []
         self.reasons: dict[str, str] = {}
+        self.rejected: list[tuple[str, int, str]] = []
         self.reports = 0
         self.coordination: Coordination | None = None
         self.formations = itertools.count(1)
@@ -115,7 +117,9 @@ class Lab:
 
     def _message(self, link: Link, op: str, fields: dict[str, Any], buffers: list[Any]) -> None:
         with self.changed:
-            if op == "report":
+            if op == "rejected":
+                self.rejected.append((link.name, fields["client"], fields["reason"]))
+            elif op == "report":
                 self.reports += 1
                 base = {"time": 0.0, "cause": "", "host": link.name}
                 report = unpack_fields(HostReport, {**fields, **base})
@@ -294,7 +298,7 @@ class FetchFailed(Exception):
 class Data:
     """A client's link to one host."""
 
-    def __init__(self, lab: Lab, host: str) -> None:
+    def __init__(self, lab: Lab, host: str, holder: int = 0, **hello: str) -> None:
         self.answers: dict[int, tuple[str, dict[str, Any], list[memoryview]]] = {}
         self.changed = threading.Condition()
         self.ids = itertools.count(1)
@@ -302,8 +306,9 @@ class Data:
         self.reactor = Reactor("client", self._message, lambda link, reason: self.closed.set())
         self.reactor.start()
         address = lab.hellos[host]["data_address"]
-        hello = {"role": "client", "name": "kernel-1"}
-        self.link = self.reactor.connect(address, lab.data_key, hello)
+        hello = {"role": "client", "name": "kernel-1", **hello}
+        key = key_of(lab.data_key, holder)
+        self.link = self.reactor.connect(address, key, hello, holder=holder)
 
     def _message(self, link: Link, op: str, fields: dict[str, Any], buffers: list[Any]) -> None:
         with self.changed:

@@ -52,3 +52,16 @@ def test_foreign_protocols_and_versions_are_named() -> None:
 def test_short_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="too short"):
         Initiator(b"secret")
+
+
+def test_holders_prove_their_own_number_and_no_other() -> None:
+    def meets(key: bytes, holder: int) -> int:
+        one, two = Initiator(key, holder), Responder(KEY)
+        two.check(one.answer(two.reply(one.greeting())))
+        return two.holder
+
+    seven = auth.key_of(KEY, 7)
+    assert (meets(KEY, 0), meets(seven, 7)) == (0, 7)
+    for key, holder in ((seven, 8), (seven, 0), (KEY, 7), (auth.key_of(seven, 8), 8)):
+        with pytest.raises(AuthenticationError):
+            meets(key, holder)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.runtime import chronicle
+from pathways_lab.runtime import auth, chronicle
 from pathways_lab.runtime.auth import AuthenticationError, new_key
 from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.control_plane import ControlPlane, Keys
@@ -30,6 +31,9 @@ class Binder:
 
     def __init__(self) -> None:
         self.events: list[m.Event] = []
+
+    def overdue(self, seconds: float, now: float) -> list[Overdue]:
+        return []
 
     def handle(self, event: m.Event) -> list[m.Command]:
         self.events.append(event)
@@ -107,7 +111,7 @@ def test_a_client_finds_hosts_binds_a_slice_and_watches(lab: Lab) -> None:
     host, _ = lab.connect(**HOST)
     client, link = lab.connect(role="client", name="", pid=1)
     assert (link.peer["client"], link.peer["number"]) == ("kernel-1", 1)
-    assert link.peer["data_key"] == lab.keys.data
+    assert link.peer["data_key"] == auth.key_of(lab.keys.data, 1) != lab.keys.data
     assert link.peer["emulated"] is True
     assert link.peer["topology"]["islands"][0]["hosts"][0]["name"] == "i0/h"
     link.send("watch")

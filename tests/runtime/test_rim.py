@@ -214,6 +214,14 @@ def test_others_stop_waiting_for_a_lost_host_before_the_core_knows(lab: Lab) -> 
     assert not lab.hosts["i1/h"].of("dissolve")
 
 
+def test_hosts_hear_who_has_left_and_count_who_lies(lab: Lab) -> None:
+    lab.rim.client_left("kernel-1", "gone")
+    for host in lab.hosts.values():
+        assert host.of("clients")[-1] == {"newest": 2, "present": [2]}
+    lab.rim.from_host("i0/h", "rejected", {"client": 2, "reason": "not yours"}, [], 1)
+    assert lab.rim.rejected == 1
+
+
 def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
     """The core frees a slice by telling its hosts, and here are none."""
     wide(lab, 7)
@@ -231,6 +239,7 @@ def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
 def test_joining_is_told_to_core_hosts_and_clients(lab: Lab) -> None:
     kinds = [type(event).__name__ for event in lab.core.events]
     assert kinds == ["ClientJoined"] * 2 + ["HostJoined"] * 2 + ["SliceRequested"] * 2
+    assert lab.hosts["i1/h"].of("clients")[-1] == {"newest": 2, "present": [1, 2]}
     assert lab.hosts["i0/h"].of("peers")[-1] == {"peers": {"i0/h": "d0", "i1/h": "d1"}}
     topology = lab.clients[1].of("topology")[-1]
     assert [island["name"] for island in topology["islands"]] == ["i0", "i1"]
