@@ -187,16 +187,21 @@ class Desk:
         role = hello.get("role")
         if role not in ("host", "client") or (link.holder and role == "host"):
             raise Refused("hosts and clients meet here, each with a key of its own")
-        if self.gone(link):
+        if self._gone(link):
             raise Refused(f"client {link.holder} has left the lab")
         return {"role": "host", "name": self._host}
 
-    def clients(self, newest: int, present: Iterable[int]) -> None:
-        """Numbers of the clients that are connected, up to *newest*: the others have left."""
-        self._newest, self._present = newest, frozenset(present)
+    def clients(self, newest: int, present: Iterable[int], links: Iterable[Link]) -> None:
+        """Numbers of the clients that are connected, up to *newest*: the others have left.
 
-    def gone(self, link: Link) -> bool:
-        """Whether this is the link of a client that has left."""
+        links: those that are open now; nobody who has left is heard any more.
+        """
+        self._newest, self._present = newest, frozenset(present)
+        for link in links:
+            if self._gone(link):
+                link.close("this client has left the lab")
+
+    def _gone(self, link: Link) -> bool:
         return 0 < link.holder <= self._newest and link.holder not in self._present
 
     def _check_own(self, link: Link, identity: int, what: str) -> None:

@@ -392,15 +392,8 @@ class HostRim:
         self.desk.free(buffers)
         self._carry_out(self.launcher.free(buffers))
 
-    def _members(self, fields: Fields, _: Buffers) -> None:
-        self._peers.members(dict(fields["peers"]))
-
     def _clients(self, fields: Fields, _: Buffers) -> None:
-        """Who is connected to the lab; of those who are not, nothing is taken any more."""
-        self.desk.clients(fields["newest"], fields["present"])
-        for link in self.reactor.links:
-            if self.desk.gone(link):
-                link.close("this client has left the lab")
+        self.desk.clients(fields["newest"], fields["present"], self.reactor.links)
 
     # --- what the launcher decided --------------------------------------------------------
 
@@ -591,7 +584,7 @@ class HostRim:
         "grant": _grant,
         "free": _free,
         "abort": _abort,
-        "peers": _members,
+        "peers": lambda self, fields, _: self._peers.members(dict(fields["peers"])),
         "clients": _clients,
     }
     _from_data: ClassVar[dict[str, Callable[[HostRim, Link, Fields, Buffers], None]]] = {
