@@ -25,8 +25,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.connection import Connection
 from pathways_lab.client.graph import Prepared
+from pathways_lab.client.pending import Buffer
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.series import Part, Source, in_series

@@ -26,6 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.client import failures
 from pathways_lab.client.export import Executable
+from pathways_lab.client.pending import (
+    Buffer,
+    LeaseAnswer,
+    NameAnswer,
+    Run,
+    SliceAnswer,
+    StuckAnswer,
+)
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -47,52 +55,6 @@ _TICK = 0.1
 """Seconds after which ids of dropped handles are sent at the latest."""
 
 
-class Buffer(Pending):
-    """The kernel's side of one logical buffer.  run: which run makes it (0: an upload)."""
-
-    __slots__ = ("__weakref__", "id", "run")
-
-    def __init__(self, identity: int, run: int) -> None:
-        super().__init__()
-        self.id = identity
-        self.run = run
-
-
-class Run(Pending):
-    """A submitted run.  inputs: buffers that it waits for.  steps: of its plan."""
-
-    __slots__ = ("id", "inputs", "outputs", "steps")
-
-    def __init__(
-        self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
-    ) -> None:
-        super().__init__()
-        self.id = identity
-        self.inputs = inputs
-        self.outputs = outputs
-        self.steps = 0
-
-
-class SliceAnswer(Pending):
-    """The answer to a request for a slice."""
-
-    __slots__ = ("binding",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.binding: SliceBinding | None = None
-
-
-class StuckAnswer(Pending):
-    """The answer to the question what is stuck."""
-
-    __slots__ = ("story",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.story: Stuck | None = None
-
-
 class Racing(threading.local):
     """What the calling thread submits belongs to a race, if *enter* is set.
 
@@ -100,12 +62,6 @@ class Racing(threading.local):
     """
 
     enter: Callable[[int, Sequence[Buffer | None]], tuple[int, int]] | None = None
-
-
-class LeaseAnswer(Pending):
-    """The answer to a request for a lease, or to its return."""
-
-    __slots__ = ()
 
 
 class Connection:
@@ -148,11 +104,13 @@ class Connection:
         self._slices: dict[SliceId, SliceAnswer] = {}
         self._leases: dict[str, LeaseAnswer] = {}
         self._stuck: dict[int, StuckAnswer] = {}
+        self._names: dict[str, NameAnswer] = {}
         self.racing = Racing()
         self._known: set[tuple[str, SliceId]] = set()
         self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()
         self._registering = threading.Lock()
+        self._sharing = threading.Lock()
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
         self.board = Board(self.reactor)
         self.reactor.start()
@@ -286,6 +244,26 @@ class Connection:
             self._leases.pop(island, None)
         if answer.failure is not None:
             raise PathwaysError(answer.failure)
+
+    def share(
+        self, op: str, name: str, buffer: Buffer | None = None, about: bytes = b""
+    ) -> NameAnswer:
+        """``"publish"``, ``"unpublish"`` or ``"take"`` what has *name*; waits for the answer.
+
+        buffer: the one to publish, or the new one that shall stand for what is taken.
+        Raises PathwaysError when it is refused.
+        """
+        with self._sharing:
+            answer = self._names[name] = NameAnswer(buffer)
+            try:
+                fields = {"name": name} | ({} if buffer is None else {"buffer": buffer.id})
+                self.send(op, fields, [about] if about else [])
+                self.board.wait(lambda: answer.done, 60.0, f"an answer about {name!r}")
+            finally:
+                self._names.pop(name, None)
+        if answer.failure is not None:
+            raise PathwaysError(answer.failure)
+        return answer
 
     def stuck(self, seconds: float, timeout: float = 10.0) -> Stuck | None:
         """What was granted so long ago and has not ended, and what it waits for."""
@@ -423,6 +401,8 @@ class Connection:
         handler = self._HANDLERS.get(op)
         if handler is not None:
             handler(self, fields)
+        elif op == "taken":
+            self._taken(fields, bytes(buffers[0]) if buffers else b"")
 
     def _resolved(self, fields: dict[str, Any]) -> None:
         for buffers, failure in fields["resolved"]:
@@ -460,6 +440,8 @@ class Connection:
             run = self._runs[identity]
             self._take_run(identity)
             self.board.settle((run, *run.outputs), failure)
+        elif kind == "name" and number in self._names:
+            self.board.settle((self._names[number],), failure)
         elif kind == "lease" and number in self._leases:
             self.board.settle((self._leases[number],), failure)
         elif kind == "buffer" and identity in self._buffers:
@@ -471,6 +453,18 @@ class Connection:
     def _leased(self, fields: dict[str, Any]) -> None:
         answer = self._leases.get(fields["island"])
         if answer is not None:
+            self.board.settle((answer,), None)
+
+    def _shared(self, fields: dict[str, Any]) -> None:
+        answer = self._names.get(fields["name"])
+        if answer is not None:
+            self.board.settle((answer,), None)
+
+    def _taken(self, fields: dict[str, Any], about: bytes) -> None:
+        answer = self._names.get(fields["name"])
+        if answer is not None and answer.buffer is not None:
+            answer.buffer.stored, answer.buffer.ticket = fields["stored"], fields["ticket"]
+            answer.binding, answer.about = unpack(SliceBinding, fields["binding"]), about
             self.board.settle((answer,), None)
 
     def _told_stuck(self, fields: dict[str, Any]) -> None:
@@ -506,6 +500,7 @@ class Connection:
         "refused": _refused,
         "leased": _leased,
         "lease-ended": _leased,
+        "shared": _shared,
         "stuck": _told_stuck,
         "closing": _closing,
         "topology": _topology,
@@ -530,7 +525,7 @@ class Connection:
         self.closed = failure
         pending: list[Pending] = [
             *self._runs.values(), *self._slices.values(), *self._leases.values(),
-            *self._stuck.values(),
+            *self._stuck.values(), *self._names.values(),
         ]  # fmt: skip
         self._runs.clear()
         # A value that was there is gone with the lab as well.

@@ -22,8 +22,9 @@ import numpy as np
 
 from pathways_lab.client import failures, layouts
 from pathways_lab.client.arrays import ArrayType, shard_bytes, wire_type
-from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice
+from pathways_lab.client.pending import Buffer
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Box, Layout, boxes
@@ -109,7 +110,9 @@ class DataLinks:
         for host, devices in hosts.items():
             number = next(self._numbers)
             self._fetches[number] = (fetch, host)
-            fields = {"id": number, "buffer": buffer.id, "devices": devices}
+            fields = {"id": number, "buffer": buffer.stored, "devices": devices}
+            if buffer.ticket is not None:
+                fields["ticket"] = buffer.ticket
             try:
                 self._send(host, "fetch", fields)
             except PathwaysError as error:

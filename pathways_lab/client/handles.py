@@ -25,10 +25,11 @@ import numpy as np
 
 from pathways_lab.client import arrays, layouts
 from pathways_lab.client.arrays import ArrayType
-from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.connection import Connection
 from pathways_lab.client.data import DataLinks, Fetch
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.operators import Operators
+from pathways_lab.client.pending import Buffer
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout

@@ -21,11 +21,20 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from pathways_lab.client import cluster, failures, hooks, multi_controller, scopes, single
+from pathways_lab.client import (
+    cluster,
+    failures,
+    hooks,
+    multi_controller,
+    scopes,
+    sharing,
+    single,
+)
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
 from pathways_lab.client.functions import CompiledFunction
+from pathways_lab.client.handles import Handle
 from pathways_lab.client.lease import Lease, require
 from pathways_lab.client.policies import Policies
 from pathways_lab.client.requests import bytes_of, slice_request
@@ -169,6 +178,46 @@ class Lab:
         ...     s = lab.slice(4, island="island0")
         """
         return Lease(self, island, order, patience)
+
+    # --- handles for others ---------------------------------------------------------------
+
+    def publish(self, name: str, handle: Handle) -> None:
+        """Let other clients of the lab take *handle* by *name*; nobody can read it otherwise.
+
+        name: 1 to 200 characters; using it again for a newer handle moves it.
+
+        The array stays on its devices, also when this handle dies, until the name
+        is taken back (:meth:`unpublish`), moved, or this client leaves.  Those who
+        have taken it until then keep it, even longer than this client stays (but a
+        value that is still to be computed then fails with this client's run).  As
+        long as anybody else has it, it cannot be donated.
+
+        Raises PathwaysError when the name is another client's, or the handle is dead.
+
+        >>> lab.publish("weights", w)                        # doctest: +SKIP
+        >>> w = lab.take("weights")       # in another notebook; doctest: +SKIP
+        """
+        sharing.publish(self.session, name, handle)
+
+    def unpublish(self, name: str) -> None:
+        """Take a name back.  Who has taken the handle keeps it."""
+        self.session.connection.share("unpublish", name)
+
+    def take(self, name: str) -> Handle:
+        """A handle to what another client has published as *name*, at once.
+
+        It is read like any handle (its value may still come), and can be given to
+        compiled functions and programs on slices of this client: then it moves
+        there.  It counts on its devices until this handle dies too.
+
+        Raises PathwaysError when nothing has this name; it says what there is.
+        """
+        return sharing.take(self.session, name)
+
+    @property
+    def published(self) -> dict[str, str]:
+        """What can be taken: names, and which client has published each."""
+        return dict(self.session.connection.topology["published"])
 
     def stuck(self, seconds: float = 1.0) -> Stuck | None:
         """What was launched so long ago and has not ended, and who waits there for whom.

@@ -21,9 +21,9 @@ import jax
 
 from pathways_lab.client import failures
 from pathways_lab.client.cluster import Island
-from pathways_lab.client.connection import Buffer
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.pending import Buffer
 from pathways_lab.client.session import Session
 
 

@@ -23,11 +23,12 @@ from typing import Any
 from pathways_lab.client import arrays, failures
 from pathways_lab.client.arrays import SMALL, ArrayType
 from pathways_lab.client.batching import Calls
-from pathways_lab.client.connection import Buffer, Connection
+from pathways_lab.client.connection import Connection
 from pathways_lab.client.data import DataLinks
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.graph import Argument, Constant, Held, Prepared, Ref
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.pending import Buffer
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout

@@ -97,7 +97,8 @@ def session_of(place: Slice) -> Session:
         raise failures.failure(
             "refused",
             f"slice {place.name} belongs to no running lab",
-            "make slices with lab.slice(...) or pw.make_virtual_device_set()",
+            "make slices with lab.slice(...) or pw.make_virtual_device_set(); what was taken from"
+            " another client moves to one: pw.jit(f, on=slice), or jax.device_put(h, slice)",
         )
     return session
 

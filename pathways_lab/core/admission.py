@@ -217,7 +217,7 @@ def stalemate(victim: Entry | RunRecord, stuck: Iterable[Entry], store: Store) -
                 break
     holders = [
         f"{b.name or f'buffer {b.id}'} of {b.owner} ({b.nbytes:,} bytes on slice {b.slice},"
-        + (" kept by its handle)" if b.held else " kept by waiting runs)")
+        + f" kept by {keepers(b)})"
         for b in store.largest(cells)[:8]
     ]
     name = describe(victim) if isinstance(victim, Entry) else f"a run of {victim.index.plan.name!r}"
@@ -227,3 +227,11 @@ def stalemate(victim: Entry | RunRecord, stuck: Iterable[Entry], store: Store) -
         f" waits fits. {'; '.join(stories)}. Held by {', '.join(holders) or 'nobody'}.",
         "drop handles that are no longer needed, donate inputs, or use more devices",
     )
+
+
+def keepers(buffer: BufferRecord) -> str:
+    """What keeps a buffer, in words."""
+    found = ["its handle"] if buffer.kept else []
+    found += [f"its name {name!r}" for name in sorted(buffer.names)]
+    found += [f"{client}, who has taken it" for client in sorted({*buffer.references.values()})]
+    return " and ".join(found) or "waiting runs"

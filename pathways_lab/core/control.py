@@ -33,6 +33,9 @@ from pathways_lab.core.messages import (
     Event,
     FunctionAnnounced,
     GangsGivenUp,
+    HandlePublished,
+    HandleTaken,
+    HandleUnpublished,
     HostJoined,
     HostLost,
     HostReport,
@@ -73,6 +76,7 @@ from pathways_lab.core.requests import (
     usable,
 )
 from pathways_lab.core.rules import Rules
+from pathways_lab.core.sharing import Sharing
 from pathways_lab.core.slices import SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
@@ -91,6 +95,7 @@ class Control:
         self.outcomes = Outcomes(self.state)
         self.uploads = Uploads(self.state, self.outcomes)
         self.grants = Grants(self.state, self.outcomes, self.uploads)
+        self.sharing = Sharing(self.state, self.uploads)
         self.clients: dict[str, ClientRecord] = {}
         self._draining: set[SliceId] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -115,6 +120,9 @@ class Control:
             LeaseRequested: self._lease_requested,
             LeaseReturned: self._lease_returned,
             GangsGivenUp: self._gangs_given_up,
+            HandlePublished: self._publish,
+            HandleUnpublished: self._unpublish,
+            HandleTaken: self._take,
         }
 
     def handle(self, event: Event) -> list[Command]:
@@ -231,6 +239,10 @@ class Control:
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.cut(run, failure)
+        for name in self.sharing.names_of(event.client):
+            self.sharing.unpublish(name)
+        for number in sorted(client.references):
+            self.uploads.dropped(state.store.end_reference(number))
         for buffer in state.store.owned(event.client):
             if not buffer.maker and buffer.state == "promised":
                 self.uploads.lose(buffer, failure)
@@ -356,12 +368,12 @@ class Control:
                 self._draining.discard(slice_id)
                 state.resources.free(slice_id)
                 state.forget_slice(slice_id)
-                if owner is not None:
-                    released = Failure(
-                        "refused", f"slice {slice_id} was released", "ask for a new slice"
-                    )
-                    for key in [k for k, i in owner.plans.items() if slice_id in i.plan.slices]:
-                        owner.refuse(key, record.failure or released)
+                released = Failure(
+                    "refused", f"slice {slice_id} was released", "ask for a new slice"
+                )
+                for client in self.clients.values():
+                    for key in [k for k, i in client.plans.items() if slice_id in i.plan.slices]:
+                        client.refuse(key, record.failure or released)
         state.divide()
 
     def _function_announced(self, event: FunctionAnnounced) -> None:
@@ -392,7 +404,7 @@ class Control:
 
     def _buffer_declared(self, event: BufferDeclared) -> None:
         state, subject = self.state, f"buffer {event.buffer}"
-        if event.buffer in state.store.buffers or event.buffer < 1 or event.nbytes < 0:
+        if state.store.in_use(event.buffer) or event.buffer < 1 or event.nbytes < 0:
             self._refuse(event, subject, "its number is in use, or its size is negative")
             return
         failure = usable(state, event.client, self.clients[event.client], event.slice)
@@ -418,8 +430,8 @@ class Control:
             self._refuse(event, subject, failure or "its program is unknown")
             self._still_born(event, failure or Failure("refused", "its program is unknown"))
             return
-        buffers = state.store.buffers
-        inputs = tuple([None if b is None else buffers[b] for b in event.inputs])
+        find = state.store.find
+        inputs = tuple([None if b is None else find(b, event.client) for b in event.inputs])
         failure = spoiled(state, index, inputs)
         if failure is not None:
             self._still_born(event, failure)
@@ -459,12 +471,36 @@ class Control:
 
     def _buffers_dropped(self, event: BuffersDropped) -> None:
         for number in event.buffers:
-            buffer = self.state.store.buffers.get(number)
-            if buffer is None or buffer.owner != event.client or not buffer.held:
+            buffer = self.state.store.find(number, event.client)
+            references = self.clients[event.client].references
+            if number in references:
+                references.discard(number)
+                self.uploads.dropped(self.state.store.end_reference(number))
+            elif buffer is None or not buffer.kept:
                 why = "it is unknown, dropped already, or belongs to another client"
                 self._refuse(event, f"buffer {number}", why)
             else:
                 self._drop(buffer)
+
+    # --- handles that are shared ------------------------------------------------------
+
+    def _publish(self, event: HandlePublished) -> None:
+        why = self.sharing.publish(event)
+        if why is not None:
+            self._refuse(event, f"name {event.name}", why)
+
+    def _unpublish(self, event: HandleUnpublished) -> None:
+        if event.name in self.sharing.names_of(event.client):
+            self.sharing.unpublish(event.name)
+        else:
+            self._refuse(event, f"name {event.name}", "it is not published by this client")
+
+    def _take(self, event: HandleTaken) -> None:
+        why = self.sharing.take(event)
+        if why is not None:
+            self._refuse(event, f"name {event.name}", why)
+        else:
+            self.clients[event.client].references.add(event.buffer)
 
     def _drop(self, buffer: BufferRecord) -> None:
         self.state.store.drop(buffer)

@@ -269,6 +269,42 @@ class GangsGivenUp:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class HandlePublished:
+    """A client gives one of its buffers a name under which others may take it.
+
+    about: what takers must know of it, as its client wrote it; never looked into.
+    """
+
+    time: float
+    cause: str
+    client: str
+    name: str
+    buffer: Buffer
+    about: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HandleUnpublished:
+    """A client takes a name of its own back; who has taken the handle keeps it."""
+
+    time: float
+    cause: str
+    client: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandleTaken:
+    """A client takes what is published.  buffer: its own number for its reference."""
+
+    time: float
+    cause: str
+    client: str
+    name: str
+    buffer: Buffer
+
+
 Event = (
     HostJoined
     | HostLost
@@ -291,6 +327,9 @@ Event = (
     | LeaseRequested
     | LeaseReturned
     | GangsGivenUp
+    | HandlePublished
+    | HandleUnpublished
+    | HandleTaken
 )
 
 
@@ -470,6 +509,37 @@ class LeaseEnded:
     island: str
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Anybody may take what has this name now."""
+
+    cause: str
+    client: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """Nobody can take it by this name any more.  client: who had published it."""
+
+    cause: str
+    client: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The client may read *stored*, on *slice*; *buffer* is its own number for it."""
+
+    cause: str
+    client: str
+    name: str
+    buffer: Buffer
+    stored: Buffer
+    slice: SliceId
+    about: bytes
+
+
 Command = (
     SliceBound
     | SliceFreed
@@ -485,4 +555,7 @@ Command = (
     | PolicySet
     | Leased
     | LeaseEnded
+    | Published
+    | Unpublished
+    | Taken
 )

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pathways_lab.core.admission import keepers
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.legality import check_plan
 from pathways_lab.core.messages import RunSubmitted
 from pathways_lab.core.plans import PlanIndex
-from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.program import Call, Plan, SliceId
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 
@@ -31,11 +32,13 @@ _REMEMBERED = 1024
 class ClientRecord:
     """What a connected client has: programs by key, slices that it did not release.
 
+    references: its numbers for buffers of others that it has taken.
     gone: why programs were refused, or ended with their slices, by key.
     """
 
     plans: dict[str, PlanIndex] = field(default_factory=dict)
     slices: set[SliceId] = field(default_factory=set)
+    references: set[int] = field(default_factory=set)
     gone: dict[str, Failure] = field(default_factory=dict)
 
     def register(self, key: str, index: PlanIndex) -> None:
@@ -56,6 +59,8 @@ def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -
     found = state.resources.slices.get(slice_id)
     if found is not None and slice_id in record.slices:
         return found.failure
+    if found is not None and reads(state, record, slice_id):
+        return found.failure
     if found is not None and found.binding.client == client:
         return Failure("refused", f"slice {slice_id} was released", "ask for a new slice")
     return Failure(
@@ -63,6 +68,12 @@ def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -
         f"slice {slice_id} is unknown or belongs to another client",
         "use a slice that this client asked for",
     )
+
+
+def reads(state: State, record: ClientRecord, slice_id: SliceId) -> bool:
+    """Whether the client has taken a buffer that lies on this slice of another's."""
+    taken = (state.store.references[number] for number in record.references)
+    return any(buffer.slice == slice_id for buffer in taken)
 
 
 def check_program(state: State, client: str, record: ClientRecord, plan: Plan) -> Failure | None:
@@ -74,6 +85,19 @@ def check_program(state: State, client: str, record: ClientRecord, plan: Plan) -
         failure = usable(state, client, record, slice_id)
         if failure is not None:
             return failure
+    for step in plan.steps:
+        node = step.node
+        where = node.slice if isinstance(node, Call) else plan.values[node.output].slice
+        if where not in record.slices:
+            return Failure(
+                "refused",
+                f"{node.name!r} would put something on slice {where}, which belongs to another"
+                " client: what was taken can be read there, and no more",
+                "compute on a slice of this client's own; what was taken moves there",
+                program=plan.name,
+                node=node.name,
+                line=node.line,
+            )
     return None
 
 
@@ -98,7 +122,7 @@ def check_numbers(state: State, event: RunSubmitted) -> str:
         return "its number is in use"
     if len(set(event.outputs)) != len(event.outputs):
         return "two of its outputs have the same number"
-    taken = [b for b in event.outputs if b in state.store.buffers or b < 1]
+    taken = [b for b in event.outputs if state.store.in_use(b) or b < 1]
     return f"the numbers of outputs {taken} are in use" if taken else ""
 
 
@@ -126,8 +150,8 @@ def check_run(
     for p, number in enumerate(event.inputs):
         if number is None:
             continue
-        buffer = state.store.buffers.get(number)
-        if buffer is None or buffer.owner != event.client:
+        buffer = state.store.find(number, event.client)
+        if buffer is None:
             return refusal(f"buffer {number} is unknown or belongs to another client")
         if not index.readers[p] or buffer.failure is not None:
             continue
@@ -137,6 +161,12 @@ def check_run(
                 f"input {p} of {plan.name!r} is on slice {value.slice} with {value.nbytes:,}"
                 f" bytes per device, buffer {number} is on slice {buffer.slice} with"
                 f" {buffer.nbytes:,}"
+            )
+        if p in index.donors and (buffer.names or buffer.references):
+            return refusal(
+                f"buffer {number} ({buffer.name or 'unnamed'}) cannot be donated: it is also kept"
+                f" by {keepers(buffer)}",
+                "unpublish it and wait until its takers drop it, or do not donate it",
             )
         if buffer.donor or (p in index.donors and event.inputs.count(number) > 1):
             return refusal(

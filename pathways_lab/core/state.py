@@ -79,8 +79,10 @@ class State:
             buffer.watched = []
 
     def resolve(self, buffer: BufferRecord, failure: Failure | None) -> None:
-        """Its client will be told about a buffer, together with others."""
+        """Its clients will be told about a buffer, together with others."""
         self._resolved.setdefault((buffer.owner, failure), []).append(buffer.id)
+        for number, client in buffer.references.items():
+            self._resolved.setdefault((client, failure), []).append(number)
 
     def tell_resolved(self) -> None:
         """Tell clients about their buffers now."""

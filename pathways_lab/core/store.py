@@ -6,6 +6,10 @@ buffer has two ends of life: in the *order of grants* (its bytes are given back
 in the ledger when its handle is dropped and its last reader has its place) and
 in *reality* (hosts forget it when its last reader has ended).
 
+A buffer may have readers beside its owner: then each of them has a *reference*
+of its own, under a number of its own, and the buffer stays while anybody has
+one, or could still ask for one by a name.
+
 Rule for maintainers: the store knows runs by number only.  It owns bytes on
 devices; devices are the resource manager's, order is the gang scheduler's.
 
@@ -29,7 +33,8 @@ class BufferRecord:
     """One logical buffer.
 
     nbytes: on each device of *slice*.
-    held: its client has a handle.
+    kept: its owner has a handle.  names: under which it is published.
+    references: of other clients, by their own numbers for it.
     apart: the reservation of the run that makes it covers it no longer.
     counted: the ledger holds its bytes.
     admitted: the run that makes it (or the upload) has its memory.
@@ -53,7 +58,9 @@ class BufferRecord:
     maker: int = 0
     state: str = BUFFER.start
     failure: Failure | None = None
-    held: bool = True
+    kept: bool = True
+    names: set[str] = field(default_factory=set)
+    references: dict[int, str] = field(default_factory=dict)
     apart: bool = False
     counted: bool = False
     admitted: bool = False
@@ -68,6 +75,11 @@ class BufferRecord:
     watched: list[int] = field(default_factory=list)
     listeners: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def held(self) -> bool:
+        """Whether anybody has a handle, or can still get one."""
+        return self.kept or bool(self.names or self.references)
+
     def move(self, move: str) -> None:
         """Go to the next state of the life cycle."""
         self.state = BUFFER.next(self.state, move, self.id)
@@ -75,12 +87,28 @@ class BufferRecord:
 
 @dataclass(slots=True)
 class Store:
-    """All buffers.  freed: per slice, what hosts are to forget since this was last taken."""
+    """All buffers.  references: those that clients have taken, by the takers' numbers.
+
+    freed: per slice, what hosts are to forget since this was last taken.
+    """
 
     ledger: Ledger
     buffers: dict[int, BufferRecord] = field(default_factory=dict)
     by_slice: dict[SliceId, set[int]] = field(default_factory=dict)
     freed: dict[SliceId, list[int]] = field(default_factory=dict)
+    references: dict[int, BufferRecord] = field(default_factory=dict)
+
+    def find(self, number: int, client: str) -> BufferRecord | None:
+        """What a client calls *number*: a buffer of its own, or one that it has taken."""
+        buffer = self.buffers.get(number)
+        if buffer is not None:
+            return buffer if buffer.owner == client else None
+        taken = self.references.get(number)
+        return taken if taken is not None and taken.references[number] == client else None
+
+    def in_use(self, number: int) -> bool:
+        """Whether no new buffer or reference can have this number."""
+        return number in self.buffers or number in self.references
 
     def create(
         self, buffer: int, owner: str, slice_id: SliceId, nbytes: int, name: str, maker: int = 0
@@ -142,9 +170,21 @@ class Store:
         self.settle(record)
 
     def drop(self, record: BufferRecord) -> None:
-        """The client's handle is gone."""
-        record.held = False
+        """The owner's handle is gone."""
+        record.kept = False
         self.settle(record)
+
+    def refer(self, record: BufferRecord, client: str, number: int) -> None:
+        """Another client has taken the buffer, and calls it *number*."""
+        record.references[number] = client
+        self.references[number] = record
+
+    def end_reference(self, number: int) -> BufferRecord:
+        """A taker's handle is gone; the buffer that it meant."""
+        record = self.references.pop(number)
+        del record.references[number]
+        self.settle(record)
+        return record
 
     def fail(self, record: BufferRecord, failure: Failure) -> None:
         """The buffer will never have a value (any more)."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.client.cells import CapturedCell, CellProgram
-from pathways_lab.client.connection import Buffer
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.pending import Buffer
 from pathways_lab.client.program import AHEAD, How
 from pathways_lab.core.program import Call
 from pathways_lab.notebook.cell import VALUE, Cell, at_home

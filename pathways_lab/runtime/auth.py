@@ -13,7 +13,8 @@ The letters R and I keep either proof from being played back as the other.
 Some doors are used by many who must not pass for each other.  There the *holder*
 is a number, and its key is made of the door's own by :func:`key_of`: whoever has
 the door's key knows all keys without a list, and no holder knows another's.
-Holder 0 has the door's key itself.
+Holder 0 has the door's key itself.  What one holder may do beyond its own is
+written on a *ticket*, which is made of the door's key as well.
 
 Rule for maintainers: constant-time comparison, fresh nonces from the operating
 system, fixed lengths only; the magic carries the version of the wire format.
@@ -52,6 +53,12 @@ def key_of(key: bytes, holder: int) -> bytes:
     if holder == 0:
         return key
     return hmac.new(key, b"H" + holder.to_bytes(_HOLDER, "big"), hashlib.sha256).digest()
+
+
+def ticket_of(key: bytes, buffer: int, holder: int) -> bytes:
+    """What lets *holder* read a *buffer* of another's at the doors of *key*."""
+    text = b"T" + buffer.to_bytes(_HOLDER, "big") + holder.to_bytes(_HOLDER, "big")
+    return hmac.new(key, text, hashlib.sha256).digest()
 
 
 def _proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:

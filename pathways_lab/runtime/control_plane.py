@@ -92,6 +92,7 @@ class ControlPlane:
             self._flush_later,
             self.introductions,
             lambda rim: PolicyDesk(rim, processes, time.monotonic, self.reactor.call_later),
+            lambda buffer, client: auth.ticket_of(keys.data, buffer, client),
         )
         self.client_address = self.reactor.listen(
             client_listen, keys.client, self._meet_client, context=context

@@ -16,6 +16,7 @@ Paper: section 4.2 (data move between client and hosts only on demand).
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import SliceId, Value
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action, Serve
+from pathways_lab.runtime.auth import ticket_of
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Exchange
@@ -56,6 +58,7 @@ class Fetch:
 class Desk:
     """Uploads and fetches of one host.
 
+    key: of the door at which clients come in.
     where(slice): its place, why it has none, or None while that is not known.
     carry_out: for the launcher's actions.  resident(buffer): report it.
     """
@@ -63,6 +66,7 @@ class Desk:
     def __init__(
         self,
         host: str,
+        key: bytes,
         launcher: Launcher,
         exchange: Exchange,
         where: Where,
@@ -70,6 +74,7 @@ class Desk:
         resident: Callable[[int], None],
     ) -> None:
         self._host = host
+        self._key = key
         self._launcher = launcher
         self._exchange = exchange
         self._where = where
@@ -141,7 +146,11 @@ class Desk:
     def fetch(self, link: Link, fields: dict[str, Any], _: Buffers) -> None:
         """A client wants shards; it is answered when they are there."""
         buffer = int(fields["buffer"])
-        self._check_own(link, buffer, "buffer")
+        ticket = fields.get("ticket")
+        if ticket is None:
+            self._check_own(link, buffer, "buffer")
+        elif not hmac.compare_digest(bytes(ticket), ticket_of(self._key, buffer, link.holder)):
+            raise ValueError(f"this ticket does not let client {link.holder} read {buffer}")
         fetch = Fetch(link, int(fields["id"]), tuple(int(d) for d in fields["devices"]))
         self._carry_out(self._launcher.fetch(fetch, buffer))
 

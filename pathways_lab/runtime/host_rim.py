@@ -149,6 +149,7 @@ class HostRim:
         )
         self.desk = Desk(
             name,
+            data_key,
             self.launcher,
             self.exchange,
             self.tenants.where,

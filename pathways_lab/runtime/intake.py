@@ -22,6 +22,11 @@ from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.codec import unpack, unpack_fields
 from pathways_lab.runtime.registry import Arguments, ClientSeen, HostSeen, Registry
 
+_SHARING = ("publish", "unpublish", "take")
+_NAME_LENGTH = 200
+_ABOUT_BYTES = 1 << 16
+"""What the description of a published handle may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Letter:
@@ -99,7 +104,7 @@ def host_seen(hello: dict[str, Any]) -> HostSeen:
 
 
 def _subject(op: str, fields: dict[str, Any]) -> str:
-    for name in ("run", "slice", "buffer", "function"):
+    for name in ("name",) if op in _SHARING else ("run", "slice", "buffer", "function"):
         if isinstance(fields.get(name), int | str):
             return f"{name} {str(fields[name])[:64]}"
     return op
@@ -161,7 +166,8 @@ def _function(letter: _Letter) -> m.Event:
 
 def _program(letter: _Letter) -> m.Event:
     plan = unpack(Plan, letter.fields["plan"])
-    _own(letter.client, plan.slices, "slice")
+    number, taken = letter.client.number, letter.registry.taken
+    _own(letter.client, [s for s in plan.slices if (number, s) not in taken], "slice")
     owner = letter.registry.plans.get(plan.key)
     if owner is not None and owner[0] != letter.client.name:
         raise Rejected(f"program {plan.key[:64]}", "another client has a program of this key")
@@ -230,6 +236,34 @@ def _return_lease(letter: _Letter) -> m.Event:
     return unpack_fields(m.LeaseReturned, letter.stamped())
 
 
+def _name(fields: dict[str, Any]) -> str:
+    name = fields["name"]
+    if type(name) is not str or not 0 < len(name) <= _NAME_LENGTH:
+        raise ValueError(f"a name is text of 1 to {_NAME_LENGTH} characters")
+    return name
+
+
+def _publish(letter: _Letter) -> m.Event:
+    name, buffer, about = _name(letter.fields), _integer(letter.fields, "buffer"), b""
+    _own(letter.client, [buffer], "buffer")
+    if letter.buffers:
+        about = bytes(letter.buffers[0])
+    if len(about) > _ABOUT_BYTES:
+        raise ValueError(f"the description of a handle takes {len(about):,} bytes")
+    return m.HandlePublished(letter.time, letter.cause, letter.client.name, name, buffer, about)
+
+
+def _unpublish(letter: _Letter) -> m.Event:
+    name = _name(letter.fields)
+    return m.HandleUnpublished(letter.time, letter.cause, letter.client.name, name)
+
+
+def _take(letter: _Letter) -> m.Event:
+    name, buffer = _name(letter.fields), _integer(letter.fields, "buffer")
+    _own(letter.client, [buffer], "buffer")
+    return m.HandleTaken(letter.time, letter.cause, letter.client.name, name, buffer)
+
+
 _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "slice": _slice,
     "release-slice": _release,
@@ -242,6 +276,9 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "policy": _policy,
     "lease": _lease,
     "return-lease": _return_lease,
+    "publish": _publish,
+    "unpublish": _unpublish,
+    "take": _take,
 }
 
 CLIENT_OPS = frozenset(_HANDLERS)

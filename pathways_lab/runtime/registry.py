@@ -83,6 +83,10 @@ class Registry:
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
     """Of runs that are not over: the client and the plan's key."""
+    published: dict[str, str] = field(default_factory=dict)
+    """By name of a shared handle: the client that published it."""
+    taken: set[tuple[int, SliceId]] = field(default_factory=set)
+    """Client numbers with slices of others on which lies, or lay, what they have taken."""
     leases: dict[str, str] = field(default_factory=dict)
     """By island: the client that has it for itself."""
     disorder: dict[str, float] = field(default_factory=dict)
@@ -118,6 +122,7 @@ class Registry:
     def forget_slice(self, slice_id: SliceId) -> None:
         """The slice is gone, and with it what was announced for it."""
         self.bindings.pop(slice_id, None)
+        self.taken = {entry for entry in self.taken if entry[1] != slice_id}
         for key in [key for key in self.functions if key[1] == slice_id]:
             del self.functions[key]
         used = {(slice_ >> 32, key) for key, slice_ in self.functions}
@@ -137,6 +142,7 @@ class Registry:
             del self.plans[key]
         for announced in [a for a in self.functions if a[1] >> 32 == client.number]:
             del self.functions[announced]
+        self.taken = {entry for entry in self.taken if entry[0] != client.number}
         for blob in [blob for blob in self.blobs if blob[0] == client.number]:
             del self.blobs[blob]
 
@@ -160,6 +166,7 @@ class Registry:
             "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
             "slices": [pack(binding) for binding in self.bindings.values()],
             "clients": list(self.clients),
+            "published": dict(self.published),
         }
 
     def policy_in_force(self) -> dict[str, Any]:

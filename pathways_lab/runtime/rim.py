@@ -65,6 +65,7 @@ class Rim:
     clock: seconds, monotonic; the time of every event and record.
     flush_due: called when records wait for :meth:`flush`.
     services: where the hosts of slices over several hosts meet.
+    ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
@@ -77,6 +78,7 @@ class Rim:
         flush_due: Callable[[], None],
         services: Services,
         policies: Callable[[Rim], PolicyDesk],
+        ticket: Callable[[int, int], bytes],
     ) -> None:
         self.registry = Registry()
         self.broadcast = Broadcast()
@@ -84,6 +86,7 @@ class Rim:
         self._core = core
         self._clock = clock
         self._flush_due = flush_due
+        self._ticket = ticket
         self._clients: dict[str, Peer] = {}
         self._hosts: dict[str, Peer] = {}
         self._numbers = 0
@@ -419,6 +422,16 @@ class Rim:
                 del self.registry.leases[island]
                 self.registry.disorder.pop(island, None)
                 self._post(self._clients, client, "lease-ended", {"island": island})
+            case m.Published(client=client, name=name):
+                self.registry.published[name] = client
+                self._tell_topology()
+                self._post(self._clients, client, "shared", {"name": name})
+            case m.Unpublished(client=client, name=name):
+                self.registry.published.pop(name, None)
+                self._tell_topology()
+                self._post(self._clients, client, "shared", {"name": name})
+            case m.Taken():
+                self._taken(command)
             case m.AskPolicy():
                 self.policies.ask(command)
             case m.PolicySet():
@@ -442,6 +455,18 @@ class Rim:
             return
         size = self._post(self._hosts, grant.host, "grant", fields, buffers)
         self._count("grant", "control", grant.host, size, grant.run)
+
+    def _taken(self, taken: m.Taken) -> None:
+        """The client reads from hosts by itself, and shows them that it may."""
+        number = self.registry.clients[taken.client].number
+        self.registry.taken.add((number, taken.slice))
+        fields = {
+            "name": taken.name,
+            "stored": taken.stored,
+            "binding": pack(self.registry.bindings[taken.slice]),
+            "ticket": self._ticket(taken.stored, number),
+        }
+        self._post(self._clients, taken.client, "taken", fields, [taken.about])
 
     # --- the policy ----------------------------------------------------------------
 
@@ -556,6 +581,8 @@ def _resolved(command: m.Resolved) -> list[Any]:
 def _subject(event: m.Event) -> str:
     if isinstance(event, m.LeaseRequested | m.LeaseReturned):
         return f"lease {event.island}"
+    if isinstance(event, m.HandlePublished | m.HandleUnpublished | m.HandleTaken):
+        return f"name {event.name}"
     for name in ("run", "slice", "buffer", "function"):
         value = getattr(event, name, None)
         if value is not None:

@@ -101,6 +101,10 @@ class Desk:
         self.said.append(("keep", policy))
 
 
+def ticket(buffer: int, client: int) -> bytes:
+    return f"{client} may read {buffer}".encode()
+
+
 class Lab:
     """Two clients, two hosts on two islands, one slice of client 1 on each."""
 
@@ -110,7 +114,9 @@ class Lab:
         self.flushes = 0
         self.services = Services()
         self.asked: list[Any] = []
-        self.rim = Rim(self.core, self._clock, self._due, self.services, lambda rim: Desk(self))
+        self.rim = Rim(
+            self.core, self._clock, self._due, self.services, lambda rim: Desk(self), ticket
+        )
         self.clients = [Peer(), Peer()]
         for peer in self.clients:
             self.rim.client_joined(self.rim.new_client("", 7), peer)
@@ -222,6 +228,26 @@ def test_hosts_hear_who_has_left_and_count_who_lies(lab: Lab) -> None:
     assert lab.rim.rejected == 1
 
 
+def test_who_takes_a_handle_gets_a_ticket_and_all_hear_of_names(lab: Lab) -> None:
+    lab.rim.happened(m.HandlePublished(0.0, "c", "kernel-1", "w", ONE + 5))
+    lab.core.answer = lambda event: [
+        m.Published("c", "kernel-1", "w"),
+        m.Taken("c", "kernel-2", "w", 2 << 32 | 1, ONE + 5, ONE, b"about"),
+    ]
+    lab.rim.from_client("kernel-2", "take", {"name": "w", "buffer": 2 << 32 | 1}, [], 1)
+    assert lab.clients[0].of("topology")[-1]["published"] == {"w": "kernel-1"}
+    (taken,) = lab.clients[1].of("taken")
+    assert (taken["stored"], taken["ticket"]) == (ONE + 5, ticket(ONE + 5, 2))
+    lab.core.answer = lambda event: [m.Unpublished("c", "kernel-1", "w")]
+    lab.rim.from_client("kernel-1", "unpublish", {"name": "w"}, [], 1)
+    assert lab.clients[1].of("topology")[-1]["published"] == {}
+    for name in ("", "x" * 201, 7):
+        lab.rim.from_client("kernel-2", "take", {"name": name, "buffer": 2 << 32 | 2}, [], 1)
+    lab.rim.from_client("kernel-2", "publish", {"name": "w", "buffer": ONE + 5}, [], 1)
+    assert lab.rim.rejected == 4
+    assert lab.clients[1].of("refused")[-1]["subject"] == f"buffer {ONE + 5}"
+
+
 def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
     """The core frees a slice by telling its hosts, and here are none."""
     wide(lab, 7)
@@ -233,6 +259,7 @@ def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
         "islands": [],
         "slices": [],
         "clients": ["kernel-1", "kernel-2"],
+        "published": {},
     }
 
 

@@ -1,0 +1,81 @@
+"""What a kernel waits for: one object for each thing that will be settled.
+
+Rule for maintainers: plain state; who settles it is the connection.
+
+Paper: section 4.2 (client).
+"""
+
+from __future__ import annotations
+
+from pathways_lab.client.waiting import Pending
+from pathways_lab.core.story import Stuck
+from pathways_lab.core.topology import SliceBinding
+
+
+class Buffer(Pending):
+    """The kernel's side of one logical buffer.  run: which run makes it (0: an upload).
+
+    stored: its number on hosts; another than id for one that was taken.
+    ticket: shows hosts that this client may read it, if it is another client's.
+    """
+
+    __slots__ = ("__weakref__", "id", "run", "stored", "ticket")
+
+    def __init__(self, identity: int, run: int) -> None:
+        super().__init__()
+        self.id = self.stored = identity
+        self.run = run
+        self.ticket: bytes | None = None
+
+
+class Run(Pending):
+    """A submitted run.  inputs: buffers that it waits for.  steps: of its plan."""
+
+    __slots__ = ("id", "inputs", "outputs", "steps")
+
+    def __init__(
+        self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
+    ) -> None:
+        super().__init__()
+        self.id = identity
+        self.inputs = inputs
+        self.outputs = outputs
+        self.steps = 0
+
+
+class SliceAnswer(Pending):
+    """The answer to a request for a slice."""
+
+    __slots__ = ("binding",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.binding: SliceBinding | None = None
+
+
+class NameAnswer(Pending):
+    """The answer to what was asked about a name.  binding, about: of what was taken."""
+
+    __slots__ = ("about", "binding", "buffer")
+
+    def __init__(self, buffer: Buffer | None = None) -> None:
+        super().__init__()
+        self.buffer = buffer
+        self.binding: SliceBinding | None = None
+        self.about = b""
+
+
+class StuckAnswer(Pending):
+    """The answer to the question what is stuck."""
+
+    __slots__ = ("story",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story: Stuck | None = None
+
+
+class LeaseAnswer(Pending):
+    """The answer to a request for a lease, or to its return."""
+
+    __slots__ = ()

@@ -1,0 +1,203 @@
+"""Handles that clients share: who may read, and what keeps the bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_lab.core.messages import (
+    BuffersDropped,
+    ClientLeft,
+    Event,
+    FreeBuffers,
+    HandlePublished,
+    HandleTaken,
+    HandleUnpublished,
+    HostLost,
+    SliceFreed,
+    Taken,
+)
+from pathways_lab.testing import Script, Sketch
+from tests.core.stories import told
+
+ANN, BOB = "kernel-1", "bob"
+NUMBER = 2 << 32 | 1
+"""What Bob calls what he has taken."""
+
+
+class Pair:
+    """Ann has published 8 bytes as "w"; Bob has a slice of his own."""
+
+    def __init__(self, arrive: bool = True) -> None:
+        self.script = Script()
+        self.script.client(BOB)
+        self.anns = self.script.slice(2)
+        self.bobs = self.script.slice(2, client=BOB)
+        self.buffer = self.script.upload(self.anns, 8, arrive=arrive)
+        self.say(HandlePublished, ANN, name="w", buffer=self.buffer, about=b"8 bytes")
+
+    def say(self, kind: type[Event], client: str, **fields: object) -> None:
+        self.script.send(kind(time=0.0, cause="test", client=client, **fields))  # type: ignore[call-arg, arg-type]
+
+    def take(self, number: int = NUMBER) -> None:
+        self.say(HandleTaken, BOB, name="w", buffer=number)
+
+    def drop(self, client: str, number: int) -> None:
+        self.say(BuffersDropped, client, buffers=(number,))
+
+    @property
+    def freed(self) -> bool:
+        return any(self.buffer in c.buffers for c in told(self.script, FreeBuffers))
+
+    @property
+    def used(self) -> int:
+        return sum(self.script.control.state.store.ledger.used)
+
+    def moves(self, *, donated: bool = False) -> Sketch:
+        """Bob's program reads what lies on Ann's slice."""
+        sketch = Sketch("read")
+        (y,) = sketch.call("f", self.bobs, [sketch.input(self.anns, 8)], [8])
+        return sketch.output(y)
+
+    def refused(self) -> str:
+        return self.script.refused[-1].failure.message
+
+
+def test_who_takes_may_read_and_who_does_not_may_not() -> None:
+    pair = Pair()
+    pair.script.register(pair.moves(), client=BOB)
+    assert "belongs to another client" in pair.refused()
+    pair.take()
+    (taken,) = told(pair.script, Taken)
+    assert (taken.stored, taken.slice, taken.about) == (pair.buffer, pair.anns, b"8 bytes")
+    assert pair.script.resolved[NUMBER] is None
+    count = len(pair.script.refused)
+    plan = pair.script.register(pair.moves(), client=BOB)
+    run = pair.script.submit(plan, [NUMBER], client=BOB)
+    pair.script.finish_all()
+    assert pair.script.ended[run.run].outcome == "finished"
+    assert len(pair.script.refused) == count
+    # The number of the one is nothing in the hands of the other.
+    for client, number in ((BOB, pair.buffer), (ANN, NUMBER)):
+        pair.script.submit(plan, [number], client=client)
+        assert len(pair.script.refused) > count
+        pair.drop(client, number)
+        assert "it is unknown" in pair.refused()
+    assert not pair.freed
+
+
+@pytest.mark.parametrize("last", ["taker", "owner", "name"])
+def test_the_last_who_has_it_frees_it(last: str) -> None:
+    pair = Pair()
+    pair.take()
+    ends = {
+        "taker": lambda: pair.drop(BOB, NUMBER),
+        "owner": lambda: pair.drop(ANN, pair.buffer),
+        "name": lambda: pair.say(HandleUnpublished, ANN, name="w"),
+    }
+    final = ends.pop(last)
+    for end in ends.values():
+        end()
+        assert (pair.freed, pair.used) == (False, 8)
+    final()
+    assert (pair.freed, pair.used) == (True, 0)
+
+
+def test_what_was_taken_outlives_its_owner_and_nothing_else_does() -> None:
+    pair = Pair()
+    pair.take()
+    other = pair.script.upload(pair.anns, 16)
+    plan = pair.script.register(pair.moves(), client=BOB)
+    pair.say(ClientLeft, ANN, reason="killed")
+    assert any(other in c.buffers for c in told(pair.script, FreeBuffers))
+    assert (pair.freed, pair.used) == (False, 8)
+    assert not pair.script.control.sharing.names
+    assert pair.anns in pair.script.control.slices, "its slice stays as long as the bytes"
+    run = pair.script.submit(plan, [NUMBER], client=BOB)
+    pair.script.finish_all()
+    assert pair.script.ended[run.run].outcome == "finished"
+    pair.drop(BOB, NUMBER)
+    pair.drop(BOB, run.outputs[0])
+    assert (pair.freed, pair.used) == (True, 0)
+    assert [c.slice for c in told(pair.script, SliceFreed)] == [pair.anns]
+    pair.script.submit(plan, [NUMBER], client=BOB)
+    assert "was released" in pair.refused()
+
+
+def test_a_taker_who_leaves_takes_only_his_reference_along() -> None:
+    pair = Pair()
+    pair.take()
+    pair.say(ClientLeft, BOB, reason="killed")
+    assert (pair.freed, pair.used) == (False, 8)
+    assert not pair.script.control.state.store.references
+    pair.say(ClientLeft, ANN, reason="killed")
+    assert (pair.freed, pair.used) == (True, 0)
+    assert not pair.script.control.slices
+
+
+def test_takers_hear_what_becomes_of_it() -> None:
+    pair = Pair(arrive=False)
+    pair.take()
+    assert NUMBER not in pair.script.resolved
+    pair.say(ClientLeft, ANN, reason="killed")  # in the middle of its upload
+    failure = pair.script.resolved[NUMBER]
+    assert failure is not None
+    assert "left: killed" in failure.message
+
+
+def test_lost_hosts_fail_it_for_everybody() -> None:
+    pair = Pair()
+    pair.take()
+    pair.script.send(HostLost(0.0, "test", "island0/host0", "killed"))
+    assert pair.script.resolved[NUMBER] is not None
+    assert pair.script.resolved[pair.buffer] is not None
+    pair.drop(BOB, NUMBER)
+    pair.say(HandleUnpublished, ANN, name="w")
+    pair.drop(ANN, pair.buffer)
+    assert not pair.script.control.state.store.buffers
+
+
+def test_what_is_shared_is_not_donated() -> None:
+    pair = Pair()
+    sketch = Sketch("donate")
+    (y,) = sketch.call("g", pair.anns, [sketch.input(pair.anns, 8)], [8], donated=(0,))
+    plan = pair.script.register(sketch.output(y))
+    pair.script.submit(plan, [pair.buffer])
+    assert "cannot be donated: it is also kept by its handle and its name 'w'" in pair.refused()
+    pair.say(HandleUnpublished, ANN, name="w")
+    run = pair.script.submit(plan, [pair.buffer])
+    pair.script.finish_all()
+    assert pair.script.ended[run.run].outcome == "finished"
+    pair.say(HandlePublished, ANN, name="w", buffer=pair.buffer)
+    assert "was donated" in pair.refused()
+
+
+def test_nothing_is_computed_on_anothers_slice() -> None:
+    pair = Pair()
+    pair.take()
+    sketch = Sketch("intrude")
+    (y,) = sketch.call("h", pair.anns, [sketch.input(pair.anns, 8)], [8])
+    pair.script.register(sketch.output(y), client=BOB)
+    assert "read there, and no more" in pair.refused()
+
+
+def test_names() -> None:
+    pair = Pair()
+    newer = pair.script.upload(pair.anns, 8)
+    pair.say(HandlePublished, BOB, name="w", buffer=pair.script.upload(pair.bobs, 8, client=BOB))
+    assert "kernel-1 has published something under this name" in pair.refused()
+    pair.say(HandlePublished, BOB, name="v", buffer=pair.buffer)
+    assert "only the client that made a handle" in pair.refused()
+    pair.say(HandleUnpublished, BOB, name="w")
+    assert "not published by this client" in pair.refused()
+    pair.say(HandleTaken, ANN, name="w", buffer=1 << 32 | 99)
+    assert "has the handle" in pair.refused()
+    pair.say(HandleTaken, BOB, name="x", buffer=NUMBER)
+    assert "there is w" in pair.refused()
+    pair.drop(ANN, pair.buffer)
+    assert not pair.freed
+    pair.say(HandlePublished, ANN, name="w", buffer=newer)  # moves the name
+    assert pair.freed
+    pair.take()
+    pair.take()
+    assert "in use" in pair.refused()
+    assert told(pair.script, Taken)[-1].stored == newer
