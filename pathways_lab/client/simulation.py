@@ -284,9 +284,10 @@ def compare_policies(
     runs: int = 1,
 ) -> PolicyComparison:
     """:func:`simulate` the same work under each policy: a small table."""
-    return PolicyComparison(
-        {
-            type(policy).__name__: simulate(work, machine, policy, seed, times=times, runs=runs)
-            for policy in policies
-        }
-    )
+    found: dict[str, Simulation] = {}
+    for policy in policies:
+        name = type(policy).__name__
+        # Two of one class are told apart by what they are made of.
+        name = repr(policy) if name in found else name
+        found[name] = simulate(work, machine, policy, seed, times=times, runs=runs)
+    return PolicyComparison(found)

@@ -159,7 +159,8 @@ class Desk:
         fetch, place = serve.fetch, self._where(serve.slot.value.slice)
         assert isinstance(fetch, Fetch)
         if not isinstance(place, Place):
-            self._served(serve, Failure("lost", "the slice of the buffer was released"))
+            released = Failure("lost", "the slice of the buffer was released")
+            self._served(serve, place or released)
             return
         self._exchange.submit(
             self._exchange.read,
