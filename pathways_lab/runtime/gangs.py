@@ -30,6 +30,10 @@ from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.loops import Lap, Laps
 from pathways_lab.runtime.steps import Gang
 
+_LEFT_BEHIND = 1.0
+"""Seconds after which a gang that was ended, and does not end, is not waited for any more."""
+_LOOK = 0.002
+"""Seconds between two looks at a gang that may never end."""
 _LAST_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning)\b.*", re.MULTILINE)
 
 
@@ -46,13 +50,14 @@ class CallbackError(RuntimeError):
 class Work:
     """When this host received a grant, and prepared all its gangs, on its monotonic clock.
 
-    told: the timeline knows.
+    told: the timeline knows.  free: the order is off.
     """
 
     received: float
     began: float
     ended: float = 0.0
     told: bool = False
+    free: bool = False
 
 
 class GangJob:
@@ -145,12 +150,29 @@ class GangJob:
         return bool(receipt.is_ready())
 
     def wait(self, receipt: Any) -> None:
+        work = self.launch.stamp
+        if self.doomed is not None or (isinstance(work, Work) and work.free):
+            self._outwait(receipt)
         receipt.block_until_ready()
         if isinstance(receipt, Laps):
             self.laps = receipt.laps
         assert self._executable is not None
         if self._executable.calls_python and self._executable.gangs.errors:
             raise CallbackError(*self._executable.gangs.errors[0])
+
+    def _outwait(self, receipt: Any) -> None:
+        """Wait for what may hang, by looking: nothing wakes a thread that waits in native code.
+
+        Most collectives raise when their connections are cut.  A few miss it
+        and wait for ever, in a thread of a client that is not used any more.
+        """
+        left = _LEFT_BEHIND
+        while not receipt.is_ready():
+            if self.doomed is not None:
+                if left <= 0.0:
+                    raise PathwaysError(self.doomed)
+                left -= _LOOK
+            time.sleep(_LOOK)
 
     def over(self, times: Times, error: BaseException | None) -> None:
         self._on_over(self, times, None if error is None else self._failure(error))

@@ -368,8 +368,8 @@ class HostRim:
         arguments: dict[int, Any] = {}
         for position, place in (fields.get("arguments") or {}).items():
             arguments[int(position)] = self._argument(grant, int(position), buffers[place])
-        work = Work(received, time.monotonic())
-        actions = self.launcher.grant(grant, arguments, work, free=bool(fields.get("free", False)))
+        work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
+        actions = self.launcher.grant(grant, arguments, work, free=work.free)
         work.ended = time.monotonic()
         self._carry_out(actions)
 
