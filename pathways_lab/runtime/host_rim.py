@@ -318,10 +318,12 @@ class HostRim:
                     job.doomed = failure
                 else:
                     self._doomed[key] = failure
-        self._end_formation(fields["number"], failure.message)
         if isinstance(self.runtime, SpanningCpuRuntime):
+            # First: who waits for the old formation shall wait for the new one.
             for slice_id in slices:
                 self.runtime.span(slice_id, unpack(Formation, fields["formation"]))
+        self._end_formation(fields["number"], failure.message)
+        if isinstance(self.runtime, SpanningCpuRuntime):
             lane, reforming = self.tenants.reform(slices, self._output)
             self._lanes.put(lane, reforming)
 

@@ -61,6 +61,8 @@ class Standstill:
         self._remember = remember
         self._watchdog = Watchdog(overdue, self._ask, self._told)
         self._seen: object = None
+        self._ended: set[tuple[int, int]] = set()
+        """Gangs that were given up and that hosts have not reported yet."""
 
     def look(self, now: float) -> None:
         """Now and then."""
@@ -81,7 +83,11 @@ class Standstill:
 
     def lease_ends(self, island: str, client: str, now: float) -> None:
         """Before the core is told: nothing that was launched without order outlives its lease."""
-        left = [g for g in self._overdue(0.0, now) if g.run in self._races and g.client == client]
+        left = [
+            gang
+            for gang in self._overdue(0.0, now)
+            if gang.run in self._races and gang.client == client and gang.id not in self._ended
+        ]
         slices = {s for s in self._slices(left) if self._island(s) == island}
         if slices:
             why = f"the lease of {island} ended while its gangs waited for each other"
@@ -109,7 +115,8 @@ class Standstill:
             )  # fmt: skip
         patience = max((self._registry.disorder.get(i, float("inf")) for i in islands), default=0)
         raced = all(gang.run in self._races for gang in story.gangs)
-        if story.kind == "deadlock" and raced and story.seconds >= patience:
+        ended = self._ended.issuperset((gang.run, gang.step) for gang in story.gangs)
+        if story.kind == "deadlock" and raced and story.seconds >= patience and not ended:
             failure = Failure(
                 "deadlock",
                 f"launched without order, these wait for each other for ever: {story.headline}"
@@ -126,7 +133,9 @@ class Standstill:
     def _give_up(self, slices: Collection[SliceId], failure: Failure, now: float) -> None:
         """Everything granted on these slices, and on those with the same devices, fails."""
         slices = self._formations.together(slices)
-        gangs = tuple(g.id for g in self._overdue(0.0, now) if slices & self._slices([g]))
+        granted = self._overdue(0.0, now)
+        gangs = tuple(g.id for g in granted if slices & self._slices([g]))
+        self._ended = {*self._ended.intersection(g.id for g in granted), *gangs}
         self._happened(m.GangsGivenUp(now, "watchdog", gangs, failure))
         self._formations.renew(slices, failure)
 
