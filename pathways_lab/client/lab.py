@@ -49,6 +49,7 @@ from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
 from pathways_lab.runtime.loops import Loop
+from pathways_lab.timeline.accounts import Accounts, accounts_of
 from pathways_lab.timeline.log import Timeline
 
 if TYPE_CHECKING:
@@ -281,6 +282,14 @@ class Lab:
     def stats(self) -> Stats:
         """Counters: captured, lowered, exported, compiled, messages."""
         return self.session.connection.traffic.snapshot(self._compiled)
+
+    def accounts(self) -> Accounts:
+        """What every client has used: gangs, device seconds, bytes between islands; a table.
+
+        Over the records that the timeline still has, which are those of all clients
+        and begin where it begins; the rows add up to the last one.
+        """
+        return accounts_of(self.timeline.records, self.timeline.dropped)
 
     def view(self, *panels: str, **options: Any) -> Any:
         """A live view of the timeline.  panels: names of panels; none means all."""

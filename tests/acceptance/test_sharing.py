@@ -47,6 +47,8 @@ def test_published_taken_computed_with_and_kept(lab: pw.Lab, other: pw.Lab) -> N
         assert np.array_equal(mine(taken).result(timeout=60), 4 * W)
     with pytest.raises(pw.PathwaysError, match="moves to one"):
         taken + 1
+    until(lambda: {lab.name, "bob"} <= lab.accounts().clients.keys(), 10)
+    until(lambda: lab.accounts().clients["bob"].dcn_bytes >= W.nbytes, 10)
     # Neither the name, nor the owner's handle, nor his slice is needed any more.
     lab.unpublish("w")
     assert not lab.published
