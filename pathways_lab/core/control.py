@@ -227,7 +227,8 @@ class Control:
         if event.client in self.clients:
             self._refuse(event, f"client {event.client}", "a client of this name is connected")
             return
-        self.clients[event.client] = ClientRecord()
+        self.clients[event.client] = ClientRecord(number=event.number)
+        self.uploads.clients.add(event.number)
         self.state.clients[event.client] = set()
 
     def _client_left(self, event: ClientLeft) -> None:
@@ -247,6 +248,7 @@ class Control:
             if not buffer.maker and buffer.state == "promised":
                 self.uploads.lose(buffer, failure)
             self._drop(buffer)
+        self.uploads.leave(client.number)
         for slice_id in client.slices:
             self._release(slice_id)
         for island in tuple(state.resources.leases):

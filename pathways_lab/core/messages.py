@@ -70,9 +70,12 @@ class SlicesLost:
 
 @dataclass(frozen=True, slots=True)
 class ClientJoined:
+    """number: the high 32 bits of the client's ids (0: of no particular ones)."""
+
     time: float
     cause: str
     client: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

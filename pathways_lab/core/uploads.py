@@ -28,6 +28,7 @@ class Uploads:
     """early: hosts that have the bytes of buffers that nobody declared yet.
 
     orphans: hosts to which bytes are under way that nobody wants.
+    clients: numbers of those that are connected; bytes of others are nobody's.
     """
 
     def __init__(self, state: State, outcomes: Outcomes) -> None:
@@ -35,6 +36,7 @@ class Uploads:
         self.outcomes = outcomes
         self.early: dict[int, set[str]] = {}
         self.orphans: dict[int, set[str]] = {}
+        self.clients = {0}
 
     def declare(self, buffer: BufferRecord, hosts: tuple[str, ...]) -> None:
         """A new buffer whose bytes are on their way to *hosts*."""
@@ -72,6 +74,8 @@ class Uploads:
             if not self.orphans[number]:
                 del self.orphans[number]
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
+        elif buffer is None and number >> 32 not in self.clients:
+            self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
         elif buffer is None:
             self.early.setdefault(number, set()).add(host)
 
@@ -90,6 +94,16 @@ class Uploads:
         self.state.admission.remove(buffer=buffer)
         self.reject(buffer.id, self.state.alive(buffer.arriving))
         self.outcomes.fail_buffer(buffer, failure)
+
+    def leave(self, client: int) -> None:
+        """Nothing of this client's is expected or wanted any more; what still comes is freed."""
+        if client == 0:
+            return
+        self.clients.discard(client)
+        for number in [n for n in self.early if n >> 32 == client]:
+            self.reject(number, ())
+        for number in [n for n in self.orphans if n >> 32 == client]:
+            del self.orphans[number]
 
     def lose_host(self, host: str) -> None:
         """A dead host has no bytes, and none are under way to it."""

@@ -121,7 +121,8 @@ class Rim:
     def client_joined(self, client: ClientSeen, peer: Peer) -> None:
         self.registry.clients[client.name] = client
         self._clients[client.name] = peer
-        self.happened(m.ClientJoined(self._clock(), f"{client.name}:joined", client.name))
+        cause = f"{client.name}:joined"
+        self.happened(m.ClientJoined(self._clock(), cause, client.name, client.number))
         self._tell_clients(*self._hosts)
         self._tell_topology()
 
