@@ -36,4 +36,4 @@ def test_uploads_of_a_client_that_left_are_freed_also_late_and_undeclared_ones()
     assert {c.buffers for c in again} == {(n,) for n in late}
     uploads = script.control.uploads
     assert (uploads.early, uploads.orphans, uploads.clients) == ({}, {}, {0})
-    assert script.used == [0] * len(script.used)
+    assert not any(script.used())
