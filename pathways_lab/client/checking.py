@@ -49,7 +49,7 @@ def possible_deadlock(*programs: ProgramFunction | CapturedProgram) -> Stuck | N
             run = f"{number}"
             index = indices[run] = index_plan(prepared.plan, "", bindings)
             runs[run] = _on_devices(index, run, bindings)
-    cycle, _ = possible_cycle(runs)
+    cycle, _ = possible_cycle(runs, _host)
     return _story(cycle, indices) if cycle else None
 
 
@@ -74,6 +74,11 @@ def _on_devices(
         assert isinstance(node, Call)
         found.append(replace(launch, queues=bindings[node.slice].devices))
     return found
+
+
+def _host(device: object) -> object:
+    """Who launches onto a device.  A wait for a result (None) has no such place."""
+    return device[0] if isinstance(device, tuple) else device
 
 
 def _step(name: object) -> int:

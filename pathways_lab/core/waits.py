@@ -16,7 +16,7 @@ Paper: section 2 (deadlock of communicating computations), section 4.4.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.plans import PlanIndex
@@ -128,11 +128,13 @@ def _waits(
 
 def possible_cycle(
     programs: Mapping[str, Sequence[Launch]],
+    launcher: Callable[[Queue], Hashable] = lambda queue: queue,
 ) -> tuple[tuple[Wait, ...], dict[Queue, tuple[Name, ...]]]:
     """A cycle of waits that uncoordinated launching could lead to, with orders that do.
 
-    programs: by name, the gangs of one run of it in program order; each queue
+    programs: by name, the gangs of one run of it in program order; each launcher
     keeps that order and mixes programs as it likes.
+    launcher: who launches onto a queue, in one order for all queues of his.
     Returns ``((), {})`` when no mix of orders can deadlock.
     """
     of = {g.name: program for program, gangs in programs.items() for g in gangs}
@@ -146,24 +148,28 @@ def possible_cycle(
                     found += [Wait(gang.name, rival.name, q) for q in shared]
             edges[gang.name] = found
     for start in edges:
-        cycle = _shortest(start, edges, of)
+        cycle = _shortest(start, edges, of, launcher)
         if cycle:
-            return cycle, _orders(programs, [w for w in cycle if of[w.gang] != of[w.behind]])
+            meetings = [w for w in cycle if of[w.gang] != of[w.behind]]
+            return cycle, _orders(programs, meetings, launcher)
     return (), {}
 
 
 def _shortest(
-    start: Name, edges: Mapping[Name, Sequence[Wait]], of: Mapping[Name, str]
+    start: Name,
+    edges: Mapping[Name, Sequence[Wait]],
+    of: Mapping[Name, str],
+    launcher: Callable[[Queue], Hashable],
 ) -> tuple[Wait, ...]:
-    """The shortest cycle through *start* in which programs meet on each queue at most once.
+    """The shortest cycle through *start* in which programs meet at each launcher at most once.
 
-    A queue is one order: it cannot have each of two programs before the other.
+    A launcher has one order: it cannot have each of two programs before the other.
     """
     paths: deque[tuple[Wait, ...]] = deque((w,) for w in edges[start])
     while paths:
         path = paths.popleft()
         at = path[-1].behind
-        met = [w.at for w in path if of[w.gang] != of[w.behind]]
+        met = [launcher(w.at) for w in path if of[w.gang] != of[w.behind]]
         if len(set(met)) < len(met):
             continue
         if at == start:
@@ -174,14 +180,17 @@ def _shortest(
 
 
 def _orders(
-    programs: Mapping[str, Sequence[Launch]], meetings: Sequence[Wait]
+    programs: Mapping[str, Sequence[Launch]],
+    meetings: Sequence[Wait],
+    launcher: Callable[[Queue], Hashable],
 ) -> dict[Queue, tuple[Name, ...]]:
     """Orders by queue that lead to the cycle: on each, one program goes before the others."""
     of = {g.name: program for program, gangs in programs.items() for g in gangs}
-    first = {w.at: of[w.behind] for w in meetings}
+    first = {launcher(w.at): of[w.behind] for w in meetings}
     found: dict[Queue, tuple[Name, ...]] = {}
     for queue in dict.fromkeys(q for gangs in programs.values() for g in gangs for q in g.queues):
-        ranked = [p for p in programs if p == first.get(queue)]
-        ranked += [p for p in programs if p != first.get(queue)]
+        ahead = first.get(launcher(queue))
+        ranked = [p for p in programs if p == ahead]
+        ranked += [p for p in programs if p != ahead]
         found[queue] = tuple(g.name for p in ranked for g in programs[p] if queue in g.queues)
     return found

@@ -118,8 +118,9 @@ class Renderer:
         renderer = self
 
         def rendered(error: PathwaysError) -> list[str]:
-            renderer.last = error
-            if error.failure.story is not None and hasattr(renderer.shell, "kernel"):
+            # It is asked for more than once for one error; the picture comes once.
+            new, renderer.last = error is not renderer.last, error
+            if new and error.failure.story is not None and hasattr(renderer.shell, "kernel"):
                 _show(error.failure.story)
             return render(error, cell_name(renderer.shell))
 

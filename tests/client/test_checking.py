@@ -38,6 +38,12 @@ def test_two_programs_over_two_hosts_can_deadlock() -> None:
     assert {gang.program for gang in found.gangs} == {"one", "two"}
     assert all("pw.jit" in gang.line.text or gang.line.number for gang in found.gangs)
     assert "would be in" in str(found)
+    # One host launches in one order: it takes two to wait for each other.
+    assert {arrow.host for arrow in found.arrows} == {"island0/host0", "island0/host1"}
+
+
+def test_one_host_alone_is_one_order_on_all_its_devices() -> None:
+    assert pw.possible_deadlock(program(a_slice(2)), program(a_slice(2))) is None
 
 
 def test_devices_that_are_not_shared_are_no_danger() -> None:
