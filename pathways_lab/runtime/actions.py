@@ -18,6 +18,7 @@ from typing import Any
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call, Plan, Transfer
 from pathways_lab.runtime.slots import Reader, Slot
+from pathways_lab.runtime.stretches import Stretch
 
 Key = tuple[int, int]
 """Run and step."""
@@ -55,6 +56,29 @@ class Launch:
     def awaited(self) -> bool:
         """Whether somebody waits for its end.  Any thread: it may be so a moment later."""
         return self.last or bool(self.followers) or any(s.awaited for s in self.outputs)
+
+
+@dataclass(slots=True, eq=False)
+class LaunchRow:
+    """Hand the gangs of a stretch to their lane, one after the other.
+
+    inputs: slots of its externals, by cell.  lost: cells that have no value: what reads
+    them is not launched, and neither is what reads its results.
+    outputs: slots of what it exports, by value.
+    The rest is as in :class:`Launch`; *last* is of the last part.
+    """
+
+    run: int
+    plan: Plan
+    stretch: Stretch
+    lane: str
+    inputs: tuple[Slot, ...]
+    outputs: dict[int, Slot]
+    lost: frozenset[int]
+    seq: int
+    last: bool
+    followers: Sequence[object] = ()
+    stamp: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -127,4 +151,6 @@ class Broken:
     message: str
 
 
-Action = Launch | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
+Action = (
+    Launch | LaunchRow | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
+)

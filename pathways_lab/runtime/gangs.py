@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Key, Launch
@@ -28,6 +29,7 @@ from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.functions import Executable
 from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.loops import Lap, Laps
+from pathways_lab.runtime.slots import Slot
 from pathways_lab.runtime.steps import Gang
 
 _LEFT_BEHIND = 1.0
@@ -116,24 +118,15 @@ class GangJob:
             raise PathwaysError(self.doomed)
         self.called = time.monotonic()
         if executable is None:
-            name = launch.call.name or launch.call.function
-            raise PathwaysError(
-                Failure("internal", f"{name} was launched on {self._host} but never compiled there")
-            )
+            raise missing(launch.call, self._host)
         if executable.calls_python:
             executable.gangs.key, executable.gangs.errors = launch.key, []
         if launch.first:
             self._meet(self)
         arguments = []
         for slot in launch.inputs:
-            array = slot.payload
-            if isinstance(array, arrays.OnDemand):
-                array = array.array()
-            if array is None:
-                array = arrays.zeros(slot.value, self.place)
-            elif self.place.renewed:
-                array = arrays.here(slot.value, array, self.place)
-            arguments.append(array)
+            array = gathered(slot, self.place)
+            arguments.append(arrays.zeros(slot.value, self.place) if array is None else array)
         for position in launch.copies:
             slot = launch.inputs[position]
             arguments[position] = arrays.copied(slot.value, arguments[position], self.place)
@@ -145,6 +138,9 @@ class GangJob:
             for slot, result in zip(launch.outputs, results, strict=True):
                 slot.payload = result
         return receipt
+
+    def rest(self) -> None:
+        return None
 
     def ready(self, receipt: Any) -> bool:
         return bool(receipt.is_ready())
@@ -187,19 +183,41 @@ class GangJob:
                 host=self._host,
                 line=call.line,
             )
-        known = error.failure if isinstance(error, PathwaysError) else None
-        details = "".join(traceback.format_exception(error))
-        device = getattr(error, "device", None)
-        return Failure(
-            known.kind if known else "execute",
-            known.message if known else f"{call.name or 'a gang'} failed: {summary(error)}",
-            program=self.launch.plan.name,
-            node=call.name,
-            host=self._host,
-            device="" if device is None else str(device),
-            line=call.line,
-            details=details,
-        )
+        return failure_in(error, self.launch.plan, call, self._host)
+
+
+def gathered(slot: Slot, place: Place) -> Any:
+    """What a gang reads, or None when there is nothing."""
+    array = slot.payload
+    if isinstance(array, arrays.OnDemand):
+        array = array.array()
+    if array is not None and place.renewed:
+        array = arrays.here(slot.value, array, place)
+    return array
+
+
+def missing(call: Call, host: str) -> PathwaysError:
+    """It should not have been granted."""
+    name = call.name or call.function
+    return PathwaysError(
+        Failure("internal", f"{name} was launched on {host} but never compiled there")
+    )
+
+
+def failure_in(error: BaseException, plan: Plan, call: Call, host: str) -> Failure:
+    """What went wrong with a gang, with everything that is known."""
+    known = error.failure if isinstance(error, PathwaysError) else None
+    device = getattr(error, "device", None)
+    return Failure(
+        known.kind if known else "execute",
+        known.message if known else f"{call.name or 'a gang'} failed: {summary(error)}",
+        program=plan.name,
+        node=call.name,
+        host=host,
+        device="" if device is None else str(device),
+        line=call.line,
+        details="".join(traceback.format_exception(error)),
+    )
 
 
 def progress(gangs: Iterable[Gang], jobs: Mapping[Key, GangJob]) -> Iterator[Seen]:

@@ -28,9 +28,8 @@ from typing import Any, ClassVar
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Plan, Transfer
+from pathways_lab.core.program import Plan
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import arrays
 from pathways_lab.runtime import binding as bindings
 from pathways_lab.runtime.actions import (
     Action,
@@ -38,6 +37,7 @@ from pathways_lab.runtime.actions import (
     CancelReceive,
     Key,
     Launch,
+    LaunchRow,
     Receive,
     Refuse,
     Report,
@@ -46,6 +46,7 @@ from pathways_lab.runtime.actions import (
     Serve,
 )
 from pathways_lab.runtime.codec import pack, unpack, unpack_fields
+from pathways_lab.runtime.courses import Courses
 from pathways_lab.runtime.desk import Desk, Fetch
 from pathways_lab.runtime.devices import IslandRuntime, Place, lane_of
 from pathways_lab.runtime.exchange import Arrived, Exchange
@@ -60,7 +61,7 @@ from pathways_lab.runtime.output import Output
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.reports import Reports
-from pathways_lab.runtime.routes import Route, route
+from pathways_lab.runtime.rows import Piece
 from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
@@ -76,6 +77,7 @@ _PATIENCE = 0.001
 
 Buffers = list[memoryview]
 Fields = dict[str, Any]
+Ending = GangJob | Piece
 
 
 class HostRim:
@@ -100,16 +102,16 @@ class HostRim:
         self.name = name
         self.island = island
         self.runtime = runtime
-        self.launcher = Launcher(name, island, runtime.memory)
+        self.launcher = Launcher(name, island, runtime.memory, rows=True)
         self.reactor = Reactor("host", self._message, self._closed, on_error=fatal)
         self._fatal = fatal
         self._control: Link | None = None
         self._context = client_context
         self._todo: deque[Action] = deque()
         self._doing = False
-        self._handed: dict[str, list[GangJob]] = {}
+        self._handed: dict[str, list[Ending]] = {}
         self._flying: dict[Key, GangJob] = {}
-        self._ended: deque[tuple[GangJob, Times, Failure | None]] = deque()
+        self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
         self._poked = False
         self._looked = 0.0
         self._doomed: dict[Key, Failure] = {}
@@ -157,6 +159,7 @@ class HostRim:
             self._resident,
         )
         self._story = Story(name, island, runtime.emulated, self._offset)
+        self._courses = Courses(name, self._story, self._piece_over)
         bindings.resolve_with(self.tenants.device)
         self.data_address = self.reactor.listen(
             data_listen,
@@ -329,7 +332,9 @@ class HostRim:
 
     def _progress(self, fields: Fields, _: Buffers) -> None:
         """What has this host launched, and what has it not?"""
-        seen = [pack(s) for s in progress(self.launcher.gangs(), self._flying)]
+        gangs = progress(self.launcher.gangs(), self._flying)
+        parts = self._courses.progress(self.launcher.rows())
+        seen = [pack(s) for s in (*gangs, *parts)]
         self.tell_control("progress", {"number": fields["number"], "gangs": seen})
 
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
@@ -367,23 +372,14 @@ class HostRim:
     def _grant(self, fields: Fields, buffers: Buffers) -> None:
         received = time.monotonic()
         grant = unpack_fields(Grant, fields)
+        plan = self.launcher.plan(grant.plan)
         arguments: dict[int, Any] = {}
         for position, place in (fields.get("arguments") or {}).items():
-            arguments[int(position)] = self._argument(grant, int(position), buffers[place])
+            arguments[int(position)] = self.tenants.argument(plan, int(position), buffers[place])
         work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
         actions = self.launcher.grant(grant, arguments, work, free=work.free)
         work.ended = time.monotonic()
         self._carry_out(actions)
-
-    def _argument(self, grant: Grant, position: int, data: memoryview) -> Any:
-        plan = self.launcher.plan(grant.plan)
-        value = plan.values[plan.inputs[position]] if plan is not None else None
-        if value is None:
-            return None
-        try:
-            return arrays.argument(data, value, lambda: self.tenants.place(value.slice))
-        except ValueError as error:
-            return failure_of(f"argument {position} is malformed", error, self.name)
 
     def _abort(self, fields: Fields, _: Buffers) -> None:
         text = f"run {fields['run']} was ended by the control plane"
@@ -423,6 +419,8 @@ class HostRim:
         match action:
             case Launch():
                 self._launch(action)
+            case LaunchRow():
+                self._launch_row(action)
             case Send() | Receive():
                 self._exchange(action)
             case CancelReceive(key=key):
@@ -445,6 +443,12 @@ class HostRim:
             case Launch(key=key, call=call):
                 failure = failure_of(f"{call.name} cannot be launched", error, self.name, call.line)
                 self._carry_out(self.launcher.done(key, 0.0, failure))
+            case LaunchRow(run=run, stretch=stretch):
+                text, call = "a program cannot be launched", stretch.first
+                failure = failure_of(text, error, self.name, call.line)
+                key = (run, stretch.parts[0].index)
+                ends = [(0.0, failure)] * len(stretch.parts)
+                self._carry_out(self.launcher.row_done(key, ends))
             case Send(key=key, node=node):
                 failure = failure_of(f"{node.name} cannot be sent", error, self.name, node.line)
                 self._carry_out(self.launcher.sent(key, failure))
@@ -466,24 +470,11 @@ class HostRim:
             if isinstance(place, Failure):
                 self._could_not(action, PathwaysError(place))
             else:
-                self.exchange.submit(work, action, place, self._route(action.plan, action.node))
+                self.exchange.submit(
+                    work, action, place, self.tenants.route(action.plan, action.node)
+                )
 
         self.tenants.when_open(slice_id, start)
-
-    def _route(self, plan: Plan, node: Transfer) -> Route:
-        """This host's part in a transfer."""
-        source, target = plan.values[node.input], plan.values[node.output]
-        assert source.slice is not None
-        assert target.slice is not None
-        kind = arrays.physical_of(source)
-        return route(
-            kind.shape,
-            kind.layout,
-            arrays.physical_of(target).layout,
-            self.tenants[source.slice].binding,
-            self.tenants[target.slice].binding,
-            self.name,
-        )
 
     def _launch(self, launch: Launch) -> None:
         call = launch.call
@@ -493,11 +484,13 @@ class HostRim:
         job = GangJob(launch, place, executable, self.name, self._meet, self._over, now)
         job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
         self._flying[launch.key] = job
-        handed = self._handed.get(launch.lane)
-        if handed is None:
-            self._handed[launch.lane] = [job]
-        else:
-            handed.append(job)
+        self._handed.setdefault(launch.lane, []).append(job)
+
+    def _launch_row(self, launch: LaunchRow) -> None:
+        slice_id = launch.stretch.first.slice
+        executables = self.tenants[slice_id].executables
+        piece = self._courses.launch(launch, self.tenants.place(slice_id), executables)
+        self._handed.setdefault(launch.lane, []).append(piece)
 
     def _meet(self, job: GangJob) -> None:
         """Before the first launch of a function on several hosts.  In the lane's thread."""
@@ -509,9 +502,16 @@ class HostRim:
         unknown = failure if job.doomed is None else None
         if unknown is not None and isinstance(self.runtime, SpanningCpuRuntime):
             failure = self.runtime.explained(job.place.binding, unknown, self._broken)
+        self._end(job, times, failure, job.launch.awaited)
+
+    def _piece_over(self, piece: Piece, times: Times) -> None:
+        """The same of gangs of a row."""
+        self._end(piece, times, None, piece.awaited)
+
+    def _end(self, job: Ending, times: Times, failure: Failure | None, awaited: bool) -> None:
         self._ended.append((job, times, failure))
         if not self._poked and (
-            times.end - self._looked > _PATIENCE or job.launch.awaited or self.launcher.memory.short
+            awaited or times.end - self._looked > _PATIENCE or self.launcher.memory.short
         ):
             self._poked = True
             self.reactor.call_soon(self._gangs_over)
@@ -526,6 +526,9 @@ class HostRim:
         self._looked = time.monotonic()
         while self._ended:
             job, times, failure = self._ended.popleft()
+            if isinstance(job, Piece):
+                self._todo += self._courses.over(job, times, self.launcher, self.reports)
+                continue
             key = job.launch.key
             del self._flying[key]
             actions = self.launcher.done(key, times.end - times.start, failure)
@@ -546,6 +549,8 @@ class HostRim:
             if job.called and not job.announced:
                 job.announced = True
                 self.reports.record(self._story.launched(job))
+        for told in self._courses.launched():
+            self.reports.record(told)
 
     # --- transfers --------------------------------------------------------------------------
 

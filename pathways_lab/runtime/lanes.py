@@ -46,6 +46,9 @@ class Job(Protocol):
     def start(self) -> Any:
         """Launch it; returns what :meth:`wait` waits for.  May raise."""
 
+    def rest(self) -> Job | None:
+        """After :meth:`start`: what of it was not launched, to be launched next."""
+
     def ready(self, receipt: Any) -> bool:
         """Whether :meth:`wait` would return, or raise, at once."""
 
@@ -202,6 +205,11 @@ class Lane:
             self._idle = False
             for job in jobs:
                 self._launch_one(job)
+                rest = job.rest()
+                while rest is not None:
+                    self._unfinished[rest] = None
+                    self._launch_one(rest)
+                    rest = rest.rest()
             # Between two gangs this thread must not keep the last one's arrays alive.
             del job, jobs
         self._idle = True

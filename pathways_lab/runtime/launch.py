@@ -7,14 +7,9 @@ given back after the last use; and whatever fails, every granted gang is
 launched once, with zeros for what is missing, because other hosts have perhaps
 entered the same collective (rule 4).
 
-How: a gang knows the last gang before it on its lane and on each of its
-devices, and waits for *those*.  A gang behind one of the same lane waits until
-that one is handed over, for the lane is a queue; behind one of another lane on
-a device of this host, until that one is done, for lanes know nothing of each
-other; behind one that it meets only on devices of other hosts, until it is
-handed over.  So a gang that waits for its inputs is passed over only by gangs
-that share no device and no lane with it, on any host (rule 1), without
-anybody ever searching a queue.
+How: who waits behind whom is in :mod:`pathways_lab.runtime.order`, who waits
+for memory in :mod:`pathways_lab.runtime.memory`; inputs call those who wait for
+them.  Straight stretches of a plan go as one (:class:`Row`).
 
 Rule for maintainers: the rim calls in, gets a list of actions, and carries
 them out in order; a lane launches what it is handed in the order of the
@@ -27,7 +22,7 @@ asynchronous dispatch).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -48,8 +43,10 @@ from pathways_lab.runtime.actions import (
 from pathways_lab.runtime.book import REPEATED, Book, Reading
 from pathways_lab.runtime.buffers import Buffers, Past
 from pathways_lab.runtime.memory import Memory
+from pathways_lab.runtime.order import Order
 from pathways_lab.runtime.slots import DONATED, FAILED, ISSUED, PENDING, READY, Reader, Slot
-from pathways_lab.runtime.steps import Gang, Move, Run
+from pathways_lab.runtime.steps import Gang, Move, Row, Run
+from pathways_lab.runtime.stretches import Stretch, stretches
 
 
 class Launcher:
@@ -57,22 +54,26 @@ class Launcher:
 
     All methods return the actions that became possible.  Payloads are opaque.
     limit: bytes per device, or None: never wait for memory.
+    rows: whether straight stretches are launched as one; else each gang is, by itself.
     """
 
-    def __init__(self, host: str, island: str, limit: int | None = None) -> None:
+    def __init__(
+        self, host: str, island: str, limit: int | None = None, *, rows: bool = False
+    ) -> None:
         self.host = host
         self._book = Book(host, island)
         self._actions: list[Action] = []
-        self.memory: Memory[Gang | Move] = Memory(limit)
+        self._rows = rows
+        self._stretches: dict[tuple[str, int, int], dict[int, Stretch]] = {}
+        self.memory: Memory[Gang | Row | Move] = Memory(limit)
         self.buffers = Buffers(host, self._actions, self.memory)
         self._temporary: dict[tuple[str, SliceId], int] = {}
         self._alone: set[tuple[str, SliceId]] = set()
         self._first_alone: set[tuple[str, SliceId]] = set()
         self._runs: dict[int, Run] = {}
         self._over: Past[int] = Past()
-        self._last_on_lane: dict[str, Gang] = {}
-        self._last_on_device: dict[tuple[str, int], Gang] = {}
-        self._ready: deque[Gang | Move] = deque()
+        self._ready: deque[Gang | Row | Move] = deque()
+        self._order = Order(host, self._ready.append)
 
     # --- what the host knows ----------------------------------------------------------
 
@@ -83,6 +84,7 @@ class Launcher:
     def unbind(self, slice_id: SliceId) -> list[Action]:
         """A slice is gone, with every buffer on it."""
         self._book.unbind(slice_id)
+        self._stretches.clear()
         self._alone = {entry for entry in self._alone if entry[1] != slice_id}
         self._first_alone = {entry for entry in self._first_alone if entry[1] != slice_id}
         self._temporary = {e: n for e, n in self._temporary.items() if e[1] != slice_id}
@@ -91,6 +93,7 @@ class Launcher:
     def program(self, plan: Plan) -> None:
         """A program that may be granted from now on."""
         self._book.program(plan)
+        self._stretches.clear()
 
     def plan(self, key: str) -> Plan | None:
         """A program that was sent here."""
@@ -103,6 +106,7 @@ class Launcher:
     def launches_alone(self, function: str, slice_id: SliceId) -> None:
         """This function calls back into Python, and may fail on one device only."""
         self._alone.add((function, slice_id))
+        self._stretches.clear()
 
     def first_launches_alone(self, function: str, slice_id: SliceId) -> None:
         """Its hosts must meet before they compute this together for the first time."""
@@ -126,7 +130,12 @@ class Launcher:
         steps = [step for run in self._runs.values() for step in run.steps.values()]
         return sorted((s for s in steps if isinstance(s, Gang)), key=lambda gang: gang.number)
 
-    def _doing(self, step: Gang | Move) -> str:
+    def rows(self) -> list[Row]:
+        """The same of gangs that are launched as one."""
+        steps = [step for run in self._runs.values() for step in run.steps.values()]
+        return list(dict.fromkeys(step for step in steps if isinstance(step, Row)))
+
+    def _doing(self, step: Gang | Row | Move) -> str:
         if self.memory.waits(step):
             return self.memory.story(step)
         return "launched" if getattr(step, "handed", False) else "waiting"
@@ -159,8 +168,12 @@ class Launcher:
         if run is None:
             run = self._runs[grant.run] = self._new_run(grant, reading, arguments or {})
         seq = grant.place
+        straight = {} if free or not self._rows else self._straight(grant)
+        row_end = 0
         for index in range(grant.first, min(grant.last, len(steps))):
-            if reading.ours[index]:
+            if index >= row_end and index in straight:
+                row_end = self._add_row(run, straight[index], seq, stamp)
+            if index >= row_end and reading.ours[index]:
                 node = steps[index].node
                 if isinstance(node, Call):
                     self._add_gang(run, index, node, seq, stamp)
@@ -239,37 +252,72 @@ class Launcher:
         self.memory.lodge(gang)
         for slot in (*gang.inputs, *gang.outputs):
             self.buffers.use(slot)
-        for before, until_done in self._before(gang).items():
-            (before.when_done if until_done else before.when_handed).append(gang)
-            gang.waits += 1
-        for slot in gang.inputs:
-            if slot.state == PENDING:
-                gang.waits += slot.when_issued(lambda: self._less(gang))
+        self._order.add(gang)
         for position in call.donated:
             for reader in gang.inputs[position].readers:
-                reader.when_over.append(lambda: self._less(gang))
+                reader.when_over.append(lambda: self._order.less(gang))
                 gang.waits += 1
-        self._less(gang)
+        self._order.less(gang)
 
-    def _before(self, gang: Gang) -> dict[Gang, bool]:
-        """The gangs right before this one; True: wait until it is done, not only handed over."""
-        before: dict[Gang, bool] = {}
-        last = self._last_on_lane.get(gang.lane)
-        if last is not None:
-            before[last] = last.alone or gang.alone
-        self._last_on_lane[gang.lane] = gang
-        for device in gang.devices:
-            last = self._last_on_device.get(device)
-            if last is not None and last.lane != gang.lane:
-                before[last] = before.get(last, False) or device[0] == self.host
-            self._last_on_device[device] = gang
-        return {g: done for g, done in before.items() if not (g.done or (g.handed and not done))}
+    def _straight(self, grant: Grant) -> dict[int, Stretch]:
+        """What may be launched as one in this window, by its first step."""
+        key = (grant.plan, grant.first, grant.last)
+        found = self._stretches.get(key)
+        if found is None:
+            plan = self._book.reading(grant.plan).plan
+            found = stretches(plan, grant.first, grant.last, self._plain)
+            self._stretches[key] = found
+        return found
 
-    def _less(self, gang: Gang) -> None:
-        """One condition of the gang is met."""
-        gang.waits -= 1
-        if gang.waits == 0:
-            self._ready.append(gang)
+    def _plain(self, call: Call) -> bool:
+        """Whether a call is on this host only, and never alone on its lane."""
+        here = all(host == self.host for host, _ in self._book.devices(call.slice))
+        return here and (call.function, call.slice) not in self._alone | self._first_alone
+
+    def _add_row(self, run: Run, stretch: Stretch, seq: int, stamp: Any) -> int:
+        """One more than its last step, or 0: its gangs have to go by themselves just now."""
+        slice_id = stretch.first.slice
+        inputs = tuple([self._value(run, v) for v in stretch.externals])
+        if any(inputs[cell].state == PENDING for cell in stretch.later):
+            return 0
+        outputs = {v: self._value(run, v) for part in stretch.parts for _, v in part.exports}
+        temporary = max(self._temporary.get((p.call.function, slice_id), 0) for p in stretch.parts)
+        row = Row(
+            run,
+            stretch,
+            self._book.lane(slice_id),
+            self._book.devices(slice_id),
+            seq,
+            inputs,
+            outputs,
+            self._book.locals_on(slice_id),
+            stretch.inner + temporary,
+            stamp,
+        )
+        if not self.memory.plenty(row):
+            return 0
+        run.steps.update(dict.fromkeys([part.index for part in stretch.parts], row))
+        self.memory.lodge(row)
+        for slot in (*inputs, *outputs.values()):
+            self.buffers.use(slot)
+        self._order.add(row)
+        self._order.less(row)
+        return stretch.parts[-1].index + 1
+
+    def _hand_row(self, row: Row) -> None:
+        row.handed, outputs = True, row.outputs
+        self._actions.append(row.launch())
+        for slot in (*row.inputs, *outputs.values()):
+            self.buffers.count(slot)
+        if row.held:
+            self.memory.take(row.locals, row.held)
+        for part in row.stretch.parts:
+            cause = row.cause(part) if row.lost else None
+            if cause is not None:
+                row.lost.update(dict.fromkeys(part.outputs, cause))
+            for _, value in part.exports:
+                outputs[value].become(FAILED if cause else ISSUED, cause)
+        self._order.handed(row)
 
     def _hand_over(self, gang: Gang) -> None:
         call, run = gang.call, gang.run
@@ -298,12 +346,10 @@ class Launcher:
         for position in call.donated:
             slot = gang.inputs[position]
             if position not in copies and not slot.lacking:
-                slot.become(DONATED, self._donated(gang))
+                slot.become(DONATED, gang.donation(self.host))
         for slot in gang.outputs:
             slot.become(FAILED if gang.poison else ISSUED, gang.poison)
-        followers, gang.when_handed = gang.when_handed, []
-        for follower in followers:
-            self._less(follower)
+        self._order.handed(gang)
 
     def _take_memory(self, gang: Gang, copies: tuple[int, ...]) -> None:
         """Exactly what the gang needed room for; zeros take as much as what they stand for."""
@@ -318,18 +364,6 @@ class Launcher:
         if gang.held:
             self.memory.take(gang.locals, gang.held)
 
-    def _donated(self, gang: Gang) -> Failure:
-        return Failure(
-            "execute",
-            f"the array was donated to {gang.call.name or 'a compiled function'}, "
-            "which has reused its memory",
-            remedy="do not use an array after donating it, or drop donate_argnums",
-            program=gang.run.reading.plan.name,
-            node=gang.call.name,
-            host=self.host,
-            line=gang.call.line,
-        )
-
     def done(self, key: Key, seconds: float, failure: Failure | None = None) -> list[Action]:
         """A launched gang is over on the devices of this host, or could not start."""
         run = self._runs[key[0]]
@@ -342,25 +376,47 @@ class Launcher:
             cause = next((s.failure for s in gang.inputs if s.state == FAILED), None)
             gang.poison = cause or failure
         for slot in gang.outputs:
-            if slot.state == ISSUED:
-                slot.become(FAILED if gang.poison else READY, gang.poison)
-            elif slot.state == DONATED and gang.poison is not None:
-                slot.become(FAILED, gang.poison)
+            self._settle(slot, gang.poison)
         if gang.held:
             self.memory.give(gang.locals, gang.held)
         self._actions.append(Report(key, seconds, gang.poison))
-        followers, gang.when_done = gang.when_done, []
-        for follower in followers:
-            self._less(follower)
-        if self._last_on_lane.get(gang.lane) is gang:
-            del self._last_on_lane[gang.lane]
-        for device in gang.devices:
-            if self._last_on_device.get(device) is gang:
-                del self._last_on_device[device]
+        self._order.done(gang)
         for slot in (*gang.inputs, *gang.outputs):
             self.buffers.release(slot)
         self._finish(run, gang.index)
         return self._take()
+
+    def row_done(self, key: Key, ends: Iterable[tuple[float, Failure | None]]) -> list[Action]:
+        """Some more gangs of the row to which this step belongs are over: the next ones of it."""
+        run = self._runs[key[0]]
+        row = run.steps[key[1]]
+        assert isinstance(row, Row)
+        for seconds, failure in ends:
+            part = row.stretch.parts[row.over]
+            row.over += 1
+            row.done = row.over == len(row.stretch.parts)
+            cause = row.cause(part, failure)
+            if cause is not None:
+                row.lost.update(dict.fromkeys(part.outputs, cause))
+            exports = [row.outputs[value] for _, value in part.exports]
+            for slot in exports:
+                self._settle(slot, cause)
+            self._actions.append(Report((run.id, part.index), seconds, cause))
+            if row.done:
+                if row.held:
+                    self.memory.give(row.locals, row.held)
+                self._order.done(row)
+            for slot in (*[row.inputs[cell] for cell in part.releases], *exports):
+                self.buffers.release(slot)
+            self._finish(run, part.index)
+        return self._take()
+
+    def _settle(self, slot: Slot, failure: Failure | None) -> None:
+        """Whoever makes it is over."""
+        if slot.state == ISSUED:
+            slot.become(FAILED if failure else READY, failure)
+        elif slot.state == DONATED and failure is not None:
+            slot.become(FAILED, failure)
 
     # --- transfers --------------------------------------------------------------------
 
@@ -521,6 +577,8 @@ class Launcher:
                     continue
                 if isinstance(step, Gang):
                     self._hand_over(step)
+                elif isinstance(step, Row):
+                    self._hand_row(step)
                 else:
                     self._accept(step)
             self._ready.extend(self.memory.freed())

@@ -92,6 +92,14 @@ class Memory(Generic[AnyClaim]):
             self._promised[device] = self._promised.get(device, 0) + claim.room
             self._queues.setdefault(device, {})[claim] = None
 
+    def plenty(self, claim: AnyClaim) -> bool:
+        """Whether a claim, if lodged now, would find room beside all others at any time."""
+        if self.limit is None:
+            return True
+        promised, used = self._promised, self.used
+        taken = max(used.get(d, 0) + promised.get(d, 0) for d in claim.locals)
+        return taken + claim.room <= self.limit
+
     def begin(self, claim: AnyClaim) -> bool:
         """Whether a claim that waits for nothing else may take its bytes, now, at once.
 

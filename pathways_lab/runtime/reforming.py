@@ -74,6 +74,9 @@ class Reforming:
         for known, new in made:
             known.renew(new)
 
+    def rest(self) -> None:
+        return None
+
     def ready(self, receipt: None) -> bool:
         return True
 

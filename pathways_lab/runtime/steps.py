@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call, Transfer
+from pathways_lab.runtime.actions import LaunchRow
 from pathways_lab.runtime.book import Reading
-from pathways_lab.runtime.slots import Reader, Slot
+from pathways_lab.runtime.slots import FAILED, Reader, Slot
+from pathways_lab.runtime.stretches import Part, Stretch
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +36,7 @@ class Run:
     reading: Reading
     inputs: dict[int, int] = field(default_factory=dict)
     values: dict[int, Slot] = field(default_factory=dict)
-    steps: dict[int, Gang | Move] = field(default_factory=dict)
+    steps: dict[int, Gang | Row | Move] = field(default_factory=dict)
     complete: bool = False
     failure: Failure | None = None
 
@@ -72,8 +74,8 @@ class Gang:
     handed: bool = False
     done: bool = False
     poison: Failure | None = None
-    when_handed: list[Gang] = field(default_factory=list)
-    when_done: list[Gang] = field(default_factory=list)
+    when_handed: list[Gang | Row] = field(default_factory=list)
+    when_done: list[Gang | Row] = field(default_factory=list)
     number: int = field(default_factory=itertools.count().__next__)
 
     @property
@@ -93,6 +95,19 @@ class Gang:
             room += slot.value.nbytes
         self.room = room
 
+    def donation(self, host: str) -> Failure:
+        """What those are told who ask for an array that it was given."""
+        return Failure(
+            "execute",
+            f"the array was donated to {self.call.name or 'a compiled function'}, "
+            "which has reused its memory",
+            remedy="do not use an array after donating it, or drop donate_argnums",
+            program=self.run.reading.plan.name,
+            node=self.call.name,
+            host=host,
+            line=self.call.line,
+        )
+
     @property
     def growth(self) -> int:
         """Bytes of its outputs beyond those of the inputs in whose memory they are made."""
@@ -105,6 +120,75 @@ class Gang:
         missing = {slot for slot in self.inputs if not slot.counted}
         arriving = sum(slot.value.nbytes for slot in missing)
         return arriving + max(self.growth, 0) + self.temporary
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """The gangs of a stretch in progress; what :class:`Gang` says of one holds for all.
+
+    inputs: slots of the stretch's externals.  outputs: of what it exports, by value.
+    seq: place of the first part.
+    held: bytes that it gives back when it is done.
+    lost: by cell, why it has no value.
+    over: so many parts are.
+    """
+
+    run: Run
+    stretch: Stretch
+    lane: str
+    devices: tuple[tuple[str, int], ...]
+    seq: int
+    inputs: tuple[Slot, ...]
+    outputs: dict[int, Slot]
+    locals: tuple[int, ...]
+    held: int
+    stamp: Any = None
+    room: int = field(init=False)
+    waits: int = 1
+    handed: bool = False
+    done: bool = False
+    lost: dict[int, Failure] = field(default_factory=dict)
+    over: int = 0
+    alone: ClassVar[bool] = False
+    when_handed: list[Gang | Row] = field(default_factory=list)
+    when_done: list[Gang | Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        slots = (*self.inputs, *self.outputs.values())
+        self.room = self.held + sum(slot.value.nbytes for slot in slots)
+
+    def need(self) -> int:
+        """What all its values take together, and inputs that are not on devices yet."""
+        arriving = sum(slot.value.nbytes for slot in self.inputs if not slot.counted)
+        return arriving + self.held + sum(slot.value.nbytes for slot in self.outputs.values())
+
+    def launch(self) -> LaunchRow:
+        """What is to be handed to its lane now."""
+        for cell, slot in enumerate(self.inputs):
+            if slot.lacking and slot.failure is not None:
+                self.lost[cell] = slot.failure
+        return LaunchRow(
+            self.run.id,
+            self.run.reading.plan,
+            self.stretch,
+            self.lane,
+            self.inputs,
+            self.outputs,
+            frozenset(self.lost),
+            self.seq,
+            self.stretch.parts[-1].index == self.run.reading.end - 1,
+            self.when_done,
+            self.stamp,
+        )
+
+    def cause(self, part: Part, failure: Failure | None = None) -> Failure | None:
+        """Why a part has no results: a lost input, or else its own failure."""
+        for cell in part.inputs:
+            if cell in self.lost:
+                return self.lost[cell]
+            if cell < len(self.inputs) and self.inputs[cell].state == FAILED:
+                return self.inputs[cell].failure
+        return failure
 
 
 @dataclass(slots=True, eq=False)

@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program import Line
+from pathways_lab.core.program import Call, Line, Plan
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.actions import Send
+from pathways_lab.runtime.actions import Key, Send
+from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Arrived
 from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Times
+from pathways_lab.runtime.rows import Course, End
 from pathways_lab.timeline.records import Event, Span
 
 _KEPT = 50_000
@@ -48,36 +50,56 @@ class Story:
         self._offset = offset
         self._about: dict[tuple[str, int], bytes] = {}
 
-    def about(self, job: GangJob) -> bytes:
+    def about(self, plan: Plan, step: int, call: Call, place: Place) -> bytes:
         """What all gangs of this step have in common."""
-        launch = job.launch
-        key = launch.plan.key, launch.key[1]
+        key = plan.key, step
         known = self._about.get(key)
         if known is None:
             if len(self._about) >= _KEPT:
                 self._about.clear()
-            call = launch.call
-            client, devices = job.place.binding.client, job.devices
+            client, devices = place.binding.client, place.locals
             known = self._about[key] = chronicle.about(
-                launch.plan.name, call.name, client, _text(call.line), call.slice, devices
+                plan.name, call.name, client, _text(call.line), call.slice, devices
             )
         return known
 
     def launched(self, job: GangJob) -> Event:
         """A gang was handed to its devices, and is not over yet."""
-        launch, call = job.launch, job.launch.call
-        client = job.place.binding.client
+        launch = job.launch
+        poisoned = launch.poison is not None
+        return self._launched(
+            launch.plan, launch.key, launch.call, launch.seq, job.place, job.called, poisoned
+        )
+
+    def part_launched(self, course: Course, at: int) -> Event:
+        """The same of a part of a row."""
+        launch, part = course.launch, course.parts[at]
+        key, seq = (launch.run, part.index), launch.seq + at
+        return self._launched(
+            launch.plan, key, part.call, seq, course.place, course.called[at], False
+        )
+
+    def _launched(
+        self,
+        plan: Plan,
+        key: Key,
+        call: Call,
+        seq: int,
+        place: Place,
+        called: float,
+        poisoned: bool,
+    ) -> Event:
         return chronicle.launched(
             self._island,
             self._host,
-            job.called + self._offset(),
-            (*launch.key, launch.plan.name, call.name, client),
+            called + self._offset(),
+            (*key, plan.name, call.name, place.binding.client),
             _text(call.line),
-            job.devices,
+            place.locals,
             {
-                "seq": launch.seq,
+                "seq": seq,
                 "slice": call.slice,
-                "poisoned": launch.poison is not None,
+                "poisoned": poisoned,
                 "emulated": self._emulated,
             },
         )
@@ -108,7 +130,7 @@ class Story:
         launch, work = job.launch, job.launch.stamp
         opens, work.told = not work.told, True
         return chronicle.Ended(
-            self.about(job),
+            self.about(launch.plan, launch.key[1], launch.call, job.place),
             *launch.key,
             launch.seq,
             poisoned,
@@ -122,6 +144,28 @@ class Story:
             times.returned,
             times.start,
             times.end,
+        )
+
+    def part_ended(self, course: Course, end: End, poisoned: bool) -> chronicle.Ended:
+        """The same of a part of a row."""
+        launch, work, part = course.launch, course.launch.stamp, course.parts[end.at]
+        opens, work.told = not work.told, True
+        return chronicle.Ended(
+            self.about(launch.plan, part.index, part.call, course.place),
+            launch.run,
+            part.index,
+            launch.seq + end.at,
+            poisoned,
+            end.at < course.announced,
+            opens,
+            work.received,
+            work.began,
+            work.ended,
+            course.handed,
+            end.called,
+            end.returned,
+            end.start,
+            end.end,
         )
 
     def gangs(self, ended: list[chronicle.Ended]) -> bytes:

@@ -21,14 +21,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program import Line, SliceId
+from pathways_lab.core.program import Line, Plan, SliceId, Transfer
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.functions import Code, Compiler, Executable
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.output import Output
 from pathways_lab.runtime.reforming import Reforming, Renewal
+from pathways_lab.runtime.routes import Route, route
 
 Compiled = Callable[[SliceBinding, Code, "Executable | Failure", float, float], None]
 """Told of every function that was compiled or could not be; seconds of start and end."""
@@ -107,6 +109,31 @@ class Tenants:
         """What a pickled virtual device is here; from any thread.  None: not known."""
         place = self.where(slice_id)
         return place.devices[number] if isinstance(place, Place) else None
+
+    def route(self, plan: Plan, node: Transfer) -> Route:
+        """This host's part in a transfer."""
+        source, target = plan.values[node.input], plan.values[node.output]
+        assert source.slice is not None
+        assert target.slice is not None
+        kind = arrays.physical_of(source)
+        return route(
+            kind.shape,
+            kind.layout,
+            arrays.physical_of(target).layout,
+            self[source.slice].binding,
+            self[target.slice].binding,
+            self._host,
+        )
+
+    def argument(self, plan: Plan | None, position: int, data: memoryview) -> Any:
+        """An argument that came with a grant; a Failure when it is malformed."""
+        value = plan.values[plan.inputs[position]] if plan is not None else None
+        if value is None:
+            return None
+        try:
+            return arrays.argument(data, value, lambda: self.place(value.slice))
+        except ValueError as error:
+            return failure_of(f"argument {position} is malformed", error, self._host)
 
     # --- slices -------------------------------------------------------------------------
 

@@ -37,6 +37,9 @@ class Scripted:
             raise ValueError("cannot start")
         return self.name
 
+    def rest(self) -> None:
+        return None
+
     def ready(self, receipt: Any) -> bool:
         return self.may_end.is_set()
 
@@ -186,6 +189,9 @@ class Sleep:
 
     def start(self) -> Any:
         return self.call(self.input)
+
+    def rest(self) -> None:
+        return None
 
     def ready(self, receipt: Any) -> bool:
         return bool(receipt.is_ready())

@@ -21,6 +21,7 @@ from pathways_lab.runtime.actions import (
     Serve,
 )
 from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.order import Order
 from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
 
 BOOM = Failure("execute", "boom")
@@ -537,7 +538,7 @@ def test_any_mixture_keeps_the_laws(seed: int) -> None:
 
 @pytest.mark.parametrize("law", ["order", "completion", "alone"])
 def test_the_search_notices_a_missing_law(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Launcher._before
+    before = Order._before
     altered: dict[str, Any] = {
         "order": lambda self, gang: {},
         "completion": lambda self, gang: {
@@ -547,7 +548,7 @@ def test_the_search_notices_a_missing_law(law: str, monkeypatch: pytest.MonkeyPa
             g: done and g.lane != gang.lane for g, done in before(self, gang).items()
         },
     }
-    monkeypatch.setattr(Launcher, "_before", altered[law])
+    monkeypatch.setattr(Order, "_before", altered[law])
 
     def passes(seed: int) -> bool:
         try:

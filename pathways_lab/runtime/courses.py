@@ -1,0 +1,86 @@
+"""The rows that a host has handed to its lanes: what became of their gangs.
+
+Problem: a row ends piece by piece, while the launcher, the timeline and whoever
+looks for stuck gangs think in single gangs.
+
+Rule for maintainers: in the reactor's thread only; lanes know pieces, not this.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
+from pathways_lab.runtime.actions import Action, Key, LaunchRow, Report
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.functions import Executable
+from pathways_lab.runtime.lanes import Times
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.reports import Reports
+from pathways_lab.runtime.rows import Course, Piece
+from pathways_lab.runtime.steps import Row
+from pathways_lab.runtime.story import Story
+from pathways_lab.timeline.records import Event
+
+
+class Courses:
+    """All rows of a host that were handed to lanes and are not over.
+
+    on_over(piece, times): called in the lanes' threads.
+    """
+
+    def __init__(self, host: str, story: Story, on_over: Callable[[Piece, Times], None]) -> None:
+        self._host = host
+        self._story = story
+        self._on_over = on_over
+        self._courses: dict[Key, Course] = {}
+
+    def launch(
+        self, launch: LaunchRow, place: Place, executables: Mapping[str, Executable]
+    ) -> Piece:
+        """What a lane is to be given."""
+        course = Course(launch, place, executables, self._host, self._on_over, time.monotonic())
+        self._courses[course.key] = course
+        return Piece(course, 0)
+
+    def over(
+        self, piece: Piece, times: Times, launcher: Launcher, reports: Reports
+    ) -> list[Action]:
+        """Some parts are over: what the launcher wants done then."""
+        course, ends = piece.course, list(piece.ends(times))
+        run = course.launch.run
+        key = (run, course.parts[piece.first].index)
+        actions = launcher.row_done(key, [(e.end - e.start, e.failure) for e in ends])
+        ours = (a for a in actions if isinstance(a, Report) and a.key[0] == run)
+        for end, report in zip(ends, ours, strict=False):
+            reports.ended(self._story.part_ended(course, end, report.failure is not None))
+        course.over += len(ends)
+        if course.over == len(course.parts):
+            del self._courses[course.key]
+        return actions
+
+    def launched(self) -> Iterator[Event]:
+        """For the timeline: what was launched, is not over and was not told yet."""
+        for course in self._courses.values():
+            for at in range(max(course.announced, course.over), len(course.called)):
+                course.announced = at + 1
+                yield self._story.part_launched(course, at)
+
+    def progress(self, rows: Iterable[Row]) -> Iterator[Seen]:
+        """What this host has launched of the gangs of its *rows*, and what not."""
+        for row in rows:
+            course = self._courses.get((row.run.id, row.stretch.parts[0].index))
+            yield from _progress(row, course)
+
+
+def _progress(row: Row, course: Course | None) -> Iterator[Seen]:
+    now, parts = time.monotonic(), row.stretch.parts
+    called: Sequence[float] = course.called if course is not None else ()
+    for at in range(row.over, len(parts)):
+        state, seconds = WAITING if course is None else QUEUED, 0.0
+        if at < len(called):
+            state, seconds = LAUNCHED, now - called[at]
+        yield Seen(row.run.id, parts[at].index, state, seconds, row.locals)

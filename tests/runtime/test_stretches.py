@@ -1,0 +1,250 @@
+"""Straight stretches: found where they are, and the same as gang by gang."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import Call, Plan
+from pathways_lab.runtime.actions import Action, Key, Launch, LaunchRow, Receive, Report, Send
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.slots import Slot
+from pathways_lab.runtime.steps import Row
+from pathways_lab.runtime.stretches import stretches
+from tests.runtime.launch_kit import BYTES, HOST, PlanBuilder, binding, grant
+
+SEEDS = range(400)
+
+
+def chain(length: int, slice_id: int = 1) -> Plan:
+    made = PlanBuilder()
+    for number in range(length):
+        made.call(slice_id, "f", [f"v{number}"], [f"v{number + 1}"])
+    return made.plan(["v0"], [f"v{length}"])
+
+
+def ranges(plan: Plan, *, first: int = 0, last: int = 99, special: str = "") -> list[list[int]]:
+    found = stretches(plan, first, last, lambda call: call.function != special)
+    return [[part.index for part in stretch.parts] for stretch in found.values()]
+
+
+def test_a_chain_is_one_stretch_of_cells() -> None:
+    plan = chain(4)
+    assert ranges(plan) == [[0, 1, 2, 3]]
+    stretch = stretches(plan, 0, 4, lambda _: True)[0]
+    assert stretch.externals == (0,)
+    assert stretch.inner == 3 * BYTES
+    assert [part.exports for part in stretch.parts] == [(), (), (), ((0, 4),)]
+    assert [part.clears for part in stretch.parts] == [(0,), (1,), (2,), (3, 4)]
+    assert stretch.parts[0].releases == (0,)
+
+
+def test_a_window_ends_a_stretch_and_what_crosses_it_is_exported() -> None:
+    plan = chain(4)
+    assert ranges(plan, last=2) == [[0, 1]]
+    assert stretches(plan, 0, 2, lambda _: True)[0].parts[1].exports == ((0, 2),)
+
+
+def test_whatever_is_special_ends_a_stretch() -> None:
+    made = PlanBuilder()
+    made.call(1, "f", ["a"], ["b"]).call(1, "f", ["b"], ["c"])
+    made.call(1, "prints", ["c"], ["d"])
+    made.call(1, "f", ["d"], ["e"]).call(1, "f", ["e"], ["g"])
+    made.call(1, "f", ["g"], ["h"], donated=(0,))
+    made.move("h", 2, "far").call(2, "f", ["far"], ["i"])
+    made.call(1, "f", ["h"], ["j"]).call(1, "f", ["j"], ["k"])
+    made.call(3, "f", ["x"], ["y"]).call(3, "f", ["y"], ["z"])
+    plan = made.plan(["a", "x"], ["i", "k", "z"])
+    assert ranges(plan, special="prints") == [[0, 1], [3, 4], [8, 9], [10, 11]]
+
+
+class Bench:
+    """A launcher and its lanes, which launch when they are told to.
+
+    fails: steps that go wrong by themselves.
+    """
+
+    def __init__(self, rows: bool, fails: frozenset[int] = frozenset(), limit: Any = None) -> None:
+        self.launcher = Launcher(HOST, "island0", limit, rows=rows)
+        self.fails = fails
+        self.lane: list[Launch | LaunchRow] = []
+        self.failures: dict[Key, str] = {}
+        self.rows = 0
+
+    def do(self, actions: list[Action]) -> None:
+        while actions:
+            action, *actions = actions
+            match action:
+                case Launch() | LaunchRow():
+                    self.lane.append(action)
+                    self.rows += isinstance(action, LaunchRow)
+                case Report(key=key, failure=failure):
+                    assert key not in self.failures, "reported twice"
+                    self.failures[key] = failure.message if failure else ""
+                case Send(key=key):
+                    actions += self.launcher.sent(key)
+                case Receive(key=key, target=target):
+                    actions += self.launcher.received(key, f"moved {target.value.name}")
+                case _:
+                    pass
+
+    def compute(self, step: int, call: Call, inputs: list[Any]) -> tuple[list[Any], Failure | None]:
+        """What a device makes of it: nothing, of nothing."""
+        if step in self.fails:
+            return [None] * len(call.outputs), Failure("execute", f"step {step} failed")
+        if None in inputs:
+            return [None] * len(call.outputs), Failure("execute", "an echo")
+        return [f"{call.function}({', '.join(inputs)})"] * len(call.outputs), None
+
+    def run(self, rng: random.Random) -> None:
+        while self.lane:
+            launch = self.lane.pop(0)
+            if isinstance(launch, LaunchRow):
+                self.row(launch, rng)
+            else:
+                results, failure = self.compute(
+                    launch.key[1], launch.call, [slot.payload for slot in launch.inputs]
+                )
+                for slot, result in zip(launch.outputs, results, strict=True):
+                    slot.payload = result if launch.poison is None else None
+                for position in launch.call.donated:
+                    if position not in launch.copies:
+                        launch.inputs[position].payload = None
+                self.do(self.launcher.done(launch.key, 0.0, failure))
+
+    def row(self, launch: LaunchRow, rng: random.Random) -> None:
+        parts, ends, first = launch.stretch.parts, [], 0
+        cells: list[Any] = [slot.payload for slot in launch.inputs]
+        cells += [None] * (launch.stretch.cells - len(cells))
+        for at, part in enumerate(parts):
+            inputs = [cells[cell] for cell in part.inputs]
+            lost = None in inputs
+            results, failure = self.compute(part.index, part.call, inputs)
+            for cell, result in zip(part.outputs, results, strict=True):
+                cells[cell] = result
+            for position, value in part.exports:
+                launch.outputs[value].payload = results[position]
+            for cell in part.clears:
+                cells[cell] = None
+            ends.append((0.0, None if lost else failure))
+            if rng.random() < 0.3 or at == len(parts) - 1:
+                self.do(self.launcher.row_done((launch.run, parts[first].index), ends))
+                ends, first = [], at + 1
+
+
+def random_plan(rng: random.Random) -> Plan:
+    made, alive = PlanBuilder(), {1: ["a"], 2: ["b"]}
+    made.add(1, "a")
+    made.add(2, "b")
+    for number in range(rng.randint(1, 14)):
+        on, new = rng.choice([1, 1, 1, 2]), f"v{number}"
+        if rng.random() < 0.15:
+            made.move(rng.choice(alive[3 - on]), on, new)
+        else:
+            arity = rng.randint(1, 2)
+            inputs = [rng.choice(alive[on]) for _ in range(arity)]
+            donated: tuple[int, ...] = ()
+            if rng.random() < 0.15 and inputs[0] not in ("a", "b") and inputs.count(inputs[0]) == 1:
+                donated = (0,)
+                alive[on].remove(inputs[0])
+            made.call(on, rng.choice("fgh"), inputs, [new], donated)
+        alive[on].append(new)
+    made_here = [v for v in (*alive[1], *alive[2]) if v not in ("a", "b")]
+    return made.plan(["a", "b"], rng.sample(made_here, rng.randint(0, len(made_here))))
+
+
+def played(rows: bool, seed: int) -> tuple[Bench, list[tuple[str, Any]]]:
+    """A few runs of one random plan: their reports, and what became of their outputs."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    fails = frozenset(i for i in range(len(plan.steps)) if rng.random() < rng.choice([0, 0.1]))
+    bench = Bench(rows, fails, limit=rng.choice([None, BYTES * 60]))
+    launcher = bench.launcher
+    # The second slice shares a device with the first one.
+    launcher.bind(binding(1, 0, 1), "lane 1")
+    launcher.bind(binding(2, *rng.choice([(1, 2), (2, 3)])), "lane 2")
+    launcher.program(plan)
+    place, slots, kept = 0, list[Slot](), list[int]()
+    for run in range(1, 4):
+        ids = tuple(range(run * 100, run * 100 + len(plan.outputs)))
+        given = {0: "a", 1: "b"} if rng.random() < 0.8 else {1: "b"}
+        cut = rng.randint(0, len(plan.steps))
+        for first, last in ((0, cut), (cut, len(plan.steps))):
+            if first == last:
+                continue
+            window = grant(
+                run, plan, place=place, previous=place - 1 if place else -1, first=first,
+                last=last, inputs=(None, None), outputs=ids,
+            )  # fmt: skip
+            place += 1
+            bench.do(launcher.grant(window, given if not first or first == cut else {}))
+            slots += [launcher.buffers.get(i) for i in ids if first == 0 or cut == 0]  # type: ignore[misc]
+            if rng.random() < 0.5:
+                bench.run(random.Random(seed))
+        kept += ids
+    bench.run(random.Random(seed))
+    told = [(slot.state, slot.payload, slot.failure and slot.failure.message) for slot in slots]
+    bench.do(launcher.free(tuple(kept)))
+    return bench, told  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 50))
+def test_a_row_is_what_its_gangs_are_one_by_one(seed: int) -> None:
+    rows = 0
+    for each in range(seed, seed + 50):
+        slow, wanted = played(False, each)
+        fast, found = played(True, each)
+        assert found == wanted, each
+        assert fast.failures == slow.failures, each
+        assert fast.launcher.idle
+        assert not any(fast.launcher.memory.used.values()), each
+        assert not slow.rows
+        rows += fast.rows
+    assert rows > 20, "hardly anything was straight"
+
+
+def test_the_search_notices_a_cause_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Row, "cause", lambda self, part, failure=None: failure)
+    assert any(played(True, seed)[0].failures != played(False, seed)[0].failures for seed in SEEDS)
+
+
+def test_without_room_for_all_of_it_gangs_go_one_by_one() -> None:
+    for limit, rows in ((BYTES * 6, 1), (BYTES * 6 - 1, 0)):
+        bench, plan = Bench(True, limit=limit), chain(5)
+        bench.launcher.bind(binding(1, 0), "lane 1")
+        bench.launcher.program(plan)
+        bench.do(bench.launcher.grant(grant(1, plan, inputs=(None,), outputs=(5,)), {0: "a"}))
+        bench.run(random.Random(0))
+        assert (bench.rows, len(bench.failures)) == (rows, 5)
+
+
+def test_gangs_that_would_wait_within_a_row_go_one_by_one() -> None:
+    made = PlanBuilder().call(1, "f", ["a"], ["b"]).call(1, "f", ["b", "late"], ["c"])
+    plan = made.plan(["a", "late"], ["c"])
+    first = PlanBuilder("first")
+    first.add(2, "x")
+    source = first.move("x", 1, "y").plan(["x"], ["y"])
+    launcher = Launcher(HOST, "island0", rows=True)
+    launcher.bind(binding(1, 0), "lane 1")
+    launcher.bind(binding(2, 1), "lane 2")
+    launcher.program(plan)
+    launcher.program(source)
+    launcher.grant(grant(1, source, inputs=(None,), outputs=(7,)), {0: "x"})
+    window = grant(2, plan, place=1, previous=0, inputs=(None, 7), outputs=(8,))
+    (only,) = launcher.grant(window, {0: "a"})
+    assert isinstance(only, Launch), "the first gang does not wait for what comes late"
+
+
+def test_with_the_order_off_and_on_several_hosts_gangs_go_one_by_one() -> None:
+    for free, devices in ((True, ((HOST, 0),)), (False, ((HOST, 0), ("island0/host1", 0)))):
+        launcher, plan = Launcher(HOST, "island0", rows=True), chain(3)
+        wide = replace(binding(1, *range(len(devices))), devices=devices)
+        launcher.bind(wide, "lane 1")
+        launcher.program(plan)
+        window = grant(1, plan, inputs=(None,), outputs=(5,))
+        actions = launcher.grant(window, {0: "a"}, free=free)
+        assert [type(action) for action in actions] == [Launch] * 3
