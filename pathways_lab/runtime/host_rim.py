@@ -333,8 +333,7 @@ class HostRim:
     def _progress(self, fields: Fields, _: Buffers) -> None:
         """What has this host launched, and what has it not?"""
         gangs = progress(self.launcher.gangs(), self._flying)
-        parts = self._courses.progress(self.launcher.rows())
-        seen = [pack(s) for s in (*gangs, *parts)]
+        seen = [pack(s) for s in (*gangs, *self._courses.progress(self.launcher.rows()))]
         self.tell_control("progress", {"number": fields["number"], "gangs": seen})
 
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
@@ -510,9 +509,8 @@ class HostRim:
 
     def _end(self, job: Ending, times: Times, failure: Failure | None, awaited: bool) -> None:
         self._ended.append((job, times, failure))
-        if not self._poked and (
-            awaited or times.end - self._looked > _PATIENCE or self.launcher.memory.short
-        ):
+        late = times.end - self._looked > _PATIENCE
+        if not self._poked and (awaited or late or self.launcher.memory.short):
             self._poked = True
             self.reactor.call_soon(self._gangs_over)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_slow_gangs_end_pieces_early() -> None:
 def test_no_two_gangs_of_a_piece_overlap() -> None:
     _, pieces = launched(three("m"), Devices())
     for piece in pieces:
-        assert all(a.end <= b.start for a, b in zip(piece, piece[1:], strict=False))
+        assert all(a.end <= b.start for a, b in itertools.pairwise(piece))
 
 
 def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
