@@ -22,7 +22,7 @@ def test_there_are_notebooks() -> None:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
-    """It raises what it says and no more, and each live view has become a static picture of bounded size."""
+    """It raises where it says so only; live views have become static pictures of bounded size."""
     assert demo.run(name, tmp_path) == 0
     executed = nbformat.read(tmp_path / name, as_version=4)
     pictures = 0
