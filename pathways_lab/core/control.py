@@ -228,7 +228,6 @@ class Control:
             self._refuse(event, f"client {event.client}", "a client of this name is connected")
             return
         self.clients[event.client] = ClientRecord(number=event.number)
-        self.uploads.clients.add(event.number)
         self.state.clients[event.client] = set()
 
     def _client_left(self, event: ClientLeft) -> None:

@@ -28,7 +28,7 @@ class Uploads:
     """early: hosts that have the bytes of buffers that nobody declared yet.
 
     orphans: hosts to which bytes are under way that nobody wants.
-    clients: numbers of those that are connected; bytes of others are nobody's.
+    departed: numbers of clients that have left; what still comes of them is nobody's.
     """
 
     def __init__(self, state: State, outcomes: Outcomes) -> None:
@@ -36,7 +36,7 @@ class Uploads:
         self.outcomes = outcomes
         self.early: dict[int, set[str]] = {}
         self.orphans: dict[int, set[str]] = {}
-        self.clients = {0}
+        self.departed: set[int] = set()
 
     def declare(self, buffer: BufferRecord, hosts: tuple[str, ...]) -> None:
         """A new buffer whose bytes are on their way to *hosts*."""
@@ -74,7 +74,7 @@ class Uploads:
             if not self.orphans[number]:
                 del self.orphans[number]
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
-        elif buffer is None and number >> 32 not in self.clients:
+        elif buffer is None and number >> 32 in self.departed:
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
         elif buffer is None:
             self.early.setdefault(number, set()).add(host)
@@ -99,7 +99,7 @@ class Uploads:
         """Nothing of this client's is expected or wanted any more; what still comes is freed."""
         if client == 0:
             return
-        self.clients.discard(client)
+        self.departed.add(client)
         for number in [n for n in self.early if n >> 32 == client]:
             self.reject(number, ())
         for number in [n for n in self.orphans if n >> 32 == client]:
