@@ -118,7 +118,7 @@ def test_records_are_like_those_of_a_real_cluster_and_say_that_they_are_simulate
         "poisoned": False,
     }
     assert [r.kind for r in found.records if not isinstance(r, Span)] == [
-        "host-joined", "client-joined", "slice-bound", "submitted", "granted", "launched",
+        "host-joined", "client-joined", "slice-bound", "plan", "submitted", "granted", "launched",
         "resolved", "finished",
     ]  # fmt: skip
     assert all(r.args["simulated"] for r in found.records)
