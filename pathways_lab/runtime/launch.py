@@ -371,8 +371,9 @@ class Launcher:
         assert isinstance(gang, Gang)
         assert gang.handed
         gang.done = True
-        if failure is not None and gang.poison is None:
-            # What an input failed of meanwhile is the cause; its echo here is not.
+        if gang.poison is None:
+            # What an input failed of meanwhile is the cause; its echo here is not, and without
+            # an echo it was computed from zeros.
             cause = next((s.failure for s in gang.inputs if s.state == FAILED), None)
             gang.poison = cause or failure
         for slot in gang.outputs:

@@ -242,14 +242,16 @@ def test_a_missing_input_is_zeros_and_poison_not_a_skipped_gang() -> None:
     assert bench.memory() == 0
 
 
-def test_a_failure_in_flight_is_the_cause_of_its_echoes() -> None:
+@pytest.mark.parametrize("echo", [Failure("execute", "an input was an error"), None])
+def test_a_failure_in_flight_is_the_cause_of_its_echoes(echo: Failure | None) -> None:
+    """Also of those that were computed from zeros, without an echo."""
     bench = Bench(binding(1, 0))
     plan = PlanBuilder().call(1, "f", [], ["a"]).call(1, "g", ["a"], ["b"]).plan([], [])
     bench.launcher.program(plan)
     bench.grant(grant(1, plan))
     assert bench.launched() == ["f", "g"]
     bench.done("f", BOOM)
-    bench.done("g", Failure("execute", "an input was an error"))
+    bench.done("g", echo)
     assert [r.failure for r in bench.reports()] == [BOOM, BOOM]
 
 

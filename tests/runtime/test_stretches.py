@@ -93,11 +93,12 @@ class Bench:
                     pass
 
     def compute(self, step: int, call: Call, inputs: list[Any]) -> tuple[list[Any], Failure | None]:
-        """What a device makes of it: nothing, of nothing."""
+        """What a device makes of it: of nothing an error, or something from zeros."""
         if step in self.fails:
             return [None] * len(call.outputs), Failure("execute", f"step {step} failed")
         if None in inputs:
-            return [None] * len(call.outputs), Failure("execute", "an echo")
+            echo = Failure("execute", "an echo") if step % 2 else None
+            return [None if echo else "from zeros"] * len(call.outputs), echo
         return [f"{call.function}({', '.join(inputs)})"] * len(call.outputs), None
 
     def run(self, rng: random.Random) -> None:
@@ -124,6 +125,8 @@ class Bench:
             inputs = [cells[cell] for cell in part.inputs]
             lost = None in inputs
             results, failure = self.compute(part.index, part.call, inputs)
+            if lost:
+                results = [None] * len(results)
             for cell, result in zip(part.outputs, results, strict=True):
                 cells[cell] = result
             for position, value in part.exports:
