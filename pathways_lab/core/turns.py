@@ -165,8 +165,11 @@ class Turns:
         earlier = [run for run in heads if run.order < chosen.order]
         if earlier:
             cells = {c for s in chosen.index.plan.slices for c in pace.cells_of[s]}
-            for run in earlier:
-                if _shares(run, cells, pace.cells_of):
+            # A client's later runs wait behind its own first one, which is the one overtaken.
+            first: dict[str, RunRecord] = {}
+            for run in sorted(earlier, key=_by_order):
+                if run.client not in first and _shares(run, cells, pace.cells_of):
+                    first[run.client] = run
                     run.overtaken += 1
         return chosen
 

@@ -18,7 +18,9 @@ def main() -> None:
     file, name, ms, runs = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
     x = np.zeros((4,), np.float32)
     with pw.connect(file, name=name) as lab:
-        held = pw.jit(lambda v: pw.emulated(ms)(v), on=lab.slice((4,), ("x",)))
+        call = pw.jit(lambda v: pw.emulated(ms)(v), on=lab.slice((4,), ("x",)))
+        # A run for each call: small calls outside of programs would share runs.
+        held = pw.program(lambda v: call(v), name="hold")
         held(x).result(timeout=120)
         print("ready", flush=True)
         sys.stdin.readline()

@@ -40,9 +40,10 @@ def first_come(lab: pw.Lab) -> Iterator[None]:
 
 
 def holding(lab: pw.Lab, ms: float, island: str = "island0") -> Any:
-    """A compiled function that holds an island's devices for so long."""
+    """A program that holds an island's devices for so long; each call is a run of its own."""
     on = lab.slice((4,), ("x",), island=island)
-    held = pw.jit(lambda x: pw.emulated(ms)(x), on=on)
+    call = pw.jit(lambda x: pw.emulated(ms)(x), on=on)
+    held = pw.program(lambda x: call(x), name="hold")
     held(X).result(timeout=60)
     return held
 

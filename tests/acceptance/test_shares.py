@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.timeline.records import Event, Span
+from pathways_lab.timeline.records import Span
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -49,7 +50,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pw.Lab]:
         held = []
         for client in here:
             on = client.slice((4,), ("x",))
-            held.append(pw.jit(lambda v: pw.emulated(MS)(v), on=on))
+            held.append(holding(on))
             held[-1](x).result(timeout=120)
         for process in others:
             said(process, b"ready\n")
@@ -60,6 +61,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pw.Lab]:
             said(process, b"waiting\n")
         yield lab
         del kept
+
+
+def holding(on: pw.Slice) -> Callable[[np.ndarray], Any]:
+    """A program that holds a slice; each call is a run of its own, which small calls are not."""
+    held = pw.jit(lambda v: pw.emulated(MS)(v), on=on)
+    return pw.program(lambda v: held(v), name="hold")
 
 
 def said(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -74,19 +81,12 @@ def write(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def device_seconds(lab: pw.Lab, start: float, end: float) -> dict[str, float]:
-    """By client, of the gangs that were granted between two times."""
-    until(lambda: {r.client for r in grants(lab) if r.time > end} == set(NAMES), 10)
-    runs = {r.run for r in grants(lab) if start < r.time <= end}
-    until(lambda: runs <= {r.run for r in gangs(lab)}, 10)
+    """By client, what devices computed between two times."""
+    until(lambda: {r.client for r in gangs(lab) if r.end > end} >= {NAMES[-1]}, 10)
     spent = dict.fromkeys(NAMES, 0.0)
     for r in gangs(lab):
-        if r.run in runs:
-            spent[r.client] += (r.end - r.start) * len(r.devices)
+        spent[r.client] += max(0.0, min(r.end, end) - max(r.start, start)) * len(r.devices)
     return spent
-
-
-def grants(lab: pw.Lab) -> list[Event]:
-    return [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "granted"]
 
 
 def gangs(lab: pw.Lab) -> list[Span]:

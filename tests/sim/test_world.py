@@ -152,6 +152,18 @@ def test_shares_of_four_clients_are_within_five_percent(weights: tuple[int, ...]
         assert part == pytest.approx(weight / sum(weights), rel=0.05)
 
 
+def test_shares_hold_for_clients_with_long_queues_of_several_programs() -> None:
+    """A run far back in its own client's queue is not overtaken by those who go before it."""
+    machine = Machine(1, 2, 4, default=FunctionCost(0.002))
+    loads = [
+        Load(chain(f"p{n}", 8, [f"f{n}"]), client=client, runs=10**6, flight=300)
+        for n, client in enumerate(("small", "small", "small", "large"))
+    ]
+    policy = ProportionalShare({"small": 1.0, "large": 8.0})
+    late = simulate(loads, machine, policy, until=7.0).busy(since=1.0)
+    assert late["large"] / sum(late.values()) == pytest.approx(8 / 9, rel=0.05)
+
+
 # --- deadlock, and the other cure --------------------------------------------------------
 
 
