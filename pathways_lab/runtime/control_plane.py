@@ -132,7 +132,7 @@ class ControlPlane:
         self.reactor.call_later(PERIOD, self._look)
 
     def _flush_later(self) -> None:
-        self.reactor.call_later(BATCH_SECONDS, self.rim.flush)
+        self.reactor.call_later(BATCH_SECONDS, self.rim.diary.flush)
 
     def _tell_waiting(self, host: str, op: str, fields: dict[str, Any]) -> None:
         for link in self.reactor.links:
@@ -222,7 +222,7 @@ class ControlPlane:
             self.rim.policies.said(link.tag, op, fields)
             return
         seen: ClientSeen | HostSeen | HostWaiting = link.tag
-        if isinstance(seen, HostWaiting) or not self.rim.is_current(seen.name, link):
+        if isinstance(seen, HostWaiting) or not self.rim.peers.is_current(seen.name, link):
             return
         if isinstance(seen, ClientSeen):
             self.rim.from_client(seen.name, op, fields, buffers, size)

@@ -1,13 +1,12 @@
-"""The rim of the core: messages in, events; commands out, messages.
+"""The rim of the core: messages in, events.
 
 Problem: the core knows neither sockets nor bytes nor clocks, and must not be
 disturbed by whoever is at the other end of a wire.  This is the adapter: it
-checks and translates what arrives, hands it to the core with the time, and
-carries out what the core commands.
+checks and translates what arrives and hands it to the core with the time; what
+the core commands is carried out in :mod:`pathways_lab.runtime.commands`.
 
 Rule for maintainers: nothing is decided here.  Every event goes through
-:meth:`Rim.happened`, and nowhere else.  No sockets here either: peers are
-anything with ``send`` and ``pending``, so that tests need none.
+:meth:`Rim.happened`, and nowhere else.  No sockets here either.
 
 Paper: section 4.5; :mod:`pathways_lab.core.messages` has the vocabulary.
 """
@@ -17,30 +16,24 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.story import Stuck
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.broadcast import Broadcast, Watcher
-from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack
+from pathways_lab.runtime.codec import CodecError, pack, unpack
+from pathways_lab.runtime.commands import Commands
+from pathways_lab.runtime.diary import Diary
 from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.intake import Rejected, client_event, host_report
 from pathways_lab.runtime.policy_desk import PolicyDesk
 from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
 from pathways_lab.runtime.standstill import Standstill
+from pathways_lab.runtime.switchboard import Peer, Switchboard
 from pathways_lab.timeline.records import Event
 from pathways_lab.timeline.records_of import policy_told, records_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-
-_LETTERS = 4096
-"""Wire messages that are remembered as one record at most."""
 
 
 class Core(Protocol):
@@ -49,14 +42,6 @@ class Core(Protocol):
     def handle(self, event: m.Event) -> list[m.Command]: ...
 
     def overdue(self, seconds: float, now: float) -> Sequence[Overdue]: ...
-
-
-class Peer(Watcher, Protocol):
-    """The other end of a link."""
-
-    def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
-    ) -> int: ...
 
 
 class Rim:
@@ -81,28 +66,34 @@ class Rim:
         ticket: Callable[[int, int], bytes],
     ) -> None:
         self.registry = Registry()
-        self.broadcast = Broadcast()
         self.rejected = 0
         self._core = core
         self._clock = clock
-        self._flush_due = flush_due
-        self._ticket = ticket
-        self._clients: dict[str, Peer] = {}
-        self._hosts: dict[str, Peer] = {}
+        self.peers = Switchboard(self.registry)
+        self.diary = Diary(self.registry, clock, flush_due)
         self._numbers = 0
-        self._letters: list[chronicle.Letter] = []
         self._epochs: dict[str, int] = {}
-        self.formations = Formations(services, self._tell_host, self._slices_lost)
+        self.formations = Formations(services, self.peers.host, self._slices_lost)
         self.policies = policies(self)
-        self.races = Races(self._send_host)
+        self.races = Races(self.peers.host)
+        self._commands = Commands(
+            self.registry,
+            self.peers,
+            self.diary,
+            self.formations,
+            self.races,
+            self.policies,
+            self._epochs,
+            ticket,
+        )
         self.standstill = Standstill(
             self.registry,
             self.formations,
             self.races,
             core.overdue,
             self.happened,
-            self._tell_host,
-            lambda event: self._remember([chronicle.write(event)]),
+            self.peers.host,
+            self.diary.remember,
         )
 
     # --- who is there ------------------------------------------------------------
@@ -120,32 +111,30 @@ class Rim:
 
     def client_joined(self, client: ClientSeen, peer: Peer) -> None:
         self.registry.clients[client.name] = client
-        self._clients[client.name] = peer
+        self.peers.clients[client.name] = peer
         cause = f"{client.name}:joined"
         self.happened(m.ClientJoined(self._clock(), cause, client.name, client.number))
-        self._tell_clients(*self._hosts)
-        self._tell_topology()
+        self.peers.clients_present(self._numbers, tuple(self.peers.hosts))
+        self.peers.topology()
 
     def client_left(self, name: str, reason: str) -> None:
-        if self._clients.pop(name, None) is None:
+        if self.peers.clients.pop(name, None) is None:
             return
-        self.broadcast.unwatch(name)
+        self.diary.broadcast.unwatch(name)
         for island in [i for i, client in self.registry.leases.items() if client == name]:
             self._end_races(island, name)
         self.happened(m.ClientLeft(self._clock(), f"{name}:left", name, reason))
         self.registry.forget_client(name)
-        self._tell_clients(*self._hosts)
-        self._tell_topology()
+        self.peers.clients_present(self._numbers, tuple(self.peers.hosts))
+        self.peers.topology()
 
     def host_joined(self, host: HostSeen, peer: Peer) -> None:
         """A device process is there.  One of the same name before it counts as lost."""
         self.host_lost(host.name, f"{host.name} was replaced by a new device process")
         self.registry.hosts[host.name] = host
-        self._hosts[host.name] = peer
-        addresses = {h.name: h.data_address for h in self.registry.hosts.values()}
-        for name in self._hosts:
-            self._post(self._hosts, name, "peers", {"peers": addresses})
-        self._tell_clients(host.name)
+        self.peers.hosts[host.name] = peer
+        self.peers.data_addresses()
+        self.peers.clients_present(self._numbers, [host.name])
         self.happened(
             m.HostJoined(
                 self._clock(),
@@ -158,13 +147,13 @@ class Rim:
                 host.block,
             )
         )
-        self._tell_topology()
+        self.peers.topology()
 
     def host_lost(self, name: str, reason: str, peer: Peer | None = None) -> None:
         """A host is gone.  peer: only if this is still its link."""
-        if name not in self._hosts or peer not in (None, self._hosts[name]):
+        if name not in self.peers.hosts or peer not in (None, self.peers.hosts[name]):
             return
-        del self._hosts[name]
+        del self.peers.hosts[name]
         island = self.registry.hosts[name].island
         self._epochs[island] = self._epochs.get(island, 0) + 1
         # First: the other hosts may be waiting for this one, in the middle of a computation.
@@ -174,9 +163,9 @@ class Rim:
         del self.registry.hosts[name]
         # Of slices that have no host left the core has nobody to tell that they are gone.
         for slice_id, binding in tuple(self.registry.bindings.items()):
-            if self._hosts.keys().isdisjoint(binding.hosts):
+            if self.peers.hosts.keys().isdisjoint(binding.hosts):
                 self.registry.forget_slice(slice_id)
-        self._tell_topology()
+        self.peers.topology()
 
     def restart_host(self, name: str, reason: str) -> None:
         """End a device process, and with it what it holds; its worker starts another.
@@ -184,7 +173,7 @@ class Rim:
         For one that lives and does not come to an end: handles on it fail with
         *reason* now, whether or not it is still able to hear.
         """
-        self._post(self._hosts, name, "restart", {"reason": reason})
+        self.peers.host(name, "restart", {"reason": reason})
         self.host_lost(name, f"it was restarted: {reason}")
 
     def _slices_lost(self, slices: tuple[int, ...], reason: str) -> None:
@@ -192,8 +181,7 @@ class Rim:
 
     def closing(self, reason: str) -> None:
         """Tell every client that the lab ends."""
-        for name in tuple(self._clients):
-            self._post(self._clients, name, "closing", {"reason": reason})
+        self.peers.every_client("closing", {"reason": reason})
 
     # --- what they say -------------------------------------------------------------
 
@@ -204,11 +192,11 @@ class Rim:
         client = self.registry.clients[name]
         if op == "watch":
             if fields.get("on", True):
-                self.broadcast.watch(name, self._clients[name], self._clock())
+                self.diary.broadcast.watch(name, self.peers.clients[name], self._clock())
             else:
-                self.broadcast.unwatch(name)
+                self.diary.broadcast.unwatch(name)
         elif op == "topology":
-            self._post(self._clients, name, "topology", self.registry.topology())
+            self.peers.client(name, "topology", self.registry.topology())
         elif op == "policy" and buffers:
             self._try_policy(name, fields, buffers[0])
         elif op == "stuck":
@@ -223,20 +211,16 @@ class Rim:
             except Rejected as rejected:
                 self.rejected += 1
                 failure = Failure("refused", str(rejected), rejected.remedy)
-                self._refuse(name, rejected.subject, failure)
+                self.peers.refuse(name, rejected.subject, failure)
                 return
             if isinstance(event, m.RunSubmitted):
-                self._count("submit", name, "control", size, event.run)
+                self.diary.count("submit", name, "control", size, event.run)
                 if "race" in fields:
                     number, controller = fields["race"]
                     self.races.entered(number, event.run, controller)
             elif isinstance(event, m.LeaseReturned):
                 self._end_races(event.island, name)
             self.happened(event)
-
-    def is_current(self, name: str, peer: Peer) -> bool:
-        """Whether *peer* is the link of the client or host of this name."""
-        return peer in (self._clients.get(name), self._hosts.get(name))
 
     def from_host(
         self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
@@ -247,12 +231,14 @@ class Rim:
             records = fields.get("records", [])
             if not (isinstance(records, list) and all(type(r) is bytes for r in records)):
                 raise CodecError("records must be a list of bytes")
-            self._remember(records)
+            self.diary.remember_packed(records)
             cause = f"{name}:report"
             report = host_report(host, fields, self._clock(), cause)
             runs = {entry[0] for entry in (*report.finished, *report.failed)}
             if runs:
-                self._count("report", name, "control", size, runs.pop() if len(runs) == 1 else 0)
+                self.diary.count(
+                    "report", name, "control", size, runs.pop() if len(runs) == 1 else 0
+                )
             if runs or report.resident or report.compiled or report.finished or report.failed:
                 self.happened(report)
         elif op == "output":
@@ -279,17 +265,17 @@ class Rim:
         name = "" if client is None else client.name
         args = {"message": reason}
         event = Event("rejected", self._clock(), host.island, host.name, client=name, args=args)
-        self._remember([chronicle.write(event)])
+        self.diary.remember(event)
 
     def _output(self, host: HostSeen, run: int, device: object, text: str) -> None:
         """Text that user code printed goes to the client of its run."""
         args = {"text": text[:1000], "device": device}
         event = Event("output", self._clock(), host.island, host.name, run=run, args=args)
-        self._remember([chronicle.write(event)])
+        self.diary.remember(event)
         client = self.registry.client_of(run)
         if client is not None:
             fields = {"host": host.name, "run": run, "device": device, "text": text}
-            self._post(self._clients, client.name, "output", fields)
+            self.peers.client(client.name, "output", fields)
 
     # --- standstill and disorder -----------------------------------------------------
 
@@ -304,7 +290,7 @@ class Rim:
 
         def told(story: Stuck | None) -> None:
             plain = None if story is None else pack(story)
-            self._post(self._clients, client, "stuck", {"id": fields["id"], "story": plain})
+            self.peers.client(client, "stuck", {"id": fields["id"], "story": plain})
 
         self.standstill.wonder(self._clock(), float(fields["seconds"]), told)
 
@@ -324,13 +310,6 @@ class Rim:
         self.races.abandon(client, island)
         self.standstill.lease_ends(island, client, self._clock())
 
-    def flush(self) -> None:
-        """Send new records to the watchers."""
-        if self._letters:
-            letters, self._letters = self._letters, []
-            self.broadcast.add([chronicle.messages(letters)])
-        self.broadcast.flush(self._clock())
-
     # --- the core ------------------------------------------------------------------
 
     def happened(self, event: m.Event) -> None:
@@ -343,131 +322,15 @@ class Rim:
             print(f"the core failed on {event!r}\n{details}", file=sys.stderr, flush=True)
             client = getattr(event, "client", None)
             if client is not None:
-                self._refuse(client, _subject(event), _internal(event, details))
+                self.peers.refuse(client, _subject(event), _internal(event, details))
             return
         for command in commands:
             if isinstance(command, m.SliceBound):
                 self.registry.bindings[command.binding.slice] = command.binding
-        self._remember([chronicle.write(r) for r in records_of(event, commands, self.registry)])
-        resolved: list[m.Resolved] = []
-        for command in commands:
-            if isinstance(command, m.Resolved):
-                resolved.append(command)
-            elif isinstance(command, m.RunEnded):
-                self._run_ended(command, resolved)
-                resolved = []
-            else:
-                self._carry_out(command)
-        self._tell_resolved(resolved)
+        self.diary.remember(*records_of(event, commands, self.registry))
+        self._commands.carry_out(commands)
         if self.races:
             self.races.settle(event.time)
-
-    def _tell_resolved(self, resolved: Sequence[m.Resolved]) -> None:
-        by_client: dict[str, list[list[Any]]] = {}
-        for command in resolved:
-            by_client.setdefault(command.client, []).append(_resolved(command))
-        for client, entries in by_client.items():
-            self._post(self._clients, client, "resolved", {"resolved": entries})
-
-    def _run_ended(self, ended: m.RunEnded, resolved: Sequence[m.Resolved]) -> None:
-        """The end of a run, in one message with what its client learns at the same time."""
-        self._tell_resolved([r for r in resolved if r.client != ended.client])
-        fields = {
-            "run": ended.run,
-            "outcome": ended.outcome,
-            "failure": pack(ended.failure) if ended.failure else None,
-            "resolved": [_resolved(r) for r in resolved if r.client == ended.client],
-        }
-        size = self._post(self._clients, ended.client, "run-ended", fields)
-        self._count("run-ended", "control", ended.client, size, ended.run)
-        self.registry.forget_run(ended.run)
-        self.races.ended(ended.run)
-
-    def _carry_out(self, command: m.Command) -> None:
-        match command:
-            case m.Grant():
-                self._grant(command)
-            case m.SliceBound(client=client, binding=binding):
-                fields = {"binding": pack(binding)}
-                if not any(self.registry.hosts[host].assembled for host in binding.hosts):
-                    self.formations.bind(binding, self._epochs.get(binding.island, 0))
-                self._post_hosts(binding.hosts, "bind", fields)
-                self._post(self._clients, client, "slice-bound", fields)
-                self._tell_topology()
-            case m.SliceFreed(hosts=hosts, slice=slice_id):
-                self._post_hosts(hosts, "unbind", {"slice": slice_id})
-                self.formations.unbind(slice_id)
-                self.registry.forget_slice(slice_id)
-                self._tell_topology()
-            case m.Refused(client=client, subject=subject, failure=failure):
-                self._refuse(client, subject, failure)
-                kind, _, number = subject.partition(" ")
-                if kind == "run" and number.isdecimal():
-                    self.registry.forget_run(int(number))
-            case m.Prepare(hosts=hosts, function=function, slice=slice_id):
-                fields = self.registry.functions[function, slice_id]
-                blob = self.registry.blobs[slice_id >> 32, function]
-                self._post_hosts(hosts, "prepare", fields, [blob])
-            case m.ShareProgram(hosts=hosts, plan=plan):
-                self._post_hosts(hosts, "program", self._program(plan))
-            case m.FreeBuffers(hosts=hosts, buffers=buffers):
-                self._post_hosts(hosts, "free", {"buffers": buffers})
-            case m.AbortRun(hosts=hosts, run=run):
-                self._post_hosts(hosts, "abort", {"run": run})
-            case m.Leased(client=client, island=island, order=order, patience=patience):
-                self.registry.leases[island] = client
-                if not order:
-                    self.registry.disorder[island] = patience
-                self._post(self._clients, client, "leased", {"island": island})
-            case m.LeaseEnded(client=client, island=island):
-                del self.registry.leases[island]
-                self.registry.disorder.pop(island, None)
-                self._post(self._clients, client, "lease-ended", {"island": island})
-            case m.Published(client=client, name=name):
-                self.registry.published[name] = client
-                self._tell_topology()
-                self._post(self._clients, client, "shared", {"name": name})
-            case m.Unpublished(client=client, name=name):
-                self.registry.published.pop(name, None)
-                self._tell_topology()
-                self._post(self._clients, client, "shared", {"name": name})
-            case m.Taken():
-                self._taken(command)
-            case m.AskPolicy():
-                self.policies.ask(command)
-            case m.PolicySet():
-                self._policy_set(command)
-
-    def _program(self, key: str) -> dict[str, Any]:
-        """A plan with the bindings of all its slices: hosts must know both ends of a transfer."""
-        _, plan, packed = self.registry.plans[key]
-        known = self.registry.bindings
-        return {"plan": packed, "bindings": [pack(known[s]) for s in plan.slices if s in known]}
-
-    def _grant(self, grant: m.Grant) -> None:
-        fields = pack_fields(grant)
-        buffers: list[memoryview] = []
-        arguments = self.registry.arguments.get(grant.run)
-        if arguments is not None and grant.host not in arguments.sent:
-            arguments.sent.add(grant.host)
-            fields["arguments"] = arguments.places
-            buffers = arguments.buffers
-        if self.races.hold(grant.host, "grant", fields, buffers):
-            return
-        size = self._post(self._hosts, grant.host, "grant", fields, buffers)
-        self._count("grant", "control", grant.host, size, grant.run)
-
-    def _taken(self, taken: m.Taken) -> None:
-        """The client reads from hosts by itself, and shows them that it may."""
-        number = self.registry.clients[taken.client].number
-        self.registry.taken.add((number, taken.slice))
-        fields = {
-            "name": taken.name,
-            "stored": taken.stored,
-            "binding": pack(self.registry.bindings[taken.slice]),
-            "ticket": self._ticket(taken.stored, number),
-        }
-        self._post(self._clients, taken.client, "taken", fields, [taken.about])
 
     # --- the policy ----------------------------------------------------------------
 
@@ -477,22 +340,7 @@ class Rim:
         if type(request) is int and type(called) is str:
             self.policies.try_out(name, request, called[:100], code)
         else:
-            self._refuse(name, "policy", Failure("refused", "malformed message 'policy'"))
-
-    def _policy_set(self, told: m.PolicySet) -> None:
-        """Everybody hears of a change, who asked of any answer."""
-        registry = self.registry
-        self.policies.keep(told.policy)
-        changed = (registry.policy, registry.policy_owner) != (told.policy, told.owner)
-        registry.policy, registry.policy_owner = told.policy, told.owner
-        fields = {
-            **registry.policy_in_force(),
-            "client": told.client,
-            "request": told.request,
-            "failure": pack(told.failure) if told.failure else None,
-        }
-        for name in tuple(self._clients) if changed else (told.client,):
-            self._post(self._clients, name, "policy", fields)
+            self.peers.refuse(name, "policy", Failure("refused", "malformed message 'policy'"))
 
     def policy_refused(self, client: str, request: int, failure: Failure) -> None:
         """A policy of a client's own did not get as far as the core."""
@@ -500,83 +348,12 @@ class Rim:
         told = m.PolicySet(
             "policy", client, registry.policy, registry.policy_owner, failure, request
         )
-        self._remember([chronicle.write(policy_told(told, self._clock(), registry))])
-        self._policy_set(told)
+        self.diary.remember(policy_told(told, self._clock(), registry))
+        self._commands.policy_set(told)
 
     def policy_printed(self, client: str, name: str, text: str) -> None:
         """What a policy prints goes to the client that set it."""
-        self._post(self._clients, client, "policy-printed", {"name": name, "text": text})
-
-    # --- sending ---------------------------------------------------------------------
-
-    def _refuse(self, client: str, subject: str, failure: Failure) -> None:
-        self._post(self._clients, client, "refused", {"subject": subject, "failure": pack(failure)})
-
-    def _tell_topology(self) -> None:
-        topology = self.registry.topology()
-        for name in tuple(self._clients):
-            self._post(self._clients, name, "topology", topology)
-
-    def _tell_clients(self, *hosts: str) -> None:
-        """Hosts take nothing from clients that have left."""
-        present = [client.number for client in self.registry.clients.values()]
-        for name in hosts:
-            fields = {"newest": self._numbers, "present": present}
-            self._post(self._hosts, name, "clients", fields)
-
-    def _tell_host(self, host: str, op: str, fields: dict[str, Any]) -> None:
-        self._send_host(host, op, fields)
-
-    def _send_host(
-        self, host: str, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
-    ) -> None:
-        """What does not wait for anything, not even for the end of a race."""
-        self._post(self._hosts, host, op, fields, buffers)
-
-    def _post_hosts(
-        self,
-        hosts: Sequence[str],
-        op: str,
-        fields: dict[str, Any],
-        buffers: Sequence[Buffer] = (),
-    ) -> None:
-        for host in hosts:
-            if not self.races.hold(host, op, fields, buffers):
-                self._post(self._hosts, host, op, fields, buffers)
-
-    def _post(
-        self,
-        peers: dict[str, Peer],
-        name: str,
-        op: str,
-        fields: dict[str, Any],
-        buffers: Sequence[Buffer] = (),
-    ) -> int:
-        """Send to a peer that may be gone: its end is then on the way as an event."""
-        peer = peers.get(name)
-        if peer is None:
-            return 0
-        try:
-            return peer.send(op, fields, buffers)
-        except ConnectionError:
-            return 0
-
-    # --- the timeline ----------------------------------------------------------------
-
-    def _count(self, kind: str, source: str, target: str, size: int, run: int) -> None:
-        known = self.registry.plans.get(self.registry.programs.get(run, ("", ""))[1])
-        program = known[1].name if known else ""
-        self._letters.append((self._clock(), kind, source, target, size, run, program))
-        if len(self._letters) == _LETTERS:
-            self.flush()
-
-    def _remember(self, records: Sequence[bytes]) -> None:
-        if self.broadcast.add(records):
-            self._flush_due()
-
-
-def _resolved(command: m.Resolved) -> list[Any]:
-    return [command.buffers, pack(command.failure) if command.failure else None]
+        self.peers.client(client, "policy-printed", {"name": name, "text": text})
 
 
 def _subject(event: m.Event) -> str:

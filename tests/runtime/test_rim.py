@@ -142,7 +142,7 @@ class Lab:
         self.rim.from_client(f"kernel-{client}", op, fields, [memoryview(b) for b in buffers], 50)
 
     def records(self, client: int = 0) -> list[Record]:
-        self.rim.flush()
+        self.rim.diary.flush()
         return [r for f in self.clients[client].of("records") for r in chronicle.read(f["records"])]
 
 
@@ -464,8 +464,8 @@ def test_a_new_incarnation_loses_the_old_one_first(lab: Lab) -> None:
     lab.rim.host_joined(HostSeen("i0/h", "i0", 1, "cpu", 10, 1, 2, "d9", False), new)
     lab.rim.host_lost("i0/h", "the old link closed", old)
     assert [type(e) for e in lab.core.events] == [m.HostLost, m.HostJoined]
-    assert lab.rim.is_current("i0/h", new)
-    assert not lab.rim.is_current("i0/h", old)
+    assert lab.rim.peers.is_current("i0/h", new)
+    assert not lab.rim.peers.is_current("i0/h", old)
 
 
 def test_the_last_words_of_a_host_are_the_reason_of_its_loss(lab: Lab) -> None:
@@ -567,7 +567,7 @@ def test_watchers_that_do_not_read_are_told_what_they_missed(lab: Lab) -> None:
     lab.clients[0].sent.clear()
     lab.clients[0].pending = 1 << 30
     submitted(lab)
-    lab.rim.flush()
+    lab.rim.diary.flush()
     assert not lab.clients[0].of("records")
     lab.clients[0].pending = 0
     lab.say(1, "drop", buffers=[])

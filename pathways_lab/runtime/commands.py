@@ -1,0 +1,212 @@
+"""Commands of the core, carried out: messages to clients and hosts.
+
+Problem: the core says what shall be so (a grant, a bound slice, the end of a
+run) in words without bytes or sockets.  Here each becomes messages, few of them
+and to the right ones, and the registry keeps in step.
+
+Rule for maintainers: nothing is decided here, and nothing here gives events to
+the core: that is the rim's.
+
+Paper: section 4.5; :mod:`pathways_lab.core.messages` has the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.core import messages as m
+from pathways_lab.runtime.codec import pack, pack_fields
+from pathways_lab.runtime.diary import Diary
+from pathways_lab.runtime.formations import Formations
+from pathways_lab.runtime.policy_desk import PolicyDesk
+from pathways_lab.runtime.races import Races
+from pathways_lab.runtime.registry import Registry
+from pathways_lab.runtime.switchboard import Switchboard
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Commands:
+    """epochs: by island, how many hosts it has lost.
+
+    ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        switchboard: Switchboard,
+        diary: Diary,
+        formations: Formations,
+        races: Races,
+        policies: PolicyDesk,
+        epochs: Mapping[str, int],
+        ticket: Callable[[int, int], bytes],
+    ) -> None:
+        self._registry = registry
+        self._tell = switchboard
+        self._diary = diary
+        self._formations = formations
+        self._races = races
+        self._policies = policies
+        self._epochs = epochs
+        self._ticket = ticket
+
+    def carry_out(self, commands: Sequence[m.Command]) -> None:
+        """What one event led to, in order."""
+        resolved: list[m.Resolved] = []
+        for command in commands:
+            if isinstance(command, m.Resolved):
+                resolved.append(command)
+            elif isinstance(command, m.RunEnded):
+                self._run_ended(command, resolved)
+                resolved = []
+            else:
+                self._carry_out(command)
+        self._tell_resolved(resolved)
+
+    # --- runs ------------------------------------------------------------------------
+
+    def _tell_resolved(self, resolved: Sequence[m.Resolved]) -> None:
+        by_client: dict[str, list[list[Any]]] = {}
+        for command in resolved:
+            by_client.setdefault(command.client, []).append(_resolved(command))
+        for client, entries in by_client.items():
+            self._tell.client(client, "resolved", {"resolved": entries})
+
+    def _run_ended(self, ended: m.RunEnded, resolved: Sequence[m.Resolved]) -> None:
+        """The end of a run, in one message with what its client learns at the same time."""
+        self._tell_resolved([r for r in resolved if r.client != ended.client])
+        fields = {
+            "run": ended.run,
+            "outcome": ended.outcome,
+            "failure": pack(ended.failure) if ended.failure else None,
+            "resolved": [_resolved(r) for r in resolved if r.client == ended.client],
+        }
+        size = self._tell.client(ended.client, "run-ended", fields)
+        self._diary.count("run-ended", "control", ended.client, size, ended.run)
+        self._registry.forget_run(ended.run)
+        self._races.ended(ended.run)
+
+    def _grant(self, grant: m.Grant) -> None:
+        fields = pack_fields(grant)
+        buffers: list[memoryview] = []
+        arguments = self._registry.arguments.get(grant.run)
+        if arguments is not None and grant.host not in arguments.sent:
+            arguments.sent.add(grant.host)
+            fields["arguments"] = arguments.places
+            buffers = arguments.buffers
+        if self._races.hold(grant.host, "grant", fields, buffers):
+            return
+        size = self._tell.host(grant.host, "grant", fields, buffers)
+        self._diary.count("grant", "control", grant.host, size, grant.run)
+
+    # --- all others ------------------------------------------------------------------
+
+    def _carry_out(self, command: m.Command) -> None:
+        match command:
+            case m.Grant():
+                self._grant(command)
+            case m.SliceBound(client=client, binding=binding):
+                fields = {"binding": pack(binding)}
+                if not any(self._registry.hosts[host].assembled for host in binding.hosts):
+                    self._formations.bind(binding, self._epochs.get(binding.island, 0))
+                self._in_turn(binding.hosts, "bind", fields)
+                self._tell.client(client, "slice-bound", fields)
+                self._tell.topology()
+            case m.SliceFreed(hosts=hosts, slice=slice_id):
+                self._in_turn(hosts, "unbind", {"slice": slice_id})
+                self._formations.unbind(slice_id)
+                self._registry.forget_slice(slice_id)
+                self._tell.topology()
+            case m.Refused(client=client, subject=subject, failure=failure):
+                self._tell.refuse(client, subject, failure)
+                kind, _, number = subject.partition(" ")
+                if kind == "run" and number.isdecimal():
+                    self._registry.forget_run(int(number))
+            case m.Prepare(hosts=hosts, function=function, slice=slice_id):
+                fields = self._registry.functions[function, slice_id]
+                blob = self._registry.blobs[slice_id >> 32, function]
+                self._in_turn(hosts, "prepare", fields, [blob])
+            case m.ShareProgram(hosts=hosts, plan=plan):
+                self._in_turn(hosts, "program", self._program(plan))
+            case m.FreeBuffers(hosts=hosts, buffers=buffers):
+                self._in_turn(hosts, "free", {"buffers": buffers})
+            case m.AbortRun(hosts=hosts, run=run):
+                self._in_turn(hosts, "abort", {"run": run})
+            case m.Leased(client=client, island=island, order=order, patience=patience):
+                self._registry.leases[island] = client
+                if not order:
+                    self._registry.disorder[island] = patience
+                self._tell.client(client, "leased", {"island": island})
+            case m.LeaseEnded(client=client, island=island):
+                del self._registry.leases[island]
+                self._registry.disorder.pop(island, None)
+                self._tell.client(client, "lease-ended", {"island": island})
+            case m.Published(client=client, name=name):
+                self._registry.published[name] = client
+                self._tell.topology()
+                self._tell.client(client, "shared", {"name": name})
+            case m.Unpublished(client=client, name=name):
+                self._registry.published.pop(name, None)
+                self._tell.topology()
+                self._tell.client(client, "shared", {"name": name})
+            case m.Taken():
+                self._taken(command)
+            case m.AskPolicy():
+                self._policies.ask(command)
+            case m.PolicySet():
+                self.policy_set(command)
+
+    def _in_turn(
+        self,
+        hosts: Sequence[str],
+        op: str,
+        fields: dict[str, Any],
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        """Hosts get this after what waits for the start of a race."""
+        for host in hosts:
+            if not self._races.hold(host, op, fields, buffers):
+                self._tell.host(host, op, fields, buffers)
+
+    def _program(self, key: str) -> dict[str, Any]:
+        """A plan with the bindings of all its slices: hosts must know both ends of a transfer."""
+        _, plan, packed = self._registry.plans[key]
+        known = self._registry.bindings
+        return {"plan": packed, "bindings": [pack(known[s]) for s in plan.slices if s in known]}
+
+    def _taken(self, taken: m.Taken) -> None:
+        """The client reads from hosts by itself, and shows them that it may."""
+        number = self._registry.clients[taken.client].number
+        self._registry.taken.add((number, taken.slice))
+        fields = {
+            "name": taken.name,
+            "stored": taken.stored,
+            "binding": pack(self._registry.bindings[taken.slice]),
+            "ticket": self._ticket(taken.stored, number),
+        }
+        self._tell.client(taken.client, "taken", fields, [taken.about])
+
+    def policy_set(self, told: m.PolicySet) -> None:
+        """Everybody hears of a change, who asked of any answer."""
+        registry = self._registry
+        self._policies.keep(told.policy)
+        changed = (registry.policy, registry.policy_owner) != (told.policy, told.owner)
+        registry.policy, registry.policy_owner = told.policy, told.owner
+        fields = {
+            **registry.policy_in_force(),
+            "client": told.client,
+            "request": told.request,
+            "failure": pack(told.failure) if told.failure else None,
+        }
+        if changed:
+            self._tell.every_client("policy", fields)
+        else:
+            self._tell.client(told.client, "policy", fields)
+
+
+def _resolved(command: m.Resolved) -> list[Any]:
+    return [command.buffers, pack(command.failure) if command.failure else None]

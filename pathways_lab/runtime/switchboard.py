@@ -1,0 +1,97 @@
+"""Who is at the other ends of the control plane's links, and what they are sent.
+
+Problem: any peer may be gone at the moment in which it is told something, and
+what is told to many (who is there, which slices) must be the same for all.
+
+Rule for maintainers: sending never fails and never waits; the end of a peer
+comes as an event of its own.  No sockets here: peers are anything with
+``send`` and ``pending``, so that tests need none.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.runtime.broadcast import Watcher
+from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.registry import Registry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Peer(Watcher, Protocol):
+    """The other end of a link."""
+
+    def send(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+    ) -> int: ...
+
+
+class Switchboard:
+    """The links of clients and hosts, by name."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.clients: dict[str, Peer] = {}
+        self.hosts: dict[str, Peer] = {}
+
+    def is_current(self, name: str, peer: Peer) -> bool:
+        """Whether *peer* is the link of the client or host of this name."""
+        return peer in (self.clients.get(name), self.hosts.get(name))
+
+    # --- to one ------------------------------------------------------------------
+
+    def client(
+        self, name: str, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
+    ) -> int:
+        """Tell a client.  The bytes sent, 0 when it is gone."""
+        return _post(self.clients.get(name), op, fields, buffers)
+
+    def host(
+        self, name: str, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
+    ) -> int:
+        """Tell a host at once, also what others wait for behind a race."""
+        return _post(self.hosts.get(name), op, fields, buffers)
+
+    def refuse(self, client: str, subject: str, failure: Failure) -> None:
+        """Tell a client that something of its was not taken, and why."""
+        self.client(client, "refused", {"subject": subject, "failure": pack(failure)})
+
+    # --- to all ------------------------------------------------------------------
+
+    def every_client(self, op: str, fields: dict[str, Any]) -> None:
+        for name in tuple(self.clients):
+            self.client(name, op, fields)
+
+    def topology(self) -> None:
+        """Clients hear who is there."""
+        self.every_client("topology", self._registry.topology())
+
+    def data_addresses(self) -> None:
+        """Hosts hear where the others are."""
+        addresses = {h.name: h.data_address for h in self._registry.hosts.values()}
+        for name in self.hosts:
+            self.host(name, "peers", {"peers": addresses})
+
+    def clients_present(self, newest: int, hosts: Sequence[str]) -> None:
+        """Hosts take nothing from clients that have left.  newest: the last number given."""
+        present = [client.number for client in self._registry.clients.values()]
+        for name in hosts:
+            self.host(name, "clients", {"newest": newest, "present": present})
+
+
+def _post(
+    peer: Peer | None, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
+) -> int:
+    """Send to a peer that may be gone: its end is then on the way as an event."""
+    if peer is None:
+        return 0
+    try:
+        return peer.send(op, fields, buffers)
+    except ConnectionError:
+        return 0
