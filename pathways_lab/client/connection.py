@@ -326,7 +326,9 @@ class Connection:
         for buffer in outputs:
             buffer.run = identity
         outputs = tuple(outputs)
-        waits = tuple(buffer for buffer in inputs if buffer is not None and not buffer.done)
+        waits = tuple(
+            buffer for buffer in inputs if buffer is not None and buffer.run in self._runs
+        )
         run = self._runs[identity] = Run(identity, waits, outputs)
         run.steps = len(plan.steps)
         self._steps += run.steps

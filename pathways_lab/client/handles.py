@@ -265,22 +265,28 @@ class Handle(Operators):
 
     def mark_donated(self, to: str, line: Line) -> None:
         """The buffer now belongs to a run of *to*: the handle is dead."""
-        self._ended = Failure(
-            "refused",
-            f"this handle ({self.type}) was donated to {to!r}, which may have overwritten it",
-            "use the result of that call, or do not donate the argument",
-            node=to,
-            line=line,
+        self._end(
+            Failure(
+                "refused",
+                f"this handle ({self.type}) was donated to {to!r}, which may have overwritten it",
+                "use the result of that call, or do not donate the argument",
+                node=to,
+                line=line,
+            )
         )
-        self._fetch = self._value = None
-        self._finalizer()
 
     def delete(self) -> None:
         """Free the array now, without waiting for the last reference to go."""
         if self._ended is None:
-            self._ended = Failure("refused", f"this handle ({self.type}) was deleted")
-            self._fetch = self._value = None
-            self._finalizer()
+            self._end(Failure("refused", f"this handle ({self.type}) was deleted"))
+
+    def _end(self, why: Failure) -> None:
+        self._ended = why
+        self._fetch = self._value = None
+        self._finalizer()
+        # Nobody is told any more what became of the buffer: whoever waits for it hears it here.
+        if not self._buffer.done:
+            self._session.connection.board.settle((self._buffer,), why)
 
     def is_deleted(self) -> bool:
         """Whether it was deleted or donated."""

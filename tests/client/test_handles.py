@@ -238,6 +238,34 @@ def test_delete_frees_now(fake: FakeLab, double: Any) -> None:
     h.delete()
 
 
+def test_who_waits_for_a_handle_hears_that_it_was_deleted(fake: FakeLab, double: Any) -> None:
+    """Also one whose buffer the lab never speaks of again."""
+    fake.held = True
+    said: list[str] = []
+
+    def wait(look: Callable[[], Any]) -> None:
+        with pytest.raises(pw.PathwaysError) as caught:
+            look()
+        said.append(str(caught.value))
+
+    h = double(V)
+
+    async def awaited() -> Any:
+        return await h
+
+    looks = (h.block_until_ready, h.result, lambda: asyncio.run(awaited()))
+    threads = [threading.Thread(target=wait, args=(look,)) for look in looks]
+    for thread in threads:
+        thread.start()
+    until(lambda: fake.connection.board._sleepers and h._buffer._callbacks)
+    h.delete()
+    for thread in threads:
+        thread.join(30)
+    assert len(said) == 3
+    assert all("was deleted" in one for one in said)
+    wait(h.block_until_ready)
+
+
 def test_a_thousand_runs_leave_nothing_behind(fake: FakeLab, double: Any) -> None:
     h = double(V)
     for _ in range(1000):
