@@ -203,13 +203,15 @@ def _costs(
             if not isinstance(node, Call):
                 continue
             names.add(node.name)
+            # What holds its devices without computing keeps no core busy.
+            cores = 0.0 if node.function in held else machine.default.cores
             for seconds in (
                 named.get(node.name),
                 measured.get((core.name, node.name), measured.get(("", node.name))),
                 held.get(node.function),
             ):
                 if seconds is not None:
-                    found[node.function] = replace(machine.default, seconds=seconds)
+                    found[node.function] = replace(machine.default, seconds=seconds, cores=cores)
                     break
     if unknown := sorted(named.keys() - names):
         raise ValueError(f"times for {', '.join(unknown)}: the programs call {sorted(names)}")

@@ -30,12 +30,14 @@ class FunctionCost:
 
     seconds: of each device.  collective: whether its devices wait for each other.
     temporary: bytes per device beside inputs and outputs.  compile: seconds.
+    cores: that it keeps busy per device, where a machine's devices share cores.
     """
 
     seconds: float = figure(0.001, "s", "assumed; give measured ones with times=")
     collective: bool = figure(True, "", "assumed: sharded code communicates")
     temporary: int = figure(0, "bytes", "assumed; hosts report the real one when they compile")
     compile: float = figure(0.0, "s", "assumed: compiled before, as in a second run")
+    cores: float = figure(1.0, "", "assumed: one thread per device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Machine:
     block: how a host's devices are wired (() for a row).
     memory: bytes per device.  streams: computations that a device runs at once.
     depth: launches in flight per device.
+    cores: that all devices compute with, as those of CPUs do, in units of one that is
+        alone; two hardware threads of one core are less than two.
     functions: costs by function key; others cost *default*.
     origin: where figures come from that are not defaults.
     """
@@ -103,6 +107,7 @@ class Machine:
     kind: str = figure("simulated", "", "assumed: a name, nothing depends on it")
     streams: int = figure(1, "", "published: TPUs run one computation at a time")
     depth: int = figure(8, "", "measured: it is the hosts' own bound")
+    cores: float = figure(float("inf"), "", "published: accelerators compute by themselves")
     costs: Costs = field(default_factory=Costs)
     functions: Mapping[str, FunctionCost] = field(default_factory=dict)
     default: FunctionCost = field(default_factory=FunctionCost)
@@ -113,6 +118,8 @@ class Machine:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of a machine is {value!r}: a whole number from 1 on")
+        if not self.cores > 0:
+            raise ValueError(f"cores of a machine are {self.cores!r}: a number above 0")
 
     def cost(self, function: str) -> FunctionCost:
         """What a function costs."""

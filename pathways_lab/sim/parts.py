@@ -61,6 +61,7 @@ class StepInfo:
 class Gang:
     """One computation on all hosts of a slice.
 
+    cores: that it keeps busy on each device.
     come: parts whose devices have its turn.  broken: a host of it is dead.
     """
 
@@ -68,6 +69,7 @@ class Gang:
     step: int
     hosts: tuple[str, ...]
     seconds: float
+    cores: float
     collective: bool
     come: list[Part] = field(default_factory=list)
     start: float = -1.0

@@ -49,6 +49,7 @@ from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.core.waits import Launch, Wait, find_cycle
 from pathways_lab.sim.agenda import Agenda
+from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.machine import FunctionCost, Machine
 from pathways_lab.sim.network import Network
@@ -90,6 +91,7 @@ class World:
         self.machine = machine
         self.random = random.Random(seed)
         self.agenda = Agenda()
+        self.cores = Cores(self.agenda, machine.cores)
         self.control = Control(rules)
         self.decide: Callable[[Event], list[Command]] = self.control.handle
         self.network = Network(self)
@@ -284,7 +286,7 @@ class World:
             node = task.info.node
             assert isinstance(node, Call)
             hosts = tuple(self.local[node.slice])
-            found = Gang(*key, hosts, self.vary(cost.seconds), cost.collective)
+            found = Gang(*key, hosts, self.vary(cost.seconds), cost.cores, cost.collective)
             found.broken = any(not self.alive(h) for h in self._members[node.slice])
             self._gangs[key] = found
         return found
@@ -296,12 +298,14 @@ class World:
         if gang.broken:
             self._break_soon(gang)
         elif not gang.collective:
-            self.agenda.after(
-                self.vary(gang.seconds), self._part_ends, part, self.agenda.now, gang.seconds
-            )
+            self.cores.compute(
+                self.vary(gang.seconds), gang.cores * len(part.task.devices),
+                self._part_ends, part, self.agenda.now, gang.seconds,
+            )  # fmt: skip
         elif len(gang.come) == len(gang.hosts):
             gang.start = self.agenda.now
-            self.agenda.after(gang.seconds, self._gang_ends, gang)
+            devices = sum(len(part.task.devices) for part in gang.come)
+            self.cores.compute(gang.seconds, gang.cores * devices, self._gang_ends, gang)
 
     def _gang_ends(self, gang: Gang) -> None:
         if self._gangs.pop((gang.run, gang.step), None) is not None:

@@ -13,6 +13,7 @@ from pathways_lab.core.policies import ProportionalShare
 from pathways_lab.core.program import Call, Program, Signature, Value
 from pathways_lab.sim import streams
 from pathways_lab.sim.agenda import Agenda
+from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.simulate import Load, chain, simulate
@@ -45,6 +46,29 @@ def test_gangs_on_one_device_take_turns_and_on_two_run_together() -> None:
         loads = [Load(chain(n, devices, [f"{n}.f"]), client=n) for n in ("one", "two")]
         found = simulate(loads, machine)
         assert found.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds"), [(float("inf"), 0.05), (4, 0.05), (3, 4 / 3 * 0.05), (2, 0.1), (1, 0.1)]
+)
+def test_computations_share_the_cores_that_there_are(cores: float, seconds: float) -> None:
+    """Two gangs of two devices; a gang alone is as fast as it was measured."""
+    machine = Machine(1, 1, 4, costs=FREE, default=FunctionCost(0.05), cores=cores)
+    loads = [Load(chain(n, 2, [f"{n}.f"]), client=n) for n in ("one", "two")]
+    assert simulate(loads[:1], machine).seconds == pytest.approx(0.05)
+    assert simulate(loads, machine).seconds == pytest.approx(seconds)
+    idle = replace(machine, default=FunctionCost(0.05, cores=0.0))
+    assert simulate(loads, idle).seconds == pytest.approx(0.05)
+
+
+def test_who_computes_on_alone_goes_faster_from_then_on() -> None:
+    agenda, ended = Agenda(), []
+    cores = Cores(agenda, 1.5)
+    for name, start, work in (("long", 0.0, 3.0), ("short", 1.0, 0.75)):
+        agenda.at(start, cores.compute, work, 1.0, lambda n=name: ended.append((n, agenda.now)))
+    agenda.run()
+    # From 1 on both go at 3/4: the short one needs 1 s; the long one has 1.25 left then.
+    assert ended == [("short", pytest.approx(2.0)), ("long", pytest.approx(3.25))]
 
 
 def test_a_pipeline_over_two_islands_overlaps() -> None:
