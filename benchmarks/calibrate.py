@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,12 @@ class Calibration:
         self.row = chained("row of holds", *[self.near] * 20)
         self.ticks = chained("ticks", *[self.trivial] * 100)
         # By name: the programs, and how many bytes of each transfer come to the target's host.
+        # The same computation on two islands: what is lost when both compute at once.
+        self.sides = [
+            chained(f"side {n}", *[stages.compute(f"side{n}", 600, single[1])] * 20)
+            for n, single in enumerate(stages.singles)
+        ]
+        self.matrix = jnp.full((64, 64), 1e-3, jnp.float32)
         self.moves = {
             "dcn": (chained("over islands", *[self.near, self.far] * 20), 2),
             "local": (chained("inside", *[self.near, self.beside] * 10), 1.5),
@@ -265,6 +271,16 @@ class Calibration:
             ]
             self.add(f"{name}_latency", max(hops[0] - max(wake, 0.0) - launch, 0.0))
             self.add(name, copies * LARGE / max(hops[1] - hops[0], 1e-6))
+
+        self.add("cores", self._cores())
+
+    def _cores(self) -> float:
+        """How many computations at once are as much as one after the other."""
+        lab, sides = self.stages.lab, self.sides
+        alone = [pace(happened(lab, functools.partial(side, self.matrix))) for side in sides]
+        both = happened(lab, lambda: [side(self.matrix) for side in sides])
+        paces = [pace([r for r in gangs(both) if r.node == f"side{n}"]) for n in range(2)]
+        return sum(lone / together for lone, together in zip(alone, paces, strict=True))
 
     def seconds(self, function: Any, argument: Any) -> float:
         """What a computation takes where nothing else runs."""
@@ -305,12 +321,12 @@ def simulated(case: Case, machine: pw.Machine, known: Calibration, number: int) 
     """The makespan in the simulator, with the figures of one round."""
     programs = case.program if case.clients > 1 else (case.program,)
     loads, times = [], {}
-    for number, program in enumerate(programs):
+    for client, program in enumerate(programs):
         captured = program.capture(case.argument)
         loads.append(
             pw.Load(
                 captured,
-                f"kernel-{number}",
+                f"kernel-{client}",
                 case.runs,
                 case.runs,
                 feeds={0: 0} if case.fed else {},
@@ -323,7 +339,8 @@ def simulated(case: Case, machine: pw.Machine, known: Calibration, number: int) 
                 times[code.name] = code.held + known.figure("overhead", number)
             else:
                 times[code.name] = known.figure("launch", number)  # as short as any
-    measured = machine.calibrated(known.costs(number))
+    cores = known.figure("cores", number)
+    measured = replace(machine.calibrated(known.costs(number)), cores=cores)
     return pw.simulate(loads, measured, times=times).seconds
 
 
