@@ -38,6 +38,7 @@ from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.registry import ClientSeen, HostSeen
 from pathways_lab.runtime.rim import Core, Rim
 from pathways_lab.runtime.tls import server_context
+from pathways_lab.runtime.trouble import Troubles
 from pathways_lab.runtime.watchdog import PERIOD
 from pathways_lab.runtime.wire import Limits
 
@@ -266,10 +267,14 @@ def main() -> None:
 
 
 def _obey(plane: ControlPlane) -> None:
-    """What the parent says later: which workers are gone."""
+    """What the parent says later: which workers are gone, and what owners do to messages."""
+    troubles = Troubles(plane.reactor)
     while True:
         news = lifeline.configuration()
-        plane.worker_removed(news["removed"], news["reason"])
+        if "trouble" in news:
+            plane.reactor.call_soon(troubles.begin, news["trouble"])
+        else:
+            plane.worker_removed(news["removed"], news["reason"])
 
 
 if __name__ == "__main__":

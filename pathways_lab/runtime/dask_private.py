@@ -12,7 +12,7 @@ moved.  What is documented (plugins, ``run_on_scheduler``, ``Security``,
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -35,6 +35,19 @@ def name_of_known_worker(scheduler: Any, address: str) -> str | None:
 def known_workers(scheduler: Any) -> tuple[str, ...]:
     """The addresses of the workers that the scheduler knows."""
     return tuple(scheduler.workers)
+
+
+async def run_on_worker(
+    scheduler: Any, address: str, function: Callable[..., Any], *args: Any
+) -> None:
+    """Call a function in a worker's process, from the scheduler's; what it returns is lost.
+
+    Raises what goes wrong on the way; what the function raises is in the worker's log.
+    """
+    from distributed.protocol.pickle import dumps
+
+    message = {"op": "run", "function": dumps(function), "args": dumps(args), "wait": True}
+    await scheduler.broadcast(msg=message, workers=[address])
 
 
 def load_dashboard(scheduler: Any) -> str:

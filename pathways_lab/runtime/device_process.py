@@ -12,8 +12,10 @@ Rule for maintainers: no Dask here; the thread that watches never outlives
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ MODULE = "pathways_lab.runtime.host"
 _READY_SECONDS = 60.0
 _RESTARTS = 5
 _RESTART_WINDOW = 60.0
-"""More than so many restarts in so many seconds, and it stays down."""
+"""More than so many restarts in so many seconds, and it stays down; not counted are those that
+were asked for, and those of a process that had lived for a while."""
+_LIVED = 10.0
 
 
 def device_configuration(
@@ -97,7 +101,9 @@ class DeviceProcess:
         self._closing = threading.Event()
         self._settled = threading.Event()
         self._failure = ""
+        self._asked = False
         self._child = self._spawn()
+        _here[self.name] = self
         self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
         self._thread.start()
 
@@ -111,6 +117,21 @@ class DeviceProcess:
         self._settled.wait()
         if self._failure:
             raise ChildDied(self._failure)
+
+    def tell(self, plain: dict[str, Any]) -> None:
+        """Something for the present incarnation, over its lifeline.  Raises ChildDied."""
+        self._child.tell(plain)
+
+    def kill(self, pid: int) -> bool:
+        """Kill the incarnation with this pid, whatever it does; another one takes its place.
+
+        Whether it was there.
+        """
+        if self._child.pid != pid or not self._child.alive:
+            return False
+        self._asked = True
+        os.kill(pid, signal.SIGKILL)
+        return True
 
     def close(self) -> None:
         """End it and do not restart it.  Again is fine."""
@@ -150,7 +171,11 @@ class DeviceProcess:
                 self._settled.set()
                 self._on_change(f"given up: {story}")
                 return
-            starts = [start for start in starts if start > time.monotonic() - _RESTART_WINDOW]
+            now = time.monotonic()
+            if self._asked or now - starts[-1] > _LIVED:
+                starts.pop()
+            self._asked = False
+            starts = [start for start in starts if start > now - _RESTART_WINDOW]
             if len(starts) > _RESTARTS:
                 self._on_change(f"given up: {story}")
                 return
@@ -160,3 +185,14 @@ class DeviceProcess:
             self._child = self._spawn()
             if self._closing.is_set():
                 self._child.end()
+
+
+_here: weakref.WeakValueDictionary[str, DeviceProcess] = weakref.WeakValueDictionary()
+
+
+def find(name: str) -> DeviceProcess:
+    """The device process of this host, if it is a child of this process.  Raises LookupError."""
+    process = _here.get(name)
+    if process is None:
+        raise LookupError(f"no worker of this process has started the device process of {name}")
+    return process

@@ -23,7 +23,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,8 @@ class Exchange:
         self._incoming: dict[Key, _Incoming] = {}
         self._early: dict[int, list[tuple[int, Callable[[], None]]]] = {}
         """By run, step and what to do: parts that came before their receiving side was ready."""
+        self._doubtful: dict[int, list[tuple[Key, str, str]]] = {}
+        """By run: steps, hosts and reasons, of parts that may have come over a broken link."""
         self._over: Past[int] = Past()
         self._cancelled: Past[Key] = Past()
         self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]
@@ -226,6 +228,9 @@ class Exchange:
             if at == step:
                 take()
         self._finish_if_whole(incoming)
+        for doubtful, host, reason in self._doubtful.get(run, ()):
+            if doubtful == action.key:
+                self._fail_if_from(host, incoming, reason)
 
     def _keep(self, key: Key, take: Callable[[], None]) -> None:
         """Something came for a transfer whose receiving side is not ready, or not any more."""
@@ -314,24 +319,33 @@ class Exchange:
         """Late pieces of this run are thrown away."""
         self._over.add(run)
         self._early.pop(run, None)
+        self._doubtful.pop(run, None)
 
-    def peer_lost(self, host: str, reason: str) -> None:
-        """The link from a host broke: parts that it sent may be lost."""
-        failure = Failure(
-            "lost",
-            f"the connection from host {host} to {self._host} broke during a transfer: {reason}",
-            remedy="run the program again",
-            host=self._host,
-        )
-        for key, incoming in list(self._incoming.items()):
-            owners = {
-                (target, box): owner
-                for target, group in incoming.groups.items()
-                for box, _, owner in group.pieces
-            }
-            waits_for = {owners[t, box] for t, boxes in incoming.missing.items() for box in boxes}
-            if host in waits_for:
-                self._fail(key, failure)
+    def peer_lost(self, host: str, reason: str, unfinished: Iterable[Key] = ()) -> None:
+        """The link from a host broke: parts that it sent may be lost.
+
+        unfinished: steps that are known here, also transfers whose turn has not come.
+        """
+        for key in unfinished:
+            if key not in self._incoming and key[0] not in self._over:
+                self._doubtful.setdefault(key[0], []).append((key, host, reason))
+        for incoming in tuple(self._incoming.values()):
+            self._fail_if_from(host, incoming, reason)
+
+    def _fail_if_from(self, host: str, incoming: _Incoming, reason: str) -> None:
+        """A transfer that lacks parts of a host which will not send them again."""
+        key = incoming.action.key
+        if self._incoming.get(key) is not incoming:
+            return
+        owners = {
+            (target, box): owner
+            for target, group in incoming.groups.items()
+            for box, _, owner in group.pieces
+        }
+        if host in {owners[t, box] for t, boxes in incoming.missing.items() for box in boxes}:
+            text = f"the connection from host {host} to {self._host} broke during a transfer"
+            remedy = "run the program again"
+            self._fail(key, Failure("lost", f"{text}: {reason}", remedy, host=self._host))
 
     # --- uploads and fetches ------------------------------------------------------------
 

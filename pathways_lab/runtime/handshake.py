@@ -29,10 +29,19 @@ class Refused(ConnectionError):
     """The other end took the key but not the hello; ``str()`` is its reason."""
 
 
+_KEPT_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""A machine that vanishes says nothing: its connections break within half a minute, where the
+operating system has these settings."""
+
+
 def tune(sock: socket.socket) -> None:
-    """Small messages leave at once."""
+    """Small messages leave at once, and an end that is not there any more is noticed."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEPT_ALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Arrival:

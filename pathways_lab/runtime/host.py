@@ -128,6 +128,7 @@ def main() -> None:
     from pathways_lab.runtime.host_rim import HostRim
     from pathways_lab.runtime.spanning import JoinedPlatformRuntime
     from pathways_lab.runtime.tls import client_context, server_context
+    from pathways_lab.runtime.trouble import Troubles
 
     end = _End()
     tls = settings.get("tls")
@@ -150,7 +151,9 @@ def main() -> None:
         assembled=isinstance(rim.runtime, JoinedPlatformRuntime),
     )
     lifeline.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
-    threading.Event().wait()
+    troubles = Troubles(rim.reactor)
+    while True:
+        rim.reactor.call_soon(troubles.begin, lifeline.configuration()["trouble"])
 
 
 if __name__ == "__main__":

@@ -222,7 +222,8 @@ class HostRim:
             return
         self.desk.closed(link)
         if link.peer["role"] == "host":
-            self.exchange.submit(self.exchange.peer_lost, link.name, reason)
+            known = [key for key, _ in self.launcher.unfinished()]
+            self.exchange.submit(self.exchange.peer_lost, link.name, reason, known)
 
     # --- messages -----------------------------------------------------------------------
 

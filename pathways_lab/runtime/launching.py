@@ -9,13 +9,16 @@ connections (to owners) and over lifelines (to children).
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.lifeline import REMOVE, Child, spawn
+from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 
 MODULE = "pathways_lab.runtime.control_plane"
 _START_SECONDS = 30.0
@@ -118,7 +121,22 @@ class ControlProcess:
 
     def worker_removed(self, worker: str, reason: str) -> None:
         """Dask says that the worker of this name is gone."""
-        self._child.tell({"removed": worker, "reason": reason})
+        self.tell({"removed": worker, "reason": reason})
+
+    def tell(self, plain: dict[str, Any]) -> None:
+        """Something over its lifeline.  Raises ChildDied."""
+        self._child.tell(plain)
+
+    def listen(self, heard: Callable[[dict[str, Any]], object]) -> None:
+        """heard(report) is called with all that it reports from now on, in a thread of its own."""
+
+        def work() -> None:
+            with contextlib.suppress(ChildDied):
+                while True:
+                    for report in self._child.reports():
+                        heard(report)
+
+        threading.Thread(target=work, name="control plane reports", daemon=True).start()
 
     def close(self) -> None:
         """End it; its folder goes too.  Again is fine."""

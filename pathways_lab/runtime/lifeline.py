@@ -214,6 +214,9 @@ class Child:
         """Close the lifeline: the child begins to end.  Does not wait."""
         assert self._popen.stdin is not None
         with contextlib.suppress(OSError):
+            # One that was stopped would not hear of it.
+            self._popen.send_signal(signal.SIGCONT)
+        with contextlib.suppress(OSError):
             self._popen.stdin.close()
 
     def end(self, patience: float = 3.0) -> None:

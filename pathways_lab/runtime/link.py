@@ -48,6 +48,8 @@ _VECTORS = 64
 """Pieces of memory given to the kernel in one call."""
 _RETURN = "\0return"
 """Message between two links themselves: segments that are not used any more."""
+_COUNT = "\0count"
+"""The same: how many messages were sent before this one."""
 _READ_BUDGET = 4 << 20
 """Bytes read from one link before the others get their turn."""
 
@@ -73,14 +75,18 @@ class Owner(Protocol):
 
 
 class _Frame:
-    """One encoded message in the queue.  Compared by identity."""
+    """One encoded message in the queue.  Compared by identity.
 
-    __slots__ = ("descriptor", "pieces", "size")
+    counts: it tells how many went before it, which is known when it is written.
+    """
+
+    __slots__ = ("counts", "descriptor", "pieces", "size")
 
     def __init__(self, pieces: list[memoryview], carries: Segment | None = None) -> None:
         self.pieces = pieces
         # The segment whose descriptor goes along with the first byte.
         self.descriptor = carries
+        self.counts = False
         self.size = len(pieces[0]) if len(pieces) == 1 else sum([len(p) for p in pieces])
 
 
@@ -131,8 +137,11 @@ class Link:
         self._writing = threading.Lock()
         self._queue: deque[_Frame] = deque()
         # The batch being written: its frames, their total size, the bytes that
-        # are known to be written, and the result of the last write, not yet added.
-        self._batch: tuple[tuple[_Frame, ...], int, int, list[int]] = ((), 0, 0, [])
+        # are known to be written, the result of the last write, not yet added,
+        # and how many frames went before.
+        self._batch: tuple[tuple[_Frame, ...], int, int, list[int], int] = ((), 0, 0, [], 0)
+        self._counted = 0
+        self._came = 0
 
     def __repr__(self) -> str:
         state = "open" if self._closed is None else f"closed: {self._closed}"
@@ -235,6 +244,19 @@ class Link:
         """How many messages went through shared memory."""
         return 0 if self._lender is None else self._lender.lent_messages
 
+    def begin(self, came: int) -> None:
+        """So many messages came over this socket before it was a link."""
+        self._came = came
+
+    def count(self) -> None:
+        """Let the other end compare how many messages were sent with how many came."""
+        if self._closed is None and self._counted != self.sent_messages:
+            frame = _Frame(encode(_COUNT, {"sent": 0}))
+            frame.counts = True
+            self._queue.append(frame)
+            self._counted = self.sent_messages + len(self._queue)
+            self._owner.wants_write(self)
+
     def give_back(self) -> None:
         """Tell the other end which of its segments are not used here any more."""
         if self._borrower is not None and self._closed is None:
@@ -268,12 +290,12 @@ class Link:
         """
         with self._writing:
             while not self._blocked:
-                frames, total, offset, results = self._batch
+                frames, total, offset, results, before = self._batch
                 if results:
                     offset += results[0]
                 if offset < total:
                     results = []
-                    self._batch = (frames, total, offset, results)
+                    self._batch = (frames, total, offset, results, before)
                     pieces = (_rest(frames, offset),)
                     carried = frames[0].descriptor if offset == 0 else None
                     try:
@@ -292,16 +314,20 @@ class Link:
                         self._queue.popleft()
                         self.sent_messages += 1
                         self.sent_bytes += frame.size
+                before += len(frames)
                 count = len(self._queue)
                 if count == 0:
-                    self._batch = ((), 0, 0, [])
+                    self._batch = ((), 0, 0, [], before)
                     return
                 if count == 1:
                     frame = self._queue[0]
-                    self._batch = ((frame,), frame.size, 0, [])
+                    if frame.counts:
+                        _fill((frame,), before)
+                    self._batch = ((frame,), frame.size, 0, [], before)
                 else:
                     frames = _together([self._queue[i] for i in range(min(count, _VECTORS))])
-                    self._batch = (frames, sum([frame.size for frame in frames]), 0, [])
+                    _fill(frames, before)
+                    self._batch = (frames, sum([frame.size for frame in frames]), 0, [], before)
 
     def _write_encrypted(self, pieces: list[memoryview]) -> int:
         return self._sock.send(pieces[0])
@@ -330,22 +356,35 @@ class Link:
             messages += self._decoder.advance(count)
             if count < len(space) and not self._tls:
                 break
-        for message in messages:
-            self.received_messages += 1
-            self.received_bytes += message.size
-        if self._lender is not None and any(message.op == _RETURN for message in messages):
-            self._take_back(self._lender, messages)
-            messages = [message for message in messages if message.op != _RETURN]
         return messages
 
-    @staticmethod
-    def _take_back(lender: Lender, messages: list[Message]) -> None:
+    def admit(self, messages: list[Message]) -> list[Message]:
+        """What came, in the order in which it was sent, without what is between the links.
+
+        Raises WireError, and LinkClosed when messages were lost or repeated on the way.
+        """
+        ours = False
         for message in messages:
-            if message.op == _RETURN:
-                try:
-                    lender.returned(message.fields["segments"])
-                except (SegmentError, KeyError, TypeError) as error:
-                    raise WireError(f"a wrong return of segments: {error}") from None
+            if message.op[:1] == "\0":
+                ours = True
+                self._between(message)
+            self._came += 1
+            self.received_messages += 1
+            self.received_bytes += message.size
+        return [message for message in messages if message.op[:1] != "\0"] if ours else messages
+
+    def _between(self, message: Message) -> None:
+        """A message of the other link itself."""
+        if message.op == _RETURN and self._lender is not None:
+            try:
+                self._lender.returned(message.fields["segments"])
+            except (SegmentError, KeyError, TypeError) as error:
+                raise WireError(f"a wrong return of segments: {error}") from None
+        elif message.op == _COUNT and message.fields.get("sent") != self._came:
+            raise LinkClosed(
+                f"messages of {self.name} were lost or repeated on the way:"
+                f" {message.fields.get('sent')} were sent, {self._came} came"
+            )
 
     def shut(self, reason: str) -> None:
         """Mark closed and close the socket; the reactor has forgotten it already."""
@@ -353,7 +392,7 @@ class Link:
         # Not while a thread writes: the number of the socket may be used anew.
         with self._writing:
             self._queue.clear()
-            self._batch = ((), 0, 0, [])
+            self._batch = ((), 0, 0, [], 0)
             self._sock.close()
         with self._lending:
             self._lender = None
@@ -367,6 +406,14 @@ def _together(frames: list[_Frame]) -> tuple[_Frame, ...]:
         if frame.descriptor is not None:
             return tuple(frames[: max(1, place)])
     return tuple(frames)
+
+
+def _fill(frames: tuple[_Frame, ...], before: int) -> None:
+    """Write into frames that count how many go before them; again is fine."""
+    for place, frame in enumerate(frames):
+        if frame.counts:
+            frame.pieces = encode(_COUNT, {"sent": before + place})
+            frame.size = len(frame.pieces[0])
 
 
 def _rights(segment: Segment) -> tuple[list[tuple[int, int, bytes]]]:

@@ -22,6 +22,7 @@ Paper: section 4.1; Dask takes the place of the cluster manager below it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -36,6 +37,7 @@ from pathways_lab.runtime.device_process import DeviceProcess, device_configurat
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE
 from pathways_lab.runtime.membership import devices_of, place_of
+from pathways_lab.runtime.sabotage import act
 
 log = logging.getLogger("pathways_lab")
 
@@ -56,6 +58,7 @@ class ControlPlugin(SchedulerPlugin):
     def __init__(self, local: bool) -> None:
         self.local = local
         self._names: dict[str, str] = {}
+        self._endings: set[asyncio.Future[None]] = set()
 
     async def start(self, scheduler: Any) -> None:
         """Start the control plane, or wait for the one that is being started."""
@@ -63,6 +66,13 @@ class ControlPlugin(SchedulerPlugin):
         if plane is None:
             plane = _planes[scheduler] = asyncio.ensure_future(self._start(scheduler))
         self._plane = await asyncio.shield(plane)
+        loop = asyncio.get_running_loop()
+
+        def heard(report: dict[str, Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._wanted, scheduler, report)
+
+        self._plane.listen(heard)
         for address in dask_private.known_workers(scheduler):
             self.add_worker(scheduler, address)
 
@@ -99,6 +109,17 @@ class ControlPlugin(SchedulerPlugin):
         if name is not None and self._plane.alive:
             self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
 
+    def _wanted(self, scheduler: Any, report: dict[str, Any]) -> None:
+        """The control plane has given a device process up: its worker can end it."""
+        for address, name in self._names.items():
+            if name == report["worker"]:
+                wish = {"do": "kill", "pid": report["pid"]}
+                ending = asyncio.ensure_future(
+                    dask_private.run_on_worker(scheduler, address, act, report["host"], wish)
+                )
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+
     async def close(self) -> None:
         """The scheduler ends: the control plane tells its clients and ends too."""
         await asyncio.to_thread(self._plane.close)
@@ -125,6 +146,14 @@ async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
         "alive": process.alive,
         "hosts_are_there": getattr(dask_scheduler, _EMBEDDED, False),
     }
+
+
+def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
+    """For ``Client.run_on_scheduler``: trouble for what comes to the control plane.
+
+    rule: see :class:`pathways_lab.runtime.trouble.Rule`.
+    """
+    _planes[dask_scheduler].result().tell({"trouble": rule})
 
 
 _EMBEDDED = "pathways_lab_embedded"

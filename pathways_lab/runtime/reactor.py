@@ -37,7 +37,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from pathways_lab.runtime import address as addresses
 from pathways_lab.runtime import clock
@@ -59,6 +59,13 @@ _STAND_BACK_SECONDS = 0.002
 """How long the reactor's own thread leaves the links to the next thread that will wait."""
 _SWEEP_SECONDS = 0.5
 """How long a frame can stay behind whose sender was interrupted twice at the worst moment."""
+
+
+class Trouble(Protocol):
+    """Something between two ends that delays, loses or repeats messages."""
+
+    def on_the_way(self, link: Link, messages: list[Message]) -> list[Message]:
+        """These have come; what is there now.  What comes later goes to :meth:`Reactor.admit`."""
 
 
 class Reactor:
@@ -87,6 +94,8 @@ class Reactor:
         self._malformed = 0
         self.message_bytes = 0
         """Size on the wire of the message whose handler runs."""
+        self.trouble: Trouble | None = None
+        """What happens on the way to messages that came; for faults on purpose."""
         self._on_message = on_message
         self._on_close = on_close
         self._on_open = on_open
@@ -209,6 +218,7 @@ class Reactor:
         link.clock_offset = offset
         if bulk and peer.get(_BULK) is True:
             link.share(connected=True)
+        link.begin(came=1)
         self.call_soon(self._add_link, link, messages[1:])
         return link
 
@@ -386,6 +396,7 @@ class Reactor:
             for link in tuple(self._links):
                 if link.backlog:
                     self._watch(link)
+                link.count()
 
     def _patience(self) -> float:
         if self._calls or self._stopping:
@@ -453,8 +464,7 @@ class Reactor:
             link.send("hello", {**answer, **clock.stamp()})
         if self._on_open is not None:
             self._on_open(link, peer)
-        for message in messages[1:]:
-            self._deliver(link, message)
+        self.admit(link, messages[1:])
 
     def _add_link(self, link: Link, messages: list[Message]) -> None:
         if self._stopping:
@@ -464,8 +474,7 @@ class Reactor:
         self._selector.register(
             link.sock, selectors.EVENT_READ, lambda events: self._ready(link, events)
         )
-        for message in messages:
-            self._deliver(link, message)
+        self.admit(link, messages)
         if link.backlog:
             self._watch(link)
         if isinstance(link.sock, ssl.SSLSocket):
@@ -505,10 +514,25 @@ class Reactor:
         except OSError as error:
             self._close_link(link, f"the connection to {link.name} broke: {error}")
             return
-        for message in messages:
-            self._deliver(link, message)
+        if self.trouble is not None:
+            messages = self.trouble.on_the_way(link, messages)
+        self.admit(link, messages)
         if isinstance(link.sock, ssl.SSLSocket) and link in self._links and link.sock.pending():
             self.call_soon(self._read, link)
+
+    def admit(self, link: Link, messages: list[Message]) -> None:
+        """These came over a link, in this order.  In the reactor's thread."""
+        try:
+            messages = link.admit(messages)
+        except WireError as error:
+            self._malformed += 1
+            self._close_link(link, f"{link.name} sent a malformed message: {error}")
+            return
+        except LinkClosed as closed:
+            self._close_link(link, str(closed))
+            return
+        for message in messages:
+            self._deliver(link, message)
 
     def _deliver(self, link: Link, message: Message) -> None:
         if link in self._links:

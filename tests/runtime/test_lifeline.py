@@ -70,12 +70,22 @@ def test_a_child_that_dies_tells_why(start: Callable[..., Child]) -> None:
     child.end()
 
 
-def test_a_stopped_child_is_killed_by_end(start: Callable[..., Child]) -> None:
+def test_a_stopped_child_is_woken_by_end(start: Callable[..., Child]) -> None:
     child = start(deaf=True)
     child.hear(20)
     started = time.monotonic()
+    child.end(patience=3.0)
+    assert time.monotonic() - started < 2
+    assert child.exit_code == 0
+
+
+def test_a_child_that_does_not_end_is_killed(
+    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start(deaf=True)
+    child.hear(20)
+    monkeypatch.setattr(child, "let_go", lambda: None)
     child.end(patience=0.2)
-    assert time.monotonic() - started < 5
     assert child.exit_code == -signal.SIGKILL
 
 
