@@ -71,7 +71,6 @@ STUCK_SECONDS = 10.0
 """How long a gang may go on in a formation that has ended, before its host is restarted."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
-
 _PATIENCE = 0.001
 """Seconds for which an end that nobody waits for may stay unseen while gangs end faster."""
 
@@ -218,8 +217,7 @@ class HostRim:
 
     def _closed(self, link: Link, reason: str) -> None:
         if link.tag == "control":
-            self._fatal(f"the control plane is gone: {reason}")
-            return
+            return self._fatal(f"the control plane is gone: {reason}")
         self.desk.closed(link)
         if link.peer["role"] == "host":
             known = [key for key, _ in self.launcher.unfinished()]
@@ -593,6 +591,7 @@ class HostRim:
         "abort": _abort,
         "peers": lambda self, fields, _: self._peers.members(dict(fields["peers"])),
         "clients": _clients,
+        "pulse": lambda self, *_: self.tell_control("pulse", {}),
     }
     _from_data: ClassVar[dict[str, Callable[[HostRim, Link, Fields, Buffers], None]]] = {
         "piece": _piece,
