@@ -9,10 +9,10 @@ other threads find out is posted to it; what the launcher decides is carried
 out by lanes, exchange and links, none of which is ever waited for.
 
 Rule for maintainers: no decision about order, failure or memory here, it is in
-the launcher; no computation and no large copy in this thread.  What goes wrong
-with one step is the failure of that step; any other exception here is a bug
-and ends the process, so that the control plane sees a lost host, not a silent
-one.
+the launcher; no launch and no transfer either, that is the :class:`Carrier`'s;
+no computation and no large copy in this thread.  What goes wrong with one step
+is the failure of that step; any other exception here is a bug and ends the
+process, so that the control plane sees a lost host, not a silent one.
 
 Paper: section 4.5.
 """
@@ -22,46 +22,30 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Plan
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
-from pathways_lab.runtime.actions import (
-    Action,
-    Broken,
-    CancelReceive,
-    Key,
-    Launch,
-    LaunchRow,
-    Receive,
-    Refuse,
-    Report,
-    RunOver,
-    Send,
-    Serve,
-)
+from pathways_lab.runtime.carrier import Carrier
 from pathways_lab.runtime.codec import pack, unpack, unpack_fields
-from pathways_lab.runtime.courses import Courses
-from pathways_lab.runtime.desk import Desk, Fetch
-from pathways_lab.runtime.devices import IslandRuntime, Place, lane_of
-from pathways_lab.runtime.exchange import Arrived, Exchange
+from pathways_lab.runtime.desk import Desk
+from pathways_lab.runtime.devices import IslandRuntime, lane_of
+from pathways_lab.runtime.exchange import Exchange
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
-from pathways_lab.runtime.gangs import GangJob, Work, progress
+from pathways_lab.runtime.gangs import GangJob, Work
 from pathways_lab.runtime.joining import Joint
-from pathways_lab.runtime.lanes import Job, Lane, Lanes, Times
+from pathways_lab.runtime.lanes import Job, Lane, Lanes
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.output import Output
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.reports import Reports
-from pathways_lab.runtime.rows import Piece
 from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
@@ -71,12 +55,9 @@ STUCK_SECONDS = 10.0
 """How long a gang may go on in a formation that has ended, before its host is restarted."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
-_PATIENCE = 0.001
-"""Seconds for which an end that nobody waits for may stay unseen while gangs end faster."""
 
 Buffers = list[memoryview]
 Fields = dict[str, Any]
-Ending = GangJob | Piece
 
 
 class HostRim:
@@ -106,14 +87,6 @@ class HostRim:
         self._fatal = fatal
         self._control: Link | None = None
         self._context = client_context
-        self._todo: deque[Action] = deque()
-        self._doing = False
-        self._handed: dict[str, list[Ending]] = {}
-        self._flying: dict[Key, GangJob] = {}
-        self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
-        self._poked = False
-        self._looked = 0.0
-        self._doomed: dict[Key, Failure] = {}
         self._output = Output(self._printed)
         self._output.install()
         self._lanes = Lanes(self._thread_died)
@@ -124,8 +97,8 @@ class HostRim:
             self._peers,
             self._clock,
             self.reactor.call_soon,
-            self._sent,
-            self._arrived,
+            lambda *sent: self._carrier.sent(*sent),
+            lambda arrived: self._carrier.arrived(arrived),
             self._thread_died,
         )
         self.reports = Reports(
@@ -136,7 +109,7 @@ class HostRim:
             self.reactor.call_later,
             lambda: self.launcher.idle,
             self.launcher.memory,
-            self._look,
+            lambda: self._carrier.look(),
             lambda ended: self._story.gangs(ended),
         )
         self.tenants = Tenants(
@@ -154,11 +127,25 @@ class HostRim:
             self.launcher,
             self.exchange,
             self.tenants.where,
-            self._carry_out,
+            lambda actions: self._carrier.carry_out(actions),
             self._resident,
         )
         self._story = Story(name, island, runtime.emulated, self._offset)
-        self._courses = Courses(name, self._story, self._piece_over)
+        self._carrier = Carrier(
+            name,
+            runtime,
+            self.launcher,
+            self.tenants,
+            self._lanes,
+            self.exchange,
+            self.desk,
+            self._story,
+            self.reports,
+            self.reactor.call_soon,
+            self._clock,
+            self.tell_control,
+            fatal,
+        )
         bindings.resolve_with(self.tenants.device)
         self.data_address = self.reactor.listen(
             data_listen,
@@ -236,8 +223,8 @@ class HostRim:
                 reason = f"{self.name} refused {op[:40]!r}: {error!r}"
                 link.close(reason)
                 self.tell_control("rejected", {"client": link.holder, "reason": reason[:500]})
-        if self._ended:
-            self._gangs_over()
+        if self._carrier.unseen:
+            self._carrier.see_ended()
         self.reports.due()
 
     def _printed(self, run: int, device: int, text: str) -> None:
@@ -251,7 +238,7 @@ class HostRim:
 
     def _unbind(self, fields: Fields, _: Buffers) -> None:
         actions, lane = self.tenants.unbind(fields["slice"])
-        self._carry_out(actions)
+        self._carrier.carry_out(actions)
         if lane:
             self._lanes.drop(lane)
 
@@ -313,13 +300,7 @@ class HostRim:
         What was granted before goes with the old one, on all hosts alike.
         """
         failure, slices = unpack(Failure, fields["failure"]), fields["slices"]
-        for gang in self.launcher.gangs():
-            if gang.call.slice in slices:
-                key = (gang.run.id, gang.index)
-                if (job := self._flying.get(key)) is not None:
-                    job.doomed = failure
-                else:
-                    self._doomed[key] = failure
+        self._carrier.doom(slices, failure)
         if isinstance(self.runtime, SpanningCpuRuntime):
             # First: who waits for the old formation shall wait for the new one.
             for slice_id in slices:
@@ -331,8 +312,7 @@ class HostRim:
 
     def _progress(self, fields: Fields, _: Buffers) -> None:
         """What has this host launched, and what has it not?"""
-        gangs = progress(self.launcher.gangs(), self._flying)
-        seen = [pack(s) for s in (*gangs, *self._courses.progress(self.launcher.rows()))]
+        seen = [pack(each) for each in self._carrier.progress()]
         self.tell_control("progress", {"number": fields["number"], "gangs": seen})
 
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
@@ -377,177 +357,20 @@ class HostRim:
         work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
         actions = self.launcher.grant(grant, arguments, work, free=work.free)
         work.ended = time.monotonic()
-        self._carry_out(actions)
+        self._carrier.carry_out(actions)
 
     def _abort(self, fields: Fields, _: Buffers) -> None:
         text = f"run {fields['run']} was ended by the control plane"
         failure = Failure("cancelled", text, host=self.name)
-        self._carry_out(self.launcher.abort(fields["run"], failure))
+        self._carrier.carry_out(self.launcher.abort(fields["run"], failure))
 
     def _free(self, fields: Fields, _: Buffers) -> None:
         buffers = tuple(fields["buffers"])
         self.desk.free(buffers)
-        self._carry_out(self.launcher.free(buffers))
+        self._carrier.carry_out(self.launcher.free(buffers))
 
     def _clients(self, fields: Fields, _: Buffers) -> None:
         self.desk.clients(fields["newest"], fields["present"], self.reactor.links)
-
-    # --- what the launcher decided --------------------------------------------------------
-
-    def _carry_out(self, actions: list[Action]) -> None:
-        """Do what was decided, in order, also what is decided meanwhile."""
-        self._todo.extend(actions)
-        if self._doing:
-            return
-        self._doing = True
-        while self._todo:
-            action = self._todo[0]
-            try:
-                self._do(action)
-            except Exception as error:
-                self._could_not(action, error)
-            self._todo.popleft()
-        self._doing = False
-        for lane, jobs in self._handed.items():
-            self._lanes.put(lane, *jobs)
-        self._handed.clear()
-        self.reports.due()
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case Launch():
-                self._launch(action)
-            case LaunchRow():
-                self._launch_row(action)
-            case Send() | Receive():
-                self._exchange(action)
-            case CancelReceive(key=key):
-                self.exchange.submit(self.exchange.cancel, key)
-            case Report(key=key, seconds=seconds, failure=failure):
-                self.reports.finished(*key, seconds, failure)
-            case RunOver(run=run):
-                self.reports.run_over()
-                self.exchange.submit(self.exchange.run_over, run)
-            case Serve():
-                self.desk.serve(action)
-            case Refuse(fetch=Fetch() as fetch, failure=failure):
-                self.desk.refuse(fetch, failure)
-            case Broken(message=message):
-                self._fatal(message)
-
-    def _could_not(self, action: Action, error: Exception) -> None:
-        """One step cannot be done here: that step fails."""
-        match action:
-            case Launch(key=key, call=call):
-                failure = failure_of(f"{call.name} cannot be launched", error, self.name, call.line)
-                self._carry_out(self.launcher.done(key, 0.0, failure))
-            case LaunchRow(run=run, stretch=stretch):
-                text, call = "a program cannot be launched", stretch.first
-                failure = failure_of(text, error, self.name, call.line)
-                key = (run, stretch.parts[0].index)
-                ends = [(0.0, failure)] * len(stretch.parts)
-                self._carry_out(self.launcher.row_done(key, ends))
-            case Send(key=key, node=node):
-                failure = failure_of(f"{node.name} cannot be sent", error, self.name, node.line)
-                self._carry_out(self.launcher.sent(key, failure))
-            case Receive(key=key, node=node):
-                failure = failure_of(f"{node.name} cannot be received", error, self.name, node.line)
-                self._carry_out(self.launcher.received(key, failure=failure))
-            case _:
-                raise error
-
-    def _exchange(self, action: Send | Receive) -> None:
-        """One end of a transfer; its devices may still be being opened."""
-        sending = isinstance(action, Send)
-        end = action.node.input if sending else action.node.output
-        slice_id = action.plan.values[end].slice
-        assert slice_id is not None
-        work: Callable[..., None] = self.exchange.send if sending else self.exchange.receive
-
-        def start(place: Place | Failure) -> None:
-            if isinstance(place, Failure):
-                self._could_not(action, PathwaysError(place))
-            else:
-                self.exchange.submit(
-                    work, action, place, self.tenants.route(action.plan, action.node)
-                )
-
-        self.tenants.when_open(slice_id, start)
-
-    def _launch(self, launch: Launch) -> None:
-        call = launch.call
-        place = self.tenants.place(call.slice)
-        executable = self.tenants[call.slice].executables.get(call.function)
-        now = time.monotonic()
-        job = GangJob(launch, place, executable, self.name, self._meet, self._over, now)
-        job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
-        self._flying[launch.key] = job
-        self._handed.setdefault(launch.lane, []).append(job)
-
-    def _launch_row(self, launch: LaunchRow) -> None:
-        slice_id = launch.stretch.first.slice
-        executables = self.tenants[slice_id].executables
-        piece = self._courses.launch(launch, self.tenants.place(slice_id), executables)
-        self._handed.setdefault(launch.lane, []).append(piece)
-
-    def _meet(self, job: GangJob) -> None:
-        """Before the first launch of a function on several hosts.  In the lane's thread."""
-        call = job.launch.call
-        self.runtime.meet(job.place.binding, f"{call.slice}/{call.function}")
-
-    def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
-        """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""
-        unknown = failure if job.doomed is None else None
-        if unknown is not None and isinstance(self.runtime, SpanningCpuRuntime):
-            failure = self.runtime.explained(job.place.binding, unknown, self._broken)
-        self._end(job, times, failure, job.launch.awaited)
-
-    def _piece_over(self, piece: Piece, times: Times) -> None:
-        """The same of gangs of a row."""
-        self._end(piece, times, None, piece.awaited)
-
-    def _end(self, job: Ending, times: Times, failure: Failure | None, awaited: bool) -> None:
-        self._ended.append((job, times, failure))
-        late = times.end - self._looked > _PATIENCE
-        if not self._poked and (awaited or late or self.launcher.memory.short):
-            self._poked = True
-            self.reactor.call_soon(self._gangs_over)
-
-    def _broken(self, number: int, reason: str) -> None:
-        """The hosts of a formation live, but its connections do not.  In the lane's thread."""
-        self.tell_control("broken", {"number": number, "reason": reason})
-
-    def _gangs_over(self) -> None:
-        """See to the gangs that have ended."""
-        self._poked = False
-        self._looked = time.monotonic()
-        while self._ended:
-            job, times, failure = self._ended.popleft()
-            if isinstance(job, Piece):
-                self._todo += self._courses.over(job, times, self.launcher, self.reports)
-                continue
-            key = job.launch.key
-            del self._flying[key]
-            actions = self.launcher.done(key, times.end - times.start, failure)
-            why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
-            if job.laps:
-                for lap in self._story.laps(job, why is not None):
-                    self.reports.record(lap)
-            else:
-                self.reports.ended(self._story.ended(job, times, why is not None))
-            self._todo.extend(actions)
-        self._carry_out([])
-
-    def _look(self) -> None:
-        """Nobody was in a hurry with what ended meanwhile, and with what goes on."""
-        if self._ended:
-            self._gangs_over()
-        for job in self._flying.values():
-            if job.called and not job.announced:
-                job.announced = True
-                self.reports.record(self._story.launched(job))
-        for told in self._courses.launched():
-            self.reports.record(told)
 
     # --- transfers --------------------------------------------------------------------------
 
@@ -563,17 +386,6 @@ class HostRim:
         """An upload is complete."""
         self.reports.resident(buffer)
         self.reports.due()
-
-    def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
-        client = self.tenants.client(action.source.value.slice)
-        self.reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
-        self._carry_out(self.launcher.sent(action.key, failure))
-
-    def _arrived(self, arrived: Arrived) -> None:
-        action = arrived.action
-        client = self.tenants.client(action.target.value.slice)
-        self.reports.record(self._story.arrived(arrived, self._clock(), client))
-        self._carry_out(self.launcher.received(action.key, arrived.payload, arrived.failure))
 
     _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], None]]] = {
         "bind": _bind,

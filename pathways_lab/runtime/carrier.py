@@ -1,0 +1,302 @@
+"""What the launcher of a host decided, carried out; and what became of it, told to the launcher.
+
+Problem: to start a gang, a row or a transfer is to hand it to a thread of lanes
+or exchange; their ends come back in those threads, faster than it is worth to
+wake the reactor for.
+
+How: actions are done in order, also those that follow from doing them, and
+lanes get at once what was decided at once.  Ends are collected, and looked at
+when somebody waits for one, when one was unseen for long, or with the next
+message.
+
+Rule for maintainers: in the reactor's thread, but for what is marked; nothing
+here is ever waited for.  What goes wrong with one step is the failure of that
+step.
+
+Paper: section 4.5 (asynchronous dispatch on the hosts).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.stuck import Seen
+from pathways_lab.runtime.actions import (
+    Action,
+    Broken,
+    CancelReceive,
+    Key,
+    Launch,
+    LaunchRow,
+    Receive,
+    Refuse,
+    Report,
+    RunOver,
+    Send,
+    Serve,
+)
+from pathways_lab.runtime.courses import Courses
+from pathways_lab.runtime.desk import Desk, Fetch
+from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.exchange import Arrived, Exchange
+from pathways_lab.runtime.gangs import GangJob, progress
+from pathways_lab.runtime.lanes import Lanes, Times
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.reports import Reports
+from pathways_lab.runtime.rows import Piece
+from pathways_lab.runtime.spanning import SpanningCpuRuntime
+from pathways_lab.runtime.story import Story
+from pathways_lab.runtime.tenants import Tenants, failure_of
+
+_PATIENCE = 0.001
+"""Seconds for which an end that nobody waits for may stay unseen while gangs end faster."""
+
+Ending = GangJob | Piece
+
+
+class Carrier:
+    """Everything between one host's launcher and its threads.
+
+    call_soon(function): run it in the reactor's thread.  clock(): the control plane's.
+    tell(op, fields): to the control plane.  fatal(reason): end the process.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        runtime: IslandRuntime,
+        launcher: Launcher,
+        tenants: Tenants,
+        lanes: Lanes,
+        exchange: Exchange,
+        desk: Desk,
+        story: Story,
+        reports: Reports,
+        call_soon: Callable[..., None],
+        clock: Callable[[], float],
+        tell: Callable[[str, dict[str, Any]], None],
+        fatal: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._runtime = runtime
+        self._launcher = launcher
+        self._tenants = tenants
+        self._lanes = lanes
+        self._exchange = exchange
+        self._desk = desk
+        self._story = story
+        self._reports = reports
+        self._call_soon = call_soon
+        self._clock = clock
+        self._tell = tell
+        self._fatal = fatal
+        self._todo: deque[Action] = deque()
+        self._doing = False
+        self._handed: dict[str, list[Ending]] = {}
+        self._flying: dict[Key, GangJob] = {}
+        self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
+        self._poked = False
+        self._looked = 0.0
+        self._doomed: dict[Key, Failure] = {}
+        self._courses = Courses(host, story, self.piece_over)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether something has ended that was not looked at yet."""
+        return bool(self._ended)
+
+    def doom(self, slices: list[int], failure: Failure) -> None:
+        """The gangs of these slices that are not over shall not be launched, or end in failure."""
+        for gang in self._launcher.gangs():
+            if gang.call.slice in slices:
+                key = (gang.run.id, gang.index)
+                if (job := self._flying.get(key)) is not None:
+                    job.doomed = failure
+                else:
+                    self._doomed[key] = failure
+
+    def progress(self) -> Iterator[Seen]:
+        """What this host has launched, and what it has not."""
+        yield from progress(self._launcher.gangs(), self._flying)
+        yield from self._courses.progress(self._launcher.rows())
+
+    # --- what the launcher decided --------------------------------------------------------
+
+    def carry_out(self, actions: list[Action]) -> None:
+        """Do what was decided, in order, also what is decided meanwhile."""
+        self._todo.extend(actions)
+        if self._doing:
+            return
+        self._doing = True
+        while self._todo:
+            action = self._todo[0]
+            try:
+                self._do(action)
+            except Exception as error:
+                self._could_not(action, error)
+            self._todo.popleft()
+        self._doing = False
+        for lane, jobs in self._handed.items():
+            self._lanes.put(lane, *jobs)
+        self._handed.clear()
+        self._reports.due()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Launch():
+                self._launch(action)
+            case LaunchRow():
+                self._launch_row(action)
+            case Send() | Receive():
+                self._transfer(action)
+            case CancelReceive(key=key):
+                self._exchange.submit(self._exchange.cancel, key)
+            case Report(key=key, seconds=seconds, failure=failure):
+                self._reports.finished(*key, seconds, failure)
+            case RunOver(run=run):
+                self._reports.run_over()
+                self._exchange.submit(self._exchange.run_over, run)
+            case Serve():
+                self._desk.serve(action)
+            case Refuse(fetch=Fetch() as fetch, failure=failure):
+                self._desk.refuse(fetch, failure)
+            case Broken(message=message):
+                self._fatal(message)
+
+    def _could_not(self, action: Action, error: Exception) -> None:
+        """One step cannot be done here: that step fails."""
+        match action:
+            case Launch(key=key, call=call):
+                failure = failure_of(
+                    f"{call.name} cannot be launched", error, self._host, call.line
+                )
+                self.carry_out(self._launcher.done(key, 0.0, failure))
+            case LaunchRow(run=run, stretch=stretch):
+                text, call = "a program cannot be launched", stretch.first
+                failure = failure_of(text, error, self._host, call.line)
+                key = (run, stretch.parts[0].index)
+                ends = [(0.0, failure)] * len(stretch.parts)
+                self.carry_out(self._launcher.row_done(key, ends))
+            case Send(key=key, node=node):
+                text = f"{node.name} cannot be sent"
+                failure = failure_of(text, error, self._host, node.line)
+                self.carry_out(self._launcher.sent(key, failure))
+            case Receive(key=key, node=node):
+                failure = failure_of(
+                    f"{node.name} cannot be received", error, self._host, node.line
+                )
+                self.carry_out(self._launcher.received(key, failure=failure))
+            case _:
+                raise error
+
+    def _transfer(self, action: Send | Receive) -> None:
+        """One end of a transfer; its devices may still be being opened."""
+        sending = isinstance(action, Send)
+        end = action.node.input if sending else action.node.output
+        slice_id = action.plan.values[end].slice
+        assert slice_id is not None
+        work: Callable[..., None] = self._exchange.send if sending else self._exchange.receive
+
+        def start(place: Place | Failure) -> None:
+            if isinstance(place, Failure):
+                self._could_not(action, PathwaysError(place))
+            else:
+                self._exchange.submit(
+                    work, action, place, self._tenants.route(action.plan, action.node)
+                )
+
+        self._tenants.when_open(slice_id, start)
+
+    # --- gangs ------------------------------------------------------------------------------
+
+    def _launch(self, launch: Launch) -> None:
+        call = launch.call
+        place = self._tenants.place(call.slice)
+        executable = self._tenants[call.slice].executables.get(call.function)
+        now = time.monotonic()
+        job = GangJob(launch, place, executable, self._host, self._meet, self._over, now)
+        job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
+        self._flying[launch.key] = job
+        self._handed.setdefault(launch.lane, []).append(job)
+
+    def _launch_row(self, launch: LaunchRow) -> None:
+        slice_id = launch.stretch.first.slice
+        executables = self._tenants[slice_id].executables
+        piece = self._courses.launch(launch, self._tenants.place(slice_id), executables)
+        self._handed.setdefault(launch.lane, []).append(piece)
+
+    def _meet(self, job: GangJob) -> None:
+        """Before the first launch of a function on several hosts.  In the lane's thread."""
+        call = job.launch.call
+        self._runtime.meet(job.place.binding, f"{call.slice}/{call.function}")
+
+    def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
+        """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""
+        unknown = failure if job.doomed is None else None
+        if unknown is not None and isinstance(self._runtime, SpanningCpuRuntime):
+            failure = self._runtime.explained(job.place.binding, unknown, self._broken)
+        self._end(job, times, failure, job.launch.awaited)
+
+    def piece_over(self, piece: Piece, times: Times) -> None:
+        """The same of gangs of a row."""
+        self._end(piece, times, None, piece.awaited)
+
+    def _end(self, job: Ending, times: Times, failure: Failure | None, awaited: bool) -> None:
+        self._ended.append((job, times, failure))
+        late = times.end - self._looked > _PATIENCE
+        if not self._poked and (awaited or late or self._launcher.memory.short):
+            self._poked = True
+            self._call_soon(self.see_ended)
+
+    def _broken(self, number: int, reason: str) -> None:
+        """The hosts of a formation live, but its connections do not.  In the lane's thread."""
+        self._tell("broken", {"number": number, "reason": reason})
+
+    def see_ended(self) -> None:
+        """See to the gangs that have ended."""
+        self._poked = False
+        self._looked = time.monotonic()
+        while self._ended:
+            job, times, failure = self._ended.popleft()
+            if isinstance(job, Piece):
+                self._todo += self._courses.over(job, times, self._launcher, self._reports)
+                continue
+            key = job.launch.key
+            del self._flying[key]
+            actions = self._launcher.done(key, times.end - times.start, failure)
+            why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
+            if job.laps:
+                for lap in self._story.laps(job, why is not None):
+                    self._reports.record(lap)
+            else:
+                self._reports.ended(self._story.ended(job, times, why is not None))
+            self._todo.extend(actions)
+        self.carry_out([])
+
+    def look(self) -> None:
+        """Nobody was in a hurry with what ended meanwhile, and with what goes on."""
+        if self._ended:
+            self.see_ended()
+        for job in self._flying.values():
+            if job.called and not job.announced:
+                job.announced = True
+                self._reports.record(self._story.launched(job))
+        for told in self._courses.launched():
+            self._reports.record(told)
+
+    # --- transfers --------------------------------------------------------------------------
+
+    def sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
+        client = self._tenants.client(action.source.value.slice)
+        self._reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
+        self.carry_out(self._launcher.sent(action.key, failure))
+
+    def arrived(self, arrived: Arrived) -> None:
+        action = arrived.action
+        client = self._tenants.client(action.target.value.slice)
+        self._reports.record(self._story.arrived(arrived, self._clock(), client))
+        self.carry_out(self._launcher.received(action.key, arrived.payload, arrived.failure))
