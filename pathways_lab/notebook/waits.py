@@ -122,10 +122,17 @@ def _box(at: tuple[float, float], text: str, below: str, colour: str, host: bool
 
 def _arrow(a: tuple[float, float], b: tuple[float, float], tone: str, label: str) -> str:
     (x0, y0), (x1, y1) = _edge(a, b), _edge(b, a)
+    # Beside the line and outside of the ring, ending or beginning at the line.
+    right = (x0 + x1) / 2 > WIDTH / 2
+    beside, anchor = (7, "start") if right else (-7, "end")
+    if abs(y1 - y0) < 12:
+        beside, anchor = 0, "middle"
+    up = -4 if (y0 + y1) / 2 < HEIGHT / 2 else 12
     return (
         f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{tone}"'
         ' stroke-width="2" marker-end="url(#tip)"/>'
-        f'<text x="{(x0 + x1) / 2:.1f}" y="{(y0 + y1) / 2 - 5:.1f}" text-anchor="middle"'
+        f'<text x="{(x0 + x1) / 2 + beside:.1f}" y="{(y0 + y1) / 2 + up:.1f}"'
+        f' text-anchor="{anchor}"'
         f' font-size="11" fill="{INK}">{label}</text>'
     )
 
