@@ -54,6 +54,7 @@ from pathways_lab.core.messages import (
     Resolved,
     RunCancelled,
     RunEnded,
+    RunsGivenUp,
     RunSubmitted,
     SliceBound,
     SliceFreed,
@@ -120,6 +121,7 @@ class Control:
             LeaseRequested: self._lease_requested,
             LeaseReturned: self._lease_returned,
             GangsGivenUp: self._gangs_given_up,
+            RunsGivenUp: self._runs_given_up,
             HandlePublished: self._publish,
             HandleUnpublished: self._unpublish,
             HandleTaken: self._take,
@@ -328,6 +330,12 @@ class Control:
             lease = state.resources.leases.get(island)
             if lease is not None and not lease.order and lease.client == run.client:
                 self.outcomes.poison(run, step, event.failure)
+
+    def _runs_given_up(self, event: RunsGivenUp) -> None:
+        for number in event.runs:
+            run = self.state.runs.get(number)
+            if run is not None:
+                self.outcomes.give_up(run, event.failure)
 
     # --- slices, functions, programs -------------------------------------------------
 

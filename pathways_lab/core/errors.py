@@ -21,12 +21,13 @@ class Failure:
     """Why something did not get its value.
 
     kind: ``"capture"``, ``"compile"``, ``"execute"``, ``"lost"``, ``"memory"``,
-        ``"cancelled"``, ``"refused"``, ``"stalemate"``, ``"deadlock"``, ``"internal"``.
+        ``"cancelled"``, ``"refused"``, ``"stalemate"``, ``"deadlock"``, ``"stuck"``,
+        ``"internal"``.
     message: one or two sentences: thing, value, rule.
     remedy: what to do, or "".
     program, node, host, device: where, as far as known.
     line: the user's own line.
-    story: of a deadlock: who waits for whom.
+    story: of a deadlock, or of what was stuck: who waits for whom.
     details: full remote traceback or story, for ``%pw_traceback``.
     """
 

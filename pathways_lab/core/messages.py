@@ -273,6 +273,19 @@ class GangsGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class RunsGivenUp:
+    """Runs that everybody waits for, and that shall fail as an owner has said.
+
+    What is on devices still ends there; it is worthless for this reason.
+    """
+
+    time: float
+    cause: str
+    runs: tuple[Run, ...]
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class HandlePublished:
     """A client gives one of its buffers a name under which others may take it.
 
@@ -330,6 +343,7 @@ Event = (
     | LeaseRequested
     | LeaseReturned
     | GangsGivenUp
+    | RunsGivenUp
     | HandlePublished
     | HandleUnpublished
     | HandleTaken

@@ -188,8 +188,8 @@ class Outcomes:
         if run.over:
             self.end(run)
 
-    def lose(self, run: RunRecord, slices: frozenset[SliceId], failure: Failure) -> None:
-        """Slices that a run uses are gone: so is all of it that has not ended."""
+    def give_up(self, run: RunRecord, failure: Failure) -> None:
+        """Nothing of a run that has not ended shall be waited for; what is on devices ends."""
         state, index = self.state, run.index
         if run.position and not run.aborted:
             run.aborted = True
@@ -199,10 +199,16 @@ class Outcomes:
         self.cut(run, failure)
         for step in list(run.waiting):
             self.poison(run, step, explain(run, step, failure, failure.host))
+
+    def lose(self, run: RunRecord, slices: frozenset[SliceId], failure: Failure) -> None:
+        """Slices that a run uses are gone: so is all of it that has not ended."""
+        self.give_up(run, failure)
+        index = run.index
+        for step in list(run.waiting):
             if slices.isdisjoint(index.step_slices[step]) or run.gangs[step] == "lost":
                 continue
             if run.lose(step):
-                state.settled.append((run, step))
+                self.state.settled.append((run, step))
 
     # --- ending ----------------------------------------------------------------------
 

@@ -51,7 +51,8 @@ class Stuck:
 
     kind: ``"deadlock"`` (a cycle: it will never end), ``"late"`` (a chain to gangs
         that run; the last one is what everything waits for), ``"possible"`` (a cycle
-        that launching without order could lead to; hosts are as they would be).
+        that launching without order could lead to; hosts are as they would be),
+        ``"silent"`` (hosts do not answer; no gang is known that waits for them).
     gangs: those that take part.  arrows: in the order in which they are told.
     silent: hosts that were asked and did not answer.
     """
@@ -67,11 +68,18 @@ class Stuck:
         return max((gang.seconds for gang in self.gangs), default=0.0)
 
     @property
+    def culprit(self) -> Member | None:
+        """Of a ``"late"`` story: the gang that everything waits for."""
+        if self.kind != "late":
+            return None
+        return self.gangs[self.arrows[-1].behind if self.arrows else 0]
+
+    @property
     def headline(self) -> str:
         """The waits, in one sentence."""
         told = [self._told(arrow) for arrow in self.arrows]
-        if self.kind == "late":
-            last = self.gangs[self.arrows[-1].behind if self.arrows else 0]
+        last = self.culprit
+        if last is not None:
             where = f" on {', '.join(last.inside)}" if last.inside else ""
             told.append(f"{last} has not ended{where}, {last.seconds:.1f} s after it was granted")
         told += [f"{host} does not answer" for host in self.silent]
@@ -82,6 +90,7 @@ class Stuck:
             "deadlock": "deadlock: ",
             "late": "late, and nothing is wrong with the order: ",
             "possible": "without order this can deadlock: ",
+            "silent": "stuck, not dead: ",
         }
         return "\n".join([titles[self.kind] + self.headline, *self.members()])
 

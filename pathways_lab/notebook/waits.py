@@ -30,13 +30,14 @@ _TITLES = {
     "deadlock": "Deadlock: each waits for the next, for ever",
     "possible": "Possible without order: each would wait for the next",
     "late": "Late: what is waited for, and what that waits for",
+    "silent": "Silent: these hosts do not answer",
 }
 
 
 def picture(story: Stuck) -> str:
     """The waits of a story as one SVG file."""
     nodes, links = _graph(story)
-    where = _ring(len(nodes), closed=story.kind != "late")
+    where = _ring(len(nodes), closed=story.kind not in ("late", "silent"))
     tone = FAILED if story.kind == "deadlock" else INK
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"'
@@ -90,6 +91,8 @@ def _graph(story: Stuck) -> tuple[list[tuple[str, str, str, bool]], list[tuple[i
     if not nodes:
         for number in range(len(story.gangs)):
             gang_box(number)
+    for silent in story.silent:
+        host_box(silent)
     return nodes, links
 
 

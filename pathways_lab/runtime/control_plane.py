@@ -22,6 +22,7 @@ import gc
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class ControlPlane:
 
     folder, interface: where hosts that compute together meet, see
         :class:`pathways_lab.runtime.coordination.Coordination`.
+    end_process(host): have a device process ended by its parent.
     client_address, host_address: the real ones of their listeners.
     """
 
@@ -72,6 +74,7 @@ class ControlPlane:
         folder: Path,
         interface: str | None = None,
         context: ssl.SSLContext | None = None,
+        end_process: Callable[[HostSeen], object] = lambda host: None,
     ) -> None:
         self._keys = keys
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
@@ -94,6 +97,7 @@ class ControlPlane:
             self.introductions,
             lambda rim: PolicyDesk(rim, processes, time.monotonic, self.reactor.call_later),
             lambda buffer, client: auth.ticket_of(keys.data, buffer, client),
+            end_process,
         )
         self.client_address = self.reactor.listen(
             client_listen, keys.client, self._meet_client, context=context
@@ -256,6 +260,7 @@ def main() -> None:
         Path(config["folder"]),
         config["host"],
         context,
+        lambda host: lifeline.report(worker=host.worker, host=host.name, pid=host.pid),
     )
     lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     lifeline.report(client_address=plane.client_address, host_address=plane.host_address)

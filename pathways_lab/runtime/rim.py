@@ -51,6 +51,7 @@ class Rim:
     flush_due: called when records wait for :meth:`flush`.
     services: where the hosts of slices over several hosts meet.
     ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
+    end_process(host): have it ended by its parent, whatever it does.
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
@@ -64,6 +65,7 @@ class Rim:
         services: Services,
         policies: Callable[[Rim], PolicyDesk],
         ticket: Callable[[int, int], bytes],
+        end_process: Callable[[HostSeen], object] = lambda host: None,
     ) -> None:
         self.registry = Registry()
         self.rejected = 0
@@ -73,6 +75,7 @@ class Rim:
         self.diary = Diary(self.registry, clock, flush_due)
         self._numbers = 0
         self._epochs: dict[str, int] = {}
+        self._end_process = end_process
         self.formations = Formations(services, self.peers.host, self._slices_lost)
         self.policies = policies(self)
         self.races = Races(self.peers.host)
@@ -94,6 +97,8 @@ class Rim:
             self.happened,
             self.peers.host,
             self.diary.remember,
+            self._print_at,
+            self.restart_host,
         )
 
     # --- who is there ------------------------------------------------------------
@@ -133,6 +138,7 @@ class Rim:
         self.host_lost(host.name, f"{host.name} was replaced by a new device process")
         self.registry.hosts[host.name] = host
         self.peers.hosts[host.name] = peer
+        self.standstill.heard(host.name, self._clock())
         self.peers.data_addresses()
         self.peers.clients_present(self._numbers, [host.name])
         self.happened(
@@ -173,6 +179,8 @@ class Rim:
         For one that lives and does not come to an end: handles on it fail with
         *reason* now, whether or not it is still able to hear.
         """
+        if name in self.registry.hosts:
+            self._end_process(self.registry.hosts[name])
         self.peers.host(name, "restart", {"reason": reason})
         self.host_lost(name, f"it was restarted: {reason}")
 
@@ -227,6 +235,7 @@ class Rim:
     ) -> None:
         """A message of a host.  Raises ValueError for one that is malformed."""
         host = self.registry.hosts[name]
+        self.standstill.heard(name, self._clock())
         if op == "report":
             records = fields.get("records", [])
             if not (isinstance(records, list) and all(type(r) is bytes for r in records)):
@@ -253,6 +262,8 @@ class Rim:
             self.standstill.answered(name, fields, self._clock())
         elif op == "rejected":
             self._rejected_by(host, int(fields["client"]), str(fields["reason"])[:500])
+        elif op == "pulse":
+            return  # it was heard
         elif op == "closing":
             self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
         else:
@@ -276,6 +287,11 @@ class Rim:
         if client is not None:
             fields = {"host": host.name, "run": run, "device": device, "text": text}
             self.peers.client(client.name, "output", fields)
+
+    def _print_at(self, client: str, run: int, text: str) -> None:
+        """For people: where a run was started."""
+        fields = {"host": "watchdog", "run": run, "device": None, "text": text}
+        self.peers.client(client, "output", fields)
 
     # --- standstill and disorder -----------------------------------------------------
 

@@ -3,27 +3,30 @@
 Problem: hosts that wait for each other must be named within seconds, wherever
 that happens; but only where a client switched the order off is it certain
 enough, and wanted, that the wait is ended: then its gangs fail with the story,
-the hosts' common runtime is cut and formed again, and the island goes on.
+the hosts' common runtime is cut and formed again, and the island goes on.  What else
+is done, an owner has said (:mod:`pathways_lab.runtime.acts`).
 
 Rule for maintainers: who waits for whom is found elsewhere; here it is told,
-and acted on.  Long work is never ended.
+and acted on.  Long work is never ended, unless an owner has said so.
 
 Paper: section 4.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.overdue import Overdue
+from pathways_lab.core.overdue import GangId, Overdue
 from pathways_lab.core.program import Call, SliceId
 from pathways_lab.core.story import Stuck
 from pathways_lab.core.stuck import Seen
+from pathways_lab.runtime.acts import Acts
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.formations import Formations
+from pathways_lab.runtime.pulse import Pulse
 from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import Registry
 from pathways_lab.runtime.watchdog import LATE, Told, Watchdog
@@ -39,7 +42,8 @@ class Standstill:
     """Watches one control plane's islands.
 
     overdue: the core's.  happened(event): to the core.  tell(host, op, fields).
-    remember(event): in the timeline.
+    remember(event): in the timeline.  print_at(client, run, text): where it can be read.
+    restart(host, reason): end its process; another takes its place.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Standstill:
         happened: Callable[[m.Event], None],
         tell: Callable[[str, str, dict[str, Any]], object],
         remember: Callable[[Event], None],
+        print_at: Callable[[str, int, str], object],
+        restart: Callable[[str, str], object],
     ) -> None:
         self._registry = registry
         self._formations = formations
@@ -59,7 +65,12 @@ class Standstill:
         self._happened = happened
         self._tell_host = tell
         self._remember = remember
-        self._watchdog = Watchdog(overdue, self._ask, self._told)
+        self._print_at = print_at
+        self._now = 0.0
+        self._watchdog = Watchdog(overdue, self._ask, self._told, self._each)
+        self.acts = Acts(self._report, self._fail, restart)
+        self._pulse = Pulse(lambda host: tell(host, "pulse", {}))
+        self._silent: dict[str, float] = {}
         self._seen: object = None
         self._ended: set[tuple[int, int]] = set()
         """Gangs that were given up and that hosts have not reported yet."""
@@ -68,10 +79,24 @@ class Standstill:
         """Now and then."""
         patient = min(self._registry.disorder.values(), default=LATE)
         self._watchdog.look(now, min(LATE, patient / 2) if self._races else LATE)
+        self._now = now
+        self._pulse.look(now)
+        before, self._silent = self._silent, self._pulse.silent(now)
+        if self._silent or before:
+            self._told_silent(before, now)
+
+    def heard(self, host: str, now: float) -> None:
+        """A host has said something."""
+        self._pulse.heard(host, now)
 
     def wonder(self, now: float, late: float, told: Told) -> None:
         """A client asks what is late."""
-        self._watchdog.wonder(now, late, told)
+
+        def or_silent(story: Stuck | None) -> None:
+            silent = tuple(self._silent)
+            told(Stuck("silent", (), (), silent) if story is None and silent else story)
+
+        self._watchdog.wonder(now, late, or_silent)
 
     def answered(self, host: str, fields: dict[str, Any], now: float) -> None:
         """A host says what it has launched.  Raises CodecError, KeyError, TypeError."""
@@ -80,6 +105,8 @@ class Standstill:
 
     def host_lost(self, host: str, now: float) -> None:
         self._watchdog.lost(host, now)
+        self._pulse.lost(host)
+        self._silent.pop(host, None)
 
     def lease_ends(self, island: str, client: str, now: float) -> None:
         """Before the core is told: nothing that was launched without order outlives its lease."""
@@ -128,6 +155,43 @@ class Standstill:
             )
             self._give_up(slices, failure, now)
 
+    def _each(self, story: Stuck, now: float) -> None:
+        self._now = now
+        self.acts.story(story, LATE, now)
+
+    def _told_silent(self, before: Mapping[str, float], now: float) -> None:
+        """Hosts have fallen silent, still are, or answer again."""
+        for host in self._silent.keys() - before.keys():
+            text = f"{host} does not answer, for {self._silent[host]:.1f} s"
+            island = self._registry.hosts[host].island
+            self._remember(Event("silent", now, island, host, args={"text": text}))
+            bound = [b for b in self._registry.bindings.values() if host in b.hosts]
+            for client in {b.client for b in bound}:
+                self._print_at(client, 0, f"stuck, not dead: {text}")
+        for host in before.keys() - self._silent.keys():
+            if host in self._registry.hosts:
+                island = self._registry.hosts[host].island
+                text = f"{host} answers again"
+                self._remember(Event("answers", now, island, host, args={"text": text}))
+        self.acts.silent(tuple(self._silent.items()))
+
+    # --- as told ---------------------------------------------------------------------------
+
+    def _report(self, story: Stuck) -> None:
+        for client in dict.fromkeys(gang.client for gang in story.gangs):
+            run = next(gang.run for gang in story.gangs if gang.client == client)
+            self._print_at(client, run, str(story))
+
+    def _fail(self, gang: GangId, failure: Failure) -> None:
+        """The run of a gang; where hosts are in it together, what goes on there is ended."""
+        slices = self._formations.together(self._slices_of(gang))
+        if any(self._formations.of_slice(s) is not None for s in slices):
+            behind = {g.run for g in self._overdue(0.0, self._now) if slices & self._slices([g])}
+            self._happened(m.RunsGivenUp(self._now, "watchdog", tuple(sorted(behind)), failure))
+            self._formations.renew(slices, failure)
+        else:
+            self._happened(m.RunsGivenUp(self._now, "watchdog", (gang[0],), failure))
+
     # --- the end of a deadlock --------------------------------------------------------------
 
     def _give_up(self, slices: Collection[SliceId], failure: Failure, now: float) -> None:
@@ -140,14 +204,13 @@ class Standstill:
         self._formations.renew(slices, failure)
 
     def _slices(self, gangs: Iterable[Any]) -> set[SliceId]:
-        found = set()
-        for gang in gangs:
-            _, key = self._registry.programs.get(gang.run, ("", ""))
-            known = self._registry.plans.get(key)
-            node = known[1].steps[gang.step].node if known is not None else None
-            if isinstance(node, Call):
-                found.add(node.slice)
-        return found
+        return set().union(*(self._slices_of((gang.run, gang.step)) for gang in gangs))
+
+    def _slices_of(self, gang: GangId) -> set[SliceId]:
+        _, key = self._registry.programs.get(gang[0], ("", ""))
+        known = self._registry.plans.get(key)
+        node = known[1].steps[gang[1]].node if known is not None else None
+        return {node.slice} if isinstance(node, Call) else set()
 
     def _island(self, slice_id: SliceId) -> str:
         binding = self._registry.bindings.get(slice_id)

@@ -35,6 +35,7 @@ class Watchdog:
 
     overdue(seconds, now): the core's.  ask(hosts, number): send them a question.
     tell(story, now): a story that is new, or a deadlock that goes on.
+    each(story, now): every story, also one that was told before.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Watchdog:
         overdue: Callable[[float, float], Sequence[Overdue]],
         ask: Callable[[Sequence[str], int], None],
         tell: Callable[[Stuck, float], object],
+        each: Callable[[Stuck, float], object] = lambda story, now: None,
     ) -> None:
+        self._each = each
         self._overdue = overdue
         self._ask = ask
         self._tell = tell
@@ -109,3 +112,4 @@ class Watchdog:
         if what != self._last or story.kind == "deadlock":
             self._last = what
             self._tell(story, now)
+        self._each(story, now)

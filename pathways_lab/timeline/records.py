@@ -26,7 +26,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          ``message`` (one wire message: args source, target, kind, bytes),
          ``output`` (text printed by user code on a host),
          ``leased``, ``lease-ended`` (an island is one client's own; args order),
-         ``late``, ``deadlock`` (what stands still; args text, story)
+         ``late``, ``deadlock`` (what stands still; args text, story), ``silent``,
+         ``answers`` (a host that says nothing, or does again; args text)
 Sample   ``memory`` (bytes in use on one host's devices; args device),
          ``dropped`` (records lost before they were remembered)
 ======== ======================================================================

@@ -54,6 +54,8 @@ class Stage:
             self.given_up.append,
             lambda *_: None,
             lambda _: None,
+            lambda *_: None,
+            lambda *_: None,
         )
 
     def _renew(self, *_: Any) -> None:
