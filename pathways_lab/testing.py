@@ -32,6 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.core.control import Control
+from pathways_lab.core.elastic_messages import Park, SliceMoved
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.invariants import check
 from pathways_lab.core.layout import Layout
@@ -181,10 +182,12 @@ class Script:
         rules: Rules | None = None,
         policy: Policy | None = None,
         compile: bool = True,
+        moving: bool = True,
     ) -> None:
         self.control = Control(rules)
         self.time = 0.0
         self.compile = compile
+        self.moving = moving
         self.log: list[tuple[Event, list[Command]]] = []
         self.grants: list[Grant] = []
         self.order: list[int] = []
@@ -237,8 +240,23 @@ class Script:
                 self.compiling.append(command)
                 if self.compile:
                     self.compiled()
+            case Park():
+                for host in command.hosts:
+                    self.send(HostReport(self.time, "parked", host, parked=(command.slice,)))
+            case SliceMoved() if self.moving:
+                self.arrive_moved(command)
             case _:
                 pass
+
+    def arrive_moved(self, moved: SliceMoved) -> None:
+        """The values of a slice reach its new hosts, whatever they are."""
+        slice_id = moved.binding.slice
+        for host in moved.hosts:
+            self.send(HostReport(self.time, "moved", host, moved=(slice_id,)))
+        store = self.control.state.store
+        for host in moved.binding.hosts if moved.hosts else ():
+            there = tuple(store.by_slice.get(slice_id, ()))
+            self.send(HostReport(self.time, "arrived", host, resident=there))
 
     def _steps(self, grant: Grant) -> list[int]:
         plan = self.plans[grant.plan]

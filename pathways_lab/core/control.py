@@ -20,6 +20,14 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from pathways_lab.core.elastic import Elastic
+from pathways_lab.core.elastic_messages import (
+    HostsLeaving,
+    RebindRequested,
+    ResumeRequested,
+    SliceWithdrawn,
+    SuspendRequested,
+)
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.gangs import IslandOrder
 from pathways_lab.core.grants import Grants
@@ -75,6 +83,7 @@ from pathways_lab.core.requests import (
     check_run,
     spoiled,
     usable,
+    waits_for_devices,
 )
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.sharing import Sharing
@@ -98,6 +107,7 @@ class Control:
         self.grants = Grants(self.state, self.outcomes, self.uploads)
         self.sharing = Sharing(self.state, self.uploads)
         self.clients: dict[str, ClientRecord] = {}
+        self.elastic = Elastic(self.state, self.clients, self._lose_slices)
         self._draining: set[SliceId] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostJoined: self._host_joined,
@@ -125,6 +135,10 @@ class Control:
             HandlePublished: self._publish,
             HandleUnpublished: self._unpublish,
             HandleTaken: self._take,
+            RebindRequested: self.elastic.rebind,
+            SuspendRequested: self.elastic.suspend,
+            ResumeRequested: self.elastic.resume,
+            HostsLeaving: self.elastic.leave,
         }
 
     def handle(self, event: Event) -> list[Command]:
@@ -137,8 +151,13 @@ class Control:
         if client is None or client in self.clients or isinstance(event, ClientJoined):
             self._handlers[type(event)](event)
             self.grants.work()
+            if self.elastic.busy:
+                self.elastic.work()
+                self.grants.work()
             if self._draining:
                 self._drain_slices()
+            if self.elastic.busy:
+                self.elastic.bind_drained()
             self._tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
@@ -220,7 +239,7 @@ class Control:
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.finished(run, step, host, seconds)
-        for number in event.resident:
+        for number in self.elastic.reported(event):
             self.uploads.came(number, host)
 
     # --- clients ---------------------------------------------------------------------
@@ -356,7 +375,12 @@ class Control:
         self._release(event.slice)
 
     def _release(self, slice_id: SliceId) -> None:
-        self.state.resources.release(slice_id)
+        resources = self.state.resources
+        if resources.slices[slice_id].state == "suspended":
+            # Nobody would ever bring its values and runs back to devices.
+            why = Failure("lost", f"slice {slice_id} was released while it was suspended")
+            self._lose_slices(resources.lose_slices([slice_id], why), why)
+        resources.release(slice_id)
         self._draining.add(slice_id)
 
     def _drain_slices(self) -> None:
@@ -364,17 +388,21 @@ class Control:
         state = self.state
         for slice_id in sorted(self._draining):
             record = state.resources.slices[slice_id]
+            if record.state == "bound":  # again
+                self._draining.discard(slice_id)
+                continue
             named = bool(state.store.by_slice.get(slice_id))
             if state.users.get(slice_id) or (named and record.state != "lost"):
                 continue
-            if not record.told:
+            if record.state == "lost" and not record.told:
                 record.told = True
                 hosts = state.alive(record.hosts)
-                if hosts:
-                    state.out.append(SliceFreed(state.cause, hosts, slice_id))
+                state.out.append(SliceWithdrawn(state.cause, hosts, slice_id))
             owner = self.clients.get(record.binding.client)
             if not named and (owner is None or slice_id not in owner.slices):
                 self._draining.discard(slice_id)
+                hosts = () if record.told else state.alive(record.hosts)
+                state.out.append(SliceFreed(state.cause, hosts, slice_id))
                 state.resources.free(slice_id)
                 state.forget_slice(slice_id)
                 released = Failure(
@@ -387,11 +415,11 @@ class Control:
 
     def _function_announced(self, event: FunctionAnnounced) -> None:
         failure = usable(self.state, event.client, self.clients[event.client], event.slice)
-        if failure is not None:
+        if failure is not None and not waits_for_devices(failure):
             self._refuse(event, f"function {event.function}", failure)
             return
-        hosts = self.state.resources.slices[event.slice].hosts
-        if self.state.functions.announce((event.function, event.slice), hosts):
+        hosts = self.state.resources.slices[event.slice].binding.hosts if failure is None else ()
+        if self.state.functions.announce((event.function, event.slice), hosts) and hosts:
             self.state.out.append(Prepare(event.cause, hosts, event.function, event.slice))
 
     def _program_registered(self, event: ProgramRegistered) -> None:
@@ -423,7 +451,7 @@ class Control:
             self._refuse(event, subject, failure or "its slice is unknown")
             return
         buffer = state.store.create(event.buffer, event.client, event.slice, event.nbytes, "upload")
-        self.uploads.declare(buffer, record.hosts)
+        self.uploads.declare(buffer, record.binding.hosts)
 
     def _run_submitted(self, event: RunSubmitted) -> None:
         """Every submitted run ends once and resolves its outputs, refused ones too."""

@@ -155,6 +155,8 @@ class Grants:
         state, index = self.state, run.index
         if run.id not in state.queued or run.open or run.pending:
             return
+        if state.withheld and not state.withheld.isdisjoint(index.plan.slices):
+            return  # it is looked at again when its slices are there again
         for p, buffer in enumerate(run.inputs):
             if buffer is not None and buffer.failure is not None and index.readers[p]:
                 self.outcomes.fail(run, buffer.failure)
@@ -341,7 +343,12 @@ class Grants:
             return False
         state.admission.settled = True
         entries, ledger = state.admission.heads(), state.store.ledger
-        others = [run for run in state.queued.values() if run.pending]
+        away = state.withheld
+        others = [
+            run
+            for run in state.queued.values()
+            if run.pending or (away and not away.isdisjoint(run.index.plan.slices))
+        ]
         stuck = hopeless(entries, others, state.active, ledger)
         if not stuck:
             return False

@@ -94,12 +94,17 @@ SLICE = LifeCycle(
     {
         ("bound", "release"): "released",
         ("bound", "lose"): "lost",
+        ("bound", "suspend"): "suspended",
+        ("suspended", "bind"): "bound",
+        ("suspended", "lose"): "lost",
         ("released", "lose"): "lost",
         ("released", "free"): "freed",
+        ("lost", "bind"): "bound",
         ("lost", "free"): "freed",
     },
 )
-"""``released``: takes no new work and ends with its last buffer and run."""
+"""``released``: takes no new work and ends with its last buffer and run.  ``suspended``:
+holds no devices; its values are in its hosts' own memory, and its runs wait."""
 
 ALL = (RUN, GANG, BUFFER, SLICE)
 

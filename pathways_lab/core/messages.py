@@ -7,6 +7,7 @@ with the time in them, and carries out the *commands* that it returns.
 Rule for maintainers: frozen, plain data, every message names its ``cause``
 (the id of what made somebody send it, so that a story can be told backwards).
 Messages speak of gangs, steps and hosts, never of single devices or shards.
+Those about devices that come and go are in :mod:`pathways_lab.core.elastic_messages`.
 
 Identities: islands, hosts and clients are short strings (``"island0"``,
 ``"island0/host1"``, ``"kernel-1"``).  Runs and buffers are integers whose high
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pathways_lab.core.elastic_messages import ElasticCommand, ElasticEvent
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
@@ -178,6 +180,8 @@ class HostReport:
     failed: ``(run, step, why)`` of steps that could not give their value here.
     resident: uploaded buffers whose parts for this host have all arrived.
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
+    parked: slices whose values are in its own memory (see ``Park``).
+    moved: slices of which everything was sent on (see ``SliceMoved``).
     """
 
     time: float
@@ -187,6 +191,8 @@ class HostReport:
     failed: tuple[tuple[Run, int, Failure], ...] = ()
     resident: tuple[Buffer, ...] = ()
     compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
+    parked: tuple[SliceId, ...] = ()
+    moved: tuple[SliceId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +353,7 @@ Event = (
     | HandlePublished
     | HandleUnpublished
     | HandleTaken
+    | ElasticEvent
 )
 
 
@@ -575,4 +582,5 @@ Command = (
     | Published
     | Unpublished
     | Taken
+    | ElasticCommand
 )

@@ -72,6 +72,11 @@ def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -
     )
 
 
+def waits_for_devices(failure: Failure) -> bool:
+    """Whether a slice is only lost: what is registered for it is of use when it is bound again."""
+    return failure.kind == "lost"
+
+
 def reads(state: State, record: ClientRecord, slice_id: SliceId) -> bool:
     """Whether the client has taken a buffer that lies on this slice of another's."""
     taken = (state.store.references[number] for number in record.references)
@@ -85,7 +90,7 @@ def check_program(state: State, client: str, record: ClientRecord, plan: Plan) -
         return failure
     for slice_id in plan.slices:
         failure = usable(state, client, record, slice_id)
-        if failure is not None:
+        if failure is not None and not waits_for_devices(failure):
             return failure
     for step in plan.steps:
         node = step.node

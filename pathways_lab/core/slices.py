@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.lifecycles import SLICE
@@ -39,14 +39,18 @@ from pathways_lab.core.topology import (
 class SliceRecord:
     """A slice: where it lies, in what state it is, and why it was lost.
 
+    hosts: who has something of it; while it moves, also those that it leaves.
     told: its hosts were told to forget it.
+    away: it holds no devices, for it was suspended.
     """
 
     binding: SliceBinding
     hosts: tuple[str, ...]
+    request: SliceRequest
     state: str = SLICE.start
     failure: Failure | None = None
     told: bool = False
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,14 @@ class ResourceManager:
     """Hosts, islands, slices.  *cells* and *cells_of* follow every change of slices.
 
     leases: by island, who has it for himself.
+    leaving: hosts that take no new slices, for they will be taken away.
     version: changes whenever the cells do.
     """
 
     hosts: dict[str, _Host] = field(default_factory=dict)
     slices: dict[SliceId, SliceRecord] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
     cells: tuple[Cell, ...] = ()
     cells_of: dict[SliceId, tuple[int, ...]] = field(default_factory=dict)
     version: int = 0
@@ -98,6 +104,7 @@ class ResourceManager:
     def lose(self, host: str, failure: Failure) -> list[SliceRecord]:
         """Forget a host; returns the slices that are lost with it."""
         del self.hosts[host]
+        self.leaving.discard(host)
         return self.lose_slices([s for s, r in self.slices.items() if host in r.hosts], failure)
 
     def lose_slices(self, slices: Iterable[SliceId], failure: Failure) -> list[SliceRecord]:
@@ -119,6 +126,57 @@ class ResourceManager:
         )
         if wrong:
             return Failure("refused", wrong, "ask again with a new, well-formed request")
+        binding = self._place(slice_id, client, request)
+        if isinstance(binding, Failure):
+            return binding
+        self.slices[slice_id] = SliceRecord(binding, binding.hosts, request)
+        self._hold(binding, 1)
+        self._divide()
+        return binding
+
+    def bind_again(self, slice_id: SliceId, island: str | None) -> SliceBinding | Failure:
+        """Devices for a lost or suspended slice: a mesh of the same shape and kind.
+
+        island: where; None: wherever there is room, best where it was.  A
+        suspended slice that gets its old devices is of the same generation.
+        """
+        record = self.slices[slice_id]
+        old = record.binding
+        request = replace(record.request, island=island, kind=old.kind)
+        new = self._place(slice_id, old.client, request, old)
+        if isinstance(new, Failure):
+            return new
+        if record.state == "lost" or new.devices != old.devices:
+            new = replace(new, generation=old.generation + 1)
+        record.state = SLICE.next(record.state, "bind", slice_id)
+        record.hosts = tuple(dict.fromkeys((*new.hosts, *(old.hosts if record.away else ()))))
+        record.binding, record.failure, record.told, record.away = new, None, False, False
+        self._hold(new, 1)
+        self._divide()
+        return new
+
+    def suspend(self, slice_id: SliceId) -> None:
+        """The slice gives its devices to others for a while."""
+        record = self.slices[slice_id]
+        record.state = SLICE.next(record.state, "suspend", slice_id)
+        record.away = True
+        self._hold(record.binding, -1)
+        self._divide()
+
+    def unbind_again(self, slice_id: SliceId, old: SliceBinding) -> None:
+        """What :meth:`bind_again` did to a suspended slice was of no use."""
+        self.suspend(slice_id)
+        record = self.slices[slice_id]
+        record.binding, record.hosts = old, old.hosts
+
+    def _place(
+        self,
+        slice_id: SliceId,
+        client: str,
+        request: SliceRequest,
+        old: SliceBinding | None = None,
+    ) -> SliceBinding | Failure:
+        """The best devices for a request.  old: where the slice was: preferred."""
         best: tuple[Choice, str, list[tuple[str, int]]] | None = None
         for island in self.islands():
             if request.island not in (None, island):
@@ -131,14 +189,24 @@ class ResourceManager:
                 best = choice, island, devices
         if best is None:
             return self._unmet(client, request)
-        (_, chosen), island, devices = best
+        (key, chosen), island, devices = best
         where = tuple(devices[d] for d in chosen)
+        if old is not None and request.island in (None, old.island):
+            before = self._most_shared(old)
+            if before is not None and before <= key[0] and self._open_to(old.island, client):
+                where, island = old.devices, old.island
         kind = self.hosts[where[0][0]].info.kind
-        binding = SliceBinding(slice_id, client, island, request.shape, request.axes, where, kind)
-        self.slices[slice_id] = SliceRecord(binding, binding.hosts)
-        self._hold(binding, 1)
-        self._divide()
-        return binding
+        return SliceBinding(slice_id, client, island, request.shape, request.axes, where, kind)
+
+    def _most_shared(self, binding: SliceBinding) -> int | None:
+        """Slices on its most shared device; None when not all its devices are to be had."""
+        loads = []
+        for name, device in binding.devices:
+            host = self.hosts.get(name)
+            if host is None or name in self.leaving or device >= host.info.devices:
+                return None
+            loads.append(host.loads[device])
+        return max(loads)
 
     def lease(
         self, island: str, client: str, order: bool, handles: Mapping[SliceId, int]
@@ -155,7 +223,7 @@ class ResourceManager:
         if holder is not None:
             others[holder.client] = ["a lease of it"]
         for number, record in self.slices.items():
-            if record.binding.island == island:
+            if record.binding.island == island and not record.away:
                 held, label = handles.get(number, 0), number & 0xFFFFFFFF
                 also = f" with {held} handle{'s' * (held != 1)}" if held else ""
                 what = f"slice s{label} ({record.state}, {len(record.binding.devices)} devices)"
@@ -228,6 +296,7 @@ class ResourceManager:
         loads: list[int | None] = []
         for host in members:
             fits = request.kind in (None, host.info.kind) and host.info.memory >= request.memory
+            fits = fits and host.info.name not in self.leaving
             devices += [(host.info.name, d) for d in range(host.info.devices)]
             loads += host.loads if fits else [None] * host.info.devices
         return _grid(tuple(h.info for h in members)), devices, loads
@@ -242,7 +311,7 @@ class ResourceManager:
         """Divide the devices of all living slices into cells."""
         cover: dict[tuple[str, int], list[SliceId]] = {}
         for slice_id, record in self.slices.items():
-            if record.state != "lost":
+            if record.state != "lost" and not record.away:
                 for device in record.binding.devices:
                     cover.setdefault(device, []).append(slice_id)
         groups: dict[tuple[tuple[SliceId, ...], int, str], int] = {}
@@ -280,6 +349,8 @@ class ResourceManager:
             line = f"{island} has {count} devices ({'; '.join(kinds)}), {free} of them unshared"
             if not self._open_to(island, client):
                 line += f", and is leased to {self.leases[island].client}"
+            if any(h.info.name in self.leaving for h in members):
+                line += ", and hosts of it are about to leave"
             lines.append(line)
         exists = "; ".join(lines) or "no host has joined"
         return Failure(

@@ -36,6 +36,7 @@ class State:
 
     clients: the unfinished runs of every connected client.
     queued: runs that are not admitted, in order of submission.
+    withheld: slices on which nothing more is admitted for now.
     active, users: by slice, how many admitted, and how many unfinished, runs use it.
     out, cause, time: of the event at hand: commands, id, seconds.
     settled: steps to be looked at because nothing of them is waited for.
@@ -56,6 +57,7 @@ class State:
         self.clients: dict[str, set[int]] = {}
         self.runs: dict[int, RunRecord] = {}
         self.queued: dict[int, RunRecord] = {}
+        self.withheld: set[SliceId] = set()
         self.active: dict[SliceId, int] = {}
         self.users: dict[SliceId, int] = {}
         self.submitted = 0
@@ -119,4 +121,5 @@ class State:
         """Nothing uses the slice any more."""
         self.functions.forget(slice_id)
         self.users.pop(slice_id, None)
+        self.withheld.discard(slice_id)
         self.store.by_slice.pop(slice_id, None)

@@ -41,7 +41,7 @@ class SliceBinding:
     """A slice bound to physical devices of one island.
 
     devices: ``(host, local device number)`` per virtual device, row-major over
-    *shape*.
+    *shape*.  generation: how often it was bound to other devices before.
     """
 
     slice: SliceId
@@ -51,6 +51,7 @@ class SliceBinding:
     axes: tuple[str, ...]
     devices: tuple[tuple[str, int], ...]
     kind: str
+    generation: int = 0
 
     @property
     def hosts(self) -> tuple[str, ...]:

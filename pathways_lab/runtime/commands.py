@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.diary import Diary
@@ -115,7 +116,26 @@ class Commands:
                     self._formations.bind(binding, self._epochs.get(binding.island, 0))
                 self._in_turn(binding.hosts, "bind", fields)
                 self._tell.client(client, "slice-bound", fields)
+                self._tell_takers(binding.slice, fields)
                 self._tell.topology()
+            case em.SliceMoved():
+                self._moved(command)
+            case em.SliceWithdrawn(hosts=hosts, slice=slice_id):
+                self._in_turn(hosts, "unbind", {"slice": slice_id})
+                self._formations.unbind(slice_id)
+                self._registry.withdraw_slice(slice_id)
+                self._tell.topology()
+            case em.Park(hosts=hosts, slice=slice_id):
+                self._in_turn(hosts, "park", {"slice": slice_id})
+            case em.SliceSuspended(slice=slice_id):
+                self._registry.suspended.add(slice_id)
+                self._tell.topology()
+            case em.HostsLeft(hosts=hosts, reason=reason):
+                self._in_turn(hosts, "retire", {"reason": reason})
+            case em.Answer(client=client):
+                failure = None if command.failure is None else pack(command.failure)
+                answer = {"id": command.request, "lines": command.lines, "failure": failure}
+                self._tell.client(client, "answer", answer)
             case m.SliceFreed(hosts=hosts, slice=slice_id):
                 self._in_turn(hosts, "unbind", {"slice": slice_id})
                 self._formations.unbind(slice_id)
@@ -177,6 +197,28 @@ class Commands:
         _, plan, packed = self._registry.plans[key]
         known = self._registry.bindings
         return {"plan": packed, "bindings": [pack(known[s]) for s in plan.slices if s in known]}
+
+    def _moved(self, moved: em.SliceMoved) -> None:
+        """A suspended slice has devices again: first its old hosts hear it, then the new ones."""
+        binding = moved.binding
+        fields = {"binding": pack(binding)}
+        if moved.hosts:
+            self._in_turn(moved.hosts, "move", fields)
+            self._formations.unbind(binding.slice)
+            if not any(self._registry.hosts[host].assembled for host in binding.hosts):
+                self._formations.bind(binding, self._epochs.get(binding.island, 0))
+            self._in_turn(binding.hosts, "bind", fields)
+        self._registry.suspended.discard(binding.slice)
+        self._tell.client(binding.client, "slice-bound", fields)
+        self._tell_takers(binding.slice, fields)
+        self._tell.topology()
+
+    def _tell_takers(self, slice_id: int, fields: dict[str, Any]) -> None:
+        """Others read there as well."""
+        numbers = {number for number, taken in self._registry.taken if taken == slice_id}
+        for client in self._registry.clients.values():
+            if client.number in numbers:
+                self._tell.client(client.name, "slice-bound", fields)
 
     def _taken(self, taken: m.Taken) -> None:
         """The client reads from hosts by itself, and shows them that it may."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Plan
@@ -236,6 +237,35 @@ def _return_lease(letter: _Letter) -> m.Event:
     return unpack_fields(m.LeaseReturned, letter.stamped())
 
 
+def _rebind(letter: _Letter) -> m.Event:
+    event = unpack_fields(em.RebindRequested, letter.stamped())
+    _own(letter.client, [event.slice], "slice")
+    return event
+
+
+def _suspend(letter: _Letter) -> m.Event:
+    return unpack_fields(em.SuspendRequested, letter.stamped())
+
+
+def _resume(letter: _Letter) -> m.Event:
+    return unpack_fields(em.ResumeRequested, letter.stamped())
+
+
+def _leave(letter: _Letter) -> m.Event:
+    """The hosts of an island are to be taken away."""
+    island = letter.fields["island"]
+    if type(island) is not str:
+        raise TypeError("island is not text")
+    hosts = tuple(h.name for h in letter.registry.hosts.values() if h.island == island)
+    if not hosts:
+        known = ", ".join(sorted({h.island for h in letter.registry.hosts.values()}))
+        raise Rejected(f"island {island[:64]}", f"there is no {island[:64]!r}; there is {known}")
+    who, request = letter.client.name, _integer(letter.fields, "request")
+    anyway = letter.fields["anyway"] is True
+    reason = f"{who} took {island} away"
+    return em.HostsLeaving(letter.time, letter.cause, hosts, reason, who, anyway, request)
+
+
 def _name(fields: dict[str, Any]) -> str:
     name = fields["name"]
     if type(name) is not str or not 0 < len(name) <= _NAME_LENGTH:
@@ -279,6 +309,10 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "publish": _publish,
     "unpublish": _unpublish,
     "take": _take,
+    "rebind": _rebind,
+    "suspend": _suspend,
+    "resume": _resume,
+    "leave": _leave,
 }
 
 CLIENT_OPS = frozenset(_HANDLERS)

@@ -83,6 +83,8 @@ class Registry:
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
     """Of runs that are not over: the client and the plan's key."""
+    suspended: set[SliceId] = field(default_factory=set)
+    """Slices that hold no devices for now."""
     published: dict[str, str] = field(default_factory=dict)
     """By name of a shared handle: the client that published it."""
     taken: set[tuple[int, SliceId]] = field(default_factory=set)
@@ -119,9 +121,14 @@ class Registry:
         self.arguments.pop(run, None)
         self.programs.pop(run, None)
 
+    def withdraw_slice(self, slice_id: SliceId) -> None:
+        """The slice has no devices any more; it may get others."""
+        self.bindings.pop(slice_id, None)
+        self.suspended.discard(slice_id)
+
     def forget_slice(self, slice_id: SliceId) -> None:
         """The slice is gone, and with it what was announced for it."""
-        self.bindings.pop(slice_id, None)
+        self.withdraw_slice(slice_id)
         self.taken = {entry for entry in self.taken if entry[1] != slice_id}
         for key in [key for key in self.functions if key[1] == slice_id]:
             del self.functions[key]
@@ -165,6 +172,7 @@ class Registry:
         return {
             "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
             "slices": [pack(binding) for binding in self.bindings.values()],
+            "suspended": sorted(self.suspended),
             "clients": list(self.clients),
             "published": dict(self.published),
         }

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.overdue import Overdue
@@ -170,7 +171,7 @@ class Rim:
         # Of slices that have no host left the core has nobody to tell that they are gone.
         for slice_id, binding in tuple(self.registry.bindings.items()):
             if self.peers.hosts.keys().isdisjoint(binding.hosts):
-                self.registry.forget_slice(slice_id)
+                self.registry.withdraw_slice(slice_id)
         self.peers.topology()
 
     def restart_host(self, name: str, reason: str) -> None:
@@ -248,7 +249,8 @@ class Rim:
                 self.diary.count(
                     "report", name, "control", size, runs.pop() if len(runs) == 1 else 0
                 )
-            if runs or report.resident or report.compiled or report.finished or report.failed:
+            said = report.resident or report.compiled or report.parked or report.moved
+            if said or report.finished or report.failed:
                 self.happened(report)
         elif op == "output":
             self._output(host, int(fields["run"]), fields.get("device"), str(fields["text"]))
@@ -341,7 +343,7 @@ class Rim:
                 self.peers.refuse(client, _subject(event), _internal(event, details))
             return
         for command in commands:
-            if isinstance(command, m.SliceBound):
+            if isinstance(command, m.SliceBound | em.SliceMoved):
                 self.registry.bindings[command.binding.slice] = command.binding
         self.diary.remember(*records_of(event, commands, self.registry))
         self._commands.carry_out(commands)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pathways_lab.core.elastic_messages import SliceMoved, SliceWithdrawn
 from pathways_lab.core.messages import (
     Command,
     Event,
@@ -68,7 +69,7 @@ class Memory:
         elif isinstance(event, RunSubmitted):
             self.programs[event.run] = event.client, event.plan
         for command in commands:
-            if isinstance(command, SliceBound):
+            if isinstance(command, SliceBound | SliceMoved):
                 self.bindings[command.binding.slice] = command.binding
         for record in records_of(event, commands, self):
             assert isinstance(record, records.Event)
@@ -78,7 +79,7 @@ class Memory:
         for command in commands:
             if isinstance(command, RunEnded):
                 self.programs.pop(command.run, None)
-            elif isinstance(command, SliceFreed):
+            elif isinstance(command, SliceFreed | SliceWithdrawn):
                 self.bindings.pop(command.slice, None)
 
     def launched(self, part: Part, time: float) -> None:

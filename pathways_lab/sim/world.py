@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from pathways_lab.core.control import Control
+from pathways_lab.core.elastic_messages import SliceWithdrawn
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.messages import (
@@ -173,7 +174,7 @@ class World:
                 self._to_client(command.client, command)
             case Refused() | Resolved() | RunEnded() | PolicySet():
                 self._to_client(command.client, command)
-            case ShareProgram() | SliceFreed():
+            case ShareProgram() | SliceFreed() | SliceWithdrawn():
                 pass
 
     def _to_client(self, name: str, command: Command) -> None:

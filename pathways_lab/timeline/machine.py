@@ -91,7 +91,7 @@ class Machine:
             if kind == "slice-bound":
                 self._bind(record)
                 return
-            if kind == "slice-freed":
+            if kind in ("slice-freed", "slice-suspended", "slice-withdrawn"):
                 self.slices.pop(int(args.get("slice", -1)), None)
                 return
             devices = tuple(args.get("devices", ())) if kind == "launched" else ()

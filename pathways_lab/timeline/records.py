@@ -15,7 +15,9 @@ Span     ``gang`` (computation running on devices), ``transfer`` (first byte
          sent to all bytes resident), ``compile``, and host control work
          ``receive``, ``prepare``, ``launch``, ``send``
 Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
-         ``slice-bound``, ``slice-freed``, ``slices-lost``, ``plan`` (a program was
+         ``slice-bound``, ``slice-freed``, ``slices-lost``, ``slice-withdrawn``
+         (lost, and may be bound again), ``slice-suspended``, ``hosts-left`` (on
+         purpose; args hosts, reason), ``plan`` (a program was
          registered; args plan: its key, steps: see :mod:`.flow`), ``submitted``
          (args plan), ``admitted``,
          ``granted``, ``resolved``, ``finished``, ``failed``, ``cancelled``,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Call, Plan, SliceId, Step
@@ -205,6 +206,7 @@ def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Even
             "shape": binding.shape,
             "axes": binding.axes,
             "devices": binding.devices,
+            "generation": binding.generation,
         },
     )
 
@@ -213,6 +215,22 @@ def _slice_freed(command: m.SliceFreed, time: float, registry: Registry) -> Even
     return Event(
         "slice-freed", time, _island(command.slice, registry), args={"slice": command.slice}
     )
+
+
+def _slice_moved(command: em.SliceMoved, time: float, registry: Registry) -> Event:
+    """It is bound again."""
+    return _slice_bound(m.SliceBound("", "", command.binding), time, registry)
+
+
+def _slice_away(command: Any, time: float, registry: Registry) -> Event:
+    """It has no devices any more, for a while or until its client asks for others."""
+    kind = "slice-suspended" if isinstance(command, em.SliceSuspended) else "slice-withdrawn"
+    return Event(kind, time, _island(command.slice, registry), args={"slice": command.slice})
+
+
+def _hosts_left(command: em.HostsLeft, time: float, registry: Registry) -> Event:
+    args = {"hosts": command.hosts, "reason": command.reason}
+    return Event("hosts-left", time, args=args)
 
 
 def _resolved(command: m.Resolved, time: float, registry: Registry) -> Event:
@@ -283,6 +301,10 @@ _EVENTS: dict[type, Callable[[Any, Registry], Event]] = {
 _COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
     m.SliceBound: _slice_bound,
     m.SliceFreed: _slice_freed,
+    em.SliceMoved: _slice_moved,
+    em.SliceSuspended: _slice_away,
+    em.SliceWithdrawn: _slice_away,
+    em.HostsLeft: _hosts_left,
     m.Resolved: _resolved,
     m.RunEnded: _run_ended,
     m.Leased: _leased,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_lab.core.elastic_messages import SliceWithdrawn
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
@@ -329,4 +330,4 @@ def test_slices_whose_collectives_broke_are_lost_and_their_devices_serve_again()
     assert script.ended[going_on.run].outcome == script.ended[more.run].outcome == "finished"
     grants = told(script, Grant)
     assert len({grant.epoch for grant in grants}) == 1, "no host was lost: the order goes on"
-    assert [f.slice for f in told(script, SliceFreed)] == [broken]
+    assert [f.slice for f in told(script, SliceWithdrawn)] == [broken]

@@ -258,6 +258,7 @@ def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
     assert lab.clients[0].of("topology")[-1] == {
         "islands": [],
         "slices": [],
+        "suspended": [],
         "clients": ["kernel-1", "kernel-2"],
         "published": {},
     }
