@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ShortestFirst,
     )
     from pathways_lab.notebook.compare import compare_timelines
+    from pathways_lab.notebook.side_by_side import compare
     from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.runtime.emulated import emulated
     from pathways_lab.sim.machine import Costs, FunctionCost
@@ -57,6 +58,7 @@ __all__ = [
     "ProportionalShare",
     "ShortestFirst",
     "Slice",
+    "compare",
     "compare_policies",
     "compare_timelines",
     "connect",
@@ -93,6 +95,7 @@ _HOMES = {
     "ProportionalShare": "core.policies",
     "ShortestFirst": "core.policies",
     "Slice": "client.devices",
+    "compare": "notebook.side_by_side",
     "compare_policies": "client.simulation",
     "compare_timelines": "notebook.compare",
     "connect": "client.lab",

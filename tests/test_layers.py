@@ -23,7 +23,7 @@ LEVELS = (
     ("sim", "runtime"),
     ("client", "testing"),
     ("pipeline",),
-    ("notebook", "workloads"),
+    ("notebook", "workloads", "course"),
     ("cli",),
 )
 """Bottom to top.  Layers on one level are siblings and do not know each other."""

@@ -28,6 +28,8 @@ SURFACE = {
     *("compare_timelines", "load"),
     # simulating
     *("simulate", "compare_policies", "Machine", "Costs", "FunctionCost", "Load"),
+    # the same work in several ways
+    "compare",
     # pictures
     "compare_timelines",
     # what can go wrong
@@ -36,7 +38,7 @@ SURFACE = {
 """A new name is a decision: add it here, to README or a notebook, and to CHANGELOG."""
 
 
-DRAWING = {"compare_timelines"}
+DRAWING = {"compare", "compare_timelines"}
 """Names that bring Bokeh with them, once they are used."""
 
 

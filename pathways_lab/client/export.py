@@ -20,6 +20,7 @@ Paper: section 4.2 (registering computations), section 3.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -120,10 +121,18 @@ def make(
     digest.update(repr(identity).encode())
     if kind == "pickle":
         digest.update(blob)
+    parts = max(map(_parts, (*in_layouts, *out_layouts)), default=1)
     return Executable(
         digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
-        in_layouts, out_layouts, body.donated, body.line, jaxprs.held_seconds(body.jaxpr.jaxpr),
+        in_layouts, out_layouts, body.donated, body.line,
+        jaxprs.held_seconds(body.jaxpr.jaxpr, parts),
     )  # fmt: skip
+
+
+def _parts(layout: Layout) -> int:
+    """Into how many different parts it cuts an array."""
+    sizes = dict(layout.mesh)
+    return math.prod(sizes[axis] for axes in layout.spec for axis in axes)
 
 
 def _sharding(requested: Any, layout: Layout | None, place: Slice) -> NamedSharding | None:

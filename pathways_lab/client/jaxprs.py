@@ -43,14 +43,18 @@ def foreign_calls(jaxpr: Any) -> set[str]:
     return held | {e.params["target_name"] for e in found if e.primitive.name == "ffi_call"}
 
 
-def held_seconds(jaxpr: Any) -> float:
-    """For how long ``pw.emulated`` holds each device that runs it."""
+def held_seconds(jaxpr: Any, sharers: int = 1) -> float:
+    """For how long ``pw.emulated`` holds each device that runs it.
+
+    sharers: so many devices have a part each of what is held with ``shared=True``.
+    """
     found = 0.0
     for equation in jaxpr.eqns:
+        params = equation.params
         if equation.primitive.name == emulated.TARGET:
-            found += float(equation.params["ms"]) / 1e3
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        found += times * sum(map(held_seconds, jaxprs_in_params(equation.params)))
+            found += float(params["ms"]) / 1e3 / (sharers if params["shared"] else 1)
+        times = params["length"] if equation.primitive.name == "scan" else 1
+        found += times * sum(held_seconds(j, sharers) for j in jaxprs_in_params(params))
     return found
 
 

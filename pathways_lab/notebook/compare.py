@@ -9,7 +9,7 @@ Rule for maintainers: a static picture, drawn by the same panels as everything.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from pathways_lab.notebook.static import picture
 from pathways_lab.notebook.text import duration, merged_note, table
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.records import Event, Span
+from pathways_lab.timeline.records import Event, Record, Span
 
 SETTLE = 2.0
 """Seconds that are waited for the last records of a stretch."""
@@ -32,14 +32,22 @@ BUDGETS = (2400, 1200, 600, 200, 60)
 
 
 class Comparison:
-    """Recordings by title, shown stacked; the value of the cell that compares them."""
+    """Recordings by title, shown stacked; the value of the cell that compares them.
 
-    def __init__(self, recordings: Mapping[str, Recording]) -> None:
+    panels: what is drawn of each.
+    """
+
+    def __init__(
+        self,
+        recordings: Mapping[str, Recording],
+        panels: Sequence[str] = ("queues", "utilisation"),
+    ) -> None:
         if not recordings:
             raise ValueError("there is nothing to compare: give at least one recording")
         for recording in recordings.values():
             settle(recording)
         self.recordings = dict(recordings)
+        self._panels = tuple(panels)
 
     def bundle(self) -> Bundle:
         """The picture as MIME data and metadata."""
@@ -53,24 +61,24 @@ class Comparison:
     def _draw(self, longest: float, budget: int) -> Bundle:
         plots: list[Plot] = []
         texts: list[str] = []
-        notes: list[str] = []
+        coarsest = 0.0
         facts: dict[str, dict[str, float]] = {}
         shown: set[str] = set()
         palette = palette_of(next(iter(self.recordings.values())).timeline)
         for number, (title, recording) in enumerate(self.recordings.items()):
             start, seconds = recording.start, _seconds(recording)
             scene = Scene(start, longest, palette, final=True, budget=FINEST)
-            scene.add(recording.records, start + seconds)
+            scene.add(_taking_part(recording.records), start + seconds)
             if len(scene.drawn) > budget:
                 scene.coarsen(budget)
-                notes.append(merged_note(scene.resolution))
+                coarsest = max(coarsest, scene.resolution)
             busy = utilisation(recording.records, start, start + max(seconds, 1e-9))
             shown |= {what.program for what in scene.catalogue}
             share = sum(busy.values()) / max(1, len(busy))
             head = f"{duration(seconds)}, devices that take part busy {100 * share:.0f} %"
-            for name in ("queues", "utilisation"):
+            for place, name in enumerate(self._panels):
                 plot = PANELS[name](scene, start + longest)
-                if name == "queues":
+                if not place:
                     plot = replace(plot, title=title, note=head)
                 plots.append(replace(plot, name=f"{name}-{number}", x=(0.0, longest), readouts={}))
             texts.append(f"{title}: {head}\n{table(scene, start + seconds, title)}")
@@ -79,7 +87,7 @@ class Comparison:
         svg = picture(
             plots,
             "Timelines on one scale",
-            tuple(dict.fromkeys(notes)),
+            (merged_note(coarsest),) if coarsest else (),
             [(program, nodes) for program, nodes in palette.legend() if program in shown],
             {"recordings": facts},
             summary,
@@ -97,6 +105,12 @@ class Comparison:
 def compare_timelines(recordings: Mapping[str, Recording]) -> Comparison:
     """Show recordings (``lab.timeline.recording()``) below each other on one time scale."""
     return Comparison(recordings)
+
+
+def _taking_part(records: Sequence[Record]) -> list[Record]:
+    """Without the islands on which nothing was computed meanwhile."""
+    islands = {r.island for r in records if isinstance(r, Span) and r.kind == "gang"}
+    return [r for r in records if not r.island or not islands or r.island in islands]
 
 
 def _seconds(recording: Recording) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways_lab.pipeline.automatic import Pipeline, pipeline
+    from pathways_lab.pipeline.emulation import held
     from pathways_lab.pipeline.schedule import Costs, Schedule, Table, Task
     from pathways_lab.pipeline.schedules import (
         gpipe,
@@ -32,6 +33,7 @@ __all__ = [
     "Table",
     "Task",
     "gpipe",
+    "held",
     "interleaved",
     "one_forward_one_backward",
     "pipeline",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Pipeline", "pipeline"), "automatic"),
+    "held": "emulation",
     **dict.fromkeys(("Costs", "Schedule", "Table", "Task"), "schedule"),
     **dict.fromkeys(
         ("gpipe", "interleaved", "one_forward_one_backward", "zero_bubble"), "schedules"

@@ -79,6 +79,7 @@ class Pipeline:
         batch: PartitionSpec,
         specs: Sequence[Any],
         name: str,
+        dispatch: str,
     ) -> None:
         self.schedule = schedule
         self.stages = stages
@@ -90,7 +91,7 @@ class Pipeline:
         self._batch = batch
         self._specs = specs
         self._compiled = [self._compile(s, loss, optimizer) for s in range(len(stages))]
-        self.program: ProgramFunction = program(self._step, name=name)
+        self.program: ProgramFunction = program(self._step, name=name, dispatch=dispatch)
 
     def init(self) -> State:
         """The given parameters on their slices, and the optimizer's memory for them."""
@@ -241,6 +242,7 @@ def pipeline(
     batch: PartitionSpec | None = None,
     specs: Sequence[Any] | None = None,
     name: str = "pipeline",
+    dispatch: str = "parallel",
 ) -> Pipeline:
     """Make a layered JAX model one MPMD program over slices.
 
@@ -258,6 +260,7 @@ def pipeline(
     batch: how inputs and activations are cut over a slice's mesh; default: the
         first axis over the mesh axis ``"data"`` where there is one.
     specs: by layer, PartitionSpecs of its parameters; default: whole copies.
+    name, dispatch: of the program, as for ``pw.program``.
 
     >>> pipe = pw.pipeline(layers, [left, right], loss=loss, optimizer=optax.adam(1e-3),
     ...                    example=x[:8], schedule="1f1b", microbatches=8)   # doctest: +SKIP
@@ -288,7 +291,9 @@ def pipeline(
         shared = all("data" in on.axes for on in slices)
         batch = PartitionSpec("data") if shared else PartitionSpec()
     spread = specs if specs is not None else [PartitionSpec()] * len(layers)
-    return Pipeline(layers, slices, loss, optimizer, made, stages, dear, batch, spread, name)
+    return Pipeline(
+        layers, slices, loss, optimizer, made, stages, dear, batch, spread, name, dispatch
+    )
 
 
 def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> Schedule:

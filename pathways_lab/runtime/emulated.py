@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import pathlib
 import platform
@@ -123,16 +124,17 @@ def register() -> bool:
 # --- the operation ---------------------------------------------------------------
 
 _hold = Primitive("pathways_lab_hold")
-_hold.def_abstract_eval(lambda x, *, ms: x)
-_hold.def_impl(lambda x, *, ms: jax.jit(functools.partial(_hold.bind, ms=ms))(x))
+_hold.def_abstract_eval(lambda x, **how: x)
+_hold.def_impl(lambda x, **how: jax.jit(functools.partial(_hold.bind, **how))(x))
 
 
-def _lower(context: Any, x: Any, *, ms: float) -> Any:
+def _lower(context: Any, x: Any, *, ms: float, shared: bool) -> Any:
     """A custom call whose dimensions are all batch dimensions but a last one of size 1."""
     rule = jax.ffi.ffi_lowering(TARGET, operand_output_aliases={0: 0})
-    results = rule(context, x, ms=np.float64(ms))
-    result: Any = results[0] if isinstance(results, (list, tuple)) else results
     shape = context.avals_in[0].shape
+    elements = np.float64(math.prod(shape) if shared else 0)
+    results = rule(context, x, ms=np.float64(ms), elements=elements)
+    result: Any = results[0] if isinstance(results, (list, tuple)) else results
     factors = [f"d{i}" if i > 17 else "ijklmnopqrstuvwxyz"[i] for i in range(len(shape))]
     dims = f"[{', '.join(factors)}]"
     sizes = ", ".join(f"{name}={size}" for name, size in zip(factors, shape, strict=True))
@@ -146,7 +148,7 @@ def _lower(context: Any, x: Any, *, ms: float) -> Any:
     return results
 
 
-def _lower_elsewhere(context: Any, x: Any, *, ms: float) -> Any:
+def _lower_elsewhere(context: Any, x: Any, *, ms: float, shared: bool) -> Any:
     raise NotImplementedError(
         f"pw.emulated({ms:g}) stands in for an accelerator and exists on CPU devices only; "
         f"this function is being compiled for {', '.join(context.module_context.platforms)}. "
@@ -156,13 +158,13 @@ def _lower_elsewhere(context: Any, x: Any, *, ms: float) -> Any:
 
 mlir.register_lowering(_hold, _lower, platform="cpu")
 mlir.register_lowering(_hold, _lower_elsewhere)
-ad.primitive_jvps[_hold] = lambda primals, tangents, *, ms: (
-    _hold.bind(primals[0], ms=ms),
+ad.primitive_jvps[_hold] = lambda primals, tangents, **how: (
+    _hold.bind(primals[0], **how),
     tangents[0],
 )
-batching.primitive_batchers[_hold] = lambda args, dims, *, ms: (
+batching.primitive_batchers[_hold] = lambda args, dims, **how: (
     # The last dimension is the helper of size 1: it has to stay the last.
-    _hold.bind(jnp.moveaxis(args[0], dims[0], 0), ms=ms),
+    _hold.bind(jnp.moveaxis(args[0], dims[0], 0), **how),
     0,
 )
 
@@ -176,18 +178,18 @@ def _hold_by_callback(x: jax.Array, ms: float) -> jax.Array:
     return held
 
 
-def _hold_array(x: jax.Array, ms: float) -> jax.Array:
+def _hold_array(x: jax.Array, ms: float, shared: bool) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _hold_array(jax.random.key_data(x), ms)
+        data = _hold_array(jax.random.key_data(x), ms, shared)
         keys: jax.Array = jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
         return keys
     if not register():
         return _hold_by_callback(x, ms)
-    held: jax.Array = _hold.bind(x[..., None], ms=ms)
+    held: jax.Array = _hold.bind(x[..., None], ms=ms, shared=shared)
     return held[..., 0]
 
 
-def emulated(ms: float) -> Callable[[Tree], Tree]:
+def emulated(ms: float, *, shared: bool = False) -> Callable[[Tree], Tree]:
     """A function ``x -> x`` that holds the devices of its computation for *ms* milliseconds.
 
     For use inside compiled functions on CPU devices; on an accelerator it
@@ -195,8 +197,12 @@ def emulated(ms: float) -> Callable[[Tree], Tree]:
     largest array passes through the sleeping operation, and whatever uses any
     of the returned arrays waits for it.  Gradients pass unchanged.
 
+    shared: *ms* is what one device would take for the whole of *x*; a device that
+        holds a part is held for its share of it.  So the same code costs the same
+        work however its arrays are cut.  (Inside ``shard_map`` a shard is the whole.)
+
     Where no C++ compiler is found, a Python callback sleeps on one device and
-    the others wait for it.
+    the others wait for it, whatever they hold.
     """
     if not ms >= 0:
         raise ValueError(f"emulated({ms!r}): the time in milliseconds must not be negative.")
@@ -210,7 +216,7 @@ def emulated(ms: float) -> Callable[[Tree], Tree]:
                 f"emulated({ms:g}) needs an array to hold on to, and got none that has elements. "
                 "Pass the array that the next operation uses."
             )
-        arrays[held] = _hold_array(arrays[held], float(ms))
+        arrays[held] = _hold_array(arrays[held], float(ms), shared)
         if len(arrays) > 1:
             arrays = list(jax.lax.optimization_barrier(tuple(arrays)))
         out: Tree = jax.tree.unflatten(tree, arrays)
