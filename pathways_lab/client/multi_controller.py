@@ -28,8 +28,8 @@ from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.export import Executable
 from pathways_lab.client.functions import BoundCall
-from pathways_lab.client.graph import CallNode, Prepared, Ref, prepare
-from pathways_lab.client.single import input_of, result_name, session_of
+from pathways_lab.client.graph import Prepared
+from pathways_lab.client.single import prepare_call, session_of
 from pathways_lab.core.layout import Layout
 from pathways_lab.runtime.loops import Loop
 
@@ -46,7 +46,8 @@ def start(call: BoundCall, place: Slice, loop: Loop) -> Any:
     )
     known: Prepared | None = body.prepared.get(key)
     if known is None:
-        known = body.prepared[key] = _prepare(call, place, loop)
+        repeated = cast(Body, _Repeated(body, loop))
+        known = body.prepared[key] = prepare_call(call, place, repeated)
     return jax.tree.unflatten(body.out_tree, session_of(place).run(known, call.leaves))
 
 
@@ -72,26 +73,6 @@ def _check(call: BoundCall, loop: Loop) -> None:
 
 def _types(kinds: Sequence[Any]) -> str:
     return ", ".join(map(str, kinds)) or "nothing"
-
-
-def _prepare(call: BoundCall, place: Slice, loop: Loop) -> Prepared:
-    body = call.body
-    inputs = tuple(
-        input_of(index, leaf, kind, place, label)
-        for index, (leaf, kind, label) in enumerate(
-            zip(call.leaves, body.in_types, body.labels, strict=True)
-        )
-    )
-    outputs = tuple(
-        Ref(kind, place, name=result_name(body.name, number, len(body.out_types)))
-        for number, kind in enumerate(body.out_types)
-    )
-    repeated = cast(Body, _Repeated(body, loop))
-    node = CallNode(repeated, place, inputs, outputs, body.name, lines.of_caller())
-    try:
-        return prepare(body.name, [node], outputs)
-    except Exception as error:
-        failures.reraise(error, node=body.name)
 
 
 class _Repeated:

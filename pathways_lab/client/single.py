@@ -19,6 +19,7 @@ from jax.core import Tracer
 
 from pathways_lab.client import failures, layouts, lines
 from pathways_lab.client.arrays import ArrayType, host_type, no_array
+from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import BoundCall, CompiledFunction
 from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, TransferNode, prepare
@@ -41,7 +42,7 @@ class Immediate:
         key = (place.id, lines.place_of_caller(), tuple(map(_placement, call.leaves)))
         known: Prepared | None = call.body.prepared.get(key)
         if known is None:
-            known = call.body.prepared[key] = _prepare_call(call, place)
+            known = call.body.prepared[key] = prepare_call(call, place, call.body)
         handles = session.call(known, call.leaves)
         return jax.tree.unflatten(call.body.out_tree, handles)
 
@@ -107,8 +108,8 @@ def _placement(leaf: Any) -> Any:
     return (leaf.slice.id, leaf.layout) if isinstance(leaf, Handle) else None
 
 
-def _prepare_call(call: BoundCall, place: Slice) -> Prepared:
-    body = call.body
+def prepare_call(call: BoundCall, place: Slice, body: Body) -> Prepared:
+    """A program of one node.  body: what the node runs, with the call's types and names."""
     inputs = tuple(
         input_of(index, leaf, kind, place, label)
         for index, (leaf, kind, label) in enumerate(

@@ -8,19 +8,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client.lab import Lab
 from pathways_lab.runtime.embedded import start_cluster
+from tests.acceptance.collective import SECONDS, V, pids, right, total
 
 pytestmark = pytest.mark.cluster
-
-SECONDS = 60.0
-V = np.arange(8, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +24,6 @@ def lab() -> Iterator[pw.Lab]:
     cluster = start_cluster(1, 2, 2, platform="cpu", stand_in=True)
     with Lab(cluster.control, cluster) as made:
         yield made
-
-
-def total(on: pw.Slice) -> Any:
-    def body(block: jax.Array) -> Any:
-        return block * 0 + jax.lax.psum(block.sum(), "x")
-
-    summed = jax.shard_map(body, mesh=on.mesh, in_specs=P("x"), out_specs=P("x"))
-    return pw.jit(summed, on=on, in_shardings=P("x"), out_shardings=P("x"))
-
-
-def right(handle: Any, values: Any = V) -> None:
-    np.testing.assert_array_equal(handle.result(timeout=SECONDS), np.full_like(V, values.sum()))
-
-
-def pids(lab: pw.Lab) -> dict[str, int]:
-    return {host.name: host.pid for island in lab.islands for host in island.hosts}
 
 
 def test_slices_over_all_hosts_over_a_part_and_on_one(lab: pw.Lab) -> None:

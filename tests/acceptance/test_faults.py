@@ -17,13 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.timeline.records import Event
+from tests.acceptance.collective import SECONDS, V, pids, right, total
 from tests.acceptance.reading import gangs
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
-
-SECONDS = 60.0
-V = np.arange(8, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +35,6 @@ def whole(lab: pw.Lab, island: str) -> pw.Slice:
     on = lab.slice((4,), axes=("x",), island=island)
     assert len(set(on.hosts)) == 2
     return on
-
-
-def total(on: pw.Slice) -> Any:
-    """A compiled function: every element becomes the sum of all, by a collective."""
-
-    def body(block: jax.Array) -> Any:
-        return block * 0 + jax.lax.psum(block.sum(), "x")
-
-    summed = jax.shard_map(body, mesh=on.mesh, in_specs=P("x"), out_specs=P("x"))
-    return pw.jit(summed, on=on, in_shardings=P("x"), out_shardings=P("x"))
-
-
-def right(handle: Any, values: Any = V) -> None:
-    np.testing.assert_array_equal(handle.result(timeout=SECONDS), np.full_like(V, values.sum()))
-
-
-def pids(lab: pw.Lab) -> dict[str, int]:
-    return {host.name: host.pid for island in lab.islands for host in island.hosts}
 
 
 def granted(lab: pw.Lab) -> set[int]:

@@ -138,7 +138,8 @@ def test_what_a_donation_leaves_over_is_free_at_the_end() -> None:
     assert bench.memory() == BYTES
 
 
-def test_a_receive_buffer_is_accepted_when_there_is_room_for_it() -> None:
+def receiving() -> Bench:
+    """A bench of two buffers where a gang runs, and something is to be received behind it."""
     plan = (
         PlanBuilder()
         .call(1, "f", ["a"], ["b"])
@@ -150,6 +151,11 @@ def test_a_receive_buffer_is_accepted_when_there_is_room_for_it() -> None:
     bench.launcher.bind(binding(2, 0, host="island1/host0"))
     bench.launcher.program(plan)
     bench.grant(grant(1, plan, inputs=(None, None), outputs=(10, 11)), _0=object())
+    return bench
+
+
+def test_a_receive_buffer_is_accepted_when_there_is_room_for_it() -> None:
+    bench = receiving()
     assert bench.launched() == ["f"]
     assert bench.receives() == []
     bench.done("f")  # its input is free now
@@ -157,17 +163,7 @@ def test_a_receive_buffer_is_accepted_when_there_is_room_for_it() -> None:
 
 
 def test_a_run_that_ends_early_gives_back_what_it_waits_for() -> None:
-    plan = (
-        PlanBuilder()
-        .call(1, "f", ["a"], ["b"])
-        .call(2, "g", ["c"], ["d"])
-        .move("d", 1, "e")
-        .plan(["a", "c"], ["b", "e"])
-    )
-    bench = small(2 * BYTES, binding(1, 0))
-    bench.launcher.bind(binding(2, 0, host="island1/host0"))
-    bench.launcher.program(plan)
-    bench.grant(grant(1, plan, inputs=(None, None), outputs=(10, 11)), _0=object())
+    bench = receiving()
     bench.take(bench.launcher.abort(1, Failure("cancelled", "")))
     assert not any(isinstance(a, Receive) for a in bench.actions)
     bench.done("f")
