@@ -20,6 +20,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.ledger import Ledger
 from pathways_lab.core.liveness import Need, Profile
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.quotas import Quotas, bytes_of
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.store import BufferRecord, Store
 
@@ -39,6 +40,14 @@ class Entry:
     lines: Profile
     need: Need
     overtaken: int = 0
+
+    @property
+    def client(self) -> str:
+        """Whose it is."""
+        if self.run is not None:
+            return self.run.client
+        assert self.buffer is not None
+        return self.buffer.owner
 
 
 def _by_order(entry: Entry) -> int:
@@ -91,6 +100,7 @@ class Admission:
         ledger: Ledger,
         active: Mapping[SliceId, int],
         pick: Callable[[list[RunRecord]], RunRecord | None] | None,
+        quotas: Quotas | None = None,
     ) -> Entry | None:
         """An entry that fits, taken out; None when none does.
 
@@ -101,10 +111,14 @@ class Admission:
         for FIFO.  Uploads go first: their bytes are on the hosts already.
         """
         barred: set[int] = set()
+        bounded: set[int] = set()
         heads = self.heads()
         fitting: list[Entry] = []
         for entry in heads:
             if barred and any(cell in barred for cell, _ in entry.need):
+                continue
+            if quotas is not None and over_quota(entry, ledger, quotas):
+                bounded.add(entry.order)
                 continue
             lacking = ledger.lacking(entry.need, given(entry, ledger))
             if not lacking:
@@ -128,7 +142,11 @@ class Admission:
             chosen = next(e for e in fitting if e.run is run)
         cells = {cell for cell, _ in chosen.need}
         for entry in heads:
-            if entry.order < chosen.order and any(cell in cells for cell, _ in entry.need):
+            if (
+                entry.order < chosen.order
+                and entry.order not in bounded
+                and any(cell in cells for cell, _ in entry.need)
+            ):
                 entry.overtaken += 1
         self._take(chosen.kind, chosen)
         return chosen
@@ -146,14 +164,35 @@ def given(entry: Entry, ledger: Ledger) -> dict[int, int]:
     return found
 
 
+def over_quota(entry: Entry, ledger: Ledger, quotas: Quotas) -> bool:
+    """Whether its client would have more bytes than it may."""
+    taken = given(entry, ledger).items()
+    held = sum([nbytes * ledger.cells[cell].devices for cell, nbytes in taken])
+    return quotas.lacks(entry.client, bytes_of(entry.need, ledger) - held)
+
+
+def beyond_quota(entry: Entry, ledger: Ledger, quotas: Quotas) -> Failure | None:
+    """Why the quota of its client could not hold the entry even if it had nothing else."""
+    own = [b for b in _beside(entry).values() if b.owner == entry.client]
+    inputs = sum([b.nbytes * ledger.payers[b.slice][1] for b in own if b.slice in ledger.payers])
+    return quotas.never(entry.client, bytes_of(entry.need, ledger) + inputs, describe(entry))
+
+
+def _beside(entry: Entry) -> dict[int, BufferRecord]:
+    """Buffers that must be there while the run is, and that it does not account for."""
+    if entry.run is None:
+        return {}
+    index = entry.run.index
+    return {
+        buffer.id: buffer
+        for p, buffer in enumerate(entry.run.inputs)
+        if buffer is not None and index.readers[p] and p not in index.donors
+    }
+
+
 def too_large(entry: Entry, ledger: Ledger) -> Failure | None:
     """Why the entry could not be admitted even if it were alone."""
-    beside: dict[int, BufferRecord] = {}
-    if entry.run is not None:
-        for p, buffer in enumerate(entry.run.inputs):
-            index = entry.run.index
-            if buffer is not None and index.readers[p] and p not in index.donors:
-                beside[buffer.id] = buffer
+    beside = _beside(entry)
     for cell, _ in entry.need:
         cover = ledger.cells[cell].slices
         lines = [entry.lines[s] for s in cover if s in entry.lines]
@@ -178,35 +217,65 @@ def describe(entry: Entry) -> str:
     return f"upload {entry.buffer.name!r}" if entry.buffer else "nothing"
 
 
+def lacks(entry: Entry, ledger: Ledger, quotas: Quotas) -> set[int | str]:
+    """What keeps an entry waiting: cells, and its client's name where that is at its quota."""
+    found: set[int | str] = {*ledger.lacking(entry.need, given(entry, ledger))}
+    if quotas.on_bytes and over_quota(entry, ledger, quotas):
+        found.add(entry.client)
+    return found
+
+
 def hopeless(
-    entries: Iterable[Entry], others: Iterable[RunRecord], active: Iterable[SliceId], ledger: Ledger
+    entries: Iterable[Entry],
+    others: Iterable[RunRecord],
+    running: Iterable[RunRecord],
+    active: Iterable[SliceId],
+    ledger: Ledger,
+    quotas: Quotas,
 ) -> list[Entry]:
     """Entries for which nothing can ever make room, none of *entries* fitting now.
 
     others: queued runs that wait for something else than memory.
-    active: slices that unfinished admitted runs use.
+    running: unfinished admitted runs; active: slices that they use.
     Room can come on cells that running work covers, and on those of waiting
-    work that will itself find room.
+    work that will itself find room; and for a client's quota likewise.
     """
-    hope = {c for s in active for c in ledger.cells_of.get(s, ())}
-    hope |= {c for run in others for s in run.index.plan.slices for c in ledger.cells_of.get(s, ())}
+    hope: set[int | str] = {c for s in active for c in ledger.cells_of.get(s, ())}
+    for run in others:
+        hope.update(c for s in run.index.plan.slices for c in ledger.cells_of.get(s, ()))
+        hope.add(run.client)
+    hope.update(run.client for run in running)
     left = list(entries)
     while True:
-        stuck = [e for e in left if not hope.issuperset(ledger.lacking(e.need, given(e, ledger)))]
+        stuck = [e for e in left if not hope.issuperset(lacks(e, ledger, quotas))]
         if len(stuck) == len(left):
             return stuck
-        hope |= {c for e in left if e not in stuck for c, _ in e.need}
+        for entry in left:
+            if entry not in stuck:
+                hope.update(c for c, _ in entry.need)
+                hope.add(entry.client)
         left = stuck
 
 
-def stalemate(victim: Entry | RunRecord, stuck: Iterable[Entry], store: Store) -> Failure:
+def stalemate(
+    victim: Entry | RunRecord, stuck: Iterable[Entry], store: Store, quotas: Quotas
+) -> Failure:
     """Nothing moves any more: who needs what, and who holds it."""
     ledger = store.ledger
     stories = []
     cells: set[int] = set()
+    bounded: set[str] = set()
     for entry in list(stuck)[:4]:
         lacking = ledger.lacking(entry.need, given(entry, ledger))
         cells.update(lacking)
+        most = quotas.of(entry.client).nbytes
+        if most is not None and entry.client in lacks(entry, ledger, quotas):
+            bounded.add(entry.client)
+            free = most - quotas.accounts.of(entry.client).nbytes
+            stories.append(
+                f"{describe(entry)} needs {bytes_of(entry.need, ledger):,} bytes of the quota of"
+                f" {entry.client}, {max(0, free):,} of {most:,} are free"
+            )
         for cell, line in entry.need:
             if cell in lacking:
                 limit, used = ledger.cells[cell].limit, ledger.used[cell]
@@ -218,14 +287,15 @@ def stalemate(victim: Entry | RunRecord, stuck: Iterable[Entry], store: Store) -
     holders = [
         f"{b.name or f'buffer {b.id}'} of {b.owner} ({b.nbytes:,} bytes on slice {b.slice},"
         + f" kept by {keepers(b)})"
-        for b in store.largest(cells)[:8]
+        for b in store.largest(cells, bounded)[:8]
     ]
     name = describe(victim) if isinstance(victim, Entry) else f"a run of {victim.index.plan.name!r}"
     return Failure(
         "stalemate",
         f"{name} was given up: nothing is running that could free memory, and nothing that"
         f" waits fits. {'; '.join(stories)}. Held by {', '.join(holders) or 'nobody'}.",
-        "drop handles that are no longer needed, donate inputs, or use more devices",
+        "drop handles that are no longer needed, donate inputs, or use more devices"
+        + (", or ask an owner of the lab for a larger quota" if bounded else ""),
     )
 
 

@@ -20,6 +20,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from pathways_lab.core.accounts import Account
+from pathways_lab.core.admission import beyond_quota
+from pathways_lab.core.bookings import Bookings
 from pathways_lab.core.elastic import Elastic
 from pathways_lab.core.elastic_messages import (
     HostsLeaving,
@@ -58,13 +61,14 @@ from pathways_lab.core.messages import (
     PolicySet,
     Prepare,
     ProgramRegistered,
+    QuotaChosen,
+    QuotaKept,
     Refused,
     Resolved,
     RunCancelled,
     RunEnded,
     RunsGivenUp,
     RunSubmitted,
-    SliceBound,
     SliceFreed,
     SliceReleased,
     SliceRequested,
@@ -75,6 +79,7 @@ from pathways_lab.core.overdue import Overdue, overdue
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.policies import RemotePolicy, validate
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import (
     ClientRecord,
     check_functions,
@@ -90,7 +95,7 @@ from pathways_lab.core.sharing import Sharing
 from pathways_lab.core.slices import SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
-from pathways_lab.core.topology import Topology
+from pathways_lab.core.topology import SliceBinding, Topology
 from pathways_lab.core.uploads import Uploads
 
 NOWHERE: SliceId = -1
@@ -106,6 +111,7 @@ class Control:
         self.uploads = Uploads(self.state, self.outcomes)
         self.grants = Grants(self.state, self.outcomes, self.uploads)
         self.sharing = Sharing(self.state, self.uploads)
+        self.bookings = Bookings(self.state, self._slice_bound)
         self.clients: dict[str, ClientRecord] = {}
         self.elastic = Elastic(self.state, self.clients, self._lose_slices)
         self._draining: set[SliceId] = set()
@@ -128,6 +134,7 @@ class Control:
             PolicyAnswered: self._policy_answered,
             PolicyLate: self._policy_late,
             PolicyFailed: self._policy_failed,
+            QuotaChosen: self._quota_chosen,
             LeaseRequested: self._lease_requested,
             LeaseReturned: self._lease_returned,
             GangsGivenUp: self._gangs_given_up,
@@ -146,7 +153,7 @@ class Control:
         state = self.state
         state.out = []
         state.cause = event.cause
-        state.time = event.time
+        state.time = state.accounts.time = event.time
         client = getattr(event, "client", None)
         if client is None or client in self.clients or isinstance(event, ClientJoined):
             self._handlers[type(event)](event)
@@ -158,6 +165,8 @@ class Control:
                 self._drain_slices()
             if self.elastic.busy:
                 self.elastic.bind_drained()
+            if self.bookings.moved and self.bookings.line:
+                self.bookings.serve()
             self._tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
@@ -172,6 +181,13 @@ class Control:
         """Gangs granted so long before *now* that have not ended, the first ones first."""
         return overdue(self.state, seconds, now)
 
+    def accounts(self, now: float) -> dict[str, tuple[Account, Quota]]:
+        """What every client has used up to *now*, and may have."""
+        state = self.state
+        for client in self.clients:
+            state.accounts.of(client)
+        return {c: (a, state.quotas.of(c)) for c, a in state.accounts.statement(now).items()}
+
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:
         """All slices that exist, lost ones included."""
@@ -181,6 +197,7 @@ class Control:
 
     def _host_joined(self, event: HostJoined) -> None:
         state = self.state
+        self.bookings.moved = True
         if event.host in state.resources.hosts:
             self._lose_host(event.host, "its device process was replaced")
         state.resources.join(event)
@@ -212,6 +229,7 @@ class Control:
     def _lose_slices(self, lost: list[SliceRecord], failure: Failure) -> None:
         """Whatever is on lost slices fails; everything else goes on."""
         state = self.state
+        self.bookings.moved = True
         gone = frozenset(record.binding.slice for record in lost)
         state.divide()
         for run in [r for r in state.runs.values() if gone.intersection(r.index.plan.slices)]:
@@ -248,7 +266,7 @@ class Control:
         if event.client in self.clients:
             self._refuse(event, f"client {event.client}", "a client of this name is connected")
             return
-        self.clients[event.client] = ClientRecord(number=event.number)
+        self.clients[event.client] = ClientRecord(number=event.number, owner=event.owner)
         self.state.clients[event.client] = set()
 
     def _client_left(self, event: ClientLeft) -> None:
@@ -271,13 +289,44 @@ class Control:
         self.uploads.leave(client.number)
         for slice_id in client.slices:
             self._release(slice_id)
+        self.bookings.withdraw(event.client)
         for island in tuple(state.resources.leases):
             if state.resources.end_lease(island, event.client):
                 state.out.append(LeaseEnded(event.cause, event.client, island))
+                self.bookings.moved = True
 
-    # --- the policy ------------------------------------------------------------------
+    # --- what owners decide -----------------------------------------------------------
+
+    def _owns(
+        self, event: PolicyChosen | QuotaChosen | LeaseRequested, subject: str, to: str
+    ) -> bool:
+        """Whether a client may decide for all; else it is told who may."""
+        if self.clients[event.client].owner:
+            return True
+        why = f"{event.client} is a client of this lab, and only its owners {to}"
+        remedy = "ask whoever started the lab, or use an owner's connection"
+        self._refuse(event, subject, Failure("refused", why, remedy))
+        return False
+
+    def _quota_chosen(self, event: QuotaChosen) -> None:
+        """What waits and never will be given is refused now."""
+        state = self.state
+        if not self._owns(event, f"quota {event.request}", "set quotas"):
+            return
+        state.quotas.give(event.whom, Quota(event.devices, event.nbytes))
+        state.out.append(QuotaKept(event.cause, event.client, event.whom, event.request))
+        self.bookings.moved = True
+        state.admission.changed, state.admission.settled = True, False
+        for entry in [e for entries in state.admission.kinds.values() for e in entries]:
+            failure = beyond_quota(entry, state.store.ledger, state.quotas)
+            if failure is not None and entry.run is not None:
+                self.outcomes.fail(entry.run, failure)
+            elif failure is not None and entry.buffer is not None:
+                self.uploads.lose(entry.buffer, failure)
 
     def _policy_chosen(self, event: PolicyChosen) -> None:
+        if not self._owns(event, f"policy {event.request}", "set policies"):
+            return
         turns = self.state.turns
         failure: Failure | None = None
         if isinstance(event.policy, RemotePolicy):
@@ -321,11 +370,13 @@ class Control:
             state.out.append(PolicySet(state.cause, owner, turns.policy, turns.owner, failure))
 
     def _lease_requested(self, event: LeaseRequested) -> None:
-        state = self.state
+        state, subject = self.state, f"lease {event.island}"
+        if not event.order and not self._owns(event, subject, "switch the order off"):
+            return
         handles = {number: len(buffers) for number, buffers in state.store.by_slice.items()}
         failure = state.resources.lease(event.island, event.client, event.order, handles)
         if failure is not None:
-            self._refuse(event, f"lease {event.island}", failure)
+            self._refuse(event, subject, failure)
         else:
             state.out.append(
                 Leased(event.cause, event.client, event.island, event.order, event.patience)
@@ -333,6 +384,7 @@ class Control:
 
     def _lease_returned(self, event: LeaseReturned) -> None:
         if self.state.resources.end_lease(event.island, event.client):
+            self.bookings.moved = True
             self.state.out.append(LeaseEnded(event.cause, event.client, event.island))
         else:
             self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
@@ -359,15 +411,15 @@ class Control:
     # --- slices, functions, programs -------------------------------------------------
 
     def _slice_requested(self, event: SliceRequested) -> None:
-        result = self.state.resources.bind(event.slice, event.client, event.request)
-        if isinstance(result, Failure):
-            self._refuse(event, f"slice {event.slice}", result)
-            return
-        self.clients[event.client].slices.add(event.slice)
+        self.bookings.ask(event)
+
+    def _slice_bound(self, binding: SliceBinding) -> None:
+        self.clients[binding.client].slices.add(binding.slice)
         self.state.divide()
-        self.state.out.append(SliceBound(event.cause, event.client, result))
 
     def _slice_released(self, event: SliceReleased) -> None:
+        if self.bookings.withdraw(event.client, event.slice):
+            return
         if event.slice not in self.clients[event.client].slices:
             self._refuse(event, f"slice {event.slice}", f"{event.client} has no such slice")
             return
@@ -375,6 +427,7 @@ class Control:
         self._release(event.slice)
 
     def _release(self, slice_id: SliceId) -> None:
+        self.bookings.moved = True
         resources = self.state.resources
         if resources.slices[slice_id].state == "suspended":
             # Nobody would ever bring its values and runs back to devices.

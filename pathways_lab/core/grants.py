@@ -19,7 +19,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pathways_lab.core.admission import Entry, given, hopeless, stalemate, too_large
+from pathways_lab.core.admission import (
+    Entry,
+    beyond_quota,
+    hopeless,
+    lacks,
+    stalemate,
+    too_large,
+)
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.functions import FunctionKey
 from pathways_lab.core.liveness import Profile, profile, thrifty_profile
@@ -187,6 +194,12 @@ class Grants:
                 return
             alike = len({b.id for b in run.inputs if b is not None}) < len(run.inputs)
             index.needs[own] = state.resources.version, need, not alike
+        failure = (
+            beyond_quota(entry, state.store.ledger, state.quotas) if state.quotas.on_bytes else None
+        )
+        if failure is not None:
+            self.outcomes.fail(run, replace(failure, program=index.plan.name))
+            return
         run.open = True
         state.admission.put(entry)
 
@@ -210,7 +223,8 @@ class Grants:
         if not (state.admission.kinds and (state.admission.changed or state.store.ledger.released)):
             return False
         pick = None if state.turns.fifo else self._pick
-        entry = state.admission.next(state.store.ledger, state.active, pick)
+        quotas = state.quotas if state.quotas.on_bytes else None
+        entry = state.admission.next(state.store.ledger, state.active, pick, quotas)
         if entry is None:
             return False
         if entry.run is None:
@@ -223,7 +237,7 @@ class Grants:
         run.move("admit")
         for slice_id in run.index.plan.slices:
             state.active[slice_id] = state.active.get(slice_id, 0) + 1
-        state.store.ledger.reserve(run.id, entry.lines, entry.need)
+        state.store.ledger.reserve(run.id, run.client, entry.lines, entry.need)
         for p, buffer in enumerate(run.inputs):
             if buffer is not None:
                 if p in run.index.donors:
@@ -349,27 +363,30 @@ class Grants:
             for run in state.queued.values()
             if run.pending or (away and not away.isdisjoint(run.index.plan.slices))
         ]
-        stuck = hopeless(entries, others, state.active, ledger)
+        quotas = state.quotas
+        bounded = quotas.on_bytes
+        running = [r for r in state.runs.values() if r.state != "queued"] if bounded else ()
+        stuck = hopeless(entries, others, running, state.active, ledger, quotas)
         if not stuck:
             return False
-        lacking = {c for e in stuck for c in ledger.lacking(e.need, given(e, ledger))}
+        lacking = {c for e in stuck for c in lacks(e, ledger, quotas)}
         holders = [run for run in state.queued.values() if self._holds(run, lacking)]
         if holders:
-            self.outcomes.fail(holders[-1], stalemate(holders[-1], stuck, state.store))
+            self.outcomes.fail(holders[-1], stalemate(holders[-1], stuck, state.store, quotas))
         elif stuck[-1].run is not None:
-            self.outcomes.fail(stuck[-1].run, stalemate(stuck[-1], stuck, state.store))
+            self.outcomes.fail(stuck[-1].run, stalemate(stuck[-1], stuck, state.store, quotas))
         elif stuck[-1].buffer is not None:
-            self.uploads.lose(stuck[-1].buffer, stalemate(stuck[-1], stuck, state.store))
+            self.uploads.lose(stuck[-1].buffer, stalemate(stuck[-1], stuck, state.store, quotas))
         return True
 
-    def _holds(self, run: RunRecord, cells: set[int]) -> bool:
-        """Whether bytes on *cells* would be given back if this queued run were not there."""
+    def _holds(self, run: RunRecord, lacking: set[int | str]) -> bool:
+        """Whether bytes that are lacking would be given back if this queued run were not there."""
         of = self.state.resources.cells_of
         return any(
             b.counted
             and not b.held
             and list(b.claims) == [run.id]
-            and not cells.isdisjoint(of.get(b.slice, ()))
+            and not lacking.isdisjoint((*of.get(b.slice, ()), b.owner))
             for b in run.inputs
             if b is not None
         )

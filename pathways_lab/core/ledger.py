@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pathways_lab.core.accounts import Accounts
 from pathways_lab.core.liveness import Need, Profile, peaks
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.slices import Cell
@@ -25,8 +26,9 @@ from pathways_lab.core.slices import Cell
 
 @dataclass(slots=True)
 class Reservation:
-    """What one admitted run may still need."""
+    """What one admitted run of a client may still need."""
 
+    client: str
     profile: Profile
     need: Need
     position: int = 0
@@ -36,6 +38,8 @@ class Reservation:
 class Ledger:
     """used: per cell, held and reserved bytes of each of its devices.
 
+    payers: by slice, the client whose bytes they are, and its devices.
+    accounts: what is counted for each client.
     by_gang: without reserved peaks (see Rules.peak): a reservation then covers
         only what the granted gangs of the run have.
     """
@@ -43,20 +47,42 @@ class Ledger:
     by_gang: bool = False
     cells: tuple[Cell, ...] = ()
     cells_of: Mapping[SliceId, tuple[int, ...]] = field(default_factory=dict)
+    payers: Mapping[SliceId, tuple[str, int]] = field(default_factory=dict)
+    accounts: Accounts = field(default_factory=Accounts)
     used: list[int] = field(default_factory=list)
     held: dict[SliceId, int] = field(default_factory=dict)
     reserved: dict[int, Reservation] = field(default_factory=dict)
     released: bool = False
     """Whether bytes were given back since this was last looked at."""
 
-    def divide(self, cells: tuple[Cell, ...], cells_of: Mapping[SliceId, tuple[int, ...]]) -> None:
-        """The slices changed: count again over the new cells."""
+    def divide(
+        self,
+        cells: tuple[Cell, ...],
+        cells_of: Mapping[SliceId, tuple[int, ...]],
+        owners: Mapping[SliceId, str],
+    ) -> None:
+        """The slices changed: count again over the new cells.  owners: clients by slice."""
         self.cells, self.cells_of = cells, cells_of
+        self.payers = {
+            s: (owners[s], sum([cells[c].devices for c in of])) for s, of in cells_of.items()
+        }
         self.held = {s: n for s, n in self.held.items() if s in cells_of}
         for reservation in self.reserved.values():
             reservation.need = self.need(reservation.profile)
         self.used = self.recount()
+        self.accounts.recount(self.by_client())
         self.released = True
+
+    def by_client(self) -> dict[str, int]:
+        """What the accounts must say of each client's bytes."""
+        found: dict[str, int] = {}
+        for slice_id, nbytes in self.held.items():
+            client, devices = self.payers[slice_id]
+            found[client] = found.get(client, 0) + nbytes * devices
+        for mine in self.reserved.values():
+            nbytes = sum([line[mine.position] * self.cells[c].devices for c, line in mine.need])
+            found[mine.client] = found.get(mine.client, 0) + nbytes
+        return found
 
     def recount(self) -> list[int]:
         """What *used* must be."""
@@ -87,6 +113,8 @@ class Ledger:
         self.held[slice_id] = self.held.get(slice_id, 0) + nbytes
         for cell in self.cells_of[slice_id]:
             self.used[cell] += nbytes
+        client, devices = self.payers[slice_id]
+        self.accounts.change(client, nbytes * devices)
         if nbytes < 0:
             self.released = True
 
@@ -98,11 +126,14 @@ class Ledger:
             if self.used[cell] + line[0] - given.get(cell, 0) > self.cells[cell].limit
         )
 
-    def reserve(self, run: int, lines: Profile, need: Need) -> None:
+    def reserve(self, run: int, client: str, lines: Profile, need: Need) -> None:
         """The run is admitted."""
-        self.reserved[run] = Reservation(lines, need)
+        self.reserved[run] = Reservation(client, lines, need)
+        total = 0
         for cell, line in need:
             self.used[cell] += line[0]
+            total += line[0] * self.cells[cell].devices
+        self.accounts.change(client, total)
 
     def can_advance(self, run: int, to: int) -> bool:
         """Whether memory allows the gangs before *to*: always, when peaks are reserved."""
@@ -122,18 +153,25 @@ class Ledger:
         """The gangs before *to* have their places: what only they needed is given back."""
         mine = self.reserved[run]
         at, mine.position = mine.position, to
+        total = 0
         for cell, line in mine.need:
             change = line[to] - line[at]
             if change:
                 self.used[cell] += change
+                total += change * self.cells[cell].devices
                 self.released = True
+        if total:
+            self.accounts.change(mine.client, total)
 
     def release(self, run: int) -> None:
         """The run's reservation ends; what it leaves behind is held from now on."""
         mine = self.reserved.pop(run, None)
         if mine is not None:
+            total = 0
             for cell, line in mine.need:
                 self.used[cell] -= line[mine.position]
+                total -= line[mine.position] * self.cells[cell].devices
+            self.accounts.change(mine.client, total)
             self.released = True
 
 

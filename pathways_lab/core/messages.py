@@ -72,12 +72,16 @@ class SlicesLost:
 
 @dataclass(frozen=True, slots=True)
 class ClientJoined:
-    """number: the high 32 bits of the client's ids (0: of no particular ones)."""
+    """number: the high 32 bits of the client's ids (0: of no particular ones).
+
+    owner: it may decide for all: policies, quotas, an island's order.
+    """
 
     time: float
     cause: str
     client: str
     number: int = 0
+    owner: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +94,14 @@ class ClientLeft:
 
 @dataclass(frozen=True, slots=True)
 class SliceRequested:
+    """wait: in line, while what keeps it from being met can end."""
+
     time: float
     cause: str
     client: str
     slice: SliceId
     request: SliceRequest
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +248,22 @@ class PolicyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaChosen:
+    """An owner limits what a client may have; whom "": those without a limit of their own.
+
+    devices, nbytes: see :class:`pathways_lab.core.quotas.Quota`.
+    """
+
+    time: float
+    cause: str
+    client: str
+    whom: str
+    devices: int | None = None
+    nbytes: int | None = None
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRequested:
     """A client wants an island for itself.
 
@@ -328,33 +351,12 @@ class HandleTaken:
 
 
 Event = (
-    HostJoined
-    | HostLost
-    | SlicesLost
-    | ClientJoined
-    | ClientLeft
-    | SliceRequested
-    | SliceReleased
-    | FunctionAnnounced
-    | ProgramRegistered
-    | BufferDeclared
-    | RunSubmitted
-    | RunCancelled
-    | BuffersDropped
-    | HostReport
-    | PolicyChosen
-    | PolicyAnswered
-    | PolicyLate
-    | PolicyFailed
-    | LeaseRequested
-    | LeaseReturned
-    | GangsGivenUp
-    | RunsGivenUp
-    | HandlePublished
-    | HandleUnpublished
-    | HandleTaken
-    | ElasticEvent
-)
+    HostJoined | HostLost | SlicesLost | ClientJoined | ClientLeft | SliceRequested |
+    SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
+    RunCancelled | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
+    PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
+    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent
+)  # fmt: skip
 
 
 # --- commands: what shall be done ---------------------------------------------
@@ -367,6 +369,18 @@ class SliceBound:
     cause: str
     client: str
     binding: SliceBinding
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWaiting:
+    """The request has this place (from 1) in the line of all that wait for devices, and why."""
+
+    cause: str
+    client: str
+    slice: SliceId
+    place: int
+    waiting: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,6 +528,16 @@ class PolicySet:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaKept:
+    """The limit holds from now on.  client, request: who asked, and their number for it."""
+
+    cause: str
+    client: str
+    whom: str
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leased:
     """The island is the client's alone until it is returned or the client leaves."""
 
@@ -565,22 +589,7 @@ class Taken:
 
 
 Command = (
-    SliceBound
-    | SliceFreed
-    | Refused
-    | Prepare
-    | ShareProgram
-    | Grant
-    | FreeBuffers
-    | AbortRun
-    | Resolved
-    | RunEnded
-    | AskPolicy
-    | PolicySet
-    | Leased
-    | LeaseEnded
-    | Published
-    | Unpublished
-    | Taken
-    | ElasticCommand
-)
+    SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
+    FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | QuotaKept | Leased |
+    LeaseEnded | Published | Unpublished | Taken | ElasticCommand
+)  # fmt: skip

@@ -79,10 +79,16 @@ class Outcomes:
         if key is not None:
             state.pace.add(key[1], -cost, -1)
             took = run.took.pop(step, None)
+            if took is not None:
+                state.accounts.gang(run.client, took * index.devices[key[1]])
             if took is not None and step not in run.poison:
                 state.functions.measure(key, took)
                 spent = (took - cost / 1e6) * index.devices[key[1]]
                 state.turns.charge(run, spent, state.time)
+        elif run.gangs[step] == "finished" and step not in run.poison:
+            crossed = index.crossing(step)
+            if crossed:
+                state.accounts.moved(run.client, crossed)
         for p in index.results[step]:
             if run.outputs[p].failure is None:
                 self.arrive(run.outputs[p])

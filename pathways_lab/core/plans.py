@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.functions import FunctionKey, Functions
+from pathways_lab.core.layout import boxes
 from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.liveness import Need, Profile
 from pathways_lab.core.program import Call, Plan, SliceId
@@ -58,6 +59,7 @@ class PlanIndex:
     gates: steps that may be granted only when their inputs are resident.
     bits: one bit per host; masks: per step, those of its hosts.
     shared: hosts that have the plan.  home: island by host.  devices: by slice.
+    bindings: of all its slices.
     profiles: bytes along the order, by the inputs that the run accounts for.
     needs: the same by cell, with the version of the cells that they hold for,
         and whether such a run surely fits when it is alone.
@@ -85,9 +87,11 @@ class PlanIndex:
     gates: frozenset[int]
     home: Mapping[str, str]
     devices: Mapping[SliceId, int]
+    bindings: Mapping[SliceId, SliceBinding]
     shared: set[str] = field(default_factory=set)
     profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
     needs: dict[frozenset[int], tuple[int, Need, bool]] = field(default_factory=dict)
+    _crossing: dict[int, int] = field(default_factory=dict)
     _windows: dict[int, Window] = field(default_factory=dict)
     _estimates: int = -1
     _remaining: tuple[int, list[float]] | None = None
@@ -113,6 +117,27 @@ class PlanIndex:
                 found.append(max(slices.values(), default=0.0))
             self._remaining = functions.version, found[::-1]
         return self._remaining[1][position]
+
+    def crossing(self, step: int) -> int:
+        """Bytes that a transfer brings to hosts of another island: each box once per host."""
+        found = self._crossing.get(step)
+        if found is None:
+            found = self._crossing[step] = self._crosses(step)
+        return found
+
+    def _crosses(self, step: int) -> int:
+        node = self.plan.steps[step].node
+        if isinstance(node, Call):
+            return 0
+        source, target = self.plan.values[node.input], self.plan.values[node.output]
+        if source.slice is None or target.slice is None or target.layout is None:
+            return 0
+        to = self.bindings[target.slice]
+        if self.bindings[source.slice].island == to.island:
+            return 0
+        where = boxes(target.layout, target.shape)
+        assembled = {(host, box) for (host, _), box in zip(to.devices, where, strict=True)}
+        return len(assembled) * target.nbytes
 
     def _cut(self, first: int, functions: Functions, rules: Rules) -> Window:
         most = round(rules.window * 1e6)
@@ -220,4 +245,5 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         gates=frozenset(gates),
         home=home,
         devices={s: len(bindings[s].devices) for s in plan.slices},
+        bindings={s: bindings[s] for s in plan.slices},
     )

@@ -32,13 +32,14 @@ _REMEMBERED = 1024
 class ClientRecord:
     """What a connected client has: programs by key, slices that it did not release.
 
-    number: see :class:`ClientJoined`.
+    number, owner: see :class:`ClientJoined`.
     references: its numbers for buffers of others that it has taken.
     gone: why programs were refused, or ended with their slices, by key.
     """
 
     plans: dict[str, PlanIndex] = field(default_factory=dict)
     number: int = 0
+    owner: bool = True
     slices: set[SliceId] = field(default_factory=set)
     references: set[int] = field(default_factory=set)
     gone: dict[str, Failure] = field(default_factory=dict)

@@ -29,6 +29,7 @@ class Rules:
         without it along the order that would need the fewest bytes.
     producers: a run is admitted only after the runs that make its inputs.
     stalemate: when nothing can ever move again, say so and fail one run.
+    quotas: nothing is given to a client beyond its quota.
     overtaking: how many times a waiting run may be overtaken; None: for ever.
     window: estimated device seconds that one grant covers.
     ahead: estimated device seconds that may be granted and unfinished on a
@@ -43,6 +44,7 @@ class Rules:
     liveness: bool = True
     producers: bool = True
     stalemate: bool = True
+    quotas: bool = True
     overtaking: int | None = 64
     window: float = 0.1
     ahead: float = 0.2

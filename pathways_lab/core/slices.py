@@ -243,6 +243,22 @@ class ResourceManager:
         self.leases[island] = Lease(client, order)
         return None
 
+    def held_by(self, client: str) -> dict[SliceId, int]:
+        """Slices that a client holds, with the number of their devices."""
+        mine = [r.binding for r in self.slices.values() if r.binding.client == client]
+        bound = [b for b in mine if self.slices[b.slice].state == "bound"]
+        return {b.slice: len(b.devices) for b in bound}
+
+    def kept_from(self, client: str, request: SliceRequest) -> str:
+        """Which leases of others keep a request from being met, or "" when they do not."""
+        found = []
+        for island in () if _malformed(request) else self.islands():
+            if request.island in (None, island) and not self._open_to(island, client):
+                grid, _, loads = self._ground(island, request)
+                if place(grid, loads, request.shape) is not None:
+                    found.append(f"{island} is leased to {self.leases[island].client}")
+        return "; ".join(found)
+
     def _open_to(self, island: str, client: str) -> bool:
         """Whether nobody else has the island for himself."""
         lease = self.leases.get(island)

@@ -24,6 +24,7 @@ from pathways_lab.core.gangs import Lanes, Order, Pace
 from pathways_lab.core.ledger import Ledger
 from pathways_lab.core.messages import Command, FreeBuffers, Resolved
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.quotas import Quotas
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.slices import ResourceManager
@@ -49,6 +50,8 @@ class State:
         self.resources = ResourceManager()
         self.functions = Functions(rules.assumed)
         self.store = Store(Ledger(by_gang=not rules.peak))
+        self.accounts = self.store.ledger.accounts
+        self.quotas = Quotas(self.accounts, enforced=rules.quotas)
         self.order = Order()
         self.pace = Pace(round(rules.ahead * 1e6), rules.least)
         self.lanes = Lanes()
@@ -111,7 +114,8 @@ class State:
         if self._divided == resources.version:
             return
         self._divided = resources.version
-        ledger.divide(resources.cells, resources.cells_of)
+        owners = {s: record.binding.client for s, record in resources.slices.items()}
+        ledger.divide(resources.cells, resources.cells_of, owners)
         self.pace.divide(resources.cells, resources.cells_of)
         for entries in self.admission.kinds.values():
             for entry in entries:

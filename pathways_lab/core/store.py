@@ -217,8 +217,9 @@ class Store:
         """Every buffer of a client."""
         return [b for b in self.buffers.values() if b.owner == client]
 
-    def largest(self, cells: Iterable[int]) -> list[BufferRecord]:
-        """Counted buffers on these cells, the largest first."""
+    def largest(self, cells: Iterable[int], clients: Iterable[str] = ()) -> list[BufferRecord]:
+        """Counted buffers on these cells, and of these clients, the largest first."""
         slices = {s for c in cells for s in self.ledger.cells[c].slices}
+        slices |= {s for s, (client, _) in self.ledger.payers.items() if client in clients}
         found = [self.buffers[b] for s in slices for b in self.by_slice.get(s, ())]
         return sorted((b for b in found if b.counted), key=lambda b: (-b.nbytes, b.id))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pathways_lab.core.admission import Entry, too_large
+from pathways_lab.core.admission import Entry, beyond_quota, too_large
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import FreeBuffers
 from pathways_lab.core.outcomes import Outcomes
@@ -49,6 +49,8 @@ class Uploads:
         kind = buffer.slice, buffer.nbytes
         entry = Entry(state.submitted, kind, buffer, None, lines, need)
         failure = too_large(entry, state.store.ledger)
+        if failure is None and state.quotas.on_bytes:
+            failure = beyond_quota(entry, state.store.ledger, state.quotas)
         if failure is not None:
             self.lose(buffer, failure)
             return
