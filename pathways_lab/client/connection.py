@@ -24,21 +24,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pathways_lab.client import failures
+from pathways_lab.client import failures, in_line
 from pathways_lab.client.export import Executable
 from pathways_lab.client.pending import (
+    Answer,
     Buffer,
     LeaseAnswer,
     NameAnswer,
     Run,
     SliceAnswer,
-    StuckAnswer,
 )
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
-from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.handshake import Refused
@@ -68,7 +67,8 @@ class Connection:
     """One authenticated link, and everything that is pending on it.
 
     name: what the control plane calls this kernel: as it asked to be called, or
-    a number.  number: in the high 32 bits of its ids.  topology: islands with hosts
+    a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
+    topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
     traffic: counters.
     on_records, on_output, on_policy: called in the reactor's thread.
@@ -84,6 +84,7 @@ class Connection:
         context: ssl.SSLContext | None = None,
         name: str = "",
         timeout: float = 10.0,
+        holder: int = 0,
     ) -> None:
         self.context = context
         self.traffic = Traffic()
@@ -103,7 +104,7 @@ class Connection:
         self._steps = 0
         self._slices: dict[SliceId, SliceAnswer] = {}
         self._leases: dict[str, LeaseAnswer] = {}
-        self._stuck: dict[int, StuckAnswer] = {}
+        self._questions: dict[int, Answer] = {}
         self._names: dict[str, NameAnswer] = {}
         self.racing = Racing()
         self._known: set[tuple[str, SliceId]] = set()
@@ -116,7 +117,9 @@ class Connection:
         self.reactor.start()
         hello = {"role": "client", "name": name, "pid": os.getpid()}
         try:
-            self.link = self.reactor.connect(address, key, hello, timeout, context=context)
+            self.link = self.reactor.connect(
+                address, key, hello, timeout, context=context, holder=holder
+            )
         except Refused as refusal:
             self.reactor.close()
             raise failures.failure("refused", f"the lab refuses this client: {refusal}") from None
@@ -126,6 +129,7 @@ class Connection:
         peer = self.link.peer
         self.name = str(peer["client"])
         self.data_key = bytes(peer["data_key"])
+        self.owner = bool(peer.get("owner", False))
         self.emulated = bool(peer.get("emulated", False))
         # Newer ones may have been told already.
         self.topology = self.topology or peer["topology"]
@@ -205,15 +209,25 @@ class Connection:
                         self._send_drops()
             self.reactor.call_later(_TICK, self._tick)
 
-    def request_slice(self, request: SliceRequest, timeout: float = 60.0) -> SliceBinding:
-        """Ask for devices and wait for the answer.  Raises PathwaysError when refused."""
+    def request_slice(self, request: SliceRequest, wait: float | None = 0.0) -> SliceBinding:
+        """Ask for devices and wait for the answer.  Raises PathwaysError when refused.
+
+        wait: seconds in line, while what keeps it from being met can end (None: as
+            long as it takes); its place there is shown.
+        """
         identity, answer = self.new_id("slice"), SliceAnswer()
         self._slices[identity] = answer
+        fields = {"slice": identity, "request": pack(request), "wait": wait != 0}
         try:
-            self.send("slice", {"slice": identity, "request": pack(request)})
-            self.board.wait(lambda: answer.done, timeout, "binding the slice")
+            self.send("slice", fields)
+            self.board.wait(lambda: answer.done or bool(answer.waits), 60.0, "binding the slice")
+            if not answer.done:
+                in_line.stay(self.board, answer, wait)
         finally:
             self._slices.pop(identity, None)
+            if not answer.done and self.closed is None:
+                with contextlib.suppress(PathwaysError):
+                    self.send("release-slice", {"slice": identity})
         if answer.failure is not None or answer.binding is None:
             raise PathwaysError(answer.failure or _lost("no answer"))
         return answer.binding
@@ -265,18 +279,18 @@ class Connection:
             raise PathwaysError(answer.failure)
         return answer
 
-    def stuck(self, seconds: float, timeout: float = 10.0) -> Stuck | None:
-        """What was granted so long ago and has not ended, and what it waits for."""
-        identity, answer = self.new_id("question"), StuckAnswer()
-        self._stuck[identity] = answer
+    def ask(self, op: str, fields: dict[str, Any], timeout: float = 10.0) -> dict[str, Any]:
+        """A question, and what was answered.  Raises PathwaysError when it is refused."""
+        identity, answer = self.new_id("question"), Answer()
+        self._questions[identity] = answer
         try:
-            self.send("stuck", {"id": identity, "seconds": seconds})
-            self.board.wait(lambda: answer.done, timeout, "asking what is stuck")
+            self.send(op, {**fields, "id": identity})
+            self.board.wait(lambda: answer.done, timeout, f"the answer to {op!r}")
         finally:
-            self._stuck.pop(identity, None)
+            self._questions.pop(identity, None)
         if answer.failure is not None:
             raise PathwaysError(answer.failure)
-        return answer.story
+        return answer.fields
 
     def register(self, plan: Plan, functions: Iterable[tuple[Executable, SliceId]]) -> None:
         """Send the plan and its code, unless they were sent before."""
@@ -444,6 +458,8 @@ class Connection:
             self.board.settle((run, *run.outputs), failure)
         elif kind == "name" and number in self._names:
             self.board.settle((self._names[number],), failure)
+        elif kind == "question" and identity in self._questions:
+            self.board.settle((self._questions[identity],), failure)
         elif kind == "lease" and number in self._leases:
             self.board.settle((self._leases[number],), failure)
         elif kind == "buffer" and identity in self._buffers:
@@ -469,12 +485,20 @@ class Connection:
             answer.binding, answer.about = unpack(SliceBinding, fields["binding"]), about
             self.board.settle((answer,), None)
 
-    def _told_stuck(self, fields: dict[str, Any]) -> None:
-        answer = self._stuck.get(fields["id"])
+    def _answered(self, fields: dict[str, Any]) -> None:
+        answer = self._questions.get(fields["id"])
         if answer is not None:
-            packed = fields["story"]
-            answer.story = None if packed is None else unpack(Stuck, packed)
+            answer.fields = fields
             self.board.settle((answer,), None)
+
+    def _slice_waits(self, fields: dict[str, Any]) -> None:
+        answer = self._slices.get(fields["slice"])
+        if answer is not None:
+            answer.waits = (
+                f"waiting for devices, place {fields['place']} of {fields['waiting']} in line:"
+                f" {fields['why']}"
+            )
+            self.board.settle((), None)
 
     def _closing(self, fields: dict[str, Any]) -> None:
         self._fail(_lost(str(fields.get("reason", "the lab was closed"))))
@@ -503,7 +527,10 @@ class Connection:
         "leased": _leased,
         "lease-ended": _leased,
         "shared": _shared,
-        "stuck": _told_stuck,
+        "stuck": _answered,
+        "accounts": _answered,
+        "quota": _answered,
+        "slice-waiting": _slice_waits,
         "closing": _closing,
         "topology": _topology,
         "records": _records,
@@ -527,7 +554,7 @@ class Connection:
         self.closed = failure
         pending: list[Pending] = [
             *self._runs.values(), *self._slices.values(), *self._leases.values(),
-            *self._stuck.values(), *self._names.values(),
+            *self._questions.values(), *self._names.values(),
         ]  # fmt: skip
         self._runs.clear()
         # A value that was there is gone with the lab as well.

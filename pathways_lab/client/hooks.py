@@ -25,5 +25,8 @@ lab_closes: Callable[[Any], None] | None = None
 show_progress: Callable[[], Show] | None = None
 """Makes a display of the start of a lab; None: one line in a terminal."""
 
+show_line: Callable[[], Callable[[str], object]] | None = None
+"""Makes a display of what a cell waits for, one line that changes; None: lines on stderr."""
+
 open_notes: Callable[[], Callable[[str | Failure], None]] | None = None
 """Makes a place below the running cell for what is noticed later, by any thread."""

@@ -30,6 +30,7 @@ from pathways_lab.client import (
     sharing,
     single,
 )
+from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
@@ -42,14 +43,15 @@ from pathways_lab.client.session import Session
 from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import Policy
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import Line, SliceId
+from pathways_lab.core.requests import not_an_owner
 from pathways_lab.core.story import Stuck
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
 from pathways_lab.runtime.loops import Loop
-from pathways_lab.timeline.accounts import Accounts, accounts_of
 from pathways_lab.timeline.log import Timeline
 
 if TYPE_CHECKING:
@@ -77,7 +79,11 @@ class Lab:
         self._compiled = 0
         self._closed = False
         connection = Connection(
-            control.address, control.key, context=tls.client_context(control.tls), name=name
+            control.address,
+            control.key,
+            context=tls.client_context(control.tls),
+            name=name,
+            holder=control.holder,
         )
         self.session = Session(connection)
         self._policies = Policies(connection, lambda text: self.session.print_later("policy", text))
@@ -141,6 +147,7 @@ class Lab:
         island: str | None = None,
         kind: str | None = None,
         memory: int | str = 0,
+        wait: bool | float = True,
     ) -> Slice:
         """Virtual devices in a mesh, bound to physical devices of one island.
 
@@ -148,11 +155,17 @@ class Lab:
         axes: a name per mesh axis (default ``x``, ``y``, ``z``).
         island, kind (``"cpu"``, ``"gpu"``, ``"tpu"``), memory (least bytes per
             device, or text like ``"2 GB"``): constraints.
+        wait: while an island is leased to another client, or while slices of this one
+            hold all devices of its quota: wait in line (True: as long as it takes, or
+            so many seconds); the cell shows the place.  Ctrl-C leaves the line.
+            False: say so at once.
 
-        Raises PathwaysError that says what was asked, what exists, what is free.
+        Devices are shared, so nothing else makes anybody wait.  Raises PathwaysError
+        that says what was asked, what exists, what is free.
         """
         request = slice_request(shape, axes, island, kind, memory)
-        made = Slice(self.session.connection.request_slice(request), self)
+        patience = None if wait is True else float(wait)
+        made = Slice(self.session.connection.request_slice(request, patience), self)
         self.slices.append(made)
         return made
 
@@ -226,7 +239,8 @@ class Lab:
         Hosts are asked, and nothing is disturbed: long work is legal.  The answer
         prints as a story, and shows as a figure in a notebook; None: nothing is late.
         """
-        return self.session.connection.stuck(seconds)
+        packed = self.session.connection.ask("stuck", {"seconds": seconds})["story"]
+        return None if packed is None else unpack(Stuck, packed)
 
     def multi_controller(
         self,
@@ -284,12 +298,36 @@ class Lab:
         return self.session.connection.traffic.snapshot(self._compiled)
 
     def accounts(self) -> Accounts:
-        """What every client has used: gangs, device seconds, bytes between islands; a table.
+        """What every client has used since the lab began, and may have; a table.
 
-        Over the records that the timeline still has, which are those of all clients
-        and begin where it begins; the rows add up to the last one.
+        Gangs, device seconds, bytes between islands, bytes on devices now and over
+        time (GB seconds).  The control plane counts them; the rows add up to the last.
         """
-        return accounts_of(self.timeline.records, self.timeline.dropped)
+        return Accounts.of(self.session.connection.ask("accounts", {})["rows"])
+
+    def quota(
+        self, client: str = "", *, devices: int | None = None, bytes: int | str | None = None
+    ) -> None:
+        """Limit what a client may have at a time; only owners of the lab can.
+
+        client: its name, also before it is there; "": everybody without a quota of his own.
+        devices: of all its slices together.  bytes: on all its devices together,
+            memory that is reserved for its runs included; also text like ``"2 GB"``.
+            None: no limit.
+
+        Nothing is taken away.  What would exceed a quota waits until the client has
+        less: slices in line, runs and uploads with the others that wait for memory.
+        What never could be is refused, with the numbers.
+
+        >>> lab.quota("student-3", devices=4, bytes="2 GB")  # doctest: +SKIP
+        """
+        limits = {"devices": devices, "nbytes": None if bytes is None else bytes_of(bytes)}
+        for what, limit in limits.items():
+            if limit is not None and (type(limit) is not int or limit < 0):
+                raise failures.failure(
+                    "refused", f"{limit!r} is no quota of {what}", "a whole number from 0, or None"
+                )
+        self.session.connection.ask("quota", {"whom": client, **limits})
 
     def view(self, *panels: str, **options: Any) -> Any:
         """A live view of the timeline.  panels: names of panels; none means all."""
@@ -305,9 +343,23 @@ class Lab:
 
     # --- sharing, and the Dask side -----------------------------------------------------------
 
-    def invite(self, path: str | Path) -> None:
-        """Write a lab file: whoever can read it can ``pw.connect(path)`` as a client."""
-        attach.write_lab_file(path, self._control)
+    @property
+    def owner(self) -> bool:
+        """Whether this client may decide for all: policies, quotas, chaos, an island's order."""
+        return self.session.connection.owner
+
+    def invite(self, path: str | Path, *, owner: bool = False) -> None:
+        """Write a lab file: whoever can read it can ``pw.connect(path)``.
+
+        owner: as an owner, who may decide for all, and has the Dask credentials if the
+            lab has any.  Else as a client: the file holds a key that opens nothing but
+            the clients' door, for what is a client's own.
+
+        Raises PathwaysError when a client asks for more than it has itself.
+        """
+        if owner and not self.owner:
+            raise failures.failure("refused", *not_an_owner(self.name, "make owners"), line=Line())
+        attach.write_lab_file(path, self._control if owner else attach.invitation(self._control))
 
     def dask_client(self) -> distributed.Client:
         """A Dask client of the embedded cluster; the caller closes it."""

@@ -7,8 +7,9 @@ Paper: section 4.2 (client).
 
 from __future__ import annotations
 
+from typing import Any
+
 from pathways_lab.client.waiting import Pending
-from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceBinding
 
 
@@ -44,13 +45,14 @@ class Run(Pending):
 
 
 class SliceAnswer(Pending):
-    """The answer to a request for a slice."""
+    """The answer to a request for a slice.  waits: its place in line and why, while it waits."""
 
-    __slots__ = ("binding",)
+    __slots__ = ("binding", "waits")
 
     def __init__(self) -> None:
         super().__init__()
         self.binding: SliceBinding | None = None
+        self.waits = ""
 
 
 class NameAnswer(Pending):
@@ -65,14 +67,14 @@ class NameAnswer(Pending):
         self.about = b""
 
 
-class StuckAnswer(Pending):
-    """The answer to the question what is stuck."""
+class Answer(Pending):
+    """The answer to a question, as it came."""
 
-    __slots__ = ("story",)
+    __slots__ = ("fields",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.story: Stuck | None = None
+        self.fields: dict[str, Any] = {}
 
 
 class LeaseAnswer(Pending):

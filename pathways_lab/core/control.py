@@ -86,6 +86,7 @@ from pathways_lab.core.requests import (
     check_numbers,
     check_program,
     check_run,
+    not_an_owner,
     spoiled,
     usable,
     waits_for_devices,
@@ -303,15 +304,13 @@ class Control:
         """Whether a client may decide for all; else it is told who may."""
         if self.clients[event.client].owner:
             return True
-        why = f"{event.client} is a client of this lab, and only its owners {to}"
-        remedy = "ask whoever started the lab, or use an owner's connection"
-        self._refuse(event, subject, Failure("refused", why, remedy))
+        self._refuse(event, subject, Failure("refused", *not_an_owner(event.client, to)))
         return False
 
     def _quota_chosen(self, event: QuotaChosen) -> None:
         """What waits and never will be given is refused now."""
         state = self.state
-        if not self._owns(event, f"quota {event.request}", "set quotas"):
+        if not self._owns(event, f"question {event.request}", "set quotas"):
             return
         state.quotas.give(event.whom, Quota(event.devices, event.nbytes))
         state.out.append(QuotaKept(event.cause, event.client, event.whom, event.request))

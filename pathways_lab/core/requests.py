@@ -57,6 +57,14 @@ class ClientRecord:
             del self.gone[next(iter(self.gone))]
 
 
+def not_an_owner(client: str, to: str) -> tuple[str, str]:
+    """Why a client may not decide for all, and the remedy.  to: ``"set policies"``."""
+    return (
+        f"{client} is a client of this lab, and only its owners {to}",
+        "ask whoever started the lab (lab.invite(path, owner=True) makes owners)",
+    )
+
+
 def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -> Failure | None:
     """Why a client may not use a slice for anything new."""
     found = state.resources.slices.get(slice_id)

@@ -23,10 +23,14 @@ from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 
+PATIENCE = 10.0
+"""Seconds for which bytes that nobody has declared are kept; the words are sent before them."""
+
 
 class Uploads:
     """early: hosts that have the bytes of buffers that nobody declared yet.
 
+    abandoned: buffers whose bytes were given up because nobody declared them in time.
     orphans: hosts to which bytes are under way that nobody wants.
     departed: numbers of clients that have left; what still comes of them is nobody's.
     """
@@ -37,6 +41,8 @@ class Uploads:
         self.early: dict[int, set[str]] = {}
         self.orphans: dict[int, set[str]] = {}
         self.departed: set[int] = set()
+        self.abandoned: set[int] = set()
+        self._since: dict[int, float] = {}
 
     def declare(self, buffer: BufferRecord, hosts: tuple[str, ...]) -> None:
         """A new buffer whose bytes are on their way to *hosts*."""
@@ -49,6 +55,10 @@ class Uploads:
         kind = buffer.slice, buffer.nbytes
         entry = Entry(state.submitted, kind, buffer, None, lines, need)
         failure = too_large(entry, state.store.ledger)
+        if buffer.id in self.abandoned:
+            self.abandoned.discard(buffer.id)
+            text = f"its bytes were on hosts for {PATIENCE:g} s before it was declared"
+            failure = Failure("lost", f"upload {buffer.name!r}: {text}", "upload it again")
         if failure is None and state.quotas.on_bytes:
             failure = beyond_quota(entry, state.store.ledger, state.quotas)
         if failure is not None:
@@ -66,6 +76,7 @@ class Uploads:
 
     def came(self, number: int, host: str) -> None:
         """All parts for one host are there (perhaps before the buffer was declared)."""
+        self._abandon()
         buffer = self.state.store.buffers.get(number)
         if buffer is not None and host in buffer.arriving:
             buffer.arriving.remove(host)
@@ -80,6 +91,18 @@ class Uploads:
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
         elif buffer is None:
             self.early.setdefault(number, set()).add(host)
+            self._since.setdefault(number, self.state.time)
+
+    def _abandon(self) -> None:
+        """Nobody counts what was never declared, so hosts do not keep it."""
+        while self._since:
+            number, since = next(iter(self._since.items()))
+            if since + PATIENCE > self.state.time:
+                break
+            del self._since[number]
+            if number in self.early:
+                self.abandoned.add(number)
+                self.reject(number, ())
 
     def _arrive(self, buffer: BufferRecord) -> None:
         self.outcomes.arrive(buffer)
@@ -106,6 +129,7 @@ class Uploads:
             self.reject(number, ())
         for number in [n for n in self.orphans if n >> 32 == client]:
             del self.orphans[number]
+        self.abandoned = {n for n in self.abandoned if n >> 32 != client}
 
     def lose_host(self, host: str) -> None:
         """A dead host has no bytes, and none are under way to it."""

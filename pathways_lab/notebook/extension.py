@@ -16,7 +16,7 @@ from pathways_lab.notebook import completion, waits
 from pathways_lab.notebook.errors import Renderer, cell_name
 from pathways_lab.notebook.magics import PathwaysMagics
 from pathways_lab.notebook.printed import Printed, notes_below_cell
-from pathways_lab.notebook.progress import notebook_line
+from pathways_lab.notebook.progress import line_below_cell, notebook_line
 
 MAGICS: dict[str, Any] = {
     "%%pw_program": PathwaysMagics.pw_program,
@@ -35,6 +35,7 @@ class Extension:
         self.magics = PathwaysMagics(shell, self.renderer, Printed(in_notebook))
         self.matcher = completion.matcher({n: magic.parser for n, magic in MAGICS.items()})
         self._progress, self._notes = hooks.show_progress, hooks.open_notes
+        self._line = hooks.show_line
         shell.register_magics(self.magics)
         shell.Completer.custom_matchers.append(self.matcher)
         self.renderer.install()
@@ -43,7 +44,7 @@ class Extension:
         formatters["text/html"].for_type(Stuck, waits.as_html)
         patch.load()
         if in_notebook:
-            hooks.show_progress = notebook_line
+            hooks.show_progress, hooks.show_line = notebook_line, line_below_cell
             hooks.open_notes = lambda: notes_below_cell(cell_name(shell))
             # The first picture must not wait for Bokeh's modules.
             threading.Thread(target=_import_views, name="pathways imports", daemon=True).start()
@@ -55,6 +56,7 @@ class Extension:
         for kind in ("text/plain", "text/html"):
             self.shell.display_formatter.formatters[kind].pop(Stuck, None)
         hooks.show_progress, hooks.open_notes = self._progress, self._notes
+        hooks.show_line = self._line
         matchers = self.shell.Completer.custom_matchers
         if self.matcher in matchers:
             matchers.remove(self.matcher)

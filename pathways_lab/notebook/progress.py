@@ -7,6 +7,7 @@ output and prints nothing.
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.runtime.progress import Progress, Show
@@ -36,12 +37,24 @@ def as_text(progress: Progress) -> str:
 
 def notebook_line() -> Show:
     """A function that shows progress below the running cell."""
+    put = _place()
+    return lambda progress: put(as_html(progress), as_text(progress))
+
+
+def line_below_cell() -> Callable[[str], object]:
+    """A function that shows a line of text below the running cell, each in place of the last."""
+    put = _place()
+    return lambda text: put(f"<span>{html.escape(text)}</span>", text)
+
+
+def _place() -> Callable[[str, str], None]:
+    """One output of the running cell: HTML and plain text, to be replaced."""
     handles: list[Any] = []
 
-    def show(progress: Progress) -> None:
+    def show(rich: str, plain: str) -> None:
         from IPython import display as ipython
 
-        data = {"text/html": as_html(progress), "text/plain": as_text(progress)}
+        data = {"text/html": rich, "text/plain": plain}
         if handles:
             handles[0].update(data, raw=True)
         else:

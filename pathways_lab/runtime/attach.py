@@ -4,9 +4,10 @@ Problem: the same call must work on a cluster that somebody else has started,
 for the first notebook and for the second, and for people who were given no
 Dask credentials but only an invitation.
 
-Who may do what: whoever holds the Dask credentials is an *owner*.  A *lab
-file* (JSON, readable by its owner only) may hold less: with nothing but the
-control plane's address and key in it, its reader is a *client*.
+Who may do what: whoever holds the Dask credentials, or the control plane's own
+key, is an *owner*.  A *lab file* (JSON, readable by its owner only) usually holds
+less: the control plane's address, an invitation's number and a key made for it,
+and of certificates only the authority's.  Its reader is a *client*.
 
 Rule for maintainers: only documented Dask API here; every failure says what to
 do.  Importing this module must not import Dask: a client needs none.
@@ -18,11 +19,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.auth import key_of
+from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.device_process import MODULE
 
 if TYPE_CHECKING:
@@ -36,18 +40,44 @@ VARIABLE = "PATHWAYS_LAB"
 class ControlAddress:
     """Where a control plane takes clients, and the key for it.
 
-    tls: PEM texts ``ca``, ``cert``, ``key`` when the link leaves the machine.
+    tls: PEM texts ``ca``, ``cert``, ``key`` when the link leaves the machine; who
+        was invited has ``ca`` only.
+    holder: number of an invitation, whose key this is; 0: the owners' own.
     """
 
     address: str
-    key: bytes
-    tls: dict[str, str] | None = None
+    key: bytes = field(repr=False)
+    tls: dict[str, str] | None = field(default=None, repr=False)
+    holder: int = 0
+
+
+def invitation(control: ControlAddress) -> ControlAddress:
+    """What an owner gives to somebody who shall be a client and no more.
+
+    Raises PathwaysError where clients cannot be told from owners.
+    """
+    if control.holder:
+        return control
+    if is_comm(control.address):
+        raise _error(
+            "this lab talks over Dask's comms, and whoever has the certificates for that is an"
+            " owner",
+            'invite(path, owner=True), or start the lab with transport="sockets"',
+        )
+    holder = 1 + secrets.randbelow(2**63)
+    ca = None if control.tls is None else {"ca": control.tls["ca"]}
+    return ControlAddress(control.address, key_of(control.key, holder), ca, holder)
 
 
 def write_lab_file(path: str | Path, control: ControlAddress) -> None:
-    """An invitation: who can read the file can connect as a client.  Mode 0600."""
+    """Who can read the file can connect with what is in it.  Mode 0600."""
     content = {
-        "control": {"address": control.address, "key": control.key.hex(), "tls": control.tls}
+        "control": {
+            "address": control.address,
+            "key": control.key.hex(),
+            "tls": control.tls,
+            "holder": control.holder,
+        }
     }
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -59,7 +89,8 @@ def read_lab_file(path: str | Path) -> ControlAddress:
     """The inverse of :func:`write_lab_file`.  Raises PathwaysError for anything else."""
     try:
         control = json.loads(Path(path).read_text())["control"]
-        return ControlAddress(control["address"], bytes.fromhex(control["key"]), control["tls"])
+        key, holder = bytes.fromhex(control["key"]), int(control.get("holder", 0))
+        return ControlAddress(str(control["address"]), key, control["tls"], holder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _error(
             f"{str(path)!r} is not a lab file: {error!r}",

@@ -136,6 +136,10 @@ class Commands:
                 failure = None if command.failure is None else pack(command.failure)
                 answer = {"id": command.request, "lines": command.lines, "failure": failure}
                 self._tell.client(client, "answer", answer)
+            case m.SliceWaiting(client=client):
+                self._tell.client(client, "slice-waiting", pack_fields(command))
+            case m.QuotaKept(client=client, request=request):
+                self._tell.client(client, "quota", {"id": request})
             case m.SliceFreed(hosts=hosts, slice=slice_id):
                 self._in_turn(hosts, "unbind", {"slice": slice_id})
                 self._formations.unbind(slice_id)

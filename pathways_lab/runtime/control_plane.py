@@ -75,6 +75,7 @@ class ControlPlane:
         interface: str | None = None,
         context: ssl.SSLContext | None = None,
         end_process: Callable[[HostSeen], object] = lambda host: None,
+        client_context: ssl.SSLContext | None = None,
     ) -> None:
         self._keys = keys
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
@@ -100,7 +101,7 @@ class ControlPlane:
             end_process,
         )
         self.client_address = self.reactor.listen(
-            client_listen, keys.client, self._meet_client, context=context
+            client_listen, keys.client, self._meet_client, context=client_context or context
         )
         self.host_address = self.reactor.listen(
             host_listen, keys.host, self._meet_host, context=context
@@ -158,7 +159,9 @@ class ControlPlane:
             raise Refused("this address is for clients")
         pid = hello.get("pid")
         try:
-            client = self.rim.new_client(str(hello["name"]), pid if type(pid) is int else 0)
+            # Who has been invited comes with a key of his own (see attach.invitation).
+            owner = link.holder == 0
+            client = self.rim.new_client(str(hello["name"]), pid if type(pid) is int else 0, owner)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)) from error
         link.name, link.tag = client.name, client
@@ -169,6 +172,7 @@ class ControlPlane:
             "name": "control",
             "client": client.name,
             "number": client.number,
+            "owner": client.owner,
             "topology": topology,
             "policy": self.rim.registry.policy_in_force(),
             "data_key": auth.key_of(self._keys.data, client.number),
@@ -261,6 +265,7 @@ def main() -> None:
         config["host"],
         context,
         lambda host: lifeline.report(worker=host.worker, host=host.name, pid=host.pid),
+        client_context=server_context(config["tls"], invited=True),
     )
     lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     lifeline.report(client_address=plane.client_address, host_address=plane.host_address)

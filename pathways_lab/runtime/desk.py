@@ -38,6 +38,10 @@ Buffers = list[memoryview]
 Where = Callable[[SliceId | None], Place | Failure | None]
 
 
+_UNFINISHED = 4
+"""Memories of a device that a client may fill on a host with uploads that are not complete."""
+
+
 @dataclass(slots=True)
 class _Upload:
     """Parts of an upload, by device number."""
@@ -93,6 +97,7 @@ class Desk:
         self._check_own(link, slice_id, "slice")
         self._check_own(link, buffer, "buffer")
         place = self._where(slice_id)
+        self._check_room(link, buffers)
         if place is None:
             # The client heard of the slice before we did, or its devices are being opened.
             self._early.setdefault(slice_id, []).append((link, fields, buffers))
@@ -120,6 +125,20 @@ class Desk:
                 place,
                 upload.parts,
                 lambda result: self._uploaded(buffer, value, result),
+            )
+
+    def _check_room(self, link: Link, more: Buffers) -> None:
+        """What is not complete is counted by nobody else."""
+        parts = [d for u in self._uploads.values() if link in u.links for d in u.parts.values()]
+        early = [
+            d for puts in self._early.values() for put in puts if put[0] is link for d in put[2]
+        ]
+        waiting = sum([len(data) for data in (*parts, *early)])
+        most = _UNFINISHED * max(self._launcher.memory.limit or 0, 1 << 30)
+        if waiting and waiting + sum([len(data) for data in more]) > most:
+            raise ValueError(
+                f"uploads of client {link.holder} that are not complete take {waiting:,} bytes of"
+                f" {self._host}; {most:,} are allowed"
             )
 
     def _uploaded(self, buffer: int, value: Value, result: Any) -> None:

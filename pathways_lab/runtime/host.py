@@ -141,7 +141,7 @@ def main() -> None:
         settings["data_listen"],
         end,
         client_context=client_context(tls) if over_network else None,
-        server_context=server_context(tls) if over_network else None,
+        server_context=server_context(tls, invited=True) if over_network else None,
     )
     rim.start(
         settings["control"],

@@ -104,7 +104,17 @@ def host_seen(hello: dict[str, Any]) -> HostSeen:
     return seen
 
 
+def race_of(fields: dict[str, Any]) -> tuple[int, int] | None:
+    """The race that a run enters, and its controller there; None when it enters none."""
+    match fields.get("race"):
+        case [int(number), int(controller)]:
+            return number, controller
+    return None
+
+
 def _subject(op: str, fields: dict[str, Any]) -> str:
+    if op == "quota":
+        return f"question {str(fields.get('id'))[:64]}"
     for name in ("name",) if op in _SHARING else ("run", "slice", "buffer", "function"):
         if isinstance(fields.get(name), int | str):
             return f"{name} {str(fields[name])[:64]}"
@@ -132,7 +142,8 @@ def _slice(letter: _Letter) -> m.Event:
     slice_id = _integer(letter.fields, "slice")
     _own(letter.client, [slice_id], "slice")
     request = unpack(SliceRequest, letter.fields["request"])
-    return m.SliceRequested(letter.time, letter.cause, letter.client.name, slice_id, request)
+    wait = letter.fields.get("wait") is True
+    return m.SliceRequested(letter.time, letter.cause, letter.client.name, slice_id, request, wait)
 
 
 def _release(letter: _Letter) -> m.Event:
@@ -229,6 +240,19 @@ def _policy(letter: _Letter) -> m.Event:
     return m.PolicyChosen(letter.time, letter.cause, letter.client.name, policy, request)
 
 
+def _quota(letter: _Letter) -> m.Event:
+    fields, whom = letter.fields, letter.fields["whom"]
+    if type(whom) is not str or len(whom) > _NAME_LENGTH:
+        raise ValueError("whom is not the name of a client")
+    limits = {n: None if fields[n] is None else _integer(fields, n) for n in ("devices", "nbytes")}
+    if any(limit is not None and limit < 0 for limit in limits.values()):
+        raise ValueError("a quota is not negative")
+    request = _integer(fields, "id")
+    return m.QuotaChosen(
+        letter.time, letter.cause, letter.client.name, whom, **limits, request=request
+    )
+
+
 def _lease(letter: _Letter) -> m.Event:
     return unpack_fields(m.LeaseRequested, letter.stamped())
 
@@ -304,6 +328,7 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "drop": _drop,
     "cancel": _cancel,
     "policy": _policy,
+    "quota": _quota,
     "lease": _lease,
     "return-lease": _return_lease,
     "publish": _publish,

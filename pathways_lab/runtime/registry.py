@@ -27,11 +27,15 @@ _OURS = re.compile(r"control|policy|kernel-\d+")
 
 @dataclass(slots=True)
 class ClientSeen:
-    """A connected notebook kernel.  number: the high 32 bits of its ids."""
+    """A connected notebook kernel.  number: the high 32 bits of its ids.
+
+    owner: it may decide for all (policies, quotas, chaos, an island's order).
+    """
 
     name: str
     number: int
     pid: int
+    owner: bool = False
     messages: int = 0
 
 

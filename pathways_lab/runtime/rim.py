@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core.accounts import Account
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.overdue import Overdue
+from pathways_lab.core.quotas import Quota
+from pathways_lab.core.requests import not_an_owner
 from pathways_lab.core.story import Stuck
 from pathways_lab.runtime.codec import CodecError, pack, unpack
 from pathways_lab.runtime.commands import Commands
 from pathways_lab.runtime.diary import Diary
 from pathways_lab.runtime.formations import Formations, Services
-from pathways_lab.runtime.intake import Rejected, client_event, host_report
+from pathways_lab.runtime.intake import Rejected, client_event, host_report, race_of
 from pathways_lab.runtime.policy_desk import PolicyDesk
 from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
@@ -43,6 +46,8 @@ class Core(Protocol):
     def handle(self, event: m.Event) -> list[m.Command]: ...
 
     def overdue(self, seconds: float, now: float) -> Sequence[Overdue]: ...
+
+    def accounts(self, now: float) -> Mapping[str, tuple[Account, Quota]]: ...
 
 
 class Rim:
@@ -104,8 +109,10 @@ class Rim:
 
     # --- who is there ------------------------------------------------------------
 
-    def new_client(self, name: str, pid: int) -> ClientSeen:
+    def new_client(self, name: str, pid: int, owner: bool = False) -> ClientSeen:
         """Number and name for a client that is about to join.  name: what it asks for, or "".
+
+        owner: it came with the lab's own key, and may decide for all.
 
         Raises ValueError when it cannot be called so.
         """
@@ -113,13 +120,15 @@ class Rim:
         if wrong:
             raise ValueError(wrong)
         self._numbers += 1
-        return ClientSeen(name or f"kernel-{self._numbers}", self._numbers, pid)
+        return ClientSeen(name or f"kernel-{self._numbers}", self._numbers, pid, owner)
 
     def client_joined(self, client: ClientSeen, peer: Peer) -> None:
         self.registry.clients[client.name] = client
         self.peers.clients[client.name] = peer
         cause = f"{client.name}:joined"
-        self.happened(m.ClientJoined(self._clock(), cause, client.name, client.number))
+        self.happened(
+            m.ClientJoined(self._clock(), cause, client.name, client.number, client.owner)
+        )
         self.peers.clients_present(self._numbers, tuple(self.peers.hosts))
         self.peers.topology()
 
@@ -197,8 +206,20 @@ class Rim:
     def from_client(
         self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
     ) -> None:
-        """A message of a client.  A wrong one is refused and changes nothing."""
-        client = self.registry.clients[name]
+        """A message of a client.  A wrong one is refused, counted, and changes nothing."""
+        try:
+            self._from_client(self.registry.clients[name], op, fields, buffers, size)
+        except Rejected as rejected:
+            self.rejected += 1
+            failure = Failure("refused", str(rejected), rejected.remedy)
+            self.peers.refuse(name, rejected.subject, failure)
+
+    def _from_client(
+        self, client: ClientSeen, op: str, fields: dict[str, Any], buffers: list[memoryview],
+        size: int,
+    ) -> None:  # fmt: skip
+        """Raises Rejected."""
+        name = client.name
         if op == "watch":
             if fields.get("on", True):
                 self.diary.broadcast.watch(name, self.peers.clients[name], self._clock())
@@ -207,26 +228,19 @@ class Rim:
         elif op == "topology":
             self.peers.client(name, "topology", self.registry.topology())
         elif op == "policy" and buffers:
-            self._try_policy(name, fields, buffers[0])
-        elif op == "stuck":
-            self._wonder(name, fields)
-        elif op == "race":
-            self._race(name, fields)
-        elif op == "race-go":
-            self.races.close(int(fields["race"]), self._clock())
-        else:
+            self._try_policy(client, fields, buffers[0])
+        elif op in _QUESTIONS:
             try:
-                event = client_event(self.registry, client, op, fields, buffers, self._clock())
-            except Rejected as rejected:
-                self.rejected += 1
-                failure = Failure("refused", str(rejected), rejected.remedy)
-                self.peers.refuse(name, rejected.subject, failure)
-                return
+                _QUESTIONS[op](self, name, fields)
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+                raise Rejected(op, f"malformed message {op!r}: {error!r:.200}") from error
+        else:
+            event = client_event(self.registry, client, op, fields, buffers, self._clock())
             if isinstance(event, m.RunSubmitted):
                 self.diary.count("submit", name, "control", size, event.run)
-                if "race" in fields:
-                    number, controller = fields["race"]
-                    self.races.entered(number, event.run, controller)
+                race = race_of(fields)
+                if race is not None:
+                    self.races.entered(race[0], event.run, race[1])
             elif isinstance(event, m.LeaseReturned):
                 self._end_races(event.island, name)
             self.happened(event)
@@ -320,6 +334,17 @@ class Rim:
             ours = {h: order for h, order in orders.items() if self._island_of(h) == island}
             self.races.open(int(fields["race"]), client, island, ours)
 
+    def _race_go(self, client: str, fields: dict[str, Any]) -> None:
+        self.races.close(int(fields["race"]), self._clock())
+
+    def _account(self, client: str, fields: dict[str, Any]) -> None:
+        """What everybody has used, for whoever asks."""
+        rows = [
+            [name, pack(used), pack(quota)]
+            for name, (used, quota) in self._core.accounts(self._clock()).items()
+        ]
+        self.peers.client(client, "accounts", {"id": fields["id"], "rows": rows})
+
     def _island_of(self, host: str) -> str:
         seen = self.registry.hosts.get(host)
         return seen.island if seen is not None else ""
@@ -352,8 +377,11 @@ class Rim:
 
     # --- the policy ----------------------------------------------------------------
 
-    def _try_policy(self, name: str, fields: dict[str, Any], code: memoryview) -> None:
-        """Code of a client's own; the core hears of it when it has been tried."""
+    def _try_policy(self, client: ClientSeen, fields: dict[str, Any], code: memoryview) -> None:
+        """Code of an owner's own; the core hears of it when it has been tried."""
+        name = client.name
+        if not client.owner:
+            raise Rejected("policy", *not_an_owner(name, "set policies"))
         request, called = fields.get("request"), fields.get("name")
         if type(request) is int and type(called) is str:
             self.policies.try_out(name, request, called[:100], code)
@@ -372,6 +400,14 @@ class Rim:
     def policy_printed(self, client: str, name: str, text: str) -> None:
         """What a policy prints goes to the client that set it."""
         self.peers.client(client, "policy-printed", {"name": name, "text": text})
+
+
+_QUESTIONS: dict[str, Callable[[Rim, str, dict[str, Any]], None]] = {
+    "stuck": Rim._wonder,
+    "race": Rim._race,
+    "race-go": Rim._race_go,
+    "accounts": Rim._account,
+}
 
 
 def _subject(event: m.Event) -> str:

@@ -5,8 +5,10 @@ use the credentials of the Dask cluster; OpenSSL wants its certificates and
 keys as files, and files of others must never hold them.
 
 Rule for maintainers: both ends show a certificate of the cluster's own
-authority; host names are not compared, as in Dask, because clusters live on
-addresses.  Key files exist for a moment, in a private folder.
+authority, except for clients who were invited: they have none, or they could
+pass for the cluster's own processes; their door asks for the lab's key only.
+Host names are not compared, as in Dask, because clusters live on addresses.
+Key files exist for a moment, in a private folder.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ def _context(pems: Mapping[str, str], purpose: ssl.Purpose) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     # Home-made authorities often lack the extensions that the strict check wants.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if "cert" not in pems:
+        return context
     folder = private_folder()
     try:
         (folder / "cert").write_text(pems["cert"])
@@ -34,11 +38,24 @@ def _context(pems: Mapping[str, str], purpose: ssl.Purpose) -> ssl.SSLContext:
     return context
 
 
-def server_context(pems: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """For listeners.  pems: PEM texts ``ca``, ``cert``, ``key``; None gives None."""
-    return None if pems is None else _context(pems, ssl.Purpose.CLIENT_AUTH)
+def server_context(
+    pems: Mapping[str, str] | None, *, invited: bool = False
+) -> ssl.SSLContext | None:
+    """For listeners.  pems: PEM texts ``ca``, ``cert``, ``key``; None gives None.
+
+    invited: also for those who have no certificate, and prove a key afterwards.
+    """
+    if pems is None:
+        return None
+    context = _context(pems, ssl.Purpose.CLIENT_AUTH)
+    if invited:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
 
 
 def client_context(pems: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """For connections.  pems: PEM texts ``ca``, ``cert``, ``key``; None gives None."""
+    """For connections.  pems: PEM texts ``ca``, ``cert``, ``key``; None gives None.
+
+    Who was invited has ``ca`` only, which is what the other end must show.
+    """
     return None if pems is None else _context(pems, ssl.Purpose.SERVER_AUTH)

@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgpack
 
+from pathways_lab.core.accounts import Account
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Command, Event, PolicyChosen, PolicySet
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.policies import BuiltIn, RemotePolicy
+from pathways_lab.core.quotas import Quota
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.rim import Core
 
@@ -75,6 +77,10 @@ class Transcript:
     def overdue(self, seconds: float, now: float) -> Sequence[Overdue]:
         """A question, which changes nothing: it is not written."""
         return self._core.overdue(seconds, now)
+
+    def accounts(self, now: float) -> Mapping[str, tuple[Account, Quota]]:
+        """A question as well."""
+        return self._core.accounts(now)
 
     def _end(self, why: str) -> None:
         file, self._file = self._file, None

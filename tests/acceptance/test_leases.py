@@ -47,7 +47,7 @@ def mean_step(on: pw.Slice) -> Any:
 
 
 def test_a_leased_island_is_one_clients_alone(lab: pw.Lab, other: Lab) -> None:
-    theirs = other.slice(1, island="island0")
+    theirs = other.slice(1, island="island0", wait=False)
     kept = pw.jit(lambda v: v + 1, on=theirs)(X)
     kept.block_until_ready()
     with pytest.raises(pw.PathwaysError, match=rf"{other.name} has slice s1 .*1 handle"):
@@ -66,7 +66,7 @@ def test_a_leased_island_is_one_clients_alone(lab: pw.Lab, other: Lab) -> None:
     with lab.lease("island0") as lease:
         assert lease.held
         with pytest.raises(pw.PathwaysError, match=f"is leased to {lab.name}"):
-            other.slice(1, island="island0")
+            other.slice(1, island="island0", wait=False)
         with pytest.raises(pw.PathwaysError, match=f"{lab.name} has a lease of it"):
             other.lease("island0")
         with pytest.raises(pw.PathwaysError, match="on lease already"):
@@ -80,7 +80,7 @@ def test_a_lease_ends_with_its_client(lab: pw.Lab) -> None:
     with Lab(lab._control, name="passing") as passing:
         passing.lease("island0")
         with pytest.raises(pw.PathwaysError, match="is leased to"):
-            lab.slice(1, island="island0")
+            lab.slice(1, island="island0", wait=False)
 
     def free() -> bool:
         return any(isinstance(r, Event) and r.kind == "lease-ended" and r.client == passing.name

@@ -37,3 +37,23 @@ def test_uploads_of_a_client_that_left_are_freed_also_late_and_undeclared_ones()
     uploads = script.control.uploads
     assert (uploads.early, uploads.orphans) == ({}, {})
     assert not any(script.used())
+
+
+def test_bytes_that_nobody_declares_are_not_kept() -> None:
+    script = Script()
+    where = script.slice(2)
+    for number in (UNKNOWN, DECLARED):
+        script.send(HostReport(0.0, "test", HOST, resident=(number,)))
+    script.send(BufferDeclared(1.0, "test", "kernel-1", DECLARED, where, 8))
+    assert script.resolved[DECLARED] is None
+    script.send(HostReport(9.0, "test", HOST, resident=(UNKNOWN + 7,)))
+    assert not told(script, FreeBuffers)
+    script.send(HostReport(11.0, "test", HOST, resident=(UNKNOWN + 8,)))
+    assert [c.buffers for c in told(script, FreeBuffers)] == [(UNKNOWN,)]
+    # Who declares so late is told, and waits for nothing.
+    script.send(BufferDeclared(12.0, "test", "kernel-1", UNKNOWN, where, 8))
+    failure = script.resolved[UNKNOWN]
+    assert failure is not None
+    assert "before it was declared" in failure.message
+    assert script.resolved[DECLARED] is None
+    assert not script.control.uploads.abandoned

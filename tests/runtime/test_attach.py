@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime.attach import VARIABLE, ControlAddress, attach, write_lab_file
+from pathways_lab.runtime.attach import (
+    VARIABLE,
+    ControlAddress,
+    attach,
+    invitation,
+    write_lab_file,
+)
+from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.reactor import Reactor
 from tests.runtime.processes import gone, runs, tree, until
 
@@ -31,6 +38,21 @@ def test_an_invitation_is_all_that_a_client_needs(
     write_lab_file(tmp_path / "lab.json", control)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "lab.json"))
     assert attach() == control
+
+
+def test_an_invitation_holds_nothing_of_an_owners(tmp_path: Path) -> None:
+    owner = ControlAddress("tcp://127.0.0.1:7", b"k" * 32, {"ca": "a", "cert": "b", "key": "c"})
+    one, two = invitation(owner), invitation(owner)
+    assert (one.address, one.tls) == (owner.address, {"ca": "a"})
+    assert len({owner.key, one.key, two.key}) == 3
+    assert one.key == key_of(owner.key, one.holder)
+    assert invitation(one) is one  # who was invited can pass on no more
+    write_lab_file(tmp_path / "lab.json", one)
+    assert attach(tmp_path / "lab.json") == one
+    assert owner.key.hex() not in (tmp_path / "lab.json").read_text()
+    assert "kkkk" not in repr(owner)
+    with pytest.raises(PathwaysError, match="whoever has the certificates for that is an owner"):
+        invitation(ControlAddress("dask+tls://127.0.0.1:7", b"k" * 32, owner.tls))
 
 
 def test_every_wrong_target_says_what_to_do(

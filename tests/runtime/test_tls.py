@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.runtime import dask_private
-from pathways_lab.runtime.auth import new_key
+from pathways_lab.runtime.auth import AuthenticationError, key_of, new_key
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.tls import client_context, server_context
@@ -92,5 +92,29 @@ def test_a_stranger_with_the_key_but_no_certificate_is_turned_away(pems: dict[st
         client.connect(address, KEY, {}, timeout=1.0)  # in the clear
     assert time.monotonic() - started < 5
     until(lambda: server.rejected == 2)
+    client.close()
+    server.close()
+
+
+def test_who_was_invited_needs_no_certificate_and_sees_the_one_of_the_lab(
+    pems: dict[str, str],
+) -> None:
+    server = Reactor("server", lambda *m: None, lambda link, reason: None)
+    client = Reactor("client", lambda *m: None, lambda link, reason: None)
+    server.start()
+    client.start()
+    place, hello = "tcp://127.0.0.1:0", {"name": "x"}
+    door = server.listen(place, KEY, hello, context=server_context(pems, invited=True))
+    hosts = server.listen(place, KEY, hello, context=server_context(pems))
+    guest = client_context({"ca": pems["ca"]})
+    link = client.connect(door, key_of(KEY, 7), hello, context=guest, holder=7)
+    assert isinstance(link.sock, ssl.SSLSocket)
+    with pytest.raises((OSError, AuthenticationError)):
+        client.connect(hosts, KEY, hello, timeout=2.0, context=guest)
+    strangers = client_context({"ca": fresh_pems()["ca"]})
+    with pytest.raises(ssl.SSLError):  # it does not talk to whoever pretends to be the lab
+        client.connect(door, key_of(KEY, 7), hello, context=strangers, holder=7)
+    with pytest.raises((OSError, TimeoutError)):
+        client.connect(door, key_of(KEY, 7), hello, timeout=1.0, holder=7)  # in the clear
     client.close()
     server.close()

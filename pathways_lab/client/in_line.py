@@ -1,0 +1,52 @@
+"""Waiting for devices, with the place in the line shown.
+
+Problem: a request that waits must not look like a hang: whoever waits sees his
+place and what he waits for, and can give up with Ctrl-C or after some seconds.
+
+Rule for maintainers: shown by the thread that waits, never by another.
+
+Paper: section 4.1 (resource manager).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from pathways_lab.client import failures, hooks
+from pathways_lab.client.pending import SliceAnswer
+from pathways_lab.client.waiting import Board
+
+Show = Callable[[str], object]
+
+
+def stay(board: Board, answer: SliceAnswer, seconds: float | None) -> None:
+    """Return when there is an answer.  seconds: give up after so many (None: never).
+
+    Raises PathwaysError that says what it waited for.
+    """
+    show = in_terminal if hooks.show_line is None else hooks.show_line()
+    begun, shown = time.monotonic(), ""
+    try:
+        while not answer.done:
+            shown = answer.waits
+            show(shown)
+            left = None if seconds is None else max(0.0, begun + seconds - time.monotonic())
+            try:
+                board.wait(lambda: answer.done or answer.waits != shown, left, "")  # noqa: B023
+            except TimeoutError:
+                raise failures.failure(
+                    "refused",
+                    f"there were no devices for this slice within {seconds:g} s: {shown}",
+                    "wait longer, or ask for another island or fewer devices",
+                ) from None
+    finally:
+        took = time.monotonic() - begun
+        outcome = "got devices" if answer.done and answer.failure is None else "got no devices"
+        show(f"{outcome} after {took:.1f} s in line")
+
+
+def in_terminal(text: str) -> None:
+    """One line for each place, where nothing can show it better."""
+    print(text, file=sys.stderr, flush=True)
