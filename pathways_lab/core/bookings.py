@@ -93,15 +93,9 @@ class Bookings:
         failure = state.quotas.too_many(client, asked)
         if failure is not None:
             return failure, ""
-        most = state.quotas.of(client).devices
-        held = state.resources.held_by(client)
-        if most is not None and state.quotas.enforced and sum(held.values()) + asked > most:
-            mine = ", ".join(f"s{number & 0xFFFFFFFF} ({n})" for number, n in held.items())
-            why = f"the quota of {client} is {most} devices, and its slices hold {mine}"
-            remedy = "release one of them (slice.release()), or " + MORE.format(
-                client=client, what="devices"
-            )
-            return Failure("refused", f"{asked} devices are too many now: {why}", remedy), why
+        failure, why = too_many_now(state, client, asked)
+        if failure is not None:
+            return failure, why
         result = state.resources.bind(event.slice, client, event.request)
         if isinstance(result, Failure):
             return result, state.resources.kept_from(client, event.request)
@@ -130,3 +124,16 @@ class Bookings:
     def _refuse(self, event: SliceRequested, failure: Failure) -> None:
         subject = f"slice {event.slice}"
         self.state.out.append(Refused(event.cause, event.client, subject, failure))
+
+
+def too_many_now(state: State, client: str, asked: int) -> tuple[Failure | None, str]:
+    """Why a client may not have so many devices more, and what it could wait for."""
+    most = state.quotas.of(client).devices
+    held = state.resources.held_by(client)
+    if most is None or not state.quotas.enforced or sum(held.values()) + asked <= most:
+        return None, ""
+    mine = ", ".join(f"s{number & 0xFFFFFFFF} ({n})" for number, n in held.items())
+    why = f"the quota of {client} is {most} devices, and its slices hold {mine}"
+    more = MORE.format(client=client, what="devices")
+    remedy = f"release one of them (slice.release()), or {more}"
+    return Failure("refused", f"{asked} devices are too many now: {why}", remedy), why

@@ -16,13 +16,12 @@ Paper: section 4 (system architecture).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.core.accounts import Account
-from pathways_lab.core.admission import beyond_quota
 from pathways_lab.core.bookings import Bookings
+from pathways_lab.core.decisions import Decisions
 from pathways_lab.core.elastic import Elastic
 from pathways_lab.core.elastic_messages import (
     HostsLeaving,
@@ -35,7 +34,6 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.gangs import IslandOrder
 from pathways_lab.core.grants import Grants
 from pathways_lab.core.messages import (
-    AskPolicy,
     BufferDeclared,
     BuffersDropped,
     ClientJoined,
@@ -50,7 +48,6 @@ from pathways_lab.core.messages import (
     HostJoined,
     HostLost,
     HostReport,
-    Leased,
     LeaseEnded,
     LeaseRequested,
     LeaseReturned,
@@ -58,11 +55,9 @@ from pathways_lab.core.messages import (
     PolicyChosen,
     PolicyFailed,
     PolicyLate,
-    PolicySet,
     Prepare,
     ProgramRegistered,
     QuotaChosen,
-    QuotaKept,
     Refused,
     Resolved,
     RunCancelled,
@@ -77,7 +72,6 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.overdue import Overdue, overdue
 from pathways_lab.core.plans import index_plan
-from pathways_lab.core.policies import RemotePolicy, validate
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import (
@@ -86,7 +80,6 @@ from pathways_lab.core.requests import (
     check_numbers,
     check_program,
     check_run,
-    not_an_owner,
     spoiled,
     usable,
     waits_for_devices,
@@ -114,6 +107,9 @@ class Control:
         self.sharing = Sharing(self.state, self.uploads)
         self.bookings = Bookings(self.state, self._slice_bound)
         self.clients: dict[str, ClientRecord] = {}
+        self.decisions = Decisions(
+            self.state, self.clients, self.bookings, self.outcomes, self.uploads
+        )
         self.elastic = Elastic(self.state, self.clients, self._lose_slices)
         self._draining: set[SliceId] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -131,13 +127,13 @@ class Control:
             RunCancelled: self._run_cancelled,
             BuffersDropped: self._buffers_dropped,
             HostReport: self._host_report,
-            PolicyChosen: self._policy_chosen,
-            PolicyAnswered: self._policy_answered,
-            PolicyLate: self._policy_late,
-            PolicyFailed: self._policy_failed,
-            QuotaChosen: self._quota_chosen,
-            LeaseRequested: self._lease_requested,
-            LeaseReturned: self._lease_returned,
+            PolicyChosen: self.decisions.policy_chosen,
+            PolicyAnswered: self.decisions.policy_answered,
+            PolicyLate: self.decisions.policy_late,
+            PolicyFailed: self.decisions.policy_failed,
+            QuotaChosen: self.decisions.quota_chosen,
+            LeaseRequested: self.decisions.lease_requested,
+            LeaseReturned: self.decisions.lease_returned,
             GangsGivenUp: self._gangs_given_up,
             RunsGivenUp: self._runs_given_up,
             HandlePublished: self._publish,
@@ -168,7 +164,7 @@ class Control:
                 self.elastic.bind_drained()
             if self.bookings.moved and self.bookings.line:
                 self.bookings.serve()
-            self._tell_policy()
+            self.decisions.tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
             state.out.append(Refused(event.cause, client, f"client {client}", failure))
@@ -296,97 +292,7 @@ class Control:
                 state.out.append(LeaseEnded(event.cause, event.client, island))
                 self.bookings.moved = True
 
-    # --- what owners decide -----------------------------------------------------------
-
-    def _owns(
-        self, event: PolicyChosen | QuotaChosen | LeaseRequested, subject: str, to: str
-    ) -> bool:
-        """Whether a client may decide for all; else it is told who may."""
-        if self.clients[event.client].owner:
-            return True
-        self._refuse(event, subject, Failure("refused", *not_an_owner(event.client, to)))
-        return False
-
-    def _quota_chosen(self, event: QuotaChosen) -> None:
-        """What waits and never will be given is refused now."""
-        state = self.state
-        if not self._owns(event, f"question {event.request}", "set quotas"):
-            return
-        state.quotas.give(event.whom, Quota(event.devices, event.nbytes))
-        state.out.append(QuotaKept(event.cause, event.client, event.whom, event.request))
-        self.bookings.moved = True
-        state.admission.changed, state.admission.settled = True, False
-        for entry in [e for entries in state.admission.kinds.values() for e in entries]:
-            failure = beyond_quota(entry, state.store.ledger, state.quotas)
-            if failure is not None and entry.run is not None:
-                self.outcomes.fail(entry.run, failure)
-            elif failure is not None and entry.buffer is not None:
-                self.uploads.lose(entry.buffer, failure)
-
-    def _policy_chosen(self, event: PolicyChosen) -> None:
-        if not self._owns(event, f"policy {event.request}", "set policies"):
-            return
-        turns = self.state.turns
-        failure: Failure | None = None
-        if isinstance(event.policy, RemotePolicy):
-            turns.install(event.policy, event.client)
-        else:
-            failure = validate(event.policy)
-            if failure is None:
-                turns.install(copy.deepcopy(event.policy), event.client)
-        self.state.out.append(
-            PolicySet(event.cause, event.client, turns.policy, turns.owner, failure, event.request)
-        )
-
-    def _remote(self, number: int) -> bool:
-        """Whether the policy in force is this remote one; others may have last words."""
-        policy = self.state.turns.policy
-        return isinstance(policy, RemotePolicy) and policy.number == number
-
-    def _policy_answered(self, event: PolicyAnswered) -> None:
-        if self._remote(event.policy):
-            self.state.turns.answered(event.question, event.run)
-
-    def _policy_late(self, event: PolicyLate) -> None:
-        if self._remote(event.policy):
-            self.state.turns.questions.overdue()
-
-    def _policy_failed(self, event: PolicyFailed) -> None:
-        if self._remote(event.policy):
-            self.state.turns.remove(event.failure)
-
-    def _tell_policy(self) -> None:
-        """Ask what is new to be asked; say whose policy was removed."""
-        state, turns = self.state, self.state.turns
-        turns.questions.named.clear()
-        if turns.questions.new:
-            assert isinstance(turns.policy, RemotePolicy)
-            number = turns.policy.number
-            new, turns.questions.new = turns.questions.new, []
-            state.out += [AskPolicy(state.cause, number, question, view) for question, view in new]
-        if turns.removed is not None:
-            (owner, failure), turns.removed = turns.removed, None
-            state.out.append(PolicySet(state.cause, owner, turns.policy, turns.owner, failure))
-
-    def _lease_requested(self, event: LeaseRequested) -> None:
-        state, subject = self.state, f"lease {event.island}"
-        if not event.order and not self._owns(event, subject, "switch the order off"):
-            return
-        handles = {number: len(buffers) for number, buffers in state.store.by_slice.items()}
-        failure = state.resources.lease(event.island, event.client, event.order, handles)
-        if failure is not None:
-            self._refuse(event, subject, failure)
-        else:
-            state.out.append(
-                Leased(event.cause, event.client, event.island, event.order, event.patience)
-            )
-
-    def _lease_returned(self, event: LeaseReturned) -> None:
-        if self.state.resources.end_lease(event.island, event.client):
-            self.bookings.moved = True
-            self.state.out.append(LeaseEnded(event.cause, event.client, event.island))
-        else:
-            self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
+    # --- what clients decide for all ---------------------------------------------------
 
     def _gangs_given_up(self, event: GangsGivenUp) -> None:
         """Only where order is off; elsewhere a cycle of waits is impossible."""

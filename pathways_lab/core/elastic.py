@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pathways_lab.core.bookings import too_many_now
 from pathways_lab.core.elastic_messages import (
     Answer,
     HostsLeaving,
@@ -47,7 +48,7 @@ from pathways_lab.core.messages import (
 )
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.program import SliceId
-from pathways_lab.core.requests import ClientRecord
+from pathways_lab.core.requests import ClientRecord, not_an_owner
 from pathways_lab.core.slices import SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.topology import SliceBinding
@@ -114,6 +115,8 @@ class Elastic:
     def suspend(self, event: SuspendRequested) -> None:
         """All slices of a client leave their devices, as soon as what is admitted has ended."""
         state = self.state
+        if self._not_theirs(event):
+            return
         owner = self.clients.get(event.whose)
         if owner is None:
             known = ", ".join(self.clients)
@@ -133,6 +136,8 @@ class Elastic:
     def resume(self, event: ResumeRequested) -> None:
         """They have devices again, all of them or none."""
         state, resources = self.state, self.state.resources
+        if self._not_theirs(event):
+            return
         owner = self.clients.get(event.whose)
         slices = sorted(owner.slices) if owner is not None else []
         slices = [s for s in slices if resources.slices[s].state == "suspended"]
@@ -163,9 +168,19 @@ class Elastic:
         moving = {s for s in slices if s in self._moves}
         self._wishes.append(_Wish(event.client, event.request, moving, lines))
 
+    def _not_theirs(self, event: SuspendRequested | ResumeRequested) -> bool:
+        """Whether it is about another client's slices, and not asked by an owner of the lab."""
+        if event.whose == event.client or self.clients[event.client].owner:
+            return False
+        self._deny(event, *not_an_owner(event.client, "suspend others"))
+        return True
+
     def leave(self, event: HostsLeaving) -> None:
         """Hosts will be taken away as soon as what is admitted on them has ended."""
         resources = self.state.resources
+        if event.client is not None and not self.clients[event.client].owner:
+            self._deny(event, *not_an_owner(event.client, "take hosts away"))
+            return
         hosts = tuple(h for h in event.hosts if h in resources.hosts)
         slices = self._on(hosts)
         if not hosts:
@@ -256,7 +271,11 @@ class Elastic:
                 del self._rebinds[slice_id]
             elif record.told:
                 del self._rebinds[slice_id]
-                found = state.resources.bind_again(slice_id, event.island)
+                found: SliceBinding | Failure | None = too_many_now(
+                    state, event.client, len(record.binding.devices)
+                )[0]
+                if found is None:
+                    found = state.resources.bind_again(slice_id, event.island)
                 if isinstance(found, Failure):
                     failure = found
                     state.out.append(

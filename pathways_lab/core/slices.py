@@ -244,10 +244,13 @@ class ResourceManager:
         return None
 
     def held_by(self, client: str) -> dict[SliceId, int]:
-        """Slices that a client holds, with the number of their devices."""
-        mine = [r.binding for r in self.slices.values() if r.binding.client == client]
-        bound = [b for b in mine if self.slices[b.slice].state == "bound"]
-        return {b.slice: len(b.devices) for b in bound}
+        """Slices that a client holds, suspended ones too, with the number of their devices."""
+        mine = [r for r in self.slices.values() if r.binding.client == client]
+        return {
+            r.binding.slice: len(r.binding.devices)
+            for r in mine
+            if r.state in ("bound", "suspended")
+        }
 
     def kept_from(self, client: str, request: SliceRequest) -> str:
         """Which leases of others keep a request from being met, or "" when they do not."""

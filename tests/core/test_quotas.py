@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_lab.core.elastic_messages import (
+    Answer,
+    HostsLeaving,
+    ResumeRequested,
+    SuspendRequested,
+)
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.messages import (
     BuffersDropped,
@@ -220,3 +226,23 @@ def test_only_owners_set_quotas_and_policies_and_switch_the_order_off() -> None:
     assert script.control.state.turns.fifo
     script.slice(2, client="guest")
     script.send(BuffersDropped(0.0, "drop", "guest", ()))
+
+
+def test_a_client_may_suspend_itself_and_nobody_else_and_takes_no_hosts_away() -> None:
+    script = Script(devices=2)
+    script.send(ClientJoined(0.0, "join", "guest", 9, owner=False))
+    script.slice(1)
+    for event in (
+        SuspendRequested(0.0, "suspend", "guest", "kernel-1"),
+        ResumeRequested(0.0, "resume", "guest", "kernel-1"),
+        HostsLeaving(0.0, "leave", ("island0/host0",), "because", "guest"),
+    ):
+        (denied,) = script.send(event)
+        assert isinstance(denied, Answer)
+        assert denied.failure is not None
+        assert "only its owners" in denied.failure.message
+    limit(script, "guest", devices=1)
+    script.slice(1, client="guest")
+    assert not any(
+        isinstance(c, Answer) for c in script.send(SuspendRequested(0.0, "s", "guest", "guest"))
+    )
