@@ -1,0 +1,52 @@
+"""At the rim: who may decide for all, and what malformed questions lead to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.errors import Failure
+from pathways_lab.runtime.codec import unpack
+from tests.runtime.test_rim import Lab, Peer
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_who_was_invited_decides_for_nobody_else(lab: Lab) -> None:
+    """Code of a policy does not even get as far as its process."""
+    guest, peer = lab.rim.new_client("guest", 9), Peer()
+    lab.rim.client_joined(guest, peer)
+    rejected = lab.rim.rejected
+    lab.rim.from_client("guest", "policy", {"request": 1, "name": "Mine"}, [memoryview(b"x")], 1)
+    failure = unpack(Failure, peer.of("refused")[0]["failure"])
+    assert "only its owners set policies" in failure.message
+    assert not lab.asked
+    assert lab.rim.rejected == rejected + 1
+    assert [e.owner for e in lab.core.events if isinstance(e, m.ClientJoined)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("race-go", {}),
+        ("race", {"island": []}),
+        ("stuck", {"seconds": "x", "id": 3}),
+        ("accounts", {}),
+        ("quota", {"whom": 3, "devices": 1, "nbytes": None, "id": 1}),
+        ("quota", {"whom": "x", "devices": -1, "nbytes": None, "id": 1}),
+    ],
+)
+def test_malformed_questions_are_refused_and_counted(lab: Lab, op: str, fields: Any) -> None:
+    before = len(lab.core.events)
+    lab.say(1, op, **fields)
+    assert lab.clients[0].of("refused")
+    assert (lab.rim.rejected, len(lab.core.events)) == (1, before)
