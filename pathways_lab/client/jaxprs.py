@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import Literal, jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
 from pathways_lab.client.devices import Slice
@@ -49,13 +49,27 @@ def held_seconds(jaxpr: Any, sharers: int = 1) -> float:
     sharers: so many devices have a part each of what is held with ``shared=True``.
     """
     found = 0.0
-    for equation in jaxpr.eqns:
+    used = set(filter(_is_variable, jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        # XLA drops what nothing needs.
+        read = equation.invars
+        if not equation.effects:
+            needed = [v in used for v in equation.outvars]
+            if not any(needed):
+                continue
+            if equation.primitive.name == "optimization_barrier":
+                read = [v for v, wanted in zip(read, needed, strict=True) if wanted]
+        used.update(filter(_is_variable, read))
         params = equation.params
         if equation.primitive.name == emulated.TARGET:
             found += float(params["ms"]) / 1e3 / (sharers if params["shared"] else 1)
         times = params["length"] if equation.primitive.name == "scan" else 1
         found += times * sum(held_seconds(j, sharers) for j in jaxprs_in_params(params))
     return found
+
+
+def _is_variable(entry: Any) -> bool:
+    return not isinstance(entry, Literal)
 
 
 def slices_named(jaxpr: Any) -> set[Slice]:

@@ -88,6 +88,7 @@ class Pipeline:
         forward = [total / (min(totals) or 1.0) for total in totals]
         self.costs = Costs(forward, [2 * cost for cost in forward], forward)
         self._layers = layers
+        self._optimizer = optimizer
         self._batch = batch
         self._specs = specs
         self._compiled = [self._compile(s, loss, optimizer) for s in range(len(stages))]
@@ -102,6 +103,17 @@ class Pipeline:
                 for n in stage
             )
             state.append((parameters, compiled.remember(parameters)))
+        return tuple(state)
+
+    def types(self) -> State:
+        """The types of a state: for ``pipe.program.capture(...)``, where nothing can run."""
+        state = []
+        for stage in self.stages:
+            parameters = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
+                tuple(self._layers[n][1] for n in stage),
+            )
+            state.append((parameters, jax.eval_shape(self._optimizer.init, parameters)))
         return tuple(state)
 
     def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
@@ -151,6 +163,7 @@ class Pipeline:
         results: dict[tuple[int, int], Any] = {}
         kept: dict[tuple[int, int], Any] = {}
         gradients: dict[tuple[int, int], Any] = {}
+        between: dict[tuple[int, int], Any] = {}
         totals: list[Any] = [None] * len(self.stages)
         for task in self.schedule.linear():
             stage, m = task.stage, task.microbatch
@@ -160,14 +173,16 @@ class Pipeline:
                 more = (parts[1][m],) if stage == last else ()
                 results[stage, m], kept[stage, m] = compiled.forward(parameters, x, *more)
                 continue
-            given = (parameters, kept[stage, m], gradients.get((stage, m)))
+            own = parameters, kept[stage, m]
             if task.kind == "weight":
-                totals[stage] = compiled.weight(*given, totals[stage])
-            elif not self.schedule.split:
-                of_input, totals[stage] = compiled.backward(*given, totals[stage])
-                gradients[stage - 1, m] = of_input
-            elif stage:
-                gradients[stage - 1, m] = compiled.backward_input(*given)
+                totals[stage] = compiled.weight(*own, between.pop((stage, m)), totals[stage])
+                continue
+            of_result = gradients.get((stage, m))
+            if self.schedule.split:
+                of_input, between[stage, m] = compiled.backward_input(*own, of_result)
+            else:
+                of_input, totals[stage] = compiled.backward(*own, of_result, totals[stage])
+            gradients[stage - 1, m] = of_input
         losses = [results[last, m] for m in range(count)]
         new = tuple(
             compiled.update(*own, total)
@@ -206,7 +221,7 @@ class Pipeline:
                 functions.backward_input,
                 "backward",
                 in_shardings=(parameters, None, None),
-                out_shardings=batch,
+                out_shardings=(batch, None),
             ),
             weight=compiled(
                 functions.weight,

@@ -13,6 +13,7 @@ Paper: section 5.3 (pipelines, Table 2, Figure 10).
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -20,6 +21,7 @@ from typing import Literal, get_args
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.waits import Launch, Wait, find_cycle
+from pathways_lab.pipeline import drawing
 
 Kind = Literal["forward", "backward", "weight"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -73,7 +75,7 @@ class Slot:
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Table:
     """A schedule with times.  slots: by start."""
 
@@ -113,10 +115,22 @@ class Table:
             lines.append(f"slice {number:<3} {cells}{'…' if shown < columns else ''}".rstrip())
         return "\n".join(lines)
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """What it is, its bubble, its memory."""
         peak = max(self.schedule.peak, default=0)
-        title = f"{self.schedule.name}: bubble {self.bubble:.1%}, {peak} microbatches kept at most"
-        return f"{title}\n{self.text()}"
+        return f"{self.schedule.name}: bubble {self.bubble:.1%}, {peak} microbatches kept at most"
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{self.text()}"
+
+    def _repr_html_(self) -> str:
+        boxes = [
+            drawing.Box(s.slice, s.start, s.end, s.task.kind, str(s.task.microbatch), str(s.task))
+            for s in self.slots
+        ]
+        drawn = drawing.svg(self.title, len(self.schedule.order), boxes)
+        return f"<div>{html.escape(self.title)}</div>{drawn}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ freed like everything else.
 
 Rule for maintainers: plain JAX functions of arrays; nothing here knows slices.
 Parameters are never kept once per microbatch: what the backward pass needs of
-them is taken from the parameters themselves.
+them is taken from the parameters themselves.  A backward pass in two tasks computes
+nothing twice: the second is given the gradients between the stage's layers.
 
 Paper: section 5.3.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,8 @@ import jax.numpy as jnp
 
 Layer = Callable[[Any, Any], Any]
 """``layer(parameters, x) -> y``, a plain JAX function."""
+
+Pullback = Callable[[Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +48,13 @@ class Kept:
     values: tuple[Any, ...]
     pull: Pull = field(metadata={"static": True})
 
-    def pullback(self, parameters: Any) -> Callable[[Any], tuple[Any, ...]]:
-        """From the gradient of the result to those of the arguments."""
+    def pullbacks(self, parameters: Any) -> list[Pullback]:
+        """By layer: from the gradient of its result to those of its arguments."""
         given = jax.tree.leaves(parameters)
         values = iter(self.values)
         leaves = [next(values) if own is None else given[own] for own in self.pull.own]
-        pullback: Callable[[Any], tuple[Any, ...]] = jax.tree.unflatten(self.pull.tree, leaves)
-        return pullback
+        pullbacks: list[Pullback] = jax.tree.unflatten(self.pull.tree, leaves)
+        return pullbacks
 
 
 @dataclass(frozen=True)
@@ -69,20 +73,25 @@ class StageFunctions:
 
         parameters: one pytree per layer.  labels: of the last stage only.
         """
-        if self.first:
-            result, pullback = jax.vjp(lambda p: self._apply(p, x, labels), parameters)
-        else:
-            result, pullback = jax.vjp(lambda p, v: self._apply(p, v, labels), parameters, x)
-        leaves, tree = jax.tree.flatten(pullback)
+        pullbacks: list[Pullback] = []
+        for number, (layer, own) in enumerate(zip(self.layers, parameters, strict=True)):
+            if self.loss is not None and number == len(self.layers) - 1:
+                layer = self._with_loss(layer, labels)
+            if self.first and not number:
+                x, pullback = jax.vjp(functools.partial(_swapped, layer, x), own)
+            else:
+                x, pullback = jax.vjp(layer, own, x)
+            pullbacks.append(pullback)
+        leaves, tree = jax.tree.flatten(pullbacks)
         places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(parameters))}
         own = tuple(places.get(id(leaf)) for leaf in leaves)
         values = tuple(leaf for leaf, n in zip(leaves, own, strict=True) if n is None)
-        return result, Kept(values, Pull(tree, own))
+        return x, Kept(values, Pull(tree, own))
 
-    def _apply(self, parameters: Sequence[Any], x: Any, labels: tuple[Any, ...]) -> Any:
-        for layer, own in zip(self.layers, parameters, strict=True):
-            x = layer(own, x)
-        return x if self.loss is None else self.loss(x, *labels)
+    def _with_loss(self, layer: Layer, labels: tuple[Any, ...]) -> Layer:
+        assert self.loss is not None
+        loss = self.loss
+        return lambda own, x: loss(layer(own, x), *labels)
 
     def backward(
         self, parameters: Sequence[Any], kept: Kept, gradient: Any, total: Any
@@ -92,20 +101,34 @@ class StageFunctions:
         gradient: of the stage's result; None in the last.  total: of earlier
         microbatches, or None.
         """
-        of_parameters, *of_x = self._pulled(parameters, kept, gradient)
-        return (of_x[0] if of_x else None), _add(total, of_parameters)
+        of_x = jnp.ones(()) if gradient is None else gradient
+        found = []
+        for pullback in reversed(kept.pullbacks(parameters)):
+            of_own, *of_inputs = pullback(of_x)
+            of_x = of_inputs[0] if of_inputs else None
+            found.append(of_own)
+        return of_x, _add(total, tuple(reversed(found)))
 
-    def backward_input(self, parameters: Sequence[Any], kept: Kept, gradient: Any) -> Any:
-        """The gradient of the input alone."""
-        return self._pulled(parameters, kept, gradient)[1]
+    def backward_input(
+        self, parameters: Sequence[Any], kept: Kept, gradient: Any
+    ) -> tuple[Any, list[Any]]:
+        """The gradients of the input (None in the first stage), and of every layer's result."""
+        of_x = jnp.ones(()) if gradient is None else gradient
+        between = []
+        for number, pullback in reversed(list(enumerate(kept.pullbacks(parameters)))):
+            between.append(of_x)
+            of_x = None if self.first and not number else pullback(of_x)[1]
+        return of_x, between[::-1]
 
-    def weight(self, parameters: Sequence[Any], kept: Kept, gradient: Any, total: Any) -> Any:
-        """The gradient of the parameters alone, plus *total*."""
-        return _add(total, self._pulled(parameters, kept, gradient)[0])
+    def weight(self, parameters: Sequence[Any], kept: Kept, between: list[Any], total: Any) -> Any:
+        """The gradient of the parameters plus *total*.  between: of every layer's result."""
+        pullbacks = kept.pullbacks(parameters)
+        found = tuple(pull(of_y)[0] for pull, of_y in zip(pullbacks, between, strict=True))
+        return _add(total, found)
 
-    def _pulled(self, parameters: Sequence[Any], kept: Kept, gradient: Any) -> tuple[Any, ...]:
-        of_result = jnp.ones(()) if gradient is None else gradient
-        return kept.pullback(parameters)(of_result)
+
+def _swapped(layer: Layer, x: Any, own: Any) -> Any:
+    return layer(own, x)
 
 
 def _add(total: Any, more: Any) -> Any:

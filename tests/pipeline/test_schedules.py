@@ -166,3 +166,11 @@ def test_tasks_read_what_theory_says() -> None:
     )
     assert schedule.needs(Task("weight", 1, 0)) == (Task("backward", 1, 0),)
     assert schedule.needs(Task("backward", 2, 1)) == (Task("forward", 2, 1),)
+
+
+def test_a_table_is_drawn_with_a_box_for_every_task() -> None:
+    table = zero_bubble(3, 4).timed()
+    drawn = table._repr_html_()
+    assert drawn.count("<rect") == 3 + len(table.slots) + 3  # rows, tasks, legend
+    assert "zero-bubble: bubble" in drawn
+    assert gpipe(2, 2).timed()._repr_html_().count("<rect") == 2 + 8 + 2
