@@ -52,6 +52,7 @@ from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
 from pathways_lab.runtime.loops import Loop
+from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Lab:
         self.name = connection.name
         offset = connection.link.clock_offset
         self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
+        self.timeline.written = Entries()
         connection.on_records = self._remember
         connection.send("watch", {"on": True})
         atexit.register(self.close)
@@ -339,6 +341,8 @@ class Lab:
 
     def _remember(self, written: list[bytes]) -> None:
         self._compiled += sum([chronicle.kind_of(entry) == "compile" for entry in written])
+        assert self.timeline.written is not None
+        self.timeline.written.add(written)
         self.timeline.extend_later(len(written), lambda: chronicle.read(written))
 
     # --- sharing, and the Dask side -----------------------------------------------------------

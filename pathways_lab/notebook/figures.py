@@ -4,7 +4,8 @@ Problem: notebook, dashboard and tests need the same figures.  They are built
 once per shape of the plots; later updates only change columns and labels, which
 whoever holds the figures finds by name: sources by the layer's name, the time
 axis by :data:`~pathways_lab.notebook.plot.TIME`, axes and the note of an empty
-panel by the panel's name and ``-rows``, ``-groups``, ``-readouts``, ``-empty``.
+panel by the panel's name and ``-rows``, ``-groups``, ``-readouts``, ``-empty``; frames
+around the chosen gang by ``-chosen``.
 
 Rule for maintainers: this module knows Bokeh and plots, and nothing about
 clusters.  Colours of text, grounds and axes are left to ``--bk-*`` variables of
@@ -16,7 +17,6 @@ near-black.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from bokeh.core.json_encoder import serialize_json
@@ -54,10 +54,11 @@ from pathways_lab.notebook.plot import (
     Layer,
     Plot,
 )
+from pathways_lab.notebook.stream import blank
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 THEMED = "theme-ink"
-"""Tag of text renderers that ``live.js`` gives the page's text colour."""
+"""Tag of what ``live.js`` gives the page's text colour: texts, and frames of the chosen gang."""
 
 
 class Figures:
@@ -96,6 +97,7 @@ class Figures:
         self._style_axes(shown, plot, last)
         for layer in plot.layers:
             self._draw(shown, layer)
+        self._frames(shown, plot)
         shown.add_layout(
             Label(
                 name=f"{plot.name}-empty", x=0.5, y=0.5, x_units="data", y_units="data",
@@ -213,6 +215,17 @@ class Figures:
             border_radius=layer.corner, **style,
         )  # fmt: skip
 
+    def _frames(self, shown: Any, plot: Plot) -> None:
+        """Frames around the chosen gang; the page fills them."""
+        if not any("gang" in layer.columns for layer in plot.layers):
+            return
+        source = self._source(f"{plot.name}-chosen")
+        source.data = {side: [] for side in ("left", "right", "top", "bottom")}
+        shown.quad(
+            left="left", right="right", top="top", bottom="bottom", source=source,
+            fill_color=None, line_color=INK, line_width=2.5, tags=[THEMED],
+        )  # fmt: skip
+
     def _hover(self, layer: Layer, renderer: Any) -> HoverTool:
         tool = HoverTool(
             renderers=[renderer], tooltips=list(layer.hover), point_policy="follow_mouse",
@@ -268,17 +281,9 @@ def template(plots: Sequence[Plot]) -> str:
     text = _templates.get(key)
     if text is None:
         made = Document()
-        made.add_root(Figures([_blank(plot) for plot in plots]).root)
+        made.add_root(Figures([blank(plot) for plot in plots]).root)
         text = str(serialize_json(made.to_json(deferred=False)))
         while len(_templates) >= 16:
             _templates.pop(next(iter(_templates)))
         _templates[key] = text
     return text
-
-
-def _blank(plot: Plot) -> Plot:
-    layers = (
-        replace(layer, columns={name: column[:0] for name, column in layer.columns.items()})
-        for layer in plot.layers
-    )
-    return replace(plot, layers=tuple(layers))

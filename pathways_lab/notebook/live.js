@@ -135,167 +135,6 @@ function apply(document, changes) {
   }
 }
 
-function element(tag, name, text) {
-  const made = document.createElement(tag);
-  if (name) made.className = `pathways-lab-${name}`;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// The header: text of the page, rebuilt only when it changes.
-class Head {
-  constructor(send) {
-    this.root = element("div", "head");
-    this.title = this.root.appendChild(element("span", "title"));
-    this.state = this.root.appendChild(element("span", "state"));
-    this.status = this.root.appendChild(element("span", "status"));
-    this.notes = this.root.appendChild(element("span", "notes"));
-    this.buttons = this.root.appendChild(element("span", "buttons"));
-    this.legend = element("div", "legend");
-    this.send = send;
-  }
-
-  show(header) {
-    this.title.textContent = header.title;
-    this.state.textContent = header.state;
-    this.state.dataset.state = header.state;
-    this.status.textContent = header.status;
-    this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
-    const actions = header.actions.join(" ");
-    if (actions !== this.actions) {
-      this.actions = actions;
-      this.buttons.replaceChildren(...header.actions.map((name) => this.button(name)));
-    }
-    const legend = JSON.stringify(header.legend);
-    if (legend !== this.shown) {
-      this.shown = legend;
-      this.legend.replaceChildren(...header.legend.map(([program, nodes]) => Head.entry(program, nodes)));
-    }
-  }
-
-  button(name) {
-    const made = element("button", "button", name);
-    made.onclick = () => {
-      made.disabled = true;
-      this.send(name);
-    };
-    return made;
-  }
-
-  static entry(program, nodes) {
-    const entry = element("span", "program");
-    entry.appendChild(element("b", "", program));
-    for (const [name, colour] of nodes) {
-      const chip = entry.appendChild(element("span", "chip"));
-      const swatch = chip.appendChild(element("i", "swatch"));
-      swatch.style.background = colour;
-      chip.appendChild(document.createTextNode(name));
-    }
-    return entry;
-  }
-}
-
-// One place in the page where the document is shown.
-class View {
-  constructor(feed, host) {
-    this.feed = feed;
-    this.root = host.appendChild(element("div"));
-    this.root.className = "pathways-lab";
-    this.head = new Head((name) => feed.model.send({ type: "action", name }));
-    this.pause = element("button", "button", "pause");
-    this.pause.title = "Hold the picture to look at it; dragging it does so too.";
-    this.pause.onclick = () => (this.paused ? this.follow() : this.hold());
-    this.head.root.appendChild(this.pause);
-    this.body = element("div", "body");
-    this.body.setAttribute("role", "img");
-    this.body.addEventListener("pointerdown", (event) => (this.from = event.clientX));
-    this.body.addEventListener("pointermove", (event) => {
-      if (event.buttons === 1 && Math.abs(event.clientX - this.from) > 4) this.hold();
-    });
-    this.body.addEventListener("wheel", (event) => event.shiftKey && this.hold());
-    this.root.append(this.head.root, this.head.legend, this.body);
-    this.paused = false;
-    this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
-    this.watch.observe(document.body, {
-      attributes: true,
-      attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"],
-    });
-  }
-
-  async show() {
-    const { feed } = this;
-    if (feed.frozen) return this.freeze(feed.frozen);
-    const shown = (this.showing = Symbol("shown"));
-    const copy = feed.load(feed.document.to_json());
-    const place = element("div");
-    this.body.style.minHeight = `${this.body.offsetHeight}px`;
-    this.document = copy;
-    this.header(feed.header);
-    await feed.Bokeh.require("embed/standalone").add_document_standalone(copy, place);
-    if (shown !== this.showing) return copy.clear(); // a newer one overtook this one
-    this.body.replaceChildren(place);
-    this.body.style.minHeight = "";
-    this.root.pathwaysDocument = copy;
-    this.root.dataset.scripts = feed.how;
-    this.paint();
-  }
-
-  apply(changes) {
-    if (!this.paused && this.document) apply(this.document, changes);
-  }
-
-  header(header) {
-    this.head.show(header);
-    this.body.setAttribute("aria-label", header.summary);
-  }
-
-  hold() {
-    if (this.paused || this.feed.frozen) return;
-    this.paused = true;
-    this.pause.textContent = "follow";
-  }
-
-  follow() {
-    this.paused = false;
-    this.pause.textContent = "pause";
-    this.show();
-  }
-
-  // Canvases do not restyle themselves, and glyphs know no page variables.
-  paint() {
-    if (!this.document || this.feed.frozen) return;
-    const ink = getComputedStyle(this.root).getPropertyValue("--pathways-lab-ink").trim();
-    for (const model of this.document._all_models.values()) {
-      if (ink && model.tags?.includes("theme-ink") && "text_color" in model)
-        model.text_color = { value: ink };
-      else if (/Figure$/.test(model.type)) model.change.emit();
-    }
-  }
-
-  freeze(bundle) {
-    this.showing = null;
-    this.drop();
-    const picture = element("div");
-    picture.innerHTML = bundle.data["text/html"];
-    this.root.replaceChildren(picture);
-  }
-
-  drop() {
-    try {
-      this.document?.clear();
-    } catch {
-      // a document whose views are gone has nothing left to clear
-    }
-    this.document = undefined;
-  }
-
-  remove() {
-    this.watch.disconnect();
-    this.drop();
-    this.feed.views.delete(this);
-  }
-}
-
 // The stream of one model: what came, in order, each exactly once.
 class Feed {
   constructor(model) {
@@ -303,7 +142,19 @@ class Feed {
     this.views = new Set();
     this.waiting = [];
     this.seq = -1;
+    this.gang = null;
     this.ready = this.start();
+  }
+
+  act(name, value) {
+    this.model.send({ type: "action", name, value: value ?? null });
+  }
+
+  // One gang in all panels of all views of this model; null: none.
+  choose(gang) {
+    this.gang = gang;
+    for (const view of this.views) view.mark();
+    this.act("choose", gang);
   }
 
   async start() {
@@ -312,7 +163,8 @@ class Feed {
     const { Bokeh, how } = await bokeh(this.model);
     this.Bokeh = Bokeh;
     this.how = how;
-    this.take(this.newer ?? first);
+    if (this.newer) this.take(this.newer);
+    else this.model.send({ type: "snapshot" });
   }
 
   load(json) {
@@ -322,6 +174,8 @@ class Feed {
   receive(message, buffers) {
     if (message.type === "scripts") attemptFor(this.model.get("_scripts").version).push(buffers);
     else if (message.type === "snapshot") this.take({ ...message, block: buffers[0] });
+    else if (message.type === "text")
+      for (const { foot } of this.views) foot.text.textContent = message.text;
     else if (message.type === "update") {
       this.waiting.push({ ...message, block: buffers[0] });
       if (this.document) this.catchUp();

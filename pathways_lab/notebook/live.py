@@ -4,11 +4,9 @@ Problem: a picture must move while the kernel computes, in a page that may be
 opened late, twice, or again after a reload, in front ends with and without our
 server extension, and no update may ever be applied twice or skipped.
 
-How: the present plots are the whole state.  Under one lock they are replaced,
-and what changed leaves as *one* message with a sequence number.  A snapshot (a
-Bokeh document and what fills it) is made when somebody asks, under
-the same lock, and names the number it contains.  Whoever has a snapshot applies
-exactly the messages after it.  Until a page has said that it follows, snapshots
+How: messages are made elsewhere (:mod:`.stream`, :mod:`.painters`) and sent here, each
+once.  A page that has no snapshot, or has lost a message, asks for one.  Until a
+page has said that it follows, snapshots
 are also sent like key frames of a film: a page cannot ask a kernel that is busy.
 
 BokehJS comes from the Jupyter server where that has our route.  The kernel
@@ -22,12 +20,11 @@ here knows what is shown.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +32,8 @@ import anywidget
 import bokeh
 import traitlets
 
-from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.figures import template
-from pathways_lab.notebook.plot import Change, Plot, changes, everything
+from pathways_lab.notebook.stream import Message
 
 _HERE = Path(__file__).parent
 _SCRIPTS = Path(bokeh.__file__).parent / "server" / "static" / "js"
@@ -48,31 +44,12 @@ FILES = ("bokeh.min.js",)
 ROUTE_VARIABLE = "PATHWAYS_LAB_BOKEHJS_ROUTE"
 """Set by our Jupyter server extension; kernels inherit it."""
 
-KEY_FRAME = 2.0
-"""Seconds between snapshots while no page has said that it follows."""
+KEY_FRAME, FIRST = 2.0, 0.3
+"""Seconds between snapshots while no page has said that it follows; at the beginning, when
+a page may not be listening yet, they come sooner."""
 
 PATIENCE = 3.0
 """Seconds that a page may take to load BokehJS from the server's route."""
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What stands above the figures, as text of the page.
-
-    state: ``"waiting"``, ``"running"``, ``"idle"``, ``"done"`` or ``"failed"``.
-    notes: short remarks (emulated devices, dropped records).
-    legend: ``(program, ((function, colour), ...))``.
-    summary: one line for screen readers.
-    actions: buttons; the name is what comes back when one is pressed.
-    """
-
-    title: str = ""
-    state: str = "waiting"
-    status: str = ""
-    notes: tuple[str, ...] = ()
-    legend: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
-    summary: str = ""
-    actions: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,31 +67,28 @@ def _snapshot_json(_: Any, widget: LiveFigures) -> dict[str, Any]:
 
 
 class LiveFigures(anywidget.AnyWidget):
-    """Plots that are shown live.
+    """Messages about a picture, on their way to the pages that show it.
 
-    on_action: called with the name of a pressed button, in a thread of the
-        kernel's choice; it must be quick and must not print.
+    ask: called when a snapshot is wanted; the answer is a message like any other.
+    on_action: called with the name of a pressed button and its value, in a thread of
+        the kernel's choice; it must be quick and must not print.
     """
 
-    _esm = _HERE / "live.js"
+    _esm = "\n".join((_HERE / name).read_text() for name in ("page.js", "live.js"))
     _css = _HERE / "live.css"
     _scripts = traitlets.Dict().tag(sync=True)
     _snapshot = traitlets.Any(0).tag(sync=True, to_json=_snapshot_json)
 
     def __init__(
         self,
-        plots: Sequence[Plot],
-        header: Header | None = None,
-        on_action: Callable[[str], None] | None = None,
+        ask: Callable[[], None] | None = None,
+        on_action: Callable[[str, Any], None] | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        self._plots = tuple(plots)
-        self._header = header or Header()
-        self._seq = 0
         self._followed = self._pushed = False
         self._key_frame_at = self._shown_at = 0.0
         self._frozen: dict[str, Any] | None = None
-        self._on_action = on_action
+        self._ask, self._on_action = ask, on_action
         self.sent = Sent()
         route = os.environ.get(ROUTE_VARIABLE, "")
         super().__init__(
@@ -124,52 +98,33 @@ class LiveFigures(anywidget.AnyWidget):
         answer_while_busy(self.comm)
 
     def snapshot(self) -> dict[str, Any]:
-        """The present state, and the number of the last update that it contains."""
+        """What a page finds that comes now: the frozen picture, or that it must wait."""
         with self._lock:
             if self._frozen is not None:
-                return {"seq": self._seq, "frozen": self._frozen, "id": self.model_id or ""}
-            described, block = encode(c for plot in self._plots for c in everything(plot))
-            return {
-                "seq": self._seq,
-                "document": template(self._plots),
-                "changes": json.dumps(described),
-                "block": block,
-                "header": asdict(self._header),
-            }
+                return {"seq": 0, "frozen": self._frozen, "id": self.model_id or ""}
+        if self._ask is not None and self._shown_at:
+            self._ask()
+        return {"seq": -1}
 
-    def update(self, plots: Sequence[Plot], header: Header) -> None:
-        """Show other plots, and send what is different as one message.  Any thread.
-
-        Plots of another shape make every page lay itself out anew.
-        """
-        plots = tuple(plots)
+    def post(self, message: Message) -> None:
+        """Send a message of a painter's to all pages.  Any thread."""
         with self._lock:
             if self._frozen is not None or self.comm is None:
                 return
-            before, self._plots = self._plots, plots
-            headline = header if header != self._header else None
-            self._header = header
-            if [plot.shape for plot in before] != [plot.shape for plot in plots]:
-                self._seq += 1
-                self._send_snapshot()
-            else:
-                pairs = zip(before, plots, strict=True)
-                self._send_update([c for old, new in pairs for c in changes(old, new)], headline)
+            content = dict(message)
+            block = content.pop("block", b"")
+            if content["type"] == "snapshot":
+                content["document"] = template(content.pop("plots"))
+                self._key_frame_at = time.monotonic()
+                self.sent.snapshots += 1
+            elif content["type"] == "update":
+                self.sent.updates += 1
+            self.send(content, [block])
+            self.sent.bytes += len(block) + sum(
+                len(content.get(name, "")) for name in ("changes", "document")
+            )
             if not self._followed:
                 self._help_page()
-
-    def _send_update(self, changed: list[Change], header: Header | None) -> None:
-        if not changed and header is None:
-            return
-        self._seq += 1
-        described, block = encode(changed)
-        message: dict[str, Any] = {"type": "update", "seq": self._seq}
-        message["changes"] = json.dumps(described)
-        if header is not None:
-            message["header"] = asdict(header)
-        self.send(message, [block])
-        self.sent.updates += 1
-        self.sent.bytes += len(message["changes"]) + len(block)
 
     def _help_page(self) -> None:
         """A page that cannot ask gets what it may lack."""
@@ -178,16 +133,10 @@ class LiveFigures(anywidget.AnyWidget):
         late = now - self._shown_at > PATIENCE
         if not self._pushed and (late or not self._scripts["route"]):
             self._push_scripts()
-        if now - self._key_frame_at > KEY_FRAME:
-            self._send_snapshot()
-
-    def _send_snapshot(self) -> None:
-        self._key_frame_at = time.monotonic()
-        message = {"type": "snapshot", **self.snapshot()}
-        block = message.pop("block", b"")
-        self.send(message, [block])
-        self.sent.snapshots += 1
-        self.sent.bytes += len(message.get("document", "")) + len(block)
+        pause = min(KEY_FRAME, max(FIRST, now - self._shown_at))
+        if now - self._key_frame_at > pause and self._ask is not None:
+            self._key_frame_at = now
+            self._ask()
 
     def _push_scripts(self) -> None:
         self._pushed = True
@@ -204,22 +153,24 @@ class LiveFigures(anywidget.AnyWidget):
             if self._frozen is not None:
                 return
             self._frozen = {"data": dict(data), "metadata": dict(metadata)}
-            self._plots = ()
-            self._seq += 1
             if self.comm is not None:
-                self._send_snapshot()
+                self.send({"type": "snapshot", **self.snapshot()}, [b""])
 
     def _received(self, _: Any, content: Any, buffers: Any) -> None:
         """Something came from a page.  Any thread of the kernel."""
         kind = content.get("type") if isinstance(content, dict) else None
         if kind == "ready":
             self._followed = True
-        elif kind in ("scripts", "snapshot"):
+        elif kind == "scripts":
             with self._lock:
                 if self.comm is not None:
-                    self._push_scripts() if kind == "scripts" else self._send_snapshot()
+                    self._push_scripts()
+        elif kind == "snapshot" and self._frozen is not None:
+            self.send({"type": "snapshot", **self.snapshot()}, [b""])
+        elif kind == "snapshot" and self._ask is not None:
+            self._ask()
         elif kind == "action" and self._on_action is not None:
-            self._on_action(str(content.get("name", "")))
+            self._on_action(str(content.get("name", "")), content.get("value"))
 
 
 def answer_while_busy(comm: Any) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, Palette
 from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
@@ -135,6 +136,7 @@ class Scene:
                 "count": np.int32,
                 "busy": np.float32,
                 "run": np.float64,
+                "gang": np.float64,
             }
         )
         self.resolution = 0.0
@@ -332,6 +334,7 @@ class Scene:
                 "count": [b.count for b in bars],
                 "busy": [1000 * b.busy / b.count for b in bars],
                 "run": [float(b.run % (1 << 32)) for b in bars],
+                "gang": [number(b.run, b.step) for b in bars],
             }
         )
 

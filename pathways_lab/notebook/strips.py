@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.table import Table
 from pathways_lab.timeline.bars import Bar, Bars, fitting
 
@@ -43,6 +44,7 @@ class Strip:
                 "kind": np.float32,
                 "count": np.int32,
                 "busy": np.float32,
+                "gang": np.float64,
             }
         )
 
@@ -67,6 +69,7 @@ class Strip:
                     "kind": [float(b.kind) for b in bars],
                     "count": [b.count for b in bars],
                     "busy": [1000 * b.busy / b.count for b in bars],
+                    "gang": [number(b.run, b.step) for b in bars],
                 }
             )
 

@@ -8,9 +8,11 @@ Rule for maintainers: pure functions from a scene; a screenful at most.
 
 from __future__ import annotations
 
+from pathways_lab.notebook.chosen import parts
 from pathways_lab.notebook.rows import short
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene import Scene, What
 from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
 
 MOST_LINES = 40
@@ -97,3 +99,40 @@ def table(scene: Scene, now: float, title: str) -> str:
         lines.append(f"  ... and {len(rows) - MOST_LINES - 1} more hosts")
     lines.append(f"  (busy: share of {scene.span(now):.2f} s; transfers do not count)")
     return "\n".join(lines)
+
+
+def about_gang(scene: Scene, gang: float) -> tuple[tuple[str, str], ...]:
+    """What is known of a gang: ``(label, text)``."""
+    run, step = parts(gang)
+    found = next(
+        (g for (r, s), g in scene.gangs.by_key.items() if s == step and r % (1 << 32) == run),
+        None,
+    )
+    if found is None:
+        return (("gang", "it is not in the part of the record that is shown"),)
+    line = What(found.node, found.program, found.client, found.line)
+    out = [
+        ("", f"{found.node} of {found.program}"),
+        ("line", line.source or "unknown"),
+        ("run", f"{run}, step {step}, of {found.client}"),
+        ("island", f"{found.island}, place {found.place[1]} in its order"),
+        ("state", _times(scene, found)),
+    ]
+    return tuple(out)
+
+
+def _times(scene: Scene, gang: Gang) -> str:
+    def at(time: float) -> str:
+        return f"{time - scene.origin:.4f} s"
+
+    words = [gang.state]
+    if gang.granted is not None:
+        words.append(f"granted {at(gang.granted)}")
+    if gang.launched:
+        words.append(f"launched {at(min(gang.launched.values()))}")
+    if gang.started:
+        words.append(f"started {at(min(gang.started.values()))}")
+    if gang.ended:
+        last = max(gang.ended, key=lambda host: gang.ended[host])
+        words.append(f"ended {at(gang.ended[last])} (last on {short(last)})")
+    return ", ".join(words)

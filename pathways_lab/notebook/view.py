@@ -1,52 +1,39 @@
-"""A view: a timeline, some panels, and a thread that keeps the picture up to date.
+"""A view: a live picture of a timeline in the notebook, until it is frozen.
 
 Problem: the picture must move while the kernel is busy, stop costing anything
 when nothing happens, and become a frozen one at the end, in every page that
 shows it.
 
-Rule for maintainers: the thread prints nothing and raises nothing; what fails
-ends the view and is remembered in ``timeline.failures``.  It reads the timeline
-and calls nobody else, except the two functions that it is given.
+Rule for maintainers: what is shown is a :class:`~.picture.Picture`'s business, and who
+draws it a painter's (:mod:`.painters`); here is its place in the notebook.  Nothing
+prints and nothing raises in the background; what fails ends the view and is
+remembered in ``timeline.failures``.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pathways_lab.notebook.frozen import Bundle, freeze, waiting_legend
-from pathways_lab.notebook.live import Header, LiveFigures
-from pathways_lab.notebook.palette import palette_of
-from pathways_lab.notebook.panels import chosen, plots
-from pathways_lab.notebook.plot import FRAME, Plot
-from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.text import merged_note, summary, table
-from pathways_lab.timeline.log import Timeline, within
+from pathways_lab.notebook import painters
+from pathways_lab.notebook.frozen import Bundle
+from pathways_lab.notebook.live import LiveFigures
+from pathways_lab.notebook.panels import chosen
+from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.stream import Message
+from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
-
-PERIOD = 0.1
-"""Seconds between two updates."""
-
-SHARE = 6
-"""A view rests at least this many times as long as an update took."""
-
-SETTLE = 0.3
-"""Seconds after the end of a run in which its last records arrive."""
-
-PATIENCE = 3.0
-"""Seconds that a view waits for computations to end that it saw begin."""
-
-OUTCOMES = ("failed", "cancelled", "finished")
-"""How a run may end, worst first."""
 
 LIVE, FROZEN = 4, 16
 """Live views per timeline, and frozen ones that late pages may still ask for; the
 oldest of more are frozen, or forgotten."""
+
+LAST_WORDS = 10.0
+"""Seconds that are waited for the frozen picture of a view that is ended."""
 
 _live: WeakKeyDictionary[Timeline, list[View]] = WeakKeyDictionary()
 _frozen: deque[LiveFigures] = deque()
@@ -57,8 +44,9 @@ class View:
 
     panels: names; none means the usual four.
     window: seconds that it looks back while it is live.
-    origin: time (records' clock) that the axis calls 0; None takes the newest
-        *window* seconds of what is remembered.
+    origin: time (records' clock) that the axis calls 0, and from which on the view
+        shows what happened; None: the newest *window* seconds, on an axis that
+        begins with the record.
     runs: the view ends when these runs have ended.
     gangs: how many gangs they have, when that is known.
     ended: asked at every update; its answer is "" while what is shown goes on,
@@ -81,150 +69,73 @@ class View:
         self.timeline = timeline
         self.panels = chosen(panels)
         self.title = title or "Pathways Lab"
-        self._gangs = gangs
-        self._runs, self._ended, self._cancel = runs, ended, cancel
-        now = timeline.clock()
-        records = timeline.records
-        if origin is None:
-            first = min((r.time for r in records if not isinstance(r, Span)), default=now)
-            origin = max(first, now - window)
-        self.palette = palette_of(timeline)
-        self.scene = Scene(origin, window, self.palette)
-        for plan in timeline.plans:
-            self.scene.flows.add(plan)
+        self.wanted = Wanted(
+            self.panels, self.title, window, origin, origin, runs, gangs,
+            ("cancel", "clear") if cancel is not None else ("clear",),
+        )  # fmt: skip
         self.outcome = ""
-        self._version = 0
-        self._over_at = 0.0
-        self._closed = threading.Event()
+        self._ended, self._cancel = ended, cancel
+        self._closed, self._over = threading.Event(), threading.Event()
         self._lock = threading.RLock()
-        self._plots: tuple[Plot, ...] = ()
-        self._thread: threading.Thread | None = None
         self._handles: list[Any] = []
+        self._painter: painters.Painter | None = None
+        self._picture: Picture | None = None
+        self._bundle: Bundle | None = None
         self.live: LiveFigures | None = None
-        self._collect(now)
 
-    # --- what it shows -------------------------------------------------------
-
-    def _collect(self, now: float) -> bool:
-        """Fold new records; True when there were any that count."""
-        batch = self.timeline.since(self._version)
-        self._version = batch.version
-        self.scene.dropped += batch.missed
-        records = [r for r in batch.records if within(r, self.scene.origin)]
-        self.scene.add(records, now)
-        return bool(records)
-
-    def header(self, now: float) -> Header:
-        """What stands above the figures at *now*."""
-        scene = self.scene
-        active = scene.busy or now - scene.last < 1.0
-        state = self.outcome or ("running" if active else "idle")
-        if not scene.started and not self.outcome:
-            state = "waiting"
-        shown = {what.program for what in scene.catalogue} | {
-            what.program for _, _, _, what in scene.running()
-        }
-        return Header(
-            title=self.title,
-            state={"finished": "done"}.get(state, state),
-            status=self._progress(),
-            notes=(*self.notes(), *self._coarse()),
-            legend=tuple(
-                (program, tuple(nodes))
-                for program, nodes in self.palette.legend()
-                if program in shown
-            )
-            + waiting_legend(scene, self.panels),
-            summary=summary(scene, now, self.title),
-            actions=("cancel",) if self._cancel is not None and not self.outcome else (),
-        )
-
-    def _progress(self) -> str:
-        """How many gangs are done, of those that are expected or known."""
-        gangs = self.scene.gangs
-        known = self._gangs or len(gangs.by_key) + sum(gangs.gone.values())
-        done = sum(n for run, n in gangs.done.items() if not self._runs or run in self._runs)
-        return f"{done:,} of {known:,} gangs done" if known else ""
-
-    def notes(self) -> tuple[str, ...]:
-        """Remarks that a reader needs to trust the picture."""
-        scene = self.scene
-        out = []
-        if scene.machine.emulated:
-            out.append("emulated devices")
-        if scene.machine.simulated:
-            out.append("simulated: nothing of this was computed")
-        if scene.dropped:
-            out.append(f"{scene.dropped:,} records dropped")
-        return tuple(out)
-
-    def _coarse(self) -> tuple[str, ...]:
-        """Said when bars are merged that a reader could tell apart."""
-        resolution = self.scene.resolution
-        if resolution <= 2 * self.scene.window / FRAME:
-            return ()
-        return (merged_note(resolution),)
+    @property
+    def picture(self) -> Picture:
+        """What it shows, made in this process when somebody asks here."""
+        with self._lock:
+            if isinstance(self._painter, painters.Thread):
+                return self._painter.picture
+            if self._picture is None:
+                self._picture = Picture(self.timeline, self.wanted)
+            return self._picture
 
     def __str__(self) -> str:
         """The picture as text."""
-        with self._lock:
-            now = self.timeline.clock()
-            if not self.outcome:
-                self._collect(now)
-            return table(self.scene, now, self.title)
+        return self.picture.text()
 
     def __repr__(self) -> str:
         return f"<View of {', '.join(self.panels)}: {self.outcome or 'live'}>"
 
-    # --- live ------------------------------------------------------------------
+    # --- a painter's screen -----------------------------------------------------
 
-    def tick(self) -> None:
-        """Bring every page up to date.  Called by the view's own thread."""
+    def message(self, message: Message) -> None:
+        """Something for the pages."""
+        if self.live is not None:
+            self.live.post(message)
+
+    def ended(self) -> str:
+        """How what is shown has ended, as far as the kernel knows, or ""."""
+        return self._ended() if self._ended is not None else ""
+
+    def frozen(self, outcome: str, bundle: Bundle) -> None:
+        """It is over: the static picture takes the live one's place, wherever it is shown."""
         with self._lock:
-            if self.live is None or self._closed.is_set():
+            if self._over.is_set():
                 return
-            now = self.timeline.clock()
-            news = self._collect(now)
-            quiet = not news and not self.scene.busy and now - self.scene.last > 1.0
-            if not quiet or not self._plots:
-                self._plots = plots(self.panels, self.scene, now)
-            self.live.update(self._plots, self.header(now))
-
-    def _run(self) -> None:
-        pause = PERIOD
-        while not self._closed.wait(pause):
-            begun = time.thread_time()
-            try:
-                self.tick()
-                if self._over():
-                    self.freeze()
-            except Exception as error:
-                self.timeline.failures.append(f"a view ended: {type(error).__name__}: {error}")
-                self._closed.set()
+            self._closed.set()
+            self._over.set()
+            self.outcome, self._bundle = outcome, bundle
+            if self in _live.get(self.timeline, ()):
+                _live[self.timeline].remove(self)
+            if self.live is None:
                 return
-            pause = max(PERIOD, SHARE * (time.thread_time() - begun))
+            data, metadata = bundle
+            self.live.freeze(data, metadata)
+            for handle in self._handles:
+                handle.update(data, metadata=metadata, raw=True)
+            _frozen.append(self.live)
+            while len(_frozen) > FROZEN:
+                _frozen.popleft().close()
 
-    def _over(self) -> bool:
-        """Whether what is shown has ended and its last records have arrived."""
-        outcome = self._ended() if self._ended is not None else ""
-        outcome = outcome or self._outcome_of_runs()
-        if not outcome:
-            return False
-        now = time.monotonic()
-        self._over_at = self._over_at or now
-        if now - self._over_at < SETTLE:
-            return False
-        if self.scene.busy and now - self._over_at < PATIENCE:
-            return False
-        self.outcome = outcome
-        return True
-
-    def _outcome_of_runs(self) -> str:
-        """How the view's runs have ended: the worst of them; "" before the last has."""
-        outcomes = {self.scene.ended.get(run, "") for run in self._runs}
-        if not outcomes or "" in outcomes:
-            return ""
-        return next(worst for worst in OUTCOMES if worst in outcomes)
+    def failed(self, why: str) -> None:
+        """It cannot be drawn any more; what is known here is left."""
+        self.timeline.failures.append(f"a view ended: {why}")
+        self._painter = None
+        self.frozen(self.outcome or "ended", self.picture.bundle())
 
     # --- notebook ----------------------------------------------------------------
 
@@ -244,36 +155,35 @@ class View:
                 self._begin()
             assert self.live is not None
             widget = {"version_major": 2, "version_minor": 0, "model_id": self.live.model_id}
-            text = summary(self.scene, self.timeline.clock(), self.title)
-            data = {"text/plain": text, "application/vnd.jupyter.widget-view+json": widget}
+            data = {
+                "text/plain": f"{self.title}: a live view",
+                "application/vnd.jupyter.widget-view+json": widget,
+            }
             self._handles.append(_display(data, display_id=True))
 
     def _begin(self) -> None:
-        now = self.timeline.clock()
-        self._plots = plots(self.panels, self.scene, now)
-        self.live = LiveFigures(self._plots, self.header(now), self._act)
-        self._thread = threading.Thread(target=self._run, name="pathways view", daemon=True)
-        self._thread.start()
+        self.live = LiveFigures(self._ask, self._act)
+        self._painter = painters.painter_of(self.timeline, self.wanted, self)
         others = _live.setdefault(self.timeline, [])
         others.append(self)
         for old in others[:-LIVE]:
             old.freeze()
 
-    def _act(self, name: str) -> None:
-        if name == "cancel" and self._cancel is not None:
-            self._cancel()
+    def _ask(self) -> None:
+        if self._painter is not None and not self._closed.is_set():
+            self._painter.whole()
+
+    def _act(self, name: str, value: Any) -> None:
+        """Somebody pressed or moved something."""
+        if name == "cancel":
+            if self._cancel is not None:
+                self._cancel()
+        elif self._painter is not None and not self._closed.is_set():
+            self._painter.text() if name == "text" else self._painter.do(name, value)
 
     def bundle(self) -> Bundle:
         """The frozen picture of everything that the view has seen."""
-        with self._lock:
-            self._collect(self.timeline.clock())
-            scene = self.scene
-            last = max(scene.last, scene.origin + 1e-3)
-            records = [r for r in self.timeline.records if within(r, scene.origin)]
-            return freeze(
-                records, scene.origin, last, self.panels, self.title, self.palette,
-                self.notes(), scene.machine,
-            )  # fmt: skip
+        return self._bundle if self._bundle is not None else self.picture.bundle()
 
     def freeze(self) -> View:
         """Replace the live picture by a static one, in every page and in the notebook."""
@@ -281,18 +191,12 @@ class View:
             if self._closed.is_set():
                 return self
             self._closed.set()
-            self.outcome = self.outcome or "ended"
-            if self in _live.get(self.timeline, ()):
-                _live[self.timeline].remove(self)
-            if self.live is None:
-                return self
-            data, metadata = self.bundle()
-            self.live.freeze(data, metadata)
-            for handle in self._handles:
-                handle.update(data, metadata=metadata, raw=True)
-            _frozen.append(self.live)
-            while len(_frozen) > FROZEN:
-                _frozen.popleft().close()
+            painter = self._painter
+        outcome = self.outcome or "ended"
+        if painter is not None:
+            painter.end(outcome)
+            self._over.wait(LAST_WORDS)
+        self.frozen(outcome, self.bundle())
         return self
 
 
@@ -329,6 +233,7 @@ def freeze_all(timeline: Timeline) -> None:
     """End every live view of a timeline: its lab has closed."""
     for view in tuple(_live.get(timeline, ())):
         view.freeze()
+    painters.close(timeline)
 
 
 def widgets_work() -> bool:

@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -238,12 +238,14 @@ def spawn(
     name: str,
     folder: Path,
     environment: dict[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start ``python -m module`` on a lifeline of this process.
 
     configuration: its first one, or None to :meth:`Child.tell` it later.
     name: for people, and for its log file in *folder*.
     environment: variables to set in addition to this process's own.
+    pass_fds: open files that it inherits.
     """
     log = folder / f"{name.replace('/', '-')}.log"
     with open(log, "ab") as output:
@@ -252,6 +254,7 @@ def spawn(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
+            pass_fds=pass_fds,
             env=_environment() | (environment or {}),
             # A process group of its own: Ctrl-C in a terminal is for the parent.
             start_new_session=True,

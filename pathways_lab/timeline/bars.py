@@ -34,6 +34,7 @@ class Bar:
     """One bar in one row; times in seconds on the records' clock.
 
     node: the compiled function, or "" when several are merged.
+    step: index in the plan, or -1 when several gangs are merged.
     count: gangs (or transfers) times devices that it stands for.
     busy: device seconds that were held between *start* and *end*.
     """
@@ -164,6 +165,8 @@ def _absorb(last: Bar, bar: Bar) -> None:
         last.node = ""
     if last.line != bar.line:
         last.line = ""
+    if (last.run, last.step) != (bar.run, bar.step):
+        last.step = -1
 
 
 def coarser(bars: Iterable[Bar], resolution: float, mix: bool = False) -> list[Bar]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries, waits
+from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.queries import Flow, flows
 from pathways_lab.timeline.records import Event, Record, Sample, Span
@@ -83,6 +84,7 @@ class Timeline:
     clock: seconds on the same clock as the records' times (the control
         plane's); the client passes one that is aligned with it.
     loaded: the file that it comes from, or "".
+    written: the same records as bytes, where they come so: for other processes.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Timeline:
         self.capacity = capacity
         self.clock = clock
         self.loaded = ""
+        self.written: Entries | None = None
         self.failures: list[str] = []
         self._lock = threading.RLock()
         self._records: deque[Record] = deque(maxlen=capacity)

@@ -99,10 +99,11 @@ def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> No
 
 def test_the_bars_in_the_page_are_the_records(page: Page, lab: Lab) -> None:
     check = """
-view._ended = lambda: ""
+over = lambda: ""; view._ended = over
 feed.join(); time.sleep(1.0)
 spans = [r for r in log.records if isinstance(r, Span)]
-print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - view.scene.origin:.6f}")
+origin = view.picture.scene.origin
+print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - origin:.6f}")
 """
     lab.write("bars.ipynb", [feed(3, hosts=2), check])
     page.open("bars.ipynb")

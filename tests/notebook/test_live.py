@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,23 +13,33 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
 from pathways_lab.notebook import live, printed
 from pathways_lab.notebook.encode import encode
-from pathways_lab.notebook.live import Header, LiveFigures, answer_while_busy
+from pathways_lab.notebook.header import Header
+from pathways_lab.notebook.live import LiveFigures, answer_while_busy
 from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.plot import Append, Assign, Replace
 from pathways_lab.notebook.printed import LINES, Pane
 from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.stream import Stream
 from tests.notebook.synthetic import arrival, training
 
 
 class Wire(LiveFigures):
-    """A widget whose messages are kept instead of sent."""
+    """A widget whose messages are kept instead of sent, over a stream."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, stream: Stream, on_action: Any = None) -> None:
         self.messages: list[tuple[dict[str, Any], list[bytes]]] = []
-        super().__init__(*args, **options)
+        self.stream = stream
+        super().__init__(lambda: self.post(stream.snapshot()), on_action)
+        self.post(stream.snapshot())
+        self.messages.clear()
 
     def send(self, content: Any, buffers: Any = None) -> None:
         self.messages.append((content, list(buffers or ())))
+
+    def update(self, plots: Any, header: Header) -> None:
+        message = self.stream.update(plots, header)
+        if message is not None:
+            self.post(message)
 
     def kinds(self) -> list[str]:
         return [content["type"] for content, _ in self.messages]
@@ -45,7 +54,7 @@ def at(now: float, hosts: int = 1) -> tuple[Any, ...]:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     monkeypatch.setenv(live.ROUTE_VARIABLE, "a/route")
-    made = Wire(at(0.5))
+    made = Wire(Stream(at(0.5)))
     made._followed = True
     return made
 
@@ -67,13 +76,19 @@ def test_nothing_new_sends_nothing(wire: Wire) -> None:
 
 def test_a_snapshot_names_the_last_update_that_it_contains(wire: Wire) -> None:
     wire.update(at(0.6), Header("t"))
-    assert wire.snapshot()["seq"] == 1
     wire._received(None, {"type": "snapshot"}, None)
     content, buffers = wire.messages[-1]
     assert (content["type"], content["seq"]) == ("snapshot", 1)
     names = {change.get("name") for change in json.loads(content["changes"])}
     assert {"queues-bars", "order-done", "islands-cells"} <= names
     assert len(buffers[0]) > 1000
+    assert "queues-bars" in content["document"]
+    assert "plots" not in content, "pages get documents"
+
+
+def test_a_page_that_opens_late_makes_the_kernel_send_everything(wire: Wire) -> None:
+    assert wire.snapshot() == {"seq": -1}
+    assert wire.kinds() == ["snapshot"]
 
 
 def test_plots_of_another_shape_are_sent_as_a_snapshot(wire: Wire) -> None:
@@ -85,7 +100,8 @@ def test_without_a_route_the_script_comes_unasked_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(live.ROUTE_VARIABLE, raising=False)
-    wire = Wire(at(0.5))
+    wire = Wire(Stream(at(0.5)))
+    wire._pushed = False
     for tick in range(6, 10):
         wire.update(at(tick / 10), Header())
     assert wire.kinds().count("scripts") == 1
@@ -96,7 +112,7 @@ def test_with_a_route_a_page_has_some_seconds_before_the_script_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(live.ROUTE_VARIABLE, "a/route")
-    wire = Wire(at(0.5))
+    wire = Wire(Stream(at(0.5)))
     wire.update(at(0.6), Header())
     assert "scripts" not in wire.kinds()
     wire._shown_at -= live.PATIENCE + 1
@@ -106,12 +122,14 @@ def test_with_a_route_a_page_has_some_seconds_before_the_script_is_sent(
 
 def test_key_frames_end_when_a_page_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(live.ROUTE_VARIABLE, "a/route")
-    monkeypatch.setattr(live, "KEY_FRAME", 0.0)
-    wire = Wire(at(0.5))
+    monkeypatch.setattr(live, "FIRST", 0.0)
+    wire = Wire(Stream(at(0.5)))
+    wire._key_frame_at -= live.KEY_FRAME
     wire.update(at(0.6), Header())
     assert "snapshot" in wire.kinds()
     wire._received(None, {"type": "ready"}, None)
     wire.messages.clear()
+    wire._key_frame_at -= live.KEY_FRAME
     wire.update(at(0.7), Header())
     assert wire.kinds() == ["update"]
 
@@ -122,30 +140,17 @@ def test_a_frozen_widget_says_so_to_whoever_comes_and_sends_nothing_more(wire: W
     wire.update(at(0.9), Header("late"))
     assert wire.kinds() == ["snapshot"]
     assert wire.snapshot()["frozen"]["data"] == {"text/html": "<img>"}
+    wire._received(None, {"type": "snapshot"}, None)
+    assert wire.kinds() == ["snapshot", "snapshot"]
 
 
 def test_a_button_reaches_its_action() -> None:
-    pressed: list[str] = []
-    wire = Wire(at(0.0), on_action=pressed.append)
+    pressed: list[tuple[str, Any]] = []
+    wire = Wire(Stream(at(0.0)), lambda name, value: pressed.append((name, value)))
     wire._received(None, {"type": "action", "name": "cancel"}, None)
+    wire._received(None, {"type": "action", "name": "seek", "value": 1.5}, None)
     wire._received(None, "nonsense", None)
-    assert pressed == ["cancel"]
-
-
-def test_updates_from_many_threads_are_numbered_without_gaps(wire: Wire) -> None:
-    drawn = [at(0.5 + n / 50) for n in range(8)]
-
-    def many() -> None:
-        for n in range(20):
-            wire.update(drawn[n % 8], Header(f"{threading.get_ident()} {n}"))
-
-    threads = [threading.Thread(target=many) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    numbers = [content["seq"] for content, _ in wire.messages]
-    assert numbers == list(range(1, len(numbers) + 1))
+    assert pressed == [("cancel", None), ("seek", 1.5)]
 
 
 def test_messages_from_the_page_are_not_routed_to_the_busy_loop() -> None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pathways_lab.notebook.chosen import NOBODY, number
 from pathways_lab.notebook.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
 from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot
 from pathways_lab.notebook.scene import Scene
@@ -136,13 +137,13 @@ def plot(scene: Scene, now: float) -> Plot:
         x=(-0.6, max(columns - 1, 5) + 0.6),
         y=(-0.5, len(slices) - 0.5),
         layers=layers,
-        rows={float(row): _named(scene, number) for row, number in enumerate(slices)},
+        rows={float(row): _named(scene, each) for row, each in enumerate(slices)},
         bands=tuple((row - 0.5, row + 0.5) for row in range(1, len(slices), 2)),
     )
 
 
 def _empty(why: str) -> Plot:
-    names = ("node", "state", "step", "line", "took", "critical", "fill", "edge")
+    names = ("node", "state", "step", "line", "took", "critical", "fill", "edge", "gang")
     blank: dict[str, list[float]] = {
         name: [] for name in (*names, "left", "right", "top", "bottom", "alpha")
     }
@@ -170,8 +171,8 @@ def _boxes(flow: Flow, depth: dict[int, int], slices: list[int], columns: int) -
     for (row, column), steps in places.items():
         groups = [[step] for step in steps] if len(steps) <= MOST_STACK else [steps]
         high = 0.8 / len(groups)
-        for number, group in enumerate(groups):
-            top = row - 0.4 + number * high
+        for place, group in enumerate(groups):
+            top = row - 0.4 + place * high
             out.append(Box(group, column, row, top, top + 0.86 * high))
     return out
 
@@ -216,7 +217,7 @@ def _states(
         state: {
             name: []
             for name in ("node", "state", "step", "line", "took", "critical", "fill", "edge",
-                         "left", "right", "top", "bottom", "alpha")
+                         "gang", "left", "right", "top", "bottom", "alpha")
         }
         for state in STATES
     }  # fmt: skip
@@ -241,6 +242,7 @@ def _states(
             "critical": "yes" if on_path else "no",
             "fill": FAILED if worst == "failed" else colour,
             "edge": INK if on_path else colour,
+            "gang": NOBODY if many else number(run.run, box.steps[0]),
             "left": box.column - 0.40,
             "right": box.column + 0.40,
             "top": box.top,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, Layer, Plot
 from pathways_lab.notebook.rows import rows
 from pathways_lab.notebook.scene import Scene, What
@@ -45,6 +46,7 @@ TYPES = {
     "paint": np.uint8,
     "what": np.uint16,
     "place": np.int32,
+    "gang": np.float64,
     "granted": np.float64,
     "launched": np.float64,
     "started": np.float64,
@@ -218,5 +220,6 @@ def _box(
         1 if state in ("failed", "overdue") else scene.palette.code(gang.program, gang.node),
         scene.what(What(gang.node, gang.program, gang.client, gang.line)),
         gang.place[1],
+        number(gang.run, gang.step),
         *(time - scene.origin for time in times),
     )

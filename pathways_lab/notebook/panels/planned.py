@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.palette import CAUSE_COLOURS, NEUTRAL
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot
@@ -40,7 +41,8 @@ HOVER = (("computation", "@node"), ("", "@which"), ("from", "@from"), ("took", "
 GAP_HOVER = (("device", "@device"), ("waited for", "@cause"), ("share of its gap", "@share"),
              ("seconds", "@took"))  # fmt: skip
 
-BOX = ("left", "right", "top", "bottom", "fill", "alpha", "edge", "node", "which", "from", "took")
+BOX = ("left", "right", "top", "bottom", "fill", "alpha", "edge", "node", "which", "from", "took",
+       "gang")  # fmt: skip
 GAP = ("left", "right", "top", "bottom", "fill", "device", "cause", "share", "took")
 
 
@@ -71,7 +73,7 @@ def plot(scene: Scene, now: float) -> Plot:
             share = device.lost / found.actual / len(group) if found.actual > 0 else 0.0
             readouts[at] = f"lost {100 * share:.0f} %"
             finest = found.actual * len(groups) / MOST_BOXES if parts > MOST_BOXES else 0.0
-            _lanes(scene, run.program, device, names, found.actual, finest, at, boxes)
+            _lanes(scene, run.run, run.program, device, names, found.actual, finest, at, boxes)
             _causes(device, at, gaps, words)
     count = max(len(rows), 1)
     each = max(8.0, min(26.0, 460.0 / count))
@@ -124,7 +126,7 @@ def _bands(devices: tuple[Device, ...]) -> tuple[tuple[float, float], ...]:
 
 
 def _lanes(
-    scene: Scene, program: str, device: Device, names: dict[int, str], whole: float,
+    scene: Scene, run: int, program: str, device: Device, names: dict[int, str], whole: float,
     finest: float, at: float,
     boxes: dict[str, list[object]],
 ) -> None:  # fmt: skip
@@ -144,6 +146,7 @@ def _lanes(
                 "which": which,
                 "from": f"{start:.4f} s to {end:.4f} s",
                 "took": duration(end - start),
+                "gang": number(run, step),
             }
             for name, value in values.items():
                 boxes[name].append(value)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.palette import PAINTS, ink_on
 from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
 from pathways_lab.notebook.rows import Rows, short
@@ -88,10 +89,10 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {
         name: []
         for name in ("left", "right", "top", "bottom", "paint", "alpha", "what", "count", "busy",
-                     "run")
+                     "run", "gang")
     }  # fmt: skip
     seen: dict[float, None] = {}
-    for lane, (run, _), since, what in scene.running():
+    for lane, (run, step), since, what in scene.running():
         row = scene.rows.of.get(lane)
         if row is None or row in seen:
             continue
@@ -108,6 +109,7 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
             "count": 1,
             "busy": 1000 * (end - since),
             "run": float(run % (1 << 32)),
+            "gang": number(run, step),
         }
         for name, column in columns.items():
             column.append(values[name])

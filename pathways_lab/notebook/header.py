@@ -1,0 +1,36 @@
+"""What stands above and below the figures as text of the page.
+
+Rule for maintainers: plain data, sent as it is; ``live.js`` shows exactly this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Texts and controls of a live view.
+
+    state: ``"waiting"``, ``"running"``, ``"idle"``, ``"done"`` or ``"failed"``.
+    progress: share of what is expected that is done, 0 to 1; below 0: nothing is expected.
+    notes: short remarks (emulated devices, dropped records).
+    legend: ``(program, ((function, colour), ...))``.
+    summary: one line for screen readers.
+    actions: buttons; the name is what comes back when one is pressed.
+    chosen: what is known of the gang that somebody has clicked: ``(label, text)``.
+    moments: what the scrubber covers, seconds on the axis; at: where it stands,
+        None while the picture follows.
+    """
+
+    title: str = ""
+    state: str = "waiting"
+    status: str = ""
+    progress: float = -1.0
+    notes: tuple[str, ...] = ()
+    legend: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    summary: str = ""
+    actions: tuple[str, ...] = ()
+    chosen: tuple[tuple[str, str], ...] = ()
+    moments: tuple[float, float] = (0.0, 0.0)
+    at: float | None = None

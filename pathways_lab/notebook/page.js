@@ -1,0 +1,360 @@
+// What a person sees of a live view, and what they can do with it: head, figures,
+// scrubber, the chosen gang, keys, text.  One script with live.js, which follows it
+// and has apply() and the feed; see live.py.
+
+function element(tag, name, text) {
+  const made = document.createElement(tag);
+  if (name) made.className = `pathways-lab-${name}`;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The header: text of the page, rebuilt only when it changes.
+class Head {
+  constructor(send) {
+    this.root = element("div", "head");
+    this.title = this.root.appendChild(element("span", "title"));
+    this.state = this.root.appendChild(element("span", "state"));
+    this.progress = this.root.appendChild(element("progress", "progress"));
+    this.progress.setAttribute("aria-label", "share of the gangs that is done");
+    this.status = this.root.appendChild(element("span", "status"));
+    this.notes = this.root.appendChild(element("span", "notes"));
+    this.buttons = this.root.appendChild(element("span", "buttons"));
+    this.legend = element("div", "legend");
+    this.send = send;
+  }
+
+  show(header) {
+    this.title.textContent = header.title;
+    this.state.textContent = header.at === null ? header.state : `at ${header.at.toFixed(2)} s`;
+    this.state.dataset.state = header.state;
+    this.status.textContent = header.status;
+    this.progress.hidden = header.progress < 0;
+    if (header.progress >= 0) this.progress.value = header.progress;
+    this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
+    const actions = header.actions.join(" ");
+    if (actions !== this.actions) {
+      this.actions = actions;
+      this.buttons.replaceChildren(...header.actions.map((name) => this.button(name)));
+    }
+    const legend = JSON.stringify(header.legend);
+    if (legend !== this.shown) {
+      this.shown = legend;
+      this.legend.replaceChildren(...header.legend.map(([program, nodes]) => Head.entry(program, nodes)));
+    }
+  }
+
+  button(name) {
+    const made = element("button", "button", name);
+    made.title = TITLES[name] ?? "";
+    made.onclick = () => {
+      if (name === "cancel") made.disabled = true;
+      this.send(name);
+    };
+    return made;
+  }
+
+  static entry(program, nodes) {
+    const entry = element("span", "program");
+    entry.appendChild(element("b", "", program));
+    for (const [name, colour] of nodes) {
+      const chip = entry.appendChild(element("span", "chip"));
+      const swatch = chip.appendChild(element("i", "swatch"));
+      swatch.style.background = colour;
+      chip.appendChild(document.createTextNode(name));
+    }
+    return entry;
+  }
+}
+
+const TITLES = {
+  cancel: "End the runs that this view shows.",
+  clear: "Forget what was until now.",
+};
+
+const HELP =
+  "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
+  "n and p choose the next and the previous gang, t shows the picture as text, escape lets go.";
+
+// Below the figures: a scrubber through the record, and what is known of the chosen gang.
+class Foot {
+  constructor(send, seeks) {
+    this.root = element("div", "foot");
+    this.slider = this.root.appendChild(element("input", "scrubber"));
+    this.slider.type = "range";
+    this.slider.setAttribute("aria-label", "moment of the record, in seconds");
+    this.slider.title = "Any moment of the record; at the right end the picture follows.";
+    this.moment = this.root.appendChild(element("output", "moment"));
+    this.chosen = element("div", "chosen");
+    this.chosen.setAttribute("role", "status");
+    this.text = element("pre", "text");
+    this.text.hidden = true;
+    this.send = send;
+    this.seeks = seeks;
+    this.slider.oninput = () => this.go(Number(this.slider.value));
+  }
+
+  show(header) {
+    const [low, high] = header.moments;
+    const active = this.due !== undefined || this.root.contains(document.activeElement) && header.at !== null;
+    this.slider.min = low;
+    this.slider.max = high;
+    this.slider.step = Math.max((high - low) / 2000, 0.001);
+    if (!active) this.slider.value = header.at ?? high;
+    this.moment.textContent = `${Number(this.slider.value).toFixed(2)} s`;
+    const chosen = JSON.stringify(header.chosen);
+    if (chosen === this.shown) return;
+    this.shown = chosen;
+    this.chosen.replaceChildren(
+      ...header.chosen.map(([label, text]) => {
+        const part = element("span", "fact");
+        if (label) part.appendChild(element("b", "", label));
+        part.appendChild(document.createTextNode(text));
+        if (label === "line") part.classList.add("pathways-lab-line");
+        return part;
+      }),
+    );
+  }
+
+  // Moves are collected: a drag is many of them.
+  go(moment) {
+    const high = Number(this.slider.max);
+    this.moment.textContent = `${moment.toFixed(2)} s`;
+    this.wanted = moment >= high ? null : moment;
+    this.slider.value = moment;
+    this.seeks();
+    this.due ??= setTimeout(() => {
+      this.due = undefined;
+      this.send("seek", this.wanted);
+    }, 60);
+  }
+
+  step(share) {
+    const [low, high] = [Number(this.slider.min), Number(this.slider.max)];
+    this.go(Math.min(high, Math.max(low, Number(this.slider.value) + share * (high - low))));
+  }
+}
+
+// One place in the page where the document is shown.
+class View {
+  constructor(feed, host) {
+    this.feed = feed;
+    this.root = host.appendChild(element("div"));
+    this.root.className = "pathways-lab";
+    this.root.tabIndex = 0;
+    this.root.setAttribute("role", "group");
+    this.root.title = "";
+    const send = (name, value) => feed.act(name, value);
+    this.head = new Head(send);
+    this.foot = new Foot(send, () => this.seeks());
+    this.pause = element("button", "button", "pause");
+    this.pause.title = "Hold the picture to look at it; dragging it does so too.";
+    this.pause.onclick = () => (this.resting ? this.follow() : this.hold());
+    this.reader = element("button", "button", "text");
+    this.reader.title = `The picture as text. ${HELP}`;
+    this.reader.setAttribute("aria-expanded", "false");
+    this.reader.onclick = () => this.read();
+    this.head.root.append(this.reader, this.pause);
+    this.body = element("div", "body");
+    this.body.setAttribute("role", "img");
+    this.body.addEventListener("pointerdown", (event) => (this.from = event.clientX));
+    this.body.addEventListener("pointermove", (event) => {
+      if (event.buttons === 1 && Math.abs(event.clientX - this.from) > 4) this.hold();
+    });
+    this.body.addEventListener("wheel", (event) => event.shiftKey && this.hold());
+    this.root.addEventListener("keydown", (event) => this.key(event));
+    this.root.append(
+      this.head.root, this.head.legend, this.body, this.foot.root, this.foot.chosen, this.foot.text,
+    );
+    this.paused = false;
+    this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
+    this.watch.observe(document.body, {
+      attributes: true,
+      attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"],
+    });
+  }
+
+  async show() {
+    const { feed } = this;
+    if (feed.frozen) return this.freeze(feed.frozen);
+    if (!feed.document) return; // the first snapshot is on its way
+    const shown = (this.showing = Symbol("shown"));
+    const copy = feed.load(feed.document.to_json());
+    const place = element("div");
+    this.body.style.minHeight = `${this.body.offsetHeight}px`;
+    this.document = copy;
+    this.header(feed.header);
+    await feed.Bokeh.require("embed/standalone").add_document_standalone(copy, place);
+    if (shown !== this.showing) return copy.clear(); // a newer one overtook this one
+    this.body.replaceChildren(place);
+    this.body.style.minHeight = "";
+    this.root.pathwaysDocument = copy;
+    this.root.dataset.scripts = feed.how;
+    for (const model of copy._all_models.values())
+      if (/Figure$/.test(model.type)) model.on_event("tap", (event) => this.tap(model, event));
+    this.mark();
+    this.paint();
+  }
+
+  apply(changes) {
+    if (this.paused || !this.document) return;
+    apply(this.document, changes);
+    if (this.feed.gang !== null) this.mark();
+  }
+
+  header(header) {
+    this.head.show(header);
+    this.foot.show(header);
+    this.resting = this.paused || header.at !== null;
+    this.pause.textContent = this.resting ? "follow" : "pause";
+    this.root.setAttribute("aria-label", `${header.title}. ${HELP}`);
+    this.body.setAttribute("aria-label", header.summary);
+  }
+
+  hold() {
+    if (this.paused || this.feed.frozen) return;
+    this.paused = true;
+    this.header(this.feed.header);
+  }
+
+  follow() {
+    const sought = this.feed.header.at !== null;
+    this.paused = false;
+    if (sought) this.feed.act("seek", null);
+    this.header(this.feed.header);
+    this.show();
+  }
+
+  // A moment of the record is wanted: what was held is shown again.
+  seeks() {
+    if (!this.paused) return;
+    this.paused = false;
+    this.show();
+  }
+
+  // --- one gang in all panels -----------------------------------------------
+
+  // The newest mark at a point of a figure that is one gang.
+  tap(figure, { x, y }) {
+    let found = null;
+    for (const renderer of figure.renderers) {
+      const data = renderer.data_source?.data;
+      if (!data?.gang || !data.left) continue;
+      for (let i = 0; i < data.gang.length; i++) {
+        const [top, bottom] = [Math.min(data.top[i], data.bottom[i]), Math.max(data.top[i], data.bottom[i])];
+        if (data.gang[i] >= 0 && data.left[i] <= x && x <= data.right[i] && top <= y && y <= bottom)
+          found = data.gang[i];
+      }
+    }
+    this.feed.choose(found);
+  }
+
+  // Frame whatever is the chosen gang; the sources of frames are this view's own.
+  mark() {
+    if (!this.document) return;
+    const gang = this.feed.gang;
+    this.root.dataset.gang = gang ?? "";
+    for (const figure of this.document._all_models.values()) {
+      if (!/Figure$/.test(figure.type)) continue;
+      const frames = this.document.get_model_by_name(`${figure.name}-chosen`);
+      if (!frames) continue;
+      const out = { left: [], right: [], top: [], bottom: [] };
+      for (const renderer of gang === null ? [] : figure.renderers) {
+        const data = renderer.data_source?.data;
+        for (let i = 0; i < (data?.gang?.length ?? 0); i++)
+          if (data.gang[i] === gang) for (const name in out) out[name].push(data[name][i]);
+      }
+      if (out.left.length || frames.data.left.length) frames.data = out;
+    }
+  }
+
+  next(forward) {
+    const seen = new Map();
+    for (const name of ["queues-bars", "queues-open", "order-done", "order-launched", "order-running"]) {
+      const data = this.document?.get_model_by_name(name)?.data;
+      if (!data?.gang || (seen.size && name.startsWith("order"))) continue;
+      for (let i = 0; i < data.gang.length; i++)
+        if (data.gang[i] >= 0 && !seen.has(data.gang[i])) seen.set(data.gang[i], data.left[i]);
+    }
+    const gangs = [...seen.keys()].sort((a, b) => seen.get(a) - seen.get(b));
+    const at = gangs.indexOf(this.feed.gang);
+    const to = at < 0 ? gangs.length - 1 : at + (forward ? 1 : -1);
+    if (gangs[to] !== undefined) this.feed.choose(gangs[to]);
+  }
+
+  // --- keys, text -------------------------------------------------------------
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const slider = event.target === this.foot.slider;
+    const inside = event.target.tagName === "BUTTON" || slider;
+    const keys = {
+      ArrowLeft: () => slider || this.foot.step(event.shiftKey ? -0.1 : -0.01),
+      ArrowRight: () => slider || this.foot.step(event.shiftKey ? 0.1 : 0.01),
+      " ": () => inside || (this.resting ? this.follow() : this.hold()),
+      "+": () => this.zoom(0.5),
+      "-": () => this.zoom(2),
+      n: () => this.next(true),
+      p: () => this.next(false),
+      t: () => this.read(),
+      Escape: () => this.feed.choose(null),
+    };
+    if (!keys[event.key]) return;
+    event.stopPropagation(); // the notebook has commands on the same keys
+    if (keys[event.key]() !== true) event.preventDefault();
+  }
+
+  zoom(factor) {
+    const range = this.document?.get_model_by_name("time");
+    if (!range) return;
+    this.hold();
+    const [middle, half] = [(range.start + range.end) / 2, (factor * (range.end - range.start)) / 2];
+    range.setv({ start: middle - half, end: middle + half });
+  }
+
+  read() {
+    const { text } = this.foot;
+    text.hidden = !text.hidden;
+    this.reader.setAttribute("aria-expanded", String(!text.hidden));
+    clearInterval(this.reading);
+    if (text.hidden) return;
+    this.feed.act("text");
+    this.reading = setInterval(() => this.feed.act("text"), 2000);
+  }
+
+  // Canvases do not restyle themselves, and glyphs know no page variables.
+  paint() {
+    if (!this.document || this.feed.frozen) return;
+    const ink = getComputedStyle(this.root).getPropertyValue("--pathways-lab-ink").trim();
+    for (const model of this.document._all_models.values()) {
+      if (ink && model.tags?.includes("theme-ink")) {
+        if ("text_color" in model) model.text_color = { value: ink };
+        else if ("line_color" in model) model.line_color = { value: ink };
+      } else if (/Figure$/.test(model.type)) model.change.emit();
+    }
+  }
+
+  freeze(bundle) {
+    this.showing = null;
+    this.drop();
+    const picture = element("div");
+    picture.innerHTML = bundle.data["text/html"];
+    this.root.replaceChildren(picture);
+  }
+
+  drop() {
+    clearInterval(this.reading);
+    try {
+      this.document?.clear();
+    } catch {
+      // a document whose views are gone has nothing left to clear
+    }
+    this.document = undefined;
+  }
+
+  remove() {
+    this.watch.disconnect();
+    this.drop();
+    this.feed.views.delete(this);
+  }
+}

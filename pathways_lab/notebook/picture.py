@@ -1,0 +1,307 @@
+"""What a view shows: a timeline folded, at the present or at a moment of the past.
+
+Problem: the same picture is made in the kernel, or in a process of its own that
+takes nothing from the kernel, and a person looks at the present, back to a
+moment, or at one gang.
+
+Rule for maintainers: no thread, no widget, no Bokeh: it is asked for plots and
+told what a person wants.  It reads the timeline and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pathways_lab.notebook.frozen import Bundle, freeze, waiting_legend
+from pathways_lab.notebook.header import Header
+from pathways_lab.notebook.palette import palette_of
+from pathways_lab.notebook.panels import chosen, plots
+from pathways_lab.notebook.plot import FRAME, Plot
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.text import about_gang, duration, merged_note, summary, table
+from pathways_lab.timeline.log import Timeline, within
+from pathways_lab.timeline.records import Record, Span
+from pathways_lab.timeline.waits import known_at
+
+SETTLE = 0.3
+"""Seconds after the end of a run in which its last records arrive."""
+
+PATIENCE = 3.0
+"""Seconds that a view waits for computations to end that it saw begin."""
+
+QUIET = 1.0
+"""Seconds after the last computation in which a picture still moves on."""
+
+FOLD = 4_000
+"""Records that one look folds at most: a picture that is behind moves on, and says so."""
+
+BEHIND = 0.5
+"""Seconds of lag that are not worth a remark."""
+
+OUTCOMES = ("failed", "cancelled", "finished")
+"""How a run may end, worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a view is of.
+
+    panels: names.  window: seconds that it looks back while it is live.
+    origin: time (records' clock) that the axis calls 0; None: when the record begins.
+    since: only what happened from then on is shown; None: the newest *window* seconds.
+    runs: it ends when these have ended.  gangs: how many they have, 0 when unknown.
+    actions: what else its buttons offer.
+    """
+
+    panels: tuple[str, ...] = ()
+    title: str = "Pathways Lab"
+    window: float = 20.0
+    origin: float | None = None
+    since: float | None = None
+    runs: frozenset[int] = frozenset()
+    gangs: int = 0
+    actions: tuple[str, ...] = ()
+
+
+class Picture:
+    """One view's content.  outcome: how what it shows has ended, "" while it goes on."""
+
+    def __init__(self, timeline: Timeline, wanted: Wanted) -> None:
+        self.timeline = timeline
+        self.wanted = wanted
+        self.panels = chosen(wanted.panels)
+        self.outcome = ""
+        now = timeline.clock()
+        first = min((r.time for r in timeline.records if not isinstance(r, Span)), default=now)
+        origin = wanted.origin if wanted.origin is not None else first
+        since = wanted.since if wanted.since is not None else now - wanted.window
+        self.since = max(origin, since)
+        self.palette = palette_of(timeline)
+        self.scene = self._scene(origin)
+        self._version = 0
+        self._waiting: list[Record] = []
+        self._folded = now
+        self._over_at = 0.0
+        self._gang: float | None = None
+        self._past: Past | None = None
+        self._drawn: tuple[Plot, ...] = ()
+        self.collect(now)
+
+    def _scene(self, origin: float) -> Scene:
+        scene = Scene(origin, self.wanted.window, self.palette)
+        for plan in self.timeline.plans:
+            scene.flows.add(plan)
+        return scene
+
+    def collect(self, now: float, most: int = 0) -> bool:
+        """Fold new records, *most* at most (0: all); True when there were any that count."""
+        batch = self.timeline.since(self._version)
+        self._version = batch.version
+        self.scene.dropped += batch.missed
+        self._waiting += [r for r in batch.records if within(r, self.since)]
+        ready, self._waiting = self._waiting, []
+        if most and len(ready) > most:
+            ready, self._waiting = ready[:most], ready[most:]
+        self._folded = min(now, known_at(ready[-1])) if self._waiting else now
+        self.scene.add(ready, self._folded)
+        return bool(ready)
+
+    # --- looking -------------------------------------------------------------
+
+    def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
+        """The plots and the header at *now* (records' clock)."""
+        news = self.collect(now, FOLD)
+        scene, at = self.scene, self._folded
+        if self._past is not None:
+            scene, at = self._past.scene, self._past.now
+            self._drawn = self._past.plots(self.panels)
+        elif not self._drawn or news or scene.busy or now - scene.last < QUIET:
+            self._drawn = plots(self.panels, scene, at)
+        return self._drawn, self.header(scene, at, now)
+
+    def header(self, scene: Scene, at: float, now: float) -> Header:
+        """What stands above the figures; *scene* is shown as it is *at* some moment."""
+        active = scene.busy or at - scene.last < QUIET
+        state = self.outcome or ("running" if active else "idle")
+        if not scene.started and not self.outcome:
+            state = "waiting"
+        shown = {what.program for what in scene.catalogue} | {
+            what.program for _, _, _, what in scene.running()
+        }
+        done, all_known = self._counted(scene)
+        begun = round(self.since - scene.origin, 3)
+        known = self.scene.last + QUIET if self.scene.last > self.since else self._folded
+        end = self._folded if self.scene.busy else min(self._folded, known)
+        return Header(
+            title=self.wanted.title,
+            state={"finished": "done"}.get(state, state),
+            status=self._status(scene, done, all_known, at),
+            progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
+            notes=(*self.notes(), *self._coarse(), *self._late(now)),
+            legend=tuple(
+                (program, tuple(nodes))
+                for program, nodes in self.palette.legend()
+                if program in shown
+            )
+            + waiting_legend(scene, self.panels),
+            summary=summary(scene, at, self.wanted.title),
+            actions=() if self.outcome else self.wanted.actions,
+            chosen=about_gang(scene, self._gang) if self._gang is not None else (),
+            moments=(begun, max(begun, round(end - scene.origin, 1))),
+            at=round(at - scene.origin, 4) if self._past is not None else None,
+        )
+
+    def _counted(self, scene: Scene) -> tuple[int, int]:
+        """Gangs that are done, and that are expected or known."""
+        gangs, runs = scene.gangs, self.wanted.runs
+        known = self.wanted.gangs or len(gangs.by_key) + sum(gangs.gone.values())
+        return sum(n for run, n in gangs.done.items() if not runs or run in runs), known
+
+    def _status(self, scene: Scene, done: int, known: int, at: float) -> str:
+        if not known:
+            return ""
+        text = f"{done:,} of {known:,} gangs done"
+        took = at - scene.first
+        if self.wanted.gangs and 0 < done < known and took > 2.0 and not self.outcome:
+            text += f", about {duration(float(f'{took * (known - done) / done:.2g}'))} left"
+        return text
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks that a reader needs to trust the picture."""
+        scene = self.scene
+        out = []
+        if scene.machine.emulated:
+            out.append("emulated devices")
+        if scene.machine.simulated:
+            out.append("simulated: nothing of this was computed")
+        if scene.dropped:
+            out.append(f"{scene.dropped:,} records dropped")
+        return tuple(out)
+
+    def _coarse(self) -> tuple[str, ...]:
+        """Said when bars are merged that a reader could tell apart."""
+        resolution = self.scene.resolution
+        if resolution <= 2 * self.scene.window / FRAME:
+            return ()
+        return (merged_note(resolution),)
+
+    def _late(self, now: float) -> tuple[str, ...]:
+        """Said when records come faster than they can be drawn."""
+        lag = now - self._folded
+        return (f"the picture is {duration(lag)} behind",) if lag > BEHIND else ()
+
+    def text(self) -> str:
+        """The picture as text."""
+        now = self.timeline.clock()
+        if self._past is not None:
+            return table(self._past.scene, self._past.now, self.wanted.title)
+        if not self.outcome:
+            self.collect(now)
+        return table(self.scene, now, self.wanted.title)
+
+    # --- what a person wants ------------------------------------------------------
+
+    def do(self, name: str, value: object = None) -> None:
+        """``"choose"`` a gang by its number (None: none), ``"seek"`` a moment in seconds on
+        the axis (None: follow), ``"clear"`` what was until now."""
+        number = float(value) if isinstance(value, int | float) else None
+        if name == "choose":
+            self._gang = number
+        elif name == "seek":
+            if number is None:
+                self._past = None
+                self._drawn = ()
+            else:
+                self._past = self._past or Past(self)
+                self._past.go(number + self.scene.origin)
+        elif name == "clear":
+            self._clear()
+
+    def _clear(self) -> None:
+        now = self.timeline.clock()
+        known = self.scene
+        self._past, self._gang, self._drawn = None, None, ()
+        self.since = now
+        self.scene = self._scene(known.origin)
+        # What is there and what is under way is no past.
+        self.scene.add(
+            [r for r in self.timeline.records if within(r, now) or _standing(r, known)], now
+        )
+
+    # --- the end --------------------------------------------------------------
+
+    def over(self, told: str) -> bool:
+        """Whether what is shown has ended and its last records have arrived.
+
+        told: what others say of how it ended, or "".
+        """
+        outcome = told or self._outcome_of_runs()
+        if not outcome:
+            return False
+        now = time.monotonic()
+        self._over_at = self._over_at or now
+        if now - self._over_at < SETTLE:
+            return False
+        if (self.scene.busy or self._waiting) and now - self._over_at < PATIENCE:
+            return False
+        self.outcome = outcome
+        return True
+
+    def _outcome_of_runs(self) -> str:
+        """How the view's runs have ended: the worst of them; "" before the last has."""
+        outcomes = {self.scene.ended.get(run, "") for run in self.wanted.runs}
+        if not outcomes or "" in outcomes:
+            return ""
+        return next(worst for worst in OUTCOMES if worst in outcomes)
+
+    def bundle(self) -> Bundle:
+        """The frozen picture of everything that the view has seen."""
+        self.collect(self.timeline.clock())
+        scene = self.scene
+        last = max(scene.last, self.since + 1e-3)
+        records = [r for r in self.timeline.records if within(r, self.since)]
+        return freeze(
+            records, self.since, last, self.panels, self.wanted.title, self.palette,
+            self.notes(), scene.machine,
+        )  # fmt: skip
+
+
+def _standing(record: Record, scene: Scene) -> bool:
+    """Whether a record is of a run that has not ended, and no computation that has."""
+    if isinstance(record, Span):
+        return False
+    run = getattr(record, "run", 0)
+    return bool(run) and run not in scene.ended and run in scene.runs
+
+
+class Past:
+    """The records as they were known at a moment.
+
+    now: that moment, seconds on the records' clock.
+    """
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        records = [r for r in picture.timeline.records if within(r, picture.since)]
+        self._records: Sequence[Record] = sorted(records, key=known_at)
+        self._known = [known_at(r) for r in self._records]
+        self._folded = 0
+        self._plots: tuple[Plot, ...] = ()
+        self.now = picture.since
+        self.scene = picture._scene(picture.scene.origin)
+
+    def go(self, moment: float) -> None:
+        """Stand at *moment*."""
+        if moment < self.now:
+            self.scene, self._folded = self._picture._scene(self._picture.scene.origin), 0
+        until = bisect_right(self._known, moment)
+        self.scene.add(self._records[self._folded : until], moment)
+        self._folded, self.now, self._plots = until, moment, ()
+
+    def plots(self, panels: tuple[str, ...]) -> tuple[Plot, ...]:
+        """The panels at that moment."""
+        self._plots = self._plots or plots(panels, self.scene, self.now)
+        return self._plots

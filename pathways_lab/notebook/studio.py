@@ -1,0 +1,171 @@
+"""The process that draws: pictures of a lab's timeline, made beside the kernel.
+
+Problem: folding and drawing records takes the interpreter that the user's cells
+need; under load a live view cost a quarter of a kernel's calls.  So the kernel
+only hands on bytes: records that it has not read on the way here, and
+finished messages on the way to pages.
+
+How: the kernel's :mod:`.painters` starts ``python -m pathways_lab.notebook.studio``
+on a lifeline and shares a socket with it.  Ten times a second, while any view is
+open, the process asks for what is new, folds it once per view, and sends one
+message per view that has something to show.  It runs at a low priority: whoever
+computes goes first, and a picture that is late says so.
+
+Rule for maintainers: both ends are this package's, so frames are pickled tuples
+``(kind, view, ...)``; imports neither Bokeh nor JAX, to start quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pathways_lab.notebook.picture import Picture
+from pathways_lab.notebook.stream import Stream
+from pathways_lab.runtime import chronicle, lifeline
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Sample
+
+PERIOD = 0.1
+"""Seconds between two updates."""
+
+SHARE = 3
+"""It rests at least this many times as long as an update took."""
+
+NICE = 15
+"""How much it gives way to those that compute."""
+
+
+class Shown:
+    """One view of the kernel's.  told: what the kernel says of how it ended, or ""."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self.stream: Stream | None = None
+        self.told = ""
+
+    def message(self, now: float, whole: bool = False) -> dict[str, Any] | None:
+        """What is new, or with *whole* everything."""
+        plots, header = self.picture.look(now)
+        if self.stream is None:
+            self.stream = Stream(plots, header)
+            whole = True
+        else:
+            found = self.stream.update(plots, header)
+            if not whole:
+                return found
+        return self.stream.snapshot()
+
+
+class Studio:
+    """All views of one kernel's lab.  say: sends a frame.  clock: of the records."""
+
+    def __init__(self, say: Any, clock: Any) -> None:
+        self._say = say
+        self.timeline = Timeline(clock=clock)
+        self.views: dict[int, Shown] = {}
+
+    def hear(self, kind: str, *rest: Any) -> None:
+        """A frame from the kernel."""
+        if kind == "records":
+            entries, missed = rest
+            if missed:
+                self.timeline.extend([Sample("dropped", self.timeline.clock(), float(missed))])
+            self.timeline.extend_later(len(entries), lambda: chronicle.read(entries))
+            return
+        number, *values = rest
+        try:
+            if kind == "open":
+                self.views[number] = Shown(Picture(self.timeline, values[0]))
+                self._draw(number, self.views[number])
+            elif number in self.views:
+                self._about(kind, number, self.views[number], values)
+        except Exception as error:
+            self._fail(number, error)
+
+    def _about(self, kind: str, number: int, shown: Shown, values: list[Any]) -> None:
+        if kind == "do":
+            shown.picture.do(*values)
+            self._draw(number, shown)
+        elif kind == "whole":
+            self._say("message", number, shown.message(self.timeline.clock(), whole=True))
+        elif kind == "text":
+            self._say("message", number, {"type": "text", "text": shown.picture.text()})
+        elif kind == "told":
+            shown.told = values[0]
+        elif kind == "close":
+            shown.picture.outcome = values[0]
+            self._end(number, shown)
+
+    def tick(self) -> None:
+        """Draw what is new in every view."""
+        for number, shown in list(self.views.items()):
+            try:
+                self._draw(number, shown)
+                if shown.picture.over(shown.told):
+                    self._end(number, shown)
+            except Exception as error:
+                self._fail(number, error)
+
+    def _draw(self, number: int, shown: Shown) -> None:
+        message = shown.message(self.timeline.clock())
+        if message is not None:
+            self._say("message", number, message)
+
+    def _end(self, number: int, shown: Shown) -> None:
+        del self.views[number]
+        self._say("frozen", number, shown.picture.outcome, shown.picture.bundle())
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """A view that cannot be drawn ends, and others go on."""
+        traceback.print_exc()
+        self.views.pop(number, None)
+        self._say("failed", number, f"{type(error).__name__}: {error}")
+
+
+def serve(connection: Connection, offset: float) -> None:
+    """Until the kernel is gone.  offset: seconds from this machine's clock to the records'."""
+
+    def say(*frame: Any) -> None:
+        connection.send_bytes(pickle.dumps(frame, protocol=5))
+
+    studio = Studio(say, lambda: time.monotonic() + offset)
+    asked = False
+    due = 0.0
+    while True:
+        wait = max(0.0, due - time.monotonic()) if studio.views else None
+        if asked or connection.poll(wait):
+            frame = pickle.loads(connection.recv_bytes())
+            studio.hear(*frame)
+            if frame[0] == "open":
+                due = time.monotonic()
+            if not (asked and frame[0] == "records"):
+                continue
+            asked = False
+            begun = time.thread_time()
+            studio.tick()
+            due = time.monotonic() + max(PERIOD, SHARE * (time.thread_time() - begun))
+        elif studio.views:
+            say("since", 0)
+            asked = True
+
+
+def main() -> None:
+    """What ``python -m`` runs."""
+    lifeline.begin()
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    configuration = lifeline.configuration()
+    connection = Connection(configuration["socket"])
+    with contextlib.suppress(EOFError, OSError):
+        serve(connection, configuration["offset"])
+    lifeline.leave()
+
+
+if __name__ == "__main__":
+    main()
