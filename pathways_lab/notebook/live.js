@@ -2,6 +2,8 @@
 // contain, and a copy of the document per view, so that a second view, a late one
 // or one that was paused shows the present.  See live.py and encode.py.
 
+const REST = 2; // a page rests so many times as long as drawing took
+const FRAMES = 34; // milliseconds from the wish to draw to the end of drawing, when a page is quick
 const SCRIPTS = "__pathwaysLabScripts"; // attempts to load BokehJS, by version
 
 function serverBase() {
@@ -112,27 +114,34 @@ function joined(old, more, keep) {
   return all;
 }
 
-// Bring a document from one state to the next.
-function apply(document, changes) {
-  for (const change of changes) {
-    if (change.set !== undefined) {
-      const model = document.get_model_by_name(change.set);
-      const value = change.value;
-      if (change.attribute === "range") model.setv({ start: value[0], end: value[1] });
-      else if (change.attribute === "labels") model.major_label_overrides = new Map(value);
-      else model.setv({ text: value, visible: value !== "" });
-      continue;
+// What several changes, in their order, come to: each source and each attribute once.
+function summed(document, lists) {
+  const data = new Map();
+  const set = new Map();
+  for (const change of lists.flat()) {
+    if (change.set !== undefined) set.set(`${change.set} ${change.attribute}`, change);
+    else if (change.keep === undefined) data.set(change.name, { ...change.columns });
+    else {
+      const before = data.get(change.name) ?? document.get_model_by_name(change.name).data;
+      const after = {};
+      for (const [name, more] of Object.entries(change.columns))
+        after[name] = joined(before[name], more, change.keep);
+      data.set(change.name, after);
     }
-    const source = document.get_model_by_name(change.name);
-    if (change.keep === undefined) source.data = { ...change.columns };
-    else
-      source.data = Object.fromEntries(
-        Object.entries(change.columns).map(([name, more]) => [
-          name,
-          joined(source.data[name], more, change.keep),
-        ]),
-      );
   }
+  return { data, set: [...set.values()] };
+}
+
+// Bring a document from one state to the next.
+function apply(document, { data, set }) {
+  for (const change of set) {
+    const model = document.get_model_by_name(change.set);
+    const value = change.value;
+    if (change.attribute === "range") model.setv({ start: value[0], end: value[1] });
+    else if (change.attribute === "labels") model.major_label_overrides = new Map(value);
+    else model.setv({ text: value, visible: value !== "" });
+  }
+  for (const [name, columns] of data) document.get_model_by_name(name).data = { ...columns };
 }
 
 // The stream of one model: what came, in order, each exactly once.
@@ -143,6 +152,7 @@ class Feed {
     this.waiting = [];
     this.seq = -1;
     this.gang = null;
+    this.rest = 0;
     this.ready = this.start();
   }
 
@@ -178,7 +188,7 @@ class Feed {
       for (const { foot } of this.views) foot.text.textContent = message.text;
     else if (message.type === "update") {
       this.waiting.push({ ...message, block: buffers[0] });
-      if (this.document) this.catchUp();
+      if (this.document) this.soon();
       else if (this.waiting.length > 600) this.waiting.shift();
     }
   }
@@ -193,17 +203,35 @@ class Feed {
     this.seq = snapshot.seq;
     this.header = snapshot.header;
     this.document = this.load(JSON.parse(snapshot.document));
-    apply(this.document, decode(snapshot.changes, snapshot.block));
+    apply(this.document, summed(this.document, [decode(snapshot.changes, snapshot.block)]));
     this.catchUp();
     for (const view of this.views) view.paused || view.show();
     if (!this.told) this.model.send({ type: "ready", how: this.how });
     this.told = true;
   }
 
+  // Draw at most once per frame, and never most of the time: a page that is slow shows
+  // fewer pictures, and still answers to a person.
+  soon() {
+    this.due ??= setTimeout(() => {
+      const begun = performance.now();
+      const draw = () => {
+        this.due = undefined;
+        this.catchUp();
+        const shown = () =>
+          setTimeout(() => (this.rest = REST * Math.max(0, performance.now() - begun - FRAMES)));
+        document.hidden ? shown() : requestAnimationFrame(shown);
+      };
+      document.hidden ? draw() : requestAnimationFrame(draw);
+    }, this.rest);
+  }
+
   // Apply what follows on the state; a gap means that a message was lost on the
   // way, and a snapshot, asked for or sent by itself, repairs it.
   catchUp() {
     const rest = [];
+    const lists = [];
+    let header = null;
     for (const update of this.waiting) {
       if (update.seq <= this.seq) continue;
       if (update.seq > this.seq + 1) {
@@ -211,13 +239,17 @@ class Feed {
         continue;
       }
       this.seq = update.seq;
-      const changes = decode(update.changes, update.block);
+      lists.push(decode(update.changes, update.block));
+      header = update.header ?? header;
+    }
+    if (lists.length) {
+      const changes = summed(this.document, lists);
       apply(this.document, changes);
       for (const view of this.views) view.apply(changes);
-      if (update.header) {
-        this.header = update.header;
-        for (const view of this.views) view.header(update.header);
-      }
+    }
+    if (header) {
+      this.header = header;
+      for (const view of this.views) view.header(header);
     }
     this.waiting = rest;
     if (rest.length && !this.asked) {

@@ -125,7 +125,7 @@ def picture(
     timed = [plot for plot in plots if plot.time]
     for plot in plots:
         sheet.text(LEFT, top + HEADING - 13, plot.title, bold=True, size=13)
-        sheet.text(LEFT + 12 + 7.8 * len(plot.title), top + HEADING - 13, plot.note)
+        sheet.text(LEFT + 14 + 8.4 * len(plot.title), top + HEADING - 13, plot.note)
         frame = Frame(plot, top + HEADING)
         _ground(sheet, frame)
         for layer in plot.layers:

@@ -221,6 +221,56 @@ class Page:
             )
         )
 
+    def wait_for_source(self, name: str, least: int, timeout: float = 30.0) -> None:
+        """Until a layer of a live figure has so many marks."""
+        self.page.wait_for_function(
+            "([name, least]) => document.querySelector('.pathways-lab').pathwaysDocument"
+            ".get_model_by_name(name).data.left.length >= least",
+            arg=[name, least],
+            timeout=1000 * timeout,
+        )
+
+    def click_mark(self, panel: str, layer: str) -> float:
+        """Hold the picture, click the middle of a layer's newest mark; the mark's gang."""
+        self.page.click(".pathways-lab-button:has-text('pause')")
+        self.page.evaluate("() => document.querySelector('.pathways-lab').scrollIntoView()")
+        self.page.wait_for_timeout(300)
+        x, y, gang = self.page.evaluate(
+            """([panel, layer]) => {
+              const d = document.querySelector('.pathways-lab').pathwaysDocument;
+              const figure = [...d._all_models.values()]
+                .find(m => m.type === 'Figure' && m.name === panel);
+              const view = Bokeh.index.find_one(figure);
+              const { x, y } = view.el.getBoundingClientRect();
+              const s = d.get_model_by_name(layer).data;
+              const i = s.left.length - 1;
+              return [
+                x + view.frame.x_scale.compute((s.left[i] + s.right[i]) / 2),
+                y + view.frame.y_scale.compute((s.top[i] + s.bottom[i]) / 2),
+                s.gang[i],
+              ];
+            }""",
+            [panel, layer],
+        )
+        self.page.mouse.click(x, y)
+        return float(gang)
+
+    def seek(self, moment: float) -> None:
+        """Move the scrubber to a moment (seconds), and wait until it is shown."""
+        self.page.evaluate(
+            """moment => {
+              const slider = document.querySelector('.pathways-lab-scrubber');
+              slider.step = 'any';
+              slider.value = moment;
+              slider.dispatchEvent(new Event('input'));
+            }""",
+            moment,
+        )
+        self.page.wait_for_function(
+            "m => document.querySelector('.pathways-lab-state').textContent === `at ${m} s`",
+            arg=f"{moment:.2f}",
+        )
+
     def attribute(self, name: str, view: int = 0) -> str | None:
         """An attribute of a view's element."""
         value: str | None = self.page.evaluate(

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,31 +55,6 @@ def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
     """A cell that shows *steps* training steps of 0.65 s, and then spins."""
     text = FEED.format(steps=steps, hosts=hosts)
     return text + SPIN.format(seconds=spin) if spin else text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = Lab(tmp_path_factory.mktemp("jupyter"))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def page(browser: Any, lab: Lab) -> Iterator[Page]:
-    made = Page(browser, lab)
-    yield made
-    made.shutdown()
-    assert made.blocked == [], "requests wanted to leave this machine"
 
 
 def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> None:
@@ -246,3 +220,56 @@ def test_a_held_picture_stands_and_then_shows_the_present(page: Page, lab: Lab) 
     page.page.wait_for_timeout(500)
     assert page.now() > held + 0.9
     grows(page)
+
+
+def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page, lab: Lab) -> None:
+    view = 'View(log, ("order", "queues", "graph"), '
+    count = """
+gangs = [r for r in log.records if isinstance(r, Span) and r.kind == "gang"]
+print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 1.5))
+"""
+    lab.write("find.ipynb", [feed(hosts=2, spin=20.0).replace("View(log, ", view), count])
+    page.open("find.ipynb")
+    page.wait_for_kernel()
+    page.start("notebook:run-cell")
+    page.wait_for_view()
+    page.wait_for_source("order-done", 12)
+    page.start("notebook:scroll-cell-center")
+
+    gang = page.click_mark("order", "order-done")
+    assert page.attribute("data-gang") == str(int(gang))
+    frames = {name: len(page.source(f"{name}-chosen", "left")) for name in ("order", "queues")}
+    assert frames == {"order": 2, "queues": 4}, "one box per host, one bar per device"
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    page.page.wait_for_function(
+        "() => document.querySelector('.pathways-lab-chosen').textContent.includes('of train')"
+    )
+    assert "line" in page.page.inner_text(".pathways-lab-chosen")
+    page.page.focus(".pathways-lab")
+    page.page.keyboard.press("Escape")
+    assert page.source("order-chosen", "left") == []
+    page.page.keyboard.press("n")
+    assert page.source("order-chosen", "left") != [], "the newest gang"
+
+    page.seek(1.5)
+    assert page.now() == pytest.approx(1.5, abs=0.01)
+    then = list(zip(page.source("queues-bars", "alpha"), page.source("queues-bars", "count"),
+                    page.source("queues-bars", "right"), strict=True))  # fmt: skip
+    assert max(right for _, _, right in then) <= 1.5
+    page.page.keyboard.press("t")
+    page.page.wait_for_function(
+        "() => document.querySelector('.pathways-lab-text').textContent.includes('island1')"
+    )
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    grows(page)
+    before = len(page.source("queues-bars", "left"))
+    page.page.click(".pathways-lab-button:has-text('clear')")
+    page.page.wait_for_function(
+        "n => document.querySelector('.pathways-lab').pathwaysDocument"
+        ".get_model_by_name('queues-bars').data.left.length < n / 2",
+        arg=before,
+    )
+    assert page.busy(), "all of it while the cell was spinning"
+    page.wait_for_idle()
+    page.run_cell(1)
+    assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))

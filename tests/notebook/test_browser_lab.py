@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,23 +75,6 @@ spans = [r for r in lab.timeline.records if isinstance(r, Span) and r.run == run
 gangs = [r for r in spans if r.kind == "gang"]
 print("gangs", len(gangs), sum(len(r.devices) for r in gangs))
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = Lab(tmp_path_factory.mktemp("jupyter"))
-    yield made
-    made.close()
 
 
 def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_path: Path) -> None:

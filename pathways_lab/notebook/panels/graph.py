@@ -126,7 +126,7 @@ def plot(scene: Scene, now: float) -> Plot:
     layers = (
         Layer("graph-edges", LINES, _edge_columns(flow, of, path), hover=EDGE_HOVER, alpha=0.6),
         *_states(scene, run, flow, boxes, path, seconds),
-        Layer("graph-words", TEXTS, _words(scene, run, flow, boxes, each)),
+        Layer("graph-words", TEXTS, _words(scene, run, flow, boxes, each, seconds)),
     )
     return Plot(
         name="graph",
@@ -222,12 +222,8 @@ def _states(
         for state in STATES
     }  # fmt: skip
     for box in boxes:
-        states = [
-            scene.gangs.by_key[run.run, step].state if (run.run, step) in scene.gangs.by_key
-            else "done" if step in seconds else UNSEEN
-            for step in box.steps
-        ]  # fmt: skip
-        worst = "failed" if "failed" in states else min(states, key=STATES.index)
+        states = _states_of(scene, run, box, seconds)
+        worst = _worst(states)
         first = flow[box.steps[0]]
         many = len(box.steps) > 1
         on_path = any(step in path for step in box.steps)
@@ -254,18 +250,30 @@ def _states(
     return [_state_layer(state, columns[state]) for state in STATES]  # type: ignore[arg-type]
 
 
+def _states_of(scene: Scene, run: RunSeen, box: Box, seconds: dict[int, float]) -> list[str]:
+    known = scene.gangs.by_key
+    return [
+        known[run.run, step].state if (run.run, step) in known
+        else "done" if step in seconds else UNSEEN
+        for step in box.steps
+    ]  # fmt: skip
+
+
+def _worst(states: list[str]) -> str:
+    return "failed" if "failed" in states else min(states, key=STATES.index)
+
+
 def _words(
-    scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], each: float
-) -> dict[str, list[object]]:
+    scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], each: float,
+    seconds: dict[int, float],
+) -> dict[str, list[object]]:  # fmt: skip
     out: dict[str, list[object]] = {"x": [], "y": [], "text": [], "ink": []}
     for box in boxes:
         many = len(box.steps) > 1
         word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
         if len(word) * 7.2 < 0.8 * each:
-            key = run.run, box.steps[0]
-            gang = scene.gangs.by_key.get(key)
             colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
-            done = gang is not None and gang.state == "done"
+            done = _worst(_states_of(scene, run, box, seconds)) == "done"
             out["x"].append(float(box.column))
             out["y"].append((box.top + box.bottom) / 2)
             out["text"].append(word)

@@ -1,0 +1,36 @@
+"""A browser and a JupyterLab, shared by the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.notebook.jupyter import Lab, Page, chromium
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("jupyter"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(browser: Any, lab: Lab) -> Iterator[Page]:
+    """A page that must have asked for nothing from outside this machine."""
+    made = Page(browser, lab)
+    yield made
+    made.shutdown()
+    assert made.blocked == [], "requests wanted to leave this machine"

@@ -1,0 +1,251 @@
+"""What a view shows: the present, a moment of the past, one gang; and who draws it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from pathways_lab.notebook import painters, picture
+from pathways_lab.notebook.chosen import NOBODY, number, parts
+from pathways_lab.notebook.frozen import Bundle
+from pathways_lab.notebook.header import Header
+from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.plot import Plot
+from pathways_lab.runtime import chronicle
+from pathways_lab.timeline.entries import Entries
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event, Record, Span
+from tests.notebook.synthetic import arrival, training
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(records: list[Record], now: float, **wanted: Any) -> tuple[Picture, Clock]:
+    clock = Clock()
+    log = Timeline(clock=clock)
+    log.extend(records)
+    clock.now = now
+    return Picture(log, Wanted(origin=0.0, since=0.0, **wanted)), clock
+
+
+def bars(plots: tuple[Plot, ...], layer: str = "queues-bars") -> dict[str, Any]:
+    return next(dict(each.columns) for plot in plots for each in plot.layers if each.name == layer)
+
+
+def ended_by(records: list[Record], moment: float) -> int:
+    return sum(len(r.devices) for r in records if isinstance(r, Span) and r.end <= moment)
+
+
+# --- moments ------------------------------------------------------------------
+
+
+def test_a_moment_of_the_past_is_what_was_known_then() -> None:
+    records = training(3, hosts=2)
+    shown, _ = made(records, 3.0)
+    for moment in (0.5, 1.25, 0.75):
+        shown.do("seek", moment)
+        plots, header = shown.look(3.0)
+        then, _ = made([r for r in records if arrival(r) <= moment], moment)
+        expected, _ = then.look(moment)
+        assert header.at == moment
+        assert sum(bars(plots)["count"]) == ended_by(records, moment)
+        for layer in ("queues-bars", "queues-open", "order-done", "order-running"):
+            found, wanted = bars(plots, layer), bars(expected, layer)
+            assert list(found["left"]) == list(wanted["left"]), (moment, layer)
+    shown.do("seek", None)
+    plots, header = shown.look(3.0)
+    assert header.at is None
+    assert sum(bars(plots)["count"]) == ended_by(records, 3.0)
+
+
+def test_the_scrubber_covers_the_record_and_not_idle_time_after_it() -> None:
+    shown, clock = made(training(1), 0.5)
+    assert shown.look(0.5)[1].moments == (0.0, 0.5)
+    clock.now = 60.0
+    assert shown.look(60.0)[1].moments[1] == pytest.approx(shown.scene.last + picture.QUIET, 0.1)
+
+
+def test_cleared_means_from_now_on_and_what_is_under_way_stays() -> None:
+    records = training(4)
+    clock = Clock()
+    log = Timeline(clock=clock)
+    log.extend(r for r in records if arrival(r) <= 1.0)
+    clock.now = 1.0
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    shown.do("clear")
+    plots, _ = shown.look(1.0)
+    assert len(bars(plots)["left"]) == 0
+    assert len(bars(plots, "queues-open")["left"]) > 0, "what runs now is still there"
+    log.extend(r for r in records if 1.0 < arrival(r) <= 1.5)
+    clock.now = 1.5
+    plots, header = shown.look(1.5)
+    assert sum(bars(plots)["count"]) == ended_by(records, 1.5) - ended_by(records, 1.0)
+    assert header.moments[0] == 1.0
+
+
+def test_a_picture_that_is_behind_moves_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture, "FOLD", 10)
+    records = training(2)
+    clock = Clock()
+    log = Timeline(clock=clock)
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    log.extend(records)
+    clock.now = 5.0
+    header = shown.look(5.0)[1]
+    assert any("behind" in note for note in header.notes)
+    for _ in range(len(records) // 10 + 1):
+        plots, header = shown.look(5.0)
+    assert not any("behind" in note for note in header.notes)
+    assert sum(bars(plots)["count"]) == ended_by(records, 5.0)
+
+
+def test_a_long_run_says_how_long_it_takes() -> None:
+    records = training(6)
+    first = next(r.run for r in records if isinstance(r, Event) and r.run)
+    shown, _ = made([r for r in records if arrival(r) <= 3.0], 3.0, gangs=200)
+    header = shown.look(3.0)[1]
+    assert first
+    assert 0.0 < header.progress < 1.0
+    assert " left" in header.status
+    assert made(records, 9.0)[0].look(9.0)[1].progress == -1.0, "nothing is known of the whole"
+
+
+# --- one gang ------------------------------------------------------------------
+
+
+def test_a_gang_has_one_number_in_all_panels() -> None:
+    records = training(1, hosts=2)
+    shown, _ = made(records, 3.0, panels=("order", "queues", "graph", "planned"))
+    plots, _ = shown.look(3.0)
+    gang = next(r for r in records if isinstance(r, Span) and r.kind == "gang" and r.step > 3)
+    wanted = number(gang.run, gang.step)
+    found = {layer: list(bars(plots, layer)["gang"]).count(wanted)
+             for layer in ("order-done", "queues-bars", "graph-done", "planned-lanes")}  # fmt: skip
+    assert found == {"order-done": 2, "queues-bars": 8, "graph-done": 1, "planned-lanes": 16}
+    shown.do("choose", wanted)
+    facts = dict(shown.look(3.0)[1].chosen)
+    assert facts[""] == f"{gang.node} of train"
+    assert facts["line"] == gang.line
+    assert "ended" in facts["state"]
+    shown.do("choose", None)
+    assert shown.look(3.0)[1].chosen == ()
+
+
+def test_what_is_several_gangs_is_no_gang() -> None:
+    assert parts(number((7 << 32) + 5, 1000)) == (5, 1000)
+    assert number(3, -1) == NOBODY
+    cluster = training(4)
+    shown, _ = made(cluster, 2000.0, window=5000.0)
+    columns = bars(shown.look(2000.0)[0])
+    merged = [g for g, n in zip(columns["gang"], columns["count"], strict=True) if n > 1]
+    assert merged
+    assert set(merged) == {NOBODY}
+
+
+# --- who draws ------------------------------------------------------------------
+
+
+class Screen:
+    """Keeps what a painter makes."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.told = ""
+        self.end: tuple[str, Bundle] | None = None
+        self.why = ""
+        self.over = threading.Event()
+
+    def message(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+
+    def ended(self) -> str:
+        return self.told
+
+    def frozen(self, outcome: str, bundle: Bundle) -> None:
+        self.end = outcome, bundle
+        self.over.set()
+
+    def failed(self, why: str) -> None:
+        self.why = why
+        self.over.set()
+
+    def wait_for(self, what: Any, seconds: float = 20.0) -> Any:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found = next(filter(None, map(what, list(self.messages))), None)
+            if found:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"not among {len(self.messages)} messages")
+
+
+def lab_log(records: list[Record]) -> Timeline:
+    """A timeline whose records came as bytes, and that nobody has read."""
+    log = Timeline()
+    log.written = Entries()
+    entries = [chronicle.write(r) for r in records]
+    log.written.add(entries)
+    log.extend_later(len(entries), lambda: chronicle.read(entries))
+    return log
+
+
+@pytest.mark.cluster
+def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
+    records = training(2, hosts=2)
+    log = lab_log(records)
+    wanted = Wanted(title="train", origin=0.0, since=0.0, window=1e9)
+    screen = Screen()
+    painter = painters.painter_of(log, wanted, screen)
+    whole = screen.wait_for(lambda m: m["type"] == "snapshot" and m)
+    assert Header(**whole["header"]).status == "36 of 36 gangs done"
+    assert [plot.name for plot in whole["plots"]] == ["islands", "order", "queues", "utilisation"]
+    painter.do("seek", 0.5)
+    screen.wait_for(lambda m: (m.get("header") or {}).get("at") == 0.5)
+    painter.text()
+    text = screen.wait_for(lambda m: m.get("text"))
+    assert text.startswith("train: 2 islands, 8 devices") or "16 devices" in text
+    assert log._later, "the kernel has not read a record"
+    screen.told = "finished"
+    assert screen.over.wait(20)
+    assert screen.end is not None
+    assert screen.end[0] == "finished"
+    here = Picture(log, wanted).bundle()
+    assert screen.end[1][1] == here[1], "the frozen picture has the same numbers"
+
+    # Another view of the same lab, while its process is killed.
+    other = Screen()
+    painters.painter_of(log, wanted, other)
+    other.wait_for(lambda m: m["type"] == "snapshot")
+    studio = painters._studios[log]
+    os.kill(studio._child.pid, signal.SIGKILL)
+    assert other.over.wait(20)
+    assert "ended" in other.why
+    # And the next view has a new one, which ends with the lab.
+    third = Screen()
+    painters.painter_of(log, wanted, third)
+    third.wait_for(lambda m: m["type"] == "snapshot")
+    child = painters._studios[log]._child
+    painters.close(log)
+    assert third.over.wait(20)
+    child.wait()
+
+
+def test_entries_are_bounded_and_what_is_missed_is_counted() -> None:
+    entries = Entries(capacity=10)
+    entries.add([b"0", b"1", b"2"])
+    assert entries.since(0) == ([b"0", b"1", b"2"], 3, 0)
+    assert entries.since(2) == ([b"2"], 3, 0)
+    entries.add([b"%d" % n for n in range(3, 12)])
+    held, version, missed = entries.since(1)
+    assert (held, version, missed) == ([b"%d" % n for n in range(3, 12)], 12, 2)
+    assert entries.since(12) == ([], 12, 0)
