@@ -228,7 +228,7 @@ def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page, lab:
 gangs = [r for r in log.records if isinstance(r, Span) and r.kind == "gang"]
 print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 1.5))
 """
-    lab.write("find.ipynb", [feed(hosts=2, spin=20.0).replace("View(log, ", view), count])
+    lab.write("find.ipynb", [feed(hosts=2, spin=60.0).replace("View(log, ", view), count])
     page.open("find.ipynb")
     page.wait_for_kernel()
     page.start("notebook:run-cell")
@@ -270,6 +270,7 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
         arg=before,
     )
     assert page.busy(), "all of it while the cell was spinning"
+    page.page.click(".pathways-lab-button:has-text('cancel')")
     page.wait_for_idle()
     page.run_cell(1)
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
