@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.client import failures, in_line
 from pathways_lab.client.export import Executable
+from pathways_lab.client.following import Following
 from pathways_lab.client.pending import (
     Answer,
     Buffer,
@@ -36,6 +37,7 @@ from pathways_lab.client.pending import (
 )
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
+from pathways_lab.client.wishes import Wishes
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
 from pathways_lab.core.topology import SliceBinding, SliceRequest
@@ -106,7 +108,9 @@ class Connection:
         self._leases: dict[str, LeaseAnswer] = {}
         self._questions: dict[int, Answer] = {}
         self._names: dict[str, NameAnswer] = {}
+        self.following = Following()
         self.racing = Racing()
+        self.wishes = Wishes(self)
         self._known: set[tuple[str, SliceId]] = set()
         self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()
@@ -215,17 +219,26 @@ class Connection:
         wait: seconds in line, while what keeps it from being met can end (None: as
             long as it takes); its place there is shown.
         """
-        identity, answer = self.new_id("slice"), SliceAnswer()
-        self._slices[identity] = answer
+        identity = self.new_id("slice")
         fields = {"slice": identity, "request": pack(request), "wait": wait != 0}
+        return self._ask_slice("slice", identity, fields, wait)
+
+    def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
+        """Ask for other devices for a lost slice, and wait for the answer."""
+        return self._ask_slice("rebind", slice_id, {"slice": slice_id, "island": island}, 0.0)
+
+    def _ask_slice(
+        self, op: str, identity: SliceId, fields: dict[str, Any], wait: float | None
+    ) -> SliceBinding:
+        answer = self._slices[identity] = SliceAnswer()
         try:
-            self.send("slice", fields)
+            self.send(op, fields)
             self.board.wait(lambda: answer.done or bool(answer.waits), 60.0, "binding the slice")
             if not answer.done:
                 in_line.stay(self.board, answer, wait)
         finally:
             self._slices.pop(identity, None)
-            if not answer.done and self.closed is None:
+            if op == "slice" and not answer.done and self.closed is None:
                 with contextlib.suppress(PathwaysError):
                     self.send("release-slice", {"slice": identity})
         if answer.failure is not None or answer.binding is None:
@@ -440,6 +453,7 @@ class Connection:
 
     def _slice_bound(self, fields: dict[str, Any]) -> None:
         binding = unpack(SliceBinding, fields["binding"])
+        self.following.bound(binding)
         answer = self._slices.get(binding.slice)
         if answer is not None:
             answer.binding = binding
@@ -505,6 +519,7 @@ class Connection:
 
     def _topology(self, fields: dict[str, Any]) -> None:
         self.topology = fields
+        self.board.settle((), None)
 
     def _records(self, fields: dict[str, Any]) -> None:
         self.on_records(fields["records"])
@@ -537,6 +552,7 @@ class Connection:
         "output": _output,
         "policy": _policy,
         "policy-printed": _policy_printed,
+        "wish-answered": lambda self, fields: self.wishes.answered(fields),
     }
 
     # --- the end --------------------------------------------------------------------

@@ -29,20 +29,25 @@ from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.core.program import Line
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.link import Link, LinkClosed
 
 
 class Fetch(Pending):
-    """Parts of one array on their way.  parts: by device number."""
+    """Parts of one array on their way.  parts: by device number.
 
-    __slots__ = ("cover", "hosts", "missing", "parts")
+    moved: the array lies elsewhere by now, and must be asked for again.
+    """
+
+    __slots__ = ("cover", "hosts", "missing", "moved", "parts")
 
     def __init__(self, cover: dict[int, Box], hosts: dict[str, list[int]]) -> None:
         super().__init__()
         self.cover = cover
         self.hosts = hosts
+        self.moved = False
         self.missing = set(cover)
         self.parts: dict[int, memoryview] = {}
 
@@ -69,7 +74,7 @@ class DataLinks:
 
         data: the whole array as it travels (:func:`arrays.host_bytes`).
         """
-        connection = self._connection
+        connection, binding = self._connection, on.binding
         buffer = connection.new_buffer()
         packed, places = pack(layout), boxes(layout, kind.shape)
         description = {
@@ -81,8 +86,9 @@ class DataLinks:
         }
         connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout)})
         by_host: dict[str, list[int]] = {}
-        for device, host in enumerate(on.hosts):
+        for device, (host, _) in enumerate(binding.devices):
             by_host.setdefault(host, []).append(device)
+        description["generation"] = binding.generation
         for host, devices in by_host.items():
             self._uploads.setdefault(host, weakref.WeakSet()).add(buffer)
             copies: dict[Box, np.ndarray[Any, Any]] = {}
@@ -102,15 +108,23 @@ class DataLinks:
 
     def fetch(self, buffer: Buffer, kind: ArrayType, on: Slice, layout: Layout) -> Fetch:
         """Ask for the whole array; hosts answer as soon as it is there."""
-        cover = layouts.cover(layout, kind.shape, on.hosts)
+        binding = on.binding
+        where = tuple(host for host, _ in binding.devices)
+        cover = layouts.cover(layout, kind.shape, where)
         hosts: dict[str, list[int]] = {}
         for device in cover:
-            hosts.setdefault(on.hosts[device], []).append(device)
+            hosts.setdefault(where[device], []).append(device)
         fetch = Fetch(cover, hosts)
         for host, devices in hosts.items():
             number = next(self._numbers)
             self._fetches[number] = (fetch, host)
-            fields = {"id": number, "buffer": buffer.stored, "devices": devices}
+            fields = {
+                "id": number,
+                "buffer": buffer.stored,
+                "devices": devices,
+                "slice": on.id,
+                "generation": binding.generation,
+            }
             if buffer.ticket is not None:
                 fields["ticket"] = buffer.ticket
             try:
@@ -191,6 +205,10 @@ class DataLinks:
                 fetch.missing.discard(device)
             if not fetch.missing:
                 self._connection.board.settle((fetch,), None)
+        elif op == "fetch-moved":
+            self._connection.following.bound(unpack(SliceBinding, fields["binding"]))
+            fetch.moved = True
+            self._connection.board.settle((fetch,), None)
         else:
             self._connection.board.settle((fetch,), unpack(Failure, fields["failure"]))
 

@@ -36,6 +36,12 @@ class Owner(Protocol):
     def release_slice(self, slice_id: SliceId) -> None:
         """Give the devices back."""
 
+    def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
+        """Other devices for a slice that has lost its own."""
+
+    def slice_state(self, slice_id: SliceId) -> str:
+        """``"bound"``, ``"suspended"`` or ``"lost"``."""
+
 
 class VirtualClient:
     """What JAX asks of ``device.client``: only names."""
@@ -92,8 +98,8 @@ class Slice:
     """A mesh of virtual devices on one island.
 
     shape, axes: sizes and names of the mesh axes.  binding: the physical
-    devices.  Use :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in
-    ``pw.jit``.
+    devices, which may become others.  Use :attr:`mesh` wherever JAX takes a mesh,
+    and ``on=slice`` in ``pw.jit``.
     """
 
     def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
@@ -154,6 +160,31 @@ class Slice:
             if self.owner is not None:
                 self.owner.release_slice(self.id)
 
+    def rebind(self, island: str | None = None) -> Slice:
+        """Get other devices for a slice that has lost its own; the same slice, to work with again.
+
+        island: where; None: wherever there is room, best where it was.
+
+        The virtual devices, the mesh and its shardings stay, and so do compiled
+        functions and programs: nothing is captured, lowered or exported again, and
+        a host that has compiled the code for these devices does not do it again.
+        The values on it are lost: put them there again.  Raises PathwaysError when
+        the slice is not lost, or there is no room.
+        """
+        if self.owner is None or self.released:
+            raise failures.failure(
+                "refused", f"slice {self.name} was released", "ask for a new one: lab.slice(...)"
+            )
+        self.binding = self.owner.rebind_slice(self.id, island)
+        return self
+
+    @property
+    def state(self) -> str:
+        """``"bound"`` to devices, ``"suspended"``, ``"lost"`` with them, or ``"released"``."""
+        if self.released or self.owner is None:
+            return "released" if self.released else "bound"
+        return self.owner.slice_state(self.id)
+
     def __enter__(self) -> Slice:
         return self
 
@@ -165,7 +196,7 @@ class Slice:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axis_sizes)
-        state = ", released" if self.released else ""
+        state = "" if self.state == "bound" else f", {self.state}"
         return f"<Slice {self.name} ({axes}) on {self.island}{state}>"
 
     def _repr_html_(self) -> str:

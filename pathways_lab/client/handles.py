@@ -153,16 +153,18 @@ class Handle(Operators):
         self._check()
         if self._value is not None:
             return self._value
-        fetch = self._fetching()
-        self._session.wait(self, self._arrived, timeout)
-        return self._finish(fetch)
+        while True:
+            fetch = self._fetching()
+            self._session.wait(self, self._arrived, timeout)
+            if not fetch.moved:
+                return self._finish(fetch)
 
     def _arrived(self) -> bool:
         fetch, buffer = self._fetch, self._buffer
         return buffer.done and (buffer.failure is not None or fetch is None or fetch.done)
 
     def _fetching(self) -> Fetch:
-        if self._fetch is None or self._fetch.failure is not None:
+        if self._fetch is None or self._fetch.failure is not None or self._fetch.moved:
             self._fetch = self._session.data.fetch(self._buffer, self.type, self.slice, self.layout)
         return self._fetch
 
@@ -192,11 +194,13 @@ class Handle(Operators):
         self._check()
         if self._value is not None:
             return self._value
-        fetch = self._fetching()
-        await self._session.ended(self._buffer)
-        if self._buffer.failure is None:
-            await self._session.ended(fetch)
-        return self._finish(fetch)
+        while True:
+            fetch = self._fetching()
+            await self._session.ended(self._buffer)
+            if self._buffer.failure is None:
+                await self._session.ended(fetch)
+            if not fetch.moved or self._buffer.failure is not None:
+                return self._finish(fetch)
 
     def copy_to_host_async(self) -> None:
         """Begin to fetch the value (``jax.device_get`` does this for all leaves first)."""

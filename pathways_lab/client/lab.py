@@ -34,6 +34,7 @@ from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
+from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.lease import Lease, require
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     import distributed
 
 
-class Lab:
+class Lab(Elasticity):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.
@@ -168,6 +169,7 @@ class Lab:
         request = slice_request(shape, axes, island, kind, memory)
         patience = None if wait is True else float(wait)
         made = Slice(self.session.connection.request_slice(request, patience), self)
+        self.session.connection.following.follow(made)
         self.slices.append(made)
         return made
 

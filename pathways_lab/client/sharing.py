@@ -59,6 +59,7 @@ def take(session: Session, name: str) -> Handle:
         ) from error
     assert answer.binding is not None
     on = Slice(answer.binding)
+    connection.following.follow(on)
     on.name = f"{on.name} of {answer.binding.client}"
     return Handle(session, buffer, kind, on, layout, name)
 

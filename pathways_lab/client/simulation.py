@@ -31,6 +31,7 @@ from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.policies import FIFO, Policy
 from pathways_lab.core.program import Call, Plan, Program, SliceId
 from pathways_lab.core.slices import ResourceManager
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.sim import machine as machines
 from pathways_lab.sim import simulate as simulator
 from pathways_lab.sim.result import Simulated
@@ -96,6 +97,14 @@ class Machine(machines.Machine):
         """Give a slice back (see :meth:`Slice.release`)."""
         self._resources.release(slice_id)
         self._resources.free(slice_id)
+
+    def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
+        """Nothing is ever lost on paper: raises PathwaysError."""
+        raise failures.failure("refused", "a slice of a simulated machine is never lost")
+
+    def slice_state(self, slice_id: SliceId) -> str:
+        """Always ``"bound"``."""
+        return "bound"
 
     @property
     def session(self) -> Any:

@@ -181,7 +181,7 @@ class Elastic:
         if event.client is not None and not self.clients[event.client].owner:
             self._deny(event, *not_an_owner(event.client, "take hosts away"))
             return
-        hosts = tuple(h for h in event.hosts if h in resources.hosts)
+        hosts = tuple(sorted(h for h in event.hosts if h in resources.hosts))
         slices = self._on(hosts)
         if not hosts:
             self._deny(event, f"{' and '.join(event.hosts) or 'no host'} is not in the lab")

@@ -90,6 +90,13 @@ class Buffers:
             slot.buffers.discard(buffer)
             self.unname(slot)
 
+    def forget(self, buffer: int) -> None:
+        """It is elsewhere now, and may come back under the same number."""
+        slot = self._slots.pop(buffer, None)
+        if slot is not None:
+            slot.buffers.discard(buffer)
+            self.unname(slot)
+
     def name(self, slot: Slot) -> None:
         """A run calls the slot by one of its values."""
         slot.names += 1

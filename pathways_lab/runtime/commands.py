@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.diary import Diary
 from pathways_lab.runtime.formations import Formations
@@ -110,14 +111,12 @@ class Commands:
         match command:
             case m.Grant():
                 self._grant(command)
-            case m.SliceBound(client=client, binding=binding):
+            case m.SliceBound(binding=binding):
                 fields = {"binding": pack(binding)}
                 if not any(self._registry.hosts[host].assembled for host in binding.hosts):
                     self._formations.bind(binding, self._epochs.get(binding.island, 0))
                 self._in_turn(binding.hosts, "bind", fields)
-                self._tell.client(client, "slice-bound", fields)
-                self._tell_takers(binding.slice, fields)
-                self._tell.topology()
+                self._tell_where(binding, fields)
             case em.SliceMoved():
                 self._moved(command)
             case em.SliceWithdrawn(hosts=hosts, slice=slice_id):
@@ -128,14 +127,14 @@ class Commands:
             case em.Park(hosts=hosts, slice=slice_id):
                 self._in_turn(hosts, "park", {"slice": slice_id})
             case em.SliceSuspended(slice=slice_id):
-                self._registry.suspended.add(slice_id)
+                self._registry.away[slice_id] = "suspended"
                 self._tell.topology()
             case em.HostsLeft(hosts=hosts, reason=reason):
                 self._in_turn(hosts, "retire", {"reason": reason})
             case em.Answer(client=client):
                 failure = None if command.failure is None else pack(command.failure)
                 answer = {"id": command.request, "lines": command.lines, "failure": failure}
-                self._tell.client(client, "answer", answer)
+                self._tell.client(client, "wish-answered", answer)
             case m.SliceWaiting(client=client):
                 self._tell.client(client, "slice-waiting", pack_fields(command))
             case m.QuotaKept(client=client, request=request):
@@ -212,14 +211,14 @@ class Commands:
             if not any(self._registry.hosts[host].assembled for host in binding.hosts):
                 self._formations.bind(binding, self._epochs.get(binding.island, 0))
             self._in_turn(binding.hosts, "bind", fields)
-        self._registry.suspended.discard(binding.slice)
-        self._tell.client(binding.client, "slice-bound", fields)
-        self._tell_takers(binding.slice, fields)
-        self._tell.topology()
+        self._tell_where(binding, fields)
 
-    def _tell_takers(self, slice_id: int, fields: dict[str, Any]) -> None:
-        """Others read there as well."""
-        numbers = {number for number, taken in self._registry.taken if taken == slice_id}
+    def _tell_where(self, binding: SliceBinding, fields: dict[str, Any]) -> None:
+        """Everybody hears that a slice has devices; its client, and who reads there, which."""
+        self._registry.away.pop(binding.slice, None)
+        self._tell.topology()
+        self._tell.client(binding.client, "slice-bound", fields)
+        numbers = {number for number, taken in self._registry.taken if taken == binding.slice}
         for client in self._registry.clients.values():
             if client.number in numbers:
                 self._tell.client(client.name, "slice-bound", fields)

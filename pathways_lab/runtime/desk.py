@@ -24,6 +24,7 @@ from typing import Any
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import SliceId, Value
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action, Serve
 from pathways_lab.runtime.auth import ticket_of
@@ -46,17 +47,19 @@ _UNFINISHED = 4
 class _Upload:
     """Parts of an upload, by device number."""
 
+    value: Value
     parts: dict[int, Any] = field(default_factory=dict)
     links: set[Link] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A question of a client: some shards of a buffer."""
+    """A question of a client: some shards of a buffer.  slice: where it is, or 0: not said."""
 
     link: Link
     id: int
     devices: tuple[int, ...]
+    slice: SliceId = 0
 
 
 class Desk:
@@ -65,6 +68,9 @@ class Desk:
     key: of the door at which clients come in.
     where(slice): its place, why it has none, or None while that is not known.
     carry_out: for the launcher's actions.  resident(buffer): report it.
+    binding(slice): where it lies, as far as this host was told.
+    moved: where slices lie that have left this host, or moved within it.
+    send_on(binding, fields, parts): what came for devices of other hosts.
     """
 
     def __init__(
@@ -76,7 +82,11 @@ class Desk:
         where: Where,
         carry_out: Callable[[list[Action]], None],
         resident: Callable[[int], None],
+        binding: Callable[[SliceId], SliceBinding | None],
     ) -> None:
+        self.moved: dict[SliceId, SliceBinding] = {}
+        self.send_on: Callable[[SliceBinding, dict[str, Any], dict[int, Any]], None]
+        self._binding = binding
         self._host = host
         self._key = key
         self._launcher = launcher
@@ -85,20 +95,36 @@ class Desk:
         self._carry_out = carry_out
         self._resident = resident
         self._uploads: dict[int, _Upload] = {}
-        self._early: dict[SliceId, list[tuple[Link, dict[str, Any], Buffers]]] = {}
+        self._early: dict[SliceId, list[tuple[Link | None, dict[str, Any], Buffers]]] = {}
         self._newest = 0
         self._present: frozenset[int] = frozenset()
 
     # --- uploads ------------------------------------------------------------------------
 
     def put(self, link: Link, fields: dict[str, Any], buffers: Buffers) -> None:
-        """Shards of an upload for devices of this host."""
+        """Shards of an upload for devices of this host; or of a slice that moves here."""
         slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
-        self._check_own(link, slice_id, "slice")
-        self._check_own(link, buffer, "buffer")
-        place = self._where(slice_id)
-        self._check_room(link, buffers)
-        if place is None:
+        if link.peer["role"] != "host":
+            self._check_own(link, slice_id, "slice")
+            self._check_own(link, buffer, "buffer")
+            self._check_room(link, buffers)
+        moved = self.moved.get(slice_id)
+        if moved is not None and int(fields.get("generation", 0)) < moved.generation:
+            # Its client had not heard yet where the slice lies now.
+            parts = dict(zip(fields["devices"], buffers, strict=True))
+            self.send_on(moved, _plain(fields), parts)
+            return
+        self._put(link, fields, buffers)
+
+    def put_here(self, fields: dict[str, Any], buffers: Buffers) -> None:
+        """Shards that lie on this host already, of a slice that moves within it."""
+        self._put(None, fields, buffers)
+
+    def _put(self, link: Link | None, fields: dict[str, Any], buffers: Buffers) -> None:
+        slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
+        place, binding = self._where(slice_id), self._binding(slice_id)
+        here = binding.generation if binding is not None else -1
+        if place is None or here < int(fields.get("generation", 0)):
             # The client heard of the slice before we did, or its devices are being opened.
             self._early.setdefault(slice_id, []).append((link, fields, buffers))
             return
@@ -111,8 +137,9 @@ class Desk:
         if isinstance(place, Failure):
             self._uploaded(buffer, value, place)
             return
-        upload = self._uploads.setdefault(buffer, _Upload())
-        upload.links.add(link)
+        upload = self._uploads.setdefault(buffer, _Upload(value))
+        if link is not None:
+            upload.links.add(link)
         for device, data in zip(fields["devices"], buffers, strict=True):
             if device not in place.numbers:
                 raise ValueError(f"device {device} of slice {slice_id} is not on {self._host}")
@@ -151,9 +178,39 @@ class Desk:
         """The slice's devices are known now: take what came too early."""
         for link, fields, buffers in self._early.pop(slice_id, []):
             try:
-                self.put(link, fields, buffers)
+                self._put(link, fields, buffers)
             except (KeyError, TypeError, ValueError) as error:
+                if link is None:
+                    raise
                 link.close(f"{self._host} did not understand 'put': {error!r}")
+
+    def unfinished(self, slice_id: SliceId) -> list[tuple[int, Value, dict[int, Any]]]:
+        """Uploads to a slice of which parts are missing, taken out: buffer, value, parts."""
+        found = [(b, u) for b, u in self._uploads.items() if u.value.slice == slice_id]
+        for buffer, _ in found:
+            del self._uploads[buffer]
+        return [(buffer, upload.value, upload.parts) for buffer, upload in found]
+
+    def take_early(self, slice_id: SliceId) -> list[tuple[dict[str, Any], dict[int, Any]]]:
+        """Shards that came before the slice's devices were open, taken out."""
+        return [
+            (_plain(fields), dict(zip(fields["devices"], buffers, strict=True)))
+            for _, fields, buffers in self._early.pop(slice_id, [])
+        ]
+
+    def redirect(self, binding: SliceBinding) -> None:
+        """Who waits for values of a slice that has moved shall ask there."""
+        asked: list[Fetch] = []
+
+        def of_slice(fetch: object) -> bool:
+            if isinstance(fetch, Fetch) and fetch.slice == binding.slice:
+                asked.append(fetch)
+                return True
+            return False
+
+        self._launcher.forget_fetches(of_slice)
+        for fetch in asked:
+            self._answer(fetch, "fetch-moved", {"binding": pack(binding)}, [])
 
     def free(self, buffers: tuple[int, ...]) -> None:
         """The client has dropped these; parts of them may still be coming."""
@@ -170,7 +227,12 @@ class Desk:
             self._check_own(link, buffer, "buffer")
         elif not hmac.compare_digest(bytes(ticket), ticket_of(self._key, buffer, link.holder)):
             raise ValueError(f"this ticket does not let client {link.holder} read {buffer}")
-        fetch = Fetch(link, int(fields["id"]), tuple(int(d) for d in fields["devices"]))
+        devices = tuple(int(d) for d in fields["devices"])
+        fetch = Fetch(link, int(fields["id"]), devices, int(fields.get("slice", 0)))
+        moved = self.moved.get(fetch.slice)
+        if moved is not None and int(fields.get("generation", 0)) < moved.generation:
+            self._answer(fetch, "fetch-moved", {"binding": pack(moved)}, [])
+            return
         self._carry_out(self._launcher.fetch(fetch, buffer))
 
     def serve(self, serve: Serve) -> None:
@@ -226,6 +288,7 @@ class Desk:
         links: those that are open now; nobody who has left is heard any more.
         """
         self._newest, self._present = newest, frozenset(present)
+        self.moved = {s: b for s, b in self.moved.items() if s >> 32 in self._present}
         for link in links:
             if self._gone(link):
                 link.close("this client has left the lab")
@@ -246,3 +309,8 @@ class Desk:
             del self._uploads[buffer]
         for puts in self._early.values():
             puts[:] = [put for put in puts if put[0] is not link]
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a letter says of its array, whatever its devices."""
+    return {name: fields[name] for name in ("buffer", "slice", "shape", "dtype", "layout")}

@@ -23,6 +23,8 @@ from typing import Any
 from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
 
 MODULE = "pathways_lab.runtime.host"
+RETIRED = 71
+"""Exit code of a device process that was sent away, and is not to be replaced."""
 _READY_SECONDS = 60.0
 _RESTARTS = 5
 _RESTART_WINDOW = 60.0
@@ -77,8 +79,8 @@ class DeviceProcess:
     """One device process after the other, under one name.
 
     environment: variables to set in addition to this process's own.
-    on_change: called in the watching thread with ``"ready"``, ``"died: …"`` or
-        ``"given up: …"``.
+    on_change: called in the watching thread with ``"ready"``, ``"died: …"``,
+        ``"given up: …"`` or ``"retired"``.
     """
 
     def __init__(
@@ -133,6 +135,15 @@ class DeviceProcess:
         os.kill(pid, signal.SIGKILL)
         return True
 
+    def retire(self, patience: float) -> None:
+        """Its worker leaves: let it end what it has begun, as the control plane will tell it to.
+
+        patience: seconds, after which it is ended all the same.
+        """
+        self._closing.set()
+        self._thread.join(patience)
+        self.close()
+
     def close(self) -> None:
         """End it and do not restart it.  Again is fine."""
         self._closing.set()
@@ -164,6 +175,9 @@ class DeviceProcess:
                 story = str(death)
             if self._closing.is_set():
                 self._settled.set()
+                return
+            if self._child.exit_code == RETIRED:
+                self._on_change("retired")
                 return
             if not self._settled.is_set():
                 # The first start failed: the reason is for whoever waits.

@@ -154,8 +154,12 @@ class IslandRuntime(abc.ABC):
         """The same for a slice that was open, and whose devices are made again."""
         return self.open(binding)
 
-    def close(self, binding: SliceBinding) -> None:
-        """The slice is gone.  What was compiled is kept for a few sets of devices."""
+    def close(self, binding: SliceBinding) -> bool:
+        """The slice is gone.  What was compiled is kept for a few sets of devices.
+
+        True: JAX's own caches would keep a client with its threads alive, and should be
+        cleared, which takes a while.
+        """
         with self._lock:
             entry = self._open.get(footprint_of(binding))
             if entry is not None:
@@ -163,9 +167,7 @@ class IslandRuntime(abc.ABC):
             unused = [key for key, (_, slices) in self._open.items() if not slices]
             for key in unused[:-_KEPT]:
                 del self._open[key]
-        if len(unused) > _KEPT:
-            # JAX's own caches would keep the client with its threads alive.
-            jax.clear_caches()
+        return len(unused) > _KEPT
 
 
 class CpuRuntime(IslandRuntime):

@@ -32,27 +32,18 @@ from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.budget import Budget, available_memory, plan_budget, usual_hosts
 from pathways_lab.runtime.comms import is_comm
-from pathways_lab.runtime.device_process import MODULE, device_configuration
+from pathways_lab.runtime.device_process import MODULE
 from pathways_lab.runtime.formation import why_hosts_stay_apart
 from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.progress import Progress, Show
+from pathways_lab.runtime.recipe import QUIET, Recipe, check_name, wait_for_workers
 
 if TYPE_CHECKING:
     import distributed
 
 Transport = Literal["sockets", "dask"]
 _START_SECONDS = 120.0
-_QUIET = {
-    "DASK_LOGGING__DISTRIBUTED": "error",
-    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False",
-    "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False",
-}
-"""Dask's configuration in our own cluster: no warnings in notebooks, no sampling of stacks."""
 
 
 @dataclass
@@ -65,6 +56,7 @@ class EmbeddedCluster:
     budget: the memory that it may take.  seconds: how long the start took.
     note: why islands have one host although nobody said so, or "".
     folder: private; logs of all processes, sockets.  Removed at the end.
+    recipe: for more workers like the first ones.
     """
 
     budget: Budget
@@ -74,6 +66,7 @@ class EmbeddedCluster:
     note: str = ""
     seconds: float = 0.0
     pids: dict[str, list[int]] = field(default_factory=dict)
+    recipe: Recipe | None = field(default=None, repr=False)
     _children: list[Child] = field(default_factory=list, repr=False)
     _pems: dict[str, str] = field(default_factory=dict, repr=False)
     _dashboard: str = field(default="", repr=False)
@@ -104,6 +97,53 @@ class EmbeddedCluster:
             scheduler.tell({"wish": "dashboard"})
             self._dashboard = scheduler.hear(_START_SECONDS)["address"]
         return self._dashboard
+
+    def add_island(self, name: str, hosts: int | None = None, devices: int | None = None) -> None:
+        """Start the workers of one more island, and wait until their devices are there.
+
+        hosts, devices: of the island, and of each host (None: as the first islands have).
+        Raises PathwaysError when memory does not suffice or a process does not start;
+        then all is as before.
+        """
+        recipe = self.recipe
+        assert recipe is not None
+        check_name(name)
+        if not recipe.emulated:
+            raise _error(
+                "this lab has accelerators, and all of this machine's are given out",
+                "add workers to its Dask cluster on other machines",
+            )
+        hosts, devices = hosts or recipe.hosts, devices or recipe.devices
+        apart = why_hosts_stay_apart("cpu") if hosts > 1 else None
+        if apart is not None:
+            raise PathwaysError(apart)
+        plan_budget(hosts, devices, recipe.memory, available_memory())
+        children: list[Child] = []
+        try:
+            for host in range(hosts):
+                children.append(recipe.start(recipe.worker(name, host, hosts, devices, {})))
+                self._children.append(children[-1])
+            for child in children:
+                child.tell(recipe.meeting)
+            made = wait_for_workers(children, _START_SECONDS)
+        except BaseException as error:
+            self._end(children)
+            if isinstance(error, ChildDied):
+                raise _error(f"island {name} did not start: {error}", "") from error
+            raise
+        self.pids["workers"] += [child.pid for child in children]
+        self.pids["devices"] += made
+
+    def remove_island(self, name: str) -> None:
+        """End the workers of an island."""
+        self._end([c for c in self._children if c.name.startswith(f"worker {name}/")])
+
+    def _end(self, children: list[Child]) -> None:
+        for child in children:
+            self._children.remove(child)
+            child.let_go()
+        for child in children:
+            child.end()
 
     @property
     def alive(self) -> bool:
@@ -203,34 +243,23 @@ def start_cluster(
     )
     atexit.register(cluster.close)
     try:
+        cluster.recipe = recipe = Recipe(
+            folder,
+            settings,
+            given.platform,
+            host_module,
+            hosts_per_island,
+            devices_per_host,
+            budget.device_memory if emulated else memory,
+            stand_in,
+            {},
+        )
+        places = [(f"island{i}", h) for i in range(islands) for h in range(hosts_per_island)]
         _spawn_all(
             cluster,
-            settings,
             [
-                {
-                    "folder": str(folder),
-                    "module": host_module,
-                    "environment": given.environments[island * hosts_per_island + host],
-                    "device": device_configuration(
-                        # Comms have addresses when the certificates are there.
-                        control="" if comms else settings.listen("host"),
-                        key=settings.host_key,
-                        data_key=settings.data_key,
-                        name=f"island{island}/host{host}",
-                        island=f"island{island}",
-                        devices=devices_per_host,
-                        platform=given.platform,
-                        memory=budget.device_memory if emulated else memory,
-                        data_listen="dask+tls://127.0.0.1:0"
-                        if comms
-                        else f"unix:{folder}/data-{island}-{host}",
-                        worker=f"island{island}/host{host}",
-                        members=1 if emulated and not stand_in else hosts_per_island,
-                        stand_in=stand_in,
-                    ),
-                }
-                for island in range(islands)
-                for host in range(hosts_per_island)
+                recipe.worker(*place, hosts_per_island, devices_per_host, environment)
+                for place, environment in zip(places, given.environments, strict=True)
             ],
         )
         _Start(cluster, progress or (lambda progress: None), started).wait()
@@ -248,21 +277,21 @@ def start_cluster(
     return cluster
 
 
-def _spawn_all(
-    cluster: EmbeddedCluster,
-    settings: ControlSettings,
-    workers: list[dict[str, Any]],
-) -> None:
+def _spawn_all(cluster: EmbeddedCluster, workers: list[dict[str, Any]]) -> None:
     """Start the scheduler's process and the workers' processes."""
-    configuration = {"control": settings.plain(), REMOVE: str(cluster.folder)}
-    parts = [("scheduler", "pathways_lab.runtime.embedded_scheduler", configuration)]
+    recipe = cluster.recipe
+    assert recipe is not None
+    scheduler = spawn(
+        "pathways_lab.runtime.embedded_scheduler",
+        None,
+        name="scheduler",
+        folder=cluster.folder,
+        environment=QUIET,
+    )
+    cluster._children.append(scheduler)
+    scheduler.tell({"control": recipe.settings.plain(), REMOVE: str(cluster.folder)})
     for worker in workers:
-        name = f"worker {worker['device']['name']}"
-        parts.append((name, "pathways_lab.runtime.embedded_worker", worker))
-    for name, module, config in parts:
-        child = spawn(module, None, name=name, folder=cluster.folder, environment=_QUIET)
-        cluster._children.append(child)
-        child.tell(config)
+        cluster._children.append(recipe.start(worker))
 
 
 class _Start:
@@ -315,14 +344,14 @@ class _Start:
                 cluster.control = ControlAddress(
                     report["client_address"], cluster.control.key, cluster._pems
                 )
+            assert cluster.recipe is not None
+            cluster.recipe.meeting = {
+                "address": cluster.address,
+                "tls": cluster._pems,
+                "control": report["host_address"],
+            }
             for worker in self.workers:
-                worker.tell(
-                    {
-                        "address": cluster.address,
-                        "tls": cluster._pems,
-                        "control": report["host_address"],
-                    }
-                )
+                worker.tell(cluster.recipe.meeting)
             self._tell("Dask scheduler is there")
         elif stage == "device":
             self.pids["devices"].append(report["pid"])

@@ -23,7 +23,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -362,6 +362,19 @@ class Exchange:
         except Exception as error:
             result = self._problem(error)
         self._post(done, result)
+
+    def take_home(
+        self,
+        payloads: Sequence[Any],
+        place: Any,
+        done: Callable[[list[dict[int, Any]]], None],
+    ) -> None:
+        """Copies, in the host's own memory, of the shards of values of a slice."""
+        homes = [
+            {n: np.array(shard, order="C") for n, shard in arrays.shards_of(p, place).items()}
+            for p in payloads
+        ]
+        self._post(done, homes)
 
     def read(
         self,

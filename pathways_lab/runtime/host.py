@@ -24,6 +24,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.device_process import RETIRED
 
 if TYPE_CHECKING:
     from pathways_lab.runtime.devices import IslandRuntime
@@ -103,7 +104,7 @@ class _End:
         self.rim: HostRim | None = None
         self._once = threading.Lock()
 
-    def __call__(self, reason: str) -> None:
+    def __call__(self, reason: str, code: int = FAILED) -> None:
         if not self._once.acquire(blocking=False):
             return
         print(f"the device process ends: {reason}", file=sys.stderr, flush=True)
@@ -112,7 +113,7 @@ class _End:
                 last = reason.strip().splitlines()[-1]
                 self.rim.tell_control("closing", {"reason": last})
                 time.sleep(_FLUSH_SECONDS)
-        os._exit(FAILED)
+        os._exit(code)
 
 
 def main() -> None:
@@ -142,6 +143,7 @@ def main() -> None:
         end,
         client_context=client_context(tls) if over_network else None,
         server_context=server_context(tls, invited=True) if over_network else None,
+        retire=lambda reason: end(reason, RETIRED),
     )
     rim.start(
         settings["control"],

@@ -43,6 +43,7 @@ from pathways_lab.runtime.lanes import Job, Lane, Lanes
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.output import Output
+from pathways_lab.runtime.parking import Parking
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.reports import Reports
@@ -63,7 +64,7 @@ Fields = dict[str, Any]
 class HostRim:
     """Everything that one device process does.
 
-    fatal(reason): end the process.
+    fatal(reason): end the process.  retire(reason): end it for good.
     client_context, server_context: TLS of its links, or None.
     """
 
@@ -78,7 +79,9 @@ class HostRim:
         *,
         client_context: Any = None,
         server_context: Any = None,
+        retire: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        self._retire = retire
         self.name = name
         self.island = island
         self.runtime = runtime
@@ -129,6 +132,7 @@ class HostRim:
             self.tenants.where,
             lambda actions: self._carrier.carry_out(actions),
             self._resident,
+            self.tenants.binding,
         )
         self._story = Story(name, island, runtime.emulated, self._offset)
         self._carrier = Carrier(
@@ -145,6 +149,18 @@ class HostRim:
             self._clock,
             self.tell_control,
             fatal,
+        )
+        self._parking = Parking(
+            name,
+            self.launcher,
+            self.tenants,
+            self.desk,
+            self.exchange,
+            self._peers,
+            self.reports,
+            self._carrier.carry_out,
+            self._lanes.drop,
+            lambda slice_id, why: self.tell_control("unmoved", {"slice": slice_id, "reason": why}),
         )
         bindings.resolve_with(self.tenants.device)
         self.data_address = self.reactor.listen(
@@ -241,6 +257,12 @@ class HostRim:
         self._carrier.carry_out(actions)
         if lane:
             self._lanes.drop(lane)
+
+    def _park(self, fields: Fields, _: Buffers) -> None:
+        self._parking.park(fields["slice"])
+
+    def _move(self, fields: Fields, _: Buffers) -> None:
+        self._parking.move(unpack(SliceBinding, fields["binding"]))
 
     def _span(self, fields: Fields, _: Buffers) -> None:
         """A slice that is about to be bound computes together with other hosts."""
@@ -390,6 +412,9 @@ class HostRim:
     _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], None]]] = {
         "bind": _bind,
         "unbind": _unbind,
+        "park": _park,
+        "move": _move,
+        "retire": lambda self, fields, _: self._retire(fields["reason"]),
         "span": _span,
         "form": _form,
         "dissolve": _dissolve,

@@ -81,6 +81,12 @@ class Launcher:
             del self._temporary[entry]
         return self.free(self.buffers.on_slice(slice_id))
 
+    def leave(self, slice_id: SliceId) -> list[Action]:
+        """The slice is elsewhere now, with every buffer on it."""
+        for buffer in self.buffers.on_slice(slice_id):
+            self.buffers.forget(buffer)
+        return self.unbind(slice_id)
+
     def program(self, plan: Plan) -> None:
         """A program that may be granted from now on."""
         self._book.program(plan)

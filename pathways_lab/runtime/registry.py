@@ -87,8 +87,8 @@ class Registry:
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
     """Of runs that are not over: the client and the plan's key."""
-    suspended: set[SliceId] = field(default_factory=set)
-    """Slices that hold no devices for now."""
+    away: dict[SliceId, str] = field(default_factory=dict)
+    """Slices without devices: ``"suspended"``, or ``"lost"``."""
     published: dict[str, str] = field(default_factory=dict)
     """By name of a shared handle: the client that published it."""
     taken: set[tuple[int, SliceId]] = field(default_factory=set)
@@ -127,12 +127,13 @@ class Registry:
 
     def withdraw_slice(self, slice_id: SliceId) -> None:
         """The slice has no devices any more; it may get others."""
-        self.bindings.pop(slice_id, None)
-        self.suspended.discard(slice_id)
+        if self.bindings.pop(slice_id, None) is not None:
+            self.away[slice_id] = "lost"
 
     def forget_slice(self, slice_id: SliceId) -> None:
         """The slice is gone, and with it what was announced for it."""
         self.withdraw_slice(slice_id)
+        self.away.pop(slice_id, None)
         self.taken = {entry for entry in self.taken if entry[1] != slice_id}
         for key in [key for key in self.functions if key[1] == slice_id]:
             del self.functions[key]
@@ -176,7 +177,7 @@ class Registry:
         return {
             "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
             "slices": [pack(binding) for binding in self.bindings.values()],
-            "suspended": sorted(self.suspended),
+            "away": dict(self.away),
             "clients": list(self.clients),
             "published": dict(self.published),
         }

@@ -68,6 +68,8 @@ class Reports:
         self._failed: list[tuple[int, int, Failure]] = []
         self._resident: list[int] = []
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
+        self._parked: list[SliceId] = []
+        self._moved: list[SliceId] = []
         self._records: list[bytes] = []
         self._flushed = 0.0
         self._waiting = False
@@ -91,6 +93,12 @@ class Reports:
         self, function: str, slice_id: SliceId, temporary: int, failure: Failure | None
     ) -> None:
         self._compiled.append((function, slice_id, temporary, failure))
+
+    def parked(self, slice_id: SliceId) -> None:
+        self._parked.append(slice_id)
+
+    def moved(self, slice_id: SliceId) -> None:
+        self._moved.append(slice_id)
 
     def run_over(self) -> None:
         """Somebody may wait for what was reported."""
@@ -133,7 +141,7 @@ class Reports:
         self._sample_memory()
         if not (
             self._finished or self._failed or self._resident or self._compiled or self._records
-            or self._ended
+            or self._ended or self._parked or self._moved
         ):  # fmt: skip
             return
         report = HostReport(
@@ -144,6 +152,8 @@ class Reports:
             tuple(self._failed),
             tuple(self._resident),
             tuple(self._compiled),
+            tuple(self._parked),
+            tuple(self._moved),
         )
         fields = pack_fields(report)
         for name in ("time", "cause", "host"):
@@ -153,6 +163,7 @@ class Reports:
         fields["records"] = self._records
         self._records, self._ended, self._over, self._hurried = [], [], False, False
         self._finished, self._failed, self._resident, self._compiled = [], [], [], []
+        self._parked, self._moved = [], []
         self._flushed = time.monotonic()
         try:
             self._send("report", fields)

@@ -272,6 +272,8 @@ class Rim:
             why = fields["failure"]
             text = None if why is None else unpack(Failure, why).message
             self.formations.formed(int(fields["number"]), name, text)
+        elif op == "unmoved":
+            self._slices_lost((int(fields["slice"]),), str(fields["reason"])[:2000])
         elif op == "broken":
             self.formations.broken(int(fields["number"]), str(fields["reason"])[:2000])
         elif op == "progress":

@@ -153,18 +153,19 @@ class SpanningCpuRuntime(CpuRuntime):
             )
         return Place(binding, self.host, footprint)
 
-    def close(self, binding: SliceBinding) -> None:
+    def close(self, binding: SliceBinding) -> bool:
         """As the base; what a formation that ended left behind goes with its last slice."""
-        super().close(binding)
+        full = super().close(binding)
         with self._changed:
             number = self._spans.pop(binding.slice, None)
             self._closed.add(binding.slice)
             self._changed.notify_all()
             if number is None or number in self._spans.values():
-                return
+                return full
             ended = self._over.pop(number, None)
         if ended is not None:
             self._forget()
+        return full
 
     def meet(self, binding: SliceBinding, name: str) -> None:
         """Wait for the other hosts of a slice: before the first launch of each computation.

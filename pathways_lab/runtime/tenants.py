@@ -20,12 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId, Transfer
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action
-from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.devices import IslandRuntime, Place, footprint_of
 from pathways_lab.runtime.functions import Code, Compiler, Executable
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.output import Output
@@ -164,6 +166,12 @@ class Tenants:
         self._post(self._opened, tenant, place)
 
     def _opened(self, tenant: Tenant, place: Place | Failure) -> None:
+        current = self._tenants.get(tenant.binding.slice)
+        if current is not tenant:
+            # It was taken away meanwhile, or lies elsewhere now.
+            if current is None or footprint_of(current.binding) != footprint_of(tenant.binding):
+                self._close(tenant.binding)
+            return
         tenant.place = place
         waiting, tenant.waiting = tenant.waiting, []
         for call in waiting:
@@ -183,14 +191,31 @@ class Tenants:
         tenant = self._tenants.pop(slice_id, None)
         if tenant is None:
             return [], ""
-        actions = self._launcher.unbind(slice_id)
+        return self._end(tenant, self._launcher.unbind(slice_id))
+
+    def leave(self, slice_id: SliceId) -> tuple[list[Action], str]:
+        """The same for a slice that lies elsewhere now, with what is on it."""
+        tenant = self._tenants.pop(slice_id, None)
+        return ([], "") if tenant is None else self._end(tenant, self._launcher.leave(slice_id))
+
+    def _end(self, tenant: Tenant, actions: list[Action]) -> tuple[list[Action], str]:
         if self._host not in tenant.binding.hosts:
             return actions, ""
-        self._compiler.submit(lambda: self._runtime.close(tenant.binding))
+        # At once: it may be opened again by the next message.
+        self._close(tenant.binding)
         lane = self._runtime.lane(tenant.binding)
         ours = [t.binding for t in self._tenants.values() if self._host in t.binding.hosts]
         used = lane in {self._runtime.lane(binding) for binding in ours}
         return actions, "" if used else lane
+
+    def _close(self, binding: SliceBinding) -> None:
+        if self._runtime.close(binding):
+            self._compiler.submit(jax.clear_caches)
+
+    def binding(self, slice_id: SliceId) -> SliceBinding | None:
+        """Where a slice lies, if that was told here."""
+        tenant = self._tenants.get(slice_id)
+        return tenant.binding if tenant is not None else None
 
     def reform(self, slices: Sequence[SliceId], output: Output) -> tuple[str, Reforming]:
         """Slices that share a lane get new devices: the lane, and the job that sees to it."""
@@ -245,6 +270,8 @@ class Tenants:
         start: float,
         end: float,
     ) -> None:
+        if self._tenants.get(code.slice) is not tenant:
+            return  # for devices that the slice has no more
         if isinstance(result, Executable):
             if isinstance(tenant.place, Place) and tenant.place.devices is not devices:
                 self.prepare(code)  # they were formed again meanwhile

@@ -124,6 +124,12 @@ class FakeLab:
     def release_slice(self, slice_id: int) -> None:
         self.connection.release_slice(slice_id)
 
+    def rebind_slice(self, slice_id: int, island: str | None) -> SliceBinding:
+        return self.connection.rebind_slice(slice_id, island)
+
+    def slice_state(self, slice_id: int) -> str:
+        return "bound"
+
     def count(self, op: str) -> int:
         """Messages of this kind that the client has sent."""
         return sum(name == op for name, _ in self.messages)
