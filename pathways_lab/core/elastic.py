@@ -145,8 +145,9 @@ class Elastic:
             self._deny(event, f"{event.whose} has no suspended slice")
             return
         before: dict[SliceId, SliceBinding] = {}
-        failure: Failure | None = None
-        for slice_id in slices:
+        asked = sum(len(resources.slices[s].binding.devices) for s in slices)
+        failure = too_many_now(state, event.whose, asked)[0]
+        for slice_id in slices if failure is None else ():
             old = resources.slices[slice_id].binding
             found = resources.bind_again(slice_id, event.island)
             if isinstance(found, Failure):
@@ -275,7 +276,9 @@ class Elastic:
                     state, event.client, len(record.binding.devices)
                 )[0]
                 if found is None:
-                    found = state.resources.bind_again(slice_id, event.island)
+                    count = len(record.binding.devices)
+                found: SliceBinding | Failure | None = too_many_now(state, event.client, count)[0]
+                found = found or state.resources.bind_again(slice_id, event.island)
                 if isinstance(found, Failure):
                     failure = found
                     state.out.append(
