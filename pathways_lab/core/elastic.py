@@ -145,9 +145,8 @@ class Elastic:
             self._deny(event, f"{event.whose} has no suspended slice")
             return
         before: dict[SliceId, SliceBinding] = {}
-        asked = sum(len(resources.slices[s].binding.devices) for s in slices)
-        failure = too_many_now(state, event.whose, asked)[0]
-        for slice_id in slices if failure is None else ():
+        failure: Failure | None = None
+        for slice_id in slices:
             old = resources.slices[slice_id].binding
             found = resources.bind_again(slice_id, event.island)
             if isinstance(found, Failure):
@@ -272,11 +271,7 @@ class Elastic:
                 del self._rebinds[slice_id]
             elif record.told:
                 del self._rebinds[slice_id]
-                found: SliceBinding | Failure | None = too_many_now(
-                    state, event.client, len(record.binding.devices)
-                )[0]
-                if found is None:
-                    count = len(record.binding.devices)
+                count = len(record.binding.devices)
                 found: SliceBinding | Failure | None = too_many_now(state, event.client, count)[0]
                 found = found or state.resources.bind_again(slice_id, event.island)
                 if isinstance(found, Failure):
