@@ -110,7 +110,7 @@ class Connection:
         self._names: dict[str, NameAnswer] = {}
         self.following = Following()
         self.racing = Racing()
-        self.wishes = Wishes(self)
+        self.wishes: Wishes = Wishes(self)
         self._known: set[tuple[str, SliceId]] = set()
         self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()

@@ -27,26 +27,40 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from pathways_lab.client import failures
+from pathways_lab.client.cluster import Island
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.program import ProgramFunction, device_put
+from pathways_lab.client.session import Session
 from pathways_lab.core.errors import PathwaysError
-
-if TYPE_CHECKING:
-    from pathways_lab.client.lab import Lab
 
 _NEWS_SECONDS = 20.0
 """How long the loss of a slice may take to be known after something failed of it."""
 
 Tree = Any
+
+
+class Machine(Protocol):
+    """What is needed of a lab."""
+
+    @property
+    def islands(self) -> tuple[Island, ...]: ...
+    @property
+    def closed(self) -> bool: ...
+
+    session: Session
+
+    def slice(
+        self, shape: int | tuple[int, ...], axes: str | None = None, *, island: str | None = None
+    ) -> Slice: ...
 
 
 class Step(NamedTuple):
@@ -82,7 +96,7 @@ class Elastic:
     story: what happened to it: ``(step, text)``.
     """
 
-    lab: Lab
+    lab: Machine
     train_step: Callable[..., Any]
     state: Tree
     batches: Iterable[Tree]

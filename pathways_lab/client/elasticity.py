@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 from jax.sharding import PartitionSpec as P
 
 from pathways_lab.client import failures
-from pathways_lab.client.elastic import Elastic
+from pathways_lab.client.elastic import Elastic, Machine
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 
 if TYPE_CHECKING:
     from pathways_lab.client.cluster import Island
-    from pathways_lab.client.lab import Lab
     from pathways_lab.client.session import Session
     from pathways_lab.runtime.embedded import EmbeddedCluster
 
@@ -220,7 +219,7 @@ class Elasticity:
                 "refused", f"replicas={replicas}, every={every}, ahead={ahead}", "from 1 (ahead: 0)"
             )
         return Elastic(
-            cast("Lab", self), train_step, state, batches, update, islands,
+            cast(Machine, self), train_step, state, batches, update, islands,
             devices or min((i.devices for i in there), default=1),
             (parts or len(there)) if update is not None else 1,
             replicas, every, ahead,

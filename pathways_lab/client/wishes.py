@@ -10,14 +10,22 @@ Paper: section 4.1 (resource manager).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from pathways_lab.client.waiting import Pending
+from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.codec import unpack
 
-if TYPE_CHECKING:
-    from pathways_lab.client.connection import Connection
+
+class Asking(Protocol):
+    """What is needed of a connection."""
+
+    board: Board
+    closed: Failure | None
+
+    def new_id(self, kind: str) -> int: ...
+
+    def send(self, op: str, fields: dict[str, Any] | None = None) -> None: ...
 
 
 class WishAnswer(Pending):
@@ -33,7 +41,7 @@ class WishAnswer(Pending):
 class Wishes:
     """The open wishes of one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Asking) -> None:
         self._connection = connection
         self._open: dict[int, WishAnswer] = {}
 
