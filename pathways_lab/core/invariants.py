@@ -43,6 +43,9 @@ def _memory(ledger: Ledger, state: State) -> None:
             held[buffer.slice] = held.get(buffer.slice, 0) + buffer.nbytes
     for slice_id, nbytes in ledger.held.items():
         assert held.get(slice_id, 0) == nbytes, f"slice {slice_id} holds {held}, not {nbytes}"
+    counted = {c: row.nbytes for c, row in ledger.accounts.rows.items() if row.nbytes}
+    by_client = {c: nbytes for c, nbytes in ledger.by_client().items() if nbytes}
+    assert counted == by_client, f"accounts count {counted}, the ledger {by_client}"
     admitted = {r.id for r in state.runs.values() if r.state in ("admitted", "cut")}
     assert admitted == ledger.reserved.keys(), "reservations are not those of admitted runs"
 

@@ -78,15 +78,15 @@ class Uploads:
         """All parts for one host are there (perhaps before the buffer was declared)."""
         self._abandon()
         buffer = self.state.store.buffers.get(number)
-        if buffer is not None and host in buffer.arriving:
-            buffer.arriving.remove(host)
-            if not buffer.arriving and buffer.state == "promised":
-                self._arrive(buffer)
-        elif number in self.orphans:
+        if number in self.orphans:
             self.orphans[number].discard(host)
             if not self.orphans[number]:
                 del self.orphans[number]
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
+        elif buffer is not None and host in buffer.arriving:
+            buffer.arriving.remove(host)
+            if not buffer.arriving and buffer.state == "promised":
+                self._arrive(buffer)
         elif buffer is None and number >> 32 in self.departed:
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
         elif buffer is None:

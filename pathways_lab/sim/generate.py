@@ -26,13 +26,22 @@ from pathways_lab.core.messages import (
     Command,
     Event,
     FunctionAnnounced,
+    HandlePublished,
+    HandleTaken,
+    LeaseRequested,
+    LeaseReturned,
     ProgramRegistered,
+    QuotaChosen,
+    Refused,
     Resolved,
     RunCancelled,
     RunEnded,
     RunSubmitted,
     SliceBound,
+    SliceReleased,
     SliceRequested,
+    SliceWaiting,
+    Taken,
 )
 from pathways_lab.core.policies import (
     FIFO,
@@ -45,6 +54,7 @@ from pathways_lab.core.policies import (
 from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Value
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
+from pathways_lab.sim.parts import made_of
 from pathways_lab.sim.world import World
 
 
@@ -54,6 +64,11 @@ class Shape:
 
     wide: programs that make many values first, and use them one by one later.
     spread: how unequal delays are (0: equal).
+    limit: that the first client sets quotas.  lease: that a client leases an island
+        for a while.  share: that a client publishes a result, and that one takes it.
+    kill: that an upload is the last thing a client does, and reaches some hosts only.
+    stop: of a host, that it stands still for a while.  repeat: of a report, that it
+        comes twice.
     """
 
     islands: int = 2
@@ -76,6 +91,12 @@ class Shape:
     urgent: float = 0.2
     wide: float = 0.3
     spread: float = 3.0
+    limit: float = 0.0
+    lease: float = 0.0
+    share: float = 0.0
+    kill: float = 0.0
+    stop: float = 0.0
+    repeat: float = 0.0
 
 
 def layout(devices: int) -> Layout:
@@ -167,7 +188,9 @@ class _Handle:
 class RandomClient:
     """Asks for slices, submits runs that feed on each other, drops, cancels, leaves.
 
-    ended: by run, how often it ended and how.  resolved: by buffer, outcomes.
+    asked: slices that are not refused.  ended: by run, how often it ended and how.
+    resolved: by buffer, outcomes.  contents: what must be in every buffer of its own.
+    taken: by its number for it, what it has taken of others.
     """
 
     world: World
@@ -183,12 +206,17 @@ class RandomClient:
     outputs: dict[int, int] = field(default_factory=dict)
     ended: dict[int, list[RunEnded]] = field(default_factory=dict)
     resolved: dict[int, list[Resolved]] = field(default_factory=dict)
+    contents: dict[int, int] = field(default_factory=dict)
+    taken: dict[int, Taken] = field(default_factory=dict)
     left: bool = False
     _next: int = 0
+    _working: bool = False
 
     def begin(self) -> None:
         """Connect and ask for slices."""
-        self.world.connect(self)
+        self.world.connect(self, self.number)
+        if self.number == 1 and self.rng.random() < self.shape.limit:
+            self._limit()
         machine = self.world.machine
         most = machine.hosts_per_island * machine.devices_per_host
         for _ in range(self.rng.randint(1, self.shape.slices)):
@@ -196,7 +224,33 @@ class RandomClient:
             slice_id = (self.number << 32) | self._next
             request = SliceRequest((self.rng.randint(1, most),), ("x",))
             self.asked[slice_id] = request
-            self.send(lambda t, s=slice_id, r=request: SliceRequested(t, "ask", self.name, s, r))
+            waits = self.rng.random() < 0.7
+            self.send(
+                lambda t, s=slice_id, r=request, w=waits: SliceRequested(
+                    t, "ask", self.name, s, r, w
+                )
+            )
+        if self.rng.random() < self.shape.lease:
+            self.world.agenda.after(self.rng.random() * 0.02, self._lease)
+
+    def _limit(self) -> None:
+        """Quotas for everybody, so small that they matter."""
+        devices = self.rng.choice((None, 2, 4))
+        nbytes = self.rng.choice((None, 15, 30, 60))
+        self.send(lambda t: QuotaChosen(t, "quota", self.name, "", devices, nbytes))
+
+    def _lease(self) -> None:
+        island = self.rng.choice(sorted(h.island for h in self.world.hosts.values()) or ["none"])
+        after = self.rng.random() * 0.05
+        if not self.left:
+            self.send(lambda t: LeaseRequested(t, "lease", self.name, island))
+            self.world.agenda.after(
+                after, self._unless_left, lambda t: LeaseReturned(t, "return", self.name, island)
+            )
+
+    def _unless_left(self, make: Callable[..., Event]) -> None:
+        if not self.left:
+            self.send(make)
 
     def send(self, make: Callable[..., Event]) -> None:
         """An event to the control plane."""
@@ -206,13 +260,47 @@ class RandomClient:
         """Slices first; when all are there, programs and runs."""
         if isinstance(command, SliceBound):
             self.bound[command.binding.slice] = len(command.binding.devices)
-            if len(self.bound) == len(self.asked):
-                self._work()
+            self._begin_to_work()
+        elif isinstance(command, SliceWaiting):
+            self.world.agenda.after(self.rng.random() * 0.05, self._give_up, command.slice)
+        elif isinstance(command, Refused) and command.subject.startswith("slice "):
+            self.asked.pop(int(command.subject.split()[1]), None)
+            self._begin_to_work()
+        elif isinstance(command, Taken):
+            self.taken[command.buffer] = command
+            if self.rng.random() < self.shape.drop:
+                self.world.agenda.after(self.rng.random() * 0.02, self._drop_taken, command.buffer)
         elif isinstance(command, Resolved):
             for buffer in command.buffers:
                 self.resolved.setdefault(buffer, []).append(command)
         elif isinstance(command, RunEnded):
             self.ended.setdefault(command.run, []).append(command)
+
+    def _give_up(self, slice_id: SliceId) -> None:
+        """Waiting in line has been long enough."""
+        if slice_id in self.asked and slice_id not in self.bound and not self.left:
+            del self.asked[slice_id]
+            self.send(lambda t: SliceReleased(t, "release", self.name, slice_id))
+            self._begin_to_work()
+
+    def _begin_to_work(self) -> None:
+        self.bound = {s: n for s, n in self.bound.items() if s in self.asked}
+        if self.bound and len(self.bound) == len(self.asked) and not self._working:
+            self._working = True
+            self._work()
+
+    def _drop_taken(self, number: int) -> None:
+        if self.taken.pop(number, None) is not None and not self.left:
+            self.send(lambda t: BuffersDropped(t, "drop", self.name, (number,)))
+
+    def _publish_or_take(self, outputs: list[int]) -> None:
+        name = f"result {self.rng.randint(1, 2)}"
+        if self.rng.random() < 0.5 and outputs:
+            buffer = self.rng.choice(outputs)
+            self.send(lambda t: HandlePublished(t, "publish", self.name, name, buffer))
+        else:
+            number = self._number()
+            self.send(lambda t: HandleTaken(t, "take", self.name, name, number))
 
     def _work(self) -> None:
         for number in range(self.rng.randint(1, self.shape.programs)):
@@ -257,12 +345,15 @@ class RandomClient:
             self.handles[outputs[-1]] = _Handle(value.slice, value.nbytes)
             self.outputs[outputs[-1]] = run
         self.runs.append(run)
+        self._expect(plan, run, inputs, outputs)
         priority = self.rng.randint(1, 3) if self.rng.random() < self.shape.urgent else 0
         self.send(
             lambda t: RunSubmitted(
                 t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs), priority
             )
         )
+        if self.rng.random() < self.shape.share:
+            self._publish_or_take(outputs)
         for buffer in (*inputs, *outputs):
             if buffer is not None and self.rng.random() < self.shape.drop:
                 self.world.agenda.after(self.rng.random() * 0.02, self._drop, buffer)
@@ -272,6 +363,20 @@ class RandomClient:
                 self.send,
                 lambda t: RunCancelled(t, "cancel", self.name, run),
             )
+
+    def _expect(self, plan: Plan, run: int, inputs: list[int | None], outputs: list[int]) -> None:
+        """What must come of a run, by another way than through hosts."""
+        values: dict[int, int] = {}
+        for p, (value, buffer) in enumerate(zip(plan.inputs, inputs, strict=True)):
+            values[value] = made_of("argument", run, p) if buffer is None else self.contents[buffer]
+        for step in plan.steps:
+            node = step.node
+            if isinstance(node, Call):
+                parts = [values[v] for v in node.inputs]
+                values.update({v: made_of(node.function, v, *parts) for v in node.outputs})
+            else:
+                values[node.output] = values[node.input]
+        self.contents.update(zip(outputs, (values[v] for v in plan.outputs), strict=True))
 
     def _input(self, value: Value, donated: bool, taken: list[int | None]) -> int | None:
         assert value.slice is not None
@@ -287,7 +392,13 @@ class RandomClient:
         else:
             buffer = self._number()
             self.handles[buffer] = _Handle(value.slice, value.nbytes)
-            self.world.declare(self.name, buffer, value.slice, value.nbytes)
+            self.contents[buffer] = made_of("upload", buffer)
+            killed = self.rng.random() < self.shape.kill
+            reached = self.rng.choice((0, 1, None)) if killed else None
+            said = not killed or self.rng.random() < 0.5
+            self.world.declare(self.name, buffer, value.slice, value.nbytes, reached, said)
+            if killed:
+                self.world.agenda.after(0.0, self._leave)
         self.handles[buffer].gone = donated
         return buffer
 
@@ -300,10 +411,13 @@ class RandomClient:
         """Drop every handle that is left."""
         for buffer in list(self.handles):
             self._drop(buffer)
+        for number in list(self.taken):
+            self._drop_taken(number)
 
     def _leave(self) -> None:
-        self.left = True
-        self.world.disconnect(self.name, "random")
+        if not self.left:
+            self.left = True
+            self.world.disconnect(self.name, "random")
 
     def _number(self) -> int:
         self._next += 1

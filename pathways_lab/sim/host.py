@@ -25,7 +25,7 @@ from collections import deque
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Call, SliceId, Transfer
-from pathways_lab.sim.parts import HostValue, Part, RunHere, StepInfo, Task, WorldPort
+from pathways_lab.sim.parts import HostValue, Part, RunHere, StepInfo, Task, WorldPort, made_of
 
 
 class Host:
@@ -103,6 +103,7 @@ class Host:
             if number is None:
                 argument = self._value(plan.values[value].nbytes, where)
                 argument.ready = argument.done = True
+                argument.content = made_of("argument", here.grant.run, p)
                 here.values[value] = argument
             else:
                 found = self.buffers.get(number)
@@ -136,7 +137,11 @@ class Host:
                     values[value].readers += 1
 
     def _value(self, nbytes: int, where: SliceId) -> HostValue:
-        return HostValue(nbytes, self.world.local[where][self.name])
+        return HostValue(nbytes, self.world.local[where][self.name], where=where)
+
+    def unbind(self, where: SliceId) -> None:
+        """A slice is gone, with every buffer on it."""
+        self.free(tuple([b for b, value in self.buffers.items() if value.where == where]))
 
     def free(self, buffers: tuple[int, ...]) -> None:
         """Forget buffers; nothing that was granted reads them any more."""
@@ -177,6 +182,7 @@ class Host:
         if value is None:
             value = self.buffers[buffer] = self._value(nbytes, where)
         value.kept = value.ready = value.done = True
+        value.content = made_of("upload", buffer)
         self.resident.append(buffer)
         self.flush_soon()
 
@@ -266,6 +272,7 @@ class Host:
         if poisoned and not self.world.launch_poisoned:
             self._skip(task)
             return
+        inputs = [values[v].content for v in info.node.inputs]
         for v in info.used:
             self._take(values[v])
         for v in info.consumed:
@@ -275,6 +282,8 @@ class Host:
             self._take(value)
             value.ready = True
             value.bad = poisoned
+            if not poisoned:
+                value.content = made_of(info.node.function, v, *inputs)
         if info.cost.temporary:
             self._add(task.devices, info.cost.temporary)
         if self.world.remember:

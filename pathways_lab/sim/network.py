@@ -55,6 +55,7 @@ class Network:
         """The bytes of one source host exist."""
         movement = self.moving[task.run.grant.run, task.step]
         movement.sources.discard(host.name)
+        movement.content = task.run.values[task.info.used[0]].content
         movement.sent.append((host, task))
         if movement.dead:
             self._deliver(movement)
@@ -103,6 +104,8 @@ class Network:
                 del movement.waiting[name]
                 host = self.world.host(name)
                 if host is not None:
+                    value = task.run.values[task.info.made[0]]
+                    value.content = movement.content if name in movement.arrived else 0
                     host.received(task, bad=name not in movement.arrived)
                     self._role_ended(movement, host, task)
         if movement.dead and movement.sent:

@@ -12,6 +12,7 @@ Paper: none.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,8 @@ class HostValue:
     ready: a reader may be queued behind its maker.  done: its bytes exist.
     taken: it occupies device memory.  readers: steps here that have not ended.
     kept: a buffer, freed by message.  bad: no value came about here.
+    where: its slice.
+    content: stands for what the bytes are, see :func:`made_of`; 0: nothing (yet).
     """
 
     nbytes: int
@@ -39,7 +42,14 @@ class HostValue:
     done: bool = False
     taken: bool = False
     bad: bool = False
+    where: SliceId = 0
+    content: int = 0
     sends: list[Task] = field(default_factory=list)
+
+
+def made_of(what: str, *parts: int) -> int:
+    """A number for a value: the same for the same maker and the same parts, and no other's."""
+    return zlib.crc32(repr((what, parts)).encode()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,7 @@ class Movement:
     sent: tasks of those whose part does.  arrived: hosts that have their bytes;
     waiting: tasks of hosts that have room for them.  dead: it will never be
     complete.  roles: sends and receives that have not ended.
+    content: of the value that moves (see HostValue).
     """
 
     run: int
@@ -113,6 +124,7 @@ class Movement:
     waiting: dict[str, Task] = field(default_factory=dict)
     dead: bool = False
     roles: int = 0
+    content: int = 0
 
 
 @dataclass(slots=True, eq=False)

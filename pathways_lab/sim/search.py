@@ -6,7 +6,13 @@ with every rule in force and checks after every event, and at the end, that
 * nothing is stuck: every run ended once, every handle resolved,
 * gangs that share a device began in one order on all hosts,
 * nobody was overtaken more often than allowed,
-* memory was never over its limit, and is empty when all clients have gone.
+* memory was never over its limit, and no client's over its quota,
+* every handle that was resolved and is still kept has its value, and the right one,
+  on all hosts of its slice (as long as these live),
+* nothing is left, in the core and on hosts, when all clients have gone.
+
+Clients leave, or are killed in the middle of an upload; hosts die, come back,
+stand still, report twice; devices and bytes are limited; islands are leased.
 
 ``--without RULE`` switches one rule off and looks for a workload that breaks.
 
@@ -47,6 +53,7 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "liveness": {"liveness": False},
     "producers": {"producers": False},
     "stalemate": {"stalemate": False},
+    "quotas": {"quotas": False},
     "overtaking": {"overtaking": None},
     "poison": {"launch_poisoned": False},
 }
@@ -59,11 +66,13 @@ FOCUS: Mapping[str, Shape] = {
     "overtaking": Shape(programs=4, runs=30, nodes=2, memory=(50, 90), lose=0.0),
     "poison": Shape(hosts=3, nodes=8, memory=(40, 60), fail=0.2, lose=0.0, cancel=0.0),
     "predecessors": Shape(runs=20, nodes=3, reuse=0.95, memory=(40, 60), lose=0.0),
+    "quotas": Shape(limit=1.0, lease=0.2, share=0.2),
 }  # fmt: skip
 """Where to look for what breaks without a rule; elsewhere it is rare."""
 
 STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7, leave=0.3,
-              fail=0.08, cancel=0.2)  # fmt: skip
+              fail=0.08, cancel=0.2, limit=0.5, lease=0.3, share=0.4, kill=0.05, stop=0.6,
+              repeat=0.1)  # fmt: skip
 """Everything that can go wrong does, often."""
 
 
@@ -114,12 +123,17 @@ def search(
     policy: Policy | RemotePolicy = chosen
     if not without and seed % 3 == 0:
         policy = Elsewhere(world, chosen, random.Random(seed + 2)).remote
+    repeating = random.Random(seed + 3)
+    if shape.repeat:
+        world.repeats = lambda: repeating.random() < shape.repeat
     worst = [0]
+    limits = _Limits(world)
 
     def watch(event: Event, commands: list[Command]) -> None:
         """After every event."""
         if checks:
             check(world.control)
+            limits.check()
         if isinstance(event, ClientJoined) and event.client == "kernel-1":
             world.tell(event.client, lambda t: PolicyChosen(t, "policy", event.client, policy))
         for run in world.control.state.runs.values():
@@ -137,11 +151,14 @@ def search(
         world.agenda.after(when, world.lose, name)
         if rng.random() < 0.5:
             world.agenda.after(when + 0.02, world.join, name, name.partition("/")[0])
+    while rng.random() < shape.stop:
+        name, when = rng.choice(sorted(world.hosts)), rng.random() * 0.05
+        world.agenda.after(when, world.stop, name, rng.random() * 0.1)
     broken = ""
     try:
         if world.agenda.run(calls=200_000) == 200_000:
             broken = "the simulation does not end"
-        broken = broken or _ended(world, clients) or _one_order(world)
+        broken = broken or _ended(world, clients) or _one_order(world) or _kept(world, clients)
         if worst[0] > bound:
             broken = broken or f"a run was overtaken {worst[0]} times, {bound} are allowed"
         for client in clients:
@@ -158,6 +175,53 @@ def search(
             kind = told[0].failure.kind if told[0].failure else told[0].outcome
             outcomes[kind] = outcomes.get(kind, 0) + 1
     return Verdict(seed, broken, sum(len(c.runs) for c in clients), outcomes, world.agenda.made)
+
+
+class _Limits:
+    """Nobody who has reached a quota gets any more."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.before: dict[str, tuple[int, int]] = {}
+
+    def check(self) -> None:
+        """After every event.  What somebody had before a limit was set is his."""
+        state = self.world.control.state
+        for client in self.world.control.clients:
+            quota = state.quotas.of(client)
+            devices = sum(state.resources.held_by(client).values())
+            now = devices, state.accounts.of(client).nbytes
+            before = self.before.get(client, (0, 0))
+            for most, had, has in zip((quota.devices, quota.nbytes), before, now, strict=True):
+                assert most is None or has <= max(most, had), f"{client} has {has} of {most}"
+            self.before[client] = now
+
+
+def _kept(world: World, clients: list[RandomClient]) -> str:
+    """Whatever was resolved and is still wanted is on its hosts, and is what it must be."""
+    store, slices = world.control.state.store, world.control.slices
+    made = {b: content for c in clients for b, content in c.contents.items()}
+    for client in clients:
+        if client.left:
+            continue
+        own = [b for b, handle in client.handles.items() if not handle.gone]
+        wanted = {b: b for b in own} | {n: taken.stored for n, taken in client.taken.items()}
+        for number, stored in wanted.items():
+            told = client.resolved.get(number, [])
+            if not told or told[-1].failure is not None:
+                continue
+            buffer = store.buffers.get(stored)
+            if buffer is None or buffer.state != "resident":
+                return f"{client.name} has handle {number}, and the store has nothing for it"
+            if slices[buffer.slice].state == "lost":
+                return f"handle {number} of {client.name} was lost, and nobody said so"
+            for name in slices[buffer.slice].hosts:
+                value = world.hosts[name].buffers.get(stored)
+                if value is None or not value.done or value.bad:
+                    return f"handle {number} of {client.name} has no value on {name}"
+                if value.content != made[stored]:
+                    return f"handle {number} of {client.name} has a wrong value on {name}"
+    return ""
 
 
 def _ended(world: World, clients: list[RandomClient]) -> str:
@@ -222,6 +286,12 @@ def _empty(world: World) -> str:
     for host in world.hosts.values():
         if any(host.used):
             return f"{host.name} still holds {host.used}"
+        if host.buffers or host.runs:
+            return f"{host.name} still keeps {list(host.buffers)} of {list(host.runs)}"
+    if any(row.nbytes for row in state.accounts.rows.values()):
+        return f"accounts still count {state.accounts.rows}"
+    if world.control.bookings.line or state.resources.leases or world.control.sharing.names:
+        return "somebody who has gone still waits, leases or publishes"
     return ""
 
 

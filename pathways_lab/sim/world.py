@@ -43,6 +43,8 @@ from pathways_lab.core.messages import (
     ShareProgram,
     SliceBound,
     SliceFreed,
+    SliceWaiting,
+    Taken,
 )
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.program import Call, Plan, SliceId
@@ -74,6 +76,7 @@ class World:
         it each grant travels on its own, and *lag* may hold it up.
     launch_poisoned: gangs whose input is missing are launched all the same.
     fails: whether a step fails on a host, given ``(run, step, host)``.
+    repeats: whether a host's report comes twice.
     decide: asks the core; whoever wants to listen puts itself before it.
     memory: the records of what happened, when *remember*.
     """
@@ -100,6 +103,7 @@ class World:
         self.launch_poisoned = launch_poisoned
         self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
+        self.repeats: Callable[[], bool] = lambda: False
         self.observers: list[Callable[[Event, list[Command]], None]] = []
         self.memory = Memory(remember)
         self.remember = remember
@@ -113,6 +117,7 @@ class World:
         self._steps: dict[str, tuple[StepInfo, ...]] = {}
         self._gangs: dict[tuple[int, int], Gang] = {}
         self._links: dict[str, float] = {}
+        self._linked: dict[str, Host] = {}
         self._vary = vary
         self._busy = 0.0
         for host, island in machine.hosts():
@@ -156,31 +161,44 @@ class World:
         match command:
             case Grant():
                 if self.keep_order:
-                    self._carry(command.host, self._at_host, command.host, Host.grant, command)
+                    self._to_host(command.host, Host.grant, command)
                 else:
                     delay = self.vary(self.machine.costs.control_latency) + self.lag(command)
-                    self.agenda.after(delay, self._at_host, command.host, Host.grant, command)
+                    self.agenda.after(
+                        delay, self._if_alive, self._linked.get(command.host), Host.grant, command
+                    )
             case FreeBuffers():
                 for host in command.hosts:
-                    self._carry(host, self._at_host, host, Host.free, command.buffers)
+                    self._to_host(host, Host.free, command.buffers)
             case AbortRun():
                 for host in command.hosts:
-                    self._carry(host, self._at_host, host, Host.abort, command.run)
+                    self._to_host(host, Host.abort, command.run)
             case Prepare():
                 for host in command.hosts:
-                    self._carry(host, self._compile, host, command)
+                    self._to_host(host, self._compile, command)
             case SliceBound():
                 self._bind(command.binding)
                 self._to_client(command.client, command)
-            case Refused() | Resolved() | RunEnded() | PolicySet():
+            case Refused() | Resolved() | RunEnded() | PolicySet() | Taken() | SliceWaiting():
                 self._to_client(command.client, command)
-            case ShareProgram() | SliceFreed() | SliceWithdrawn():
+            case SliceFreed() | SliceWithdrawn():
+                for host in command.hosts:
+                    self._to_host(host, Host.unbind, command.slice)
+            case ShareProgram():
                 pass
 
     def _to_client(self, name: str, command: Command) -> None:
         client = self.clients.get(name)
         if client is not None:
             self._carry(f">{name}", client.told, command)
+
+    def _to_host(self, name: str, call: Callable[..., None], *args: object) -> None:
+        """Over the link of the device process that the control plane knows by this name."""
+        self._carry(name, self._if_alive, self._linked.get(name), call, *args)
+
+    def _if_alive(self, host: Host | None, call: Callable[..., None], *args: object) -> None:
+        if self.alive(host):
+            call(host, *args)
 
     def _at_host(self, name: str, call: Callable[..., None], *args: object) -> None:
         host = self.hosts.get(name)
@@ -234,14 +252,16 @@ class World:
     def join(self, name: str, island: str) -> None:
         """A device process starts (and replaces one of the same name)."""
         self.lose(name, "its device process was replaced")
-        self.hosts[name] = Host(self, name, island)
+        host = self.hosts[name] = Host(self, name, island)
         m = self.machine
-        self.tell(
-            name,
-            lambda t: HostJoined(
-                t, "join", name, island, m.devices_per_host, m.kind, m.memory, m.block
-            ),
-        )
+
+        def joined(time: float) -> Event:
+            self._linked[name] = host  # what was for one of the same name never comes here
+            return HostJoined(
+                time, "join", name, island, m.devices_per_host, m.kind, m.memory, m.block
+            )
+
+        self.tell(name, joined)
 
     def lose(self, name: str, reason: str = "it was killed") -> None:
         """A device process dies; collectives with it fail on the others."""
@@ -253,12 +273,15 @@ class World:
             if name in gang.hosts:
                 self._break_soon(gang)
 
-    def _compile(self, name: str, command: Prepare) -> None:
+    def _compile(self, host: Host, command: Prepare) -> None:
         cost, now = self.machine.cost(command.function), self.agenda.now
         seconds = self.vary(cost.compile)
-        self.agenda.after(seconds, self._compiled, name, command, cost.temporary, now)
+        self.agenda.after(
+            seconds, self._if_alive, host, self._compiled, command, cost.temporary, now
+        )
 
-    def _compiled(self, name: str, command: Prepare, temporary: int, start: float) -> None:
+    def _compiled(self, host: Host, command: Prepare, temporary: int, start: float) -> None:
+        name = host.name
         self.memory.compiled(name, command.function, command.slice, start, self.agenda.now)
         ready = ((command.function, command.slice, temporary, None),)
         self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))
@@ -271,11 +294,22 @@ class World:
         resident: tuple[int, ...],
     ) -> None:
         """What a host has gathered."""
-        if self.alive(host):
-            self.tell(
-                host.name,
-                lambda t: HostReport(t, "report", host.name, finished, failed, resident),
-            )
+        for _ in range(1 + self.repeats()):
+            if self.alive(host):
+                self.tell(
+                    host.name,
+                    lambda t: HostReport(t, "report", host.name, finished, failed, resident),
+                )
+
+    def stop(self, name: str, seconds: float) -> None:
+        """For so long nothing reaches a host, and nothing comes from it."""
+        until = self.agenda.now + seconds
+        for link in (name, f"{name}>"):
+            self._links[link] = max(until, self._links.get(link, 0.0))
+        host = self.hosts.get(name)
+        if host is not None:
+            host.ingress = max(host.ingress, until)
+            host.thread = max(host.thread, until)
 
     # --- gangs -----------------------------------------------------------------------
 
@@ -360,20 +394,33 @@ class World:
 
     # --- clients ---------------------------------------------------------------------
 
-    def connect(self, client: Client) -> None:
-        """A client connects."""
+    def connect(self, client: Client, number: int = 0) -> None:
+        """A client connects.  number: the high 32 bits of its ids."""
         self.clients[client.name] = client
-        self.tell(client.name, lambda t: ClientJoined(t, "join", client.name))
+        self.tell(client.name, lambda t: ClientJoined(t, "join", client.name, number))
 
     def disconnect(self, name: str, reason: str = "closed") -> None:
         """A client goes, or dies."""
         self.clients.pop(name, None)
         self.tell(name, lambda t: ClientLeft(t, "leave", name, reason))
 
-    def declare(self, client: str, buffer: int, where: SliceId, nbytes: int) -> None:
-        """A client uploads a buffer: it says so, and its bytes come to the hosts."""
-        self.tell(client, lambda t: BufferDeclared(t, "declare", client, buffer, where, nbytes))
-        for host, devices in self.local[where].items():
+    def declare(
+        self,
+        client: str,
+        buffer: int,
+        where: SliceId,
+        nbytes: int,
+        hosts: int | None = None,
+        said: bool = True,
+    ) -> None:
+        """A client uploads a buffer: it says so, and its bytes come to the hosts.
+
+        hosts: only to so many of them, because the client dies in the middle.  said: also
+        False because of that.
+        """
+        if said:
+            self.tell(client, lambda t: BufferDeclared(t, "declare", client, buffer, where, nbytes))
+        for host, devices in tuple(self.local[where].items())[:hosts]:
             seconds = nbytes * len(devices) / self.machine.costs.dcn
             delay = self.vary(self.machine.costs.dcn_latency + seconds)
             self.agenda.after(delay, self._at_host, host, Host.upload, buffer, where, nbytes)
