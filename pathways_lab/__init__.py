@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathways_lab.notebook.compare import compare_timelines
     from pathways_lab.notebook.side_by_side import compare
     from pathways_lab.pipeline.automatic import pipeline
+    from pathways_lab.pipeline.islands import data_parallel
     from pathways_lab.runtime.emulated import emulated
     from pathways_lab.sim.machine import Costs, FunctionCost
     from pathways_lab.sim.simulate import Load
@@ -63,6 +64,7 @@ __all__ = [
     "compare_timelines",
     "connect",
     "current",
+    "data_parallel",
     "device_put",
     "emulated",
     "jit",
@@ -100,6 +102,7 @@ _HOMES = {
     "compare_timelines": "notebook.compare",
     "connect": "client.lab",
     "current": "client.lab",
+    "data_parallel": "pipeline.islands",
     "device_put": "client.program",
     "emulated": "runtime.emulated",
     "jit": "client.functions",

@@ -18,7 +18,7 @@ SURFACE = {
     # compiled functions, programs, data
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
     # models
-    "pipeline",
+    *("pipeline", "data_parallel"),
     # whose gangs go first
     *("FIFO", "Priority", "ProportionalShare", "ShortestFirst"),
     *("Policy", "PolicyView", "Candidate"),

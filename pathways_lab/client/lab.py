@@ -33,6 +33,7 @@ from pathways_lab.client import (
 from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
+from pathways_lab.client.dcn import Dcn, emulate
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
 from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.client.functions import CompiledFunction
@@ -289,6 +290,20 @@ class Lab(Elasticity):
         require(self, place, "lab.multi_controller")
         carried = len(jax.tree.leaves(args[:carry]))
         return multi_controller.start(call, place, Loop(steps, carried, wait, records))
+
+    def dcn(self, *, latency: float = 0.0, bandwidth: float = 0.0) -> Dcn:
+        """Have the islands be as far from each other as a network would make them (emulated).
+
+        latency: seconds, one way.  bandwidth: bytes per second from each host to each host
+            of another island; 0: no limit.  Without arguments it is over.
+
+        For all clients of the lab, from the next bytes on; hosts that join later are as
+        near as ever.  Raises PathwaysError on a lab that was not started here.
+        """
+        told = Dcn(latency, bandwidth)
+        with self.dask_client() as dask:
+            emulate(dask, self.islands, told)
+        return told
 
     # --- what happened -------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathways_lab.pipeline.automatic import Pipeline, pipeline
     from pathways_lab.pipeline.emulation import held
+    from pathways_lab.pipeline.islands import DataParallel, data_parallel
     from pathways_lab.pipeline.schedule import Costs, Schedule, Table, Task
     from pathways_lab.pipeline.schedules import (
         gpipe,
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Costs",
+    "DataParallel",
     "Pipeline",
     "Schedule",
     "Table",
     "Task",
+    "data_parallel",
     "gpipe",
     "held",
     "interleaved",
@@ -43,6 +46,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Pipeline", "pipeline"), "automatic"),
     "held": "emulation",
+    **dict.fromkeys(("DataParallel", "data_parallel"), "islands"),
     **dict.fromkeys(("Costs", "Schedule", "Table", "Task"), "schedule"),
     **dict.fromkeys(
         ("gpipe", "interleaved", "one_forward_one_backward", "zero_bubble"), "schedules"

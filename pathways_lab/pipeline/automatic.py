@@ -296,15 +296,13 @@ def pipeline(
                 "give one slice for each of its rows",
             )
         )
-    dear = costs if costs is not None else _estimate(layers, example)
+    dear = costs if costs is not None else estimated(layers, example)
     if len(dear) != len(layers):
         raise PathwaysError(
             Failure("refused", f"{len(dear)} costs for {len(layers)} layers", "one for each layer")
         )
     stages = partition(dear, made.stages)
-    if batch is None:
-        shared = all("data" in on.axes for on in slices)
-        batch = PartitionSpec("data") if shared else PartitionSpec()
+    batch = data_spec(slices, batch)
     spread = specs if specs is not None else [PartitionSpec()] * len(layers)
     return Pipeline(
         layers, slices, loss, optimizer, made, stages, dear, batch, spread, name, dispatch
@@ -326,7 +324,16 @@ def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> S
     return make(slices, 4 * slices if microbatches is None else microbatches)
 
 
-def _estimate(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
+def data_spec(slices: Sequence[Slice], given: PartitionSpec | None) -> PartitionSpec:
+    """How a batch is cut over slices: as given, else over ``"data"`` where all have that axis."""
+    if given is not None:
+        return given
+    shared = all("data" in on.axes for on in slices)
+    return PartitionSpec("data") if shared else PartitionSpec()
+
+
+def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
+    """By layer, what it costs on inputs like *example*: operations, without a device."""
     found = []
     x = example
     for layer, parameters in layers:

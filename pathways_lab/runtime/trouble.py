@@ -35,9 +35,11 @@ Kind = Literal["delay", "hold", "drop", "duplicate"]
 class Rule:
     """What happens to messages that come from some others.
 
-    peers: their names (hosts; ``"control"``).  kind: ``"delay"`` (each by *seconds*),
-    ``"hold"`` (all, until *lasts* is over), ``"drop"`` or ``"duplicate"`` (*count* messages).
-    lasts: seconds.  op: only messages of this kind, or "".
+    peers: their names (hosts; ``"control"``).  kind: ``"delay"`` (each by *seconds*, and over
+    each link *rate* bytes in a second, if that is not 0), ``"hold"`` (all, until *lasts* is
+    over), ``"drop"`` or ``"duplicate"`` (*count* messages).
+    lasts: seconds.  op: only messages of this kind, or "".  name: if any, it takes the
+    place of an earlier rule of that name.
     """
 
     kind: Kind
@@ -46,7 +48,11 @@ class Rule:
     seconds: float = 0.0
     count: int = 0
     op: str = ""
+    rate: float = 0.0
+    name: str = ""
     until: float = field(default=0.0)
+    free: dict[str, float] = field(default_factory=dict)
+    """By peer: when the last byte of what was sent so far is through."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Rule:
@@ -94,6 +100,8 @@ class Troubles:
             return
         rule = Rule.from_plain(plain)
         rule.until = self._clock() + rule.lasts
+        if rule.name:
+            self._rules = [other for other in self._rules if other.name != rule.name]
         self._rules.append(rule)
         self._way.trouble = self
 
@@ -105,14 +113,14 @@ class Troubles:
             self._way.trouble = None
             return messages
         come = list(self._lost_and_repeated(link, messages))
-        due = max(
-            (self._due(rule, now) for rule in self._rules if link.name in rule.peers), default=0.0
-        )
-        if due <= now and link not in self._held:
+        slow = [r for r in self._rules if r.kind in ("delay", "hold") and link.name in r.peers]
+        if not come or (not slow and link not in self._held):
             return come
         held = self._held.setdefault(link, deque())
-        held.extend((due, message) for message in come)
-        self._way.call_later(max(0.0, due - now), self._release, link)
+        for message in come:
+            due = max((self._due(rule, link, message, now) for rule in slow), default=now)
+            held.append((max(due, held[-1][0]) if held else due, message))
+        self._way.call_later(max(0.0, held[0][0] - now), self._release, link)
         return []
 
     def _lost_and_repeated(self, link: Link, messages: Iterable[Message]) -> Iterable[Message]:
@@ -123,8 +131,15 @@ class Troubles:
             if hit is not None and hit.kind == "duplicate":
                 yield message
 
-    def _due(self, rule: Rule, now: float) -> float:
-        return {"delay": now + rule.seconds, "hold": rule.until}.get(rule.kind, 0.0)
+    def _due(self, rule: Rule, link: Link, message: Message, now: float) -> float:
+        """When a message is through."""
+        if rule.kind == "hold":
+            return rule.until
+        if rule.rate:
+            nbytes = max(message.size, sum(buffer.nbytes for buffer in message.buffers))
+            begin = max(now, rule.free.get(link.name, 0.0))
+            rule.free[link.name] = now = begin + nbytes / rule.rate
+        return now + rule.seconds
 
     def _release(self, link: Link, everything: bool = False) -> None:
         """Hand over what is due, in the order in which it came."""

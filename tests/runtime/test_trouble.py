@@ -72,6 +72,22 @@ def test_late_messages_keep_their_order(ends: Ends) -> None:
     assert ends.closed.empty()
 
 
+def test_a_narrow_link_lets_so_many_bytes_through_in_a_second(ends: Ends) -> None:
+    """And a rule of the same name takes its place."""
+    ends.begin(kind="delay", rate=1e6, name="dcn")
+    before = time.monotonic()
+    for n in range(4):
+        ends.link.send("number", {"n": n}, [bytes(50_000)])
+    assert ends.numbers(4) == [0, 1, 2, 3]
+    assert 0.19 <= time.monotonic() - before < 1.0
+    ends.begin(kind="delay", name="dcn")
+    assert len(ends.troubles._rules) == 1
+    before = time.monotonic()
+    ends.link.send("number", {"n": 4}, [bytes(500_000)])
+    assert ends.numbers(1) == [4]
+    assert time.monotonic() - before < 0.4
+
+
 def test_held_messages_come_when_it_is_over_or_healed(ends: Ends) -> None:
     ends.begin(kind="hold", lasts=0.3)
     ends.say(1, 2)
