@@ -200,8 +200,11 @@ class View:
         return self
 
 
-def view_of(timeline: Timeline, *panels: str, **options: Any) -> View:
-    """A view of a timeline: live while it grows, frozen and of all of it when it was loaded."""
+def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: Any) -> View:
+    """A view of a timeline: live while it grows, frozen and of all of it when it was loaded.
+
+    replay: keep a view of what was loaded live, so that its scrubber, zoom and clicks work.
+    """
     if not timeline.loaded:
         return View(timeline, panels, **options)
     records = timeline.records
@@ -215,7 +218,8 @@ def view_of(timeline: Timeline, *panels: str, **options: Any) -> View:
         "window": max(end - start, 1e-3),
         **options,
     }
-    return View(timeline, panels, **given).freeze()
+    view = View(timeline, panels, **given)
+    return view if replay else view.freeze()
 
 
 def _display(

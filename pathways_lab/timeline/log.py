@@ -271,7 +271,10 @@ class Timeline:
         return frame.frame(self.records)
 
     def view(self, *panels: str, **options: Any) -> Any:
-        """Show it: live while it grows, a static picture of all of it when it was loaded."""
+        """Show it: live while it grows, a static picture of all of it when it was loaded.
+
+        With ``replay=True`` a loaded one stays live too: any moment of it, zoom, clicks.
+        """
         if open_view is None:
             raise RuntimeError(
                 "no front end is there to show a view; import pathways_lab and use a name of it"
