@@ -124,7 +124,7 @@ class Picture:
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
         """What stands above the figures; *scene* is shown as it is *at* some moment."""
-        active = scene.busy or at - scene.last < QUIET
+        active = scene.busy or (at - scene.last < QUIET and not self.timeline.loaded)
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
@@ -148,7 +148,7 @@ class Picture:
             )
             + waiting_legend(scene, self.panels),
             summary=summary(scene, at, self.wanted.title),
-            actions=() if self.outcome else self.wanted.actions,
+            actions=() if self.outcome or self.timeline.loaded else self.wanted.actions,
             chosen=about_gang(scene, self._gang) if self._gang is not None else (),
             moments=(begun, max(begun, round(end - scene.origin, 1))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
@@ -177,6 +177,8 @@ class Picture:
             out.append("emulated devices")
         if scene.machine.simulated:
             out.append("simulated: nothing of this was computed")
+        if scene.apart:
+            out.append(f"stamps of hosts may be off by {duration(scene.apart)}")
         if scene.dropped:
             out.append(f"{scene.dropped:,} records dropped")
         return tuple(out)

@@ -155,6 +155,7 @@ class Scene:
         self.longest: dict[tuple[str, str], float] = {}
         self.ended: dict[int, str] = {}
         self.dropped = 0
+        self.apart = 0.0
         self.first = float("inf")
         self.last = float("-inf")
         self._bars = Bars()
@@ -215,6 +216,8 @@ class Scene:
     def _sample(self, sample: Sample) -> None:
         if sample.name == "dropped":
             self.dropped += int(sample.value)
+        elif sample.name == "clock":
+            self.apart = max(self.apart, sample.value)
         elif sample.name == "memory":
             lane = Lane(sample.island, sample.host, int(sample.args.get("device", 0)))
             before, self.memory[lane] = self.memory.get(lane, 0.0), sample.value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @functools.cache
@@ -31,15 +31,26 @@ def stamp() -> dict[str, Any]:
     return {"clock": time.monotonic(), "machine": machine()}
 
 
-def offset(hello: dict[str, Any], sent: float, received: float) -> float:
-    """Seconds to add to this process's clock to get the clock of the hello's sender.
+class Difference(NamedTuple):
+    """Between two clocks, in seconds.
+
+    offset: what to add to this process's clock to get the other one.
+    error: how far off that may be.
+    """
+
+    offset: float = 0.0
+    error: float = 0.0
+
+
+def difference(hello: dict[str, Any], sent: float, received: float) -> Difference:
+    """Between this process's clock and that of the hello's sender.
 
     sent, received: this clock before asking for the hello and on getting it.
     """
     clock = hello.get("clock")
     if not isinstance(clock, float):
-        return 0.0
+        return Difference()
     if machine() and hello.get("machine") == machine() and sent <= clock <= received:
         # The same clock (and not another one in a container of its own).
-        return 0.0
-    return clock - (sent + received) / 2
+        return Difference()
+    return Difference(clock - (sent + received) / 2, (received - sent) / 2)

@@ -108,13 +108,13 @@ def meet(
     context: ssl.SSLContext | None = None,
     dial: Callable[[str, ssl.SSLContext | None, float], socket.socket] | None = None,
     holder: int = 0,
-) -> tuple[socket.socket, Decoder, list[Message], float]:
+) -> tuple[socket.socket, Decoder, list[Message], clock.Difference]:
     """Connect, authenticate and exchange hellos, waiting at most *timeout* seconds.
 
     dial: makes the socket for an address that is reached over a comm.
     holder: whose key it is (see :mod:`pathways_lab.runtime.auth`).
     Returns the socket, its decoder, the messages received (the first is the
-    hello of the other end), and the clock offset.  Raises Refused,
+    hello of the other end), and the difference of clocks.  Raises Refused,
     AuthenticationError, WireError, TimeoutError, OSError.
     """
     family, place = addresses.parse(address)
@@ -150,7 +150,8 @@ def meet(
             patience()
             messages = decoder.advance(_some(sock.recv_into(decoder.space())))
         _check_hello(messages[0])
-        return sock, decoder, messages, clock.offset(messages[0].fields, sent, time.monotonic())
+        apart = clock.difference(messages[0].fields, sent, time.monotonic())
+        return sock, decoder, messages, apart
     except TimeoutError:
         sock.close()
         raise TimeoutError(f"{address} did not answer within {timeout:g} s") from None

@@ -50,6 +50,7 @@ from pathways_lab.runtime.reports import Reports
 from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
+from pathways_lab.timeline.records import Sample
 
 _CUT_SECONDS = 0.25
 STUCK_SECONDS = 10.0
@@ -195,6 +196,9 @@ class HostRim:
             tag="control",
             context=self._context,
             retry=True,
+        )
+        self.reports.record(
+            Sample("clock", self._clock(), self._control.clock_error, self.island, self.name)
         )
 
     def _offset(self) -> float:

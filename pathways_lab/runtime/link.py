@@ -99,6 +99,7 @@ class Link:
     holder: whose key the connecting end has proved; on the accepting end.
     clock_offset: seconds to add to this process's monotonic clock to get the
         clock of the end that was connected to; 0.0 on the accepting end.
+    clock_error: how far off that may be (seconds).
     sent_messages, sent_bytes, received_messages, received_bytes: counters.
     """
 
@@ -116,7 +117,7 @@ class Link:
         self.peer = peer
         self.tag = tag
         self.holder = 0
-        self.clock_offset = 0.0
+        self.clock_offset = self.clock_error = 0.0
         self.sent_messages = self.sent_bytes = 0
         self.received_messages = self.received_bytes = 0
         self._owner = owner

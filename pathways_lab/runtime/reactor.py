@@ -204,7 +204,7 @@ class Reactor:
         deadline, left = time.monotonic() + timeout, timeout
         while True:
             try:
-                sock, decoder, messages, offset = meet(
+                sock, decoder, messages, apart = meet(
                     address, key, hello, left, self._limits, context, self._comms.dial, holder
                 )
                 break
@@ -215,7 +215,7 @@ class Reactor:
                     raise
         peer = messages[0].fields
         link = Link(self, sock, name or str(peer.get("name", address)), peer, decoder, tag)
-        link.clock_offset = offset
+        link.clock_offset, link.clock_error = apart
         if bulk and peer.get(_BULK) is True:
             link.share(connected=True)
         link.begin(came=1)

@@ -75,6 +75,8 @@ def within(record: Record, start: float, end: float = float("inf")) -> bool:
         return record.end > start and record.start < end
     if isinstance(record, Event) and record.kind.startswith(("host-", "slice-", "plan")):
         return record.time <= end
+    if isinstance(record, Sample) and record.name == "clock":
+        return record.time <= end
     return start <= record.time <= end
 
 

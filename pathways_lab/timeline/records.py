@@ -31,7 +31,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          ``late``, ``deadlock`` (what stands still; args text, story), ``silent``,
          ``answers`` (a host that says nothing, or does again; args text)
 Sample   ``memory`` (bytes in use on one host's devices; args device),
-         ``dropped`` (records lost before they were remembered)
+         ``dropped`` (records lost before they were remembered),
+         ``clock`` (by how many seconds a host's stamps may be off)
 ======== ======================================================================
 """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from pathways_lab.notebook.panels import utilisation
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.timeline.log import within
 from pathways_lab.timeline.records import Span
 from tests.acceptance.reading import gangs
 
@@ -57,3 +61,43 @@ def test_disjoint_devices_run_in_parallel(lab: pw.Lab, shapes: tuple[int, int]) 
 @pytest.mark.parametrize("shapes", [(1,), (2,), (4,)], ids=str)
 def test_the_same_devices_run_one_after_the_other(lab: pw.Lab, shapes: tuple[int]) -> None:
     assert holders(lab, shapes, shared=True) == pytest.approx(2 * MS, rel=0.3)
+
+
+SHARE, PERIOD, TIMES = 0.3, 0.8, 2
+
+
+def read_share(lab: pw.Lab, hold: Callable[..., pw.Handle]) -> tuple[list[float], float]:
+    """Hold all devices for three tenths of the time; what queries say of each, and the figure
+    of their island."""
+    v = np.arange(8, dtype=np.float32)
+    known = len(gangs(lab))
+    begun = lab.timeline.clock()
+    for n in range(TIMES):
+        time.sleep(max(0.0, begun + n * PERIOD - lab.timeline.clock()))
+        jax.block_until_ready(hold(v))
+    first = gangs(lab)[known]
+    start, end = first.start, first.start + TIMES * PERIOD
+    shares = lab.timeline.utilisation(start, end)
+    scene = Scene(start, end - start, final=True)
+    scene.add([r for r in lab.timeline.records if within(r, start, end)], end)
+    row = scene.machine.islands.index(first.island)
+    drawn = utilisation.plot(scene, end).readouts[float(row)]
+    return [share for lane, share in shares.items() if lane.island == first.island], float(
+        drawn.removesuffix("%")
+    ) / 100
+
+
+def test_devices_that_work_three_tenths_of_the_time_read_so(lab: pw.Lab) -> None:
+    place = lab.slice((4,), axes=("x",), island=lab.islands[1].name)
+    hold = pw.jit(pw.emulated(1e3 * SHARE * PERIOD), on=place, in_shardings=P("x"),
+                  out_shardings=P("x"))  # fmt: skip
+    jax.block_until_ready(hold(np.arange(8, dtype=np.float32)))
+    readings = []
+    for _ in range(4):  # what else runs on the machine may spoil one
+        devices, drawn = read_share(lab, hold)
+        readings.append((devices, drawn))
+        if len(devices) == 4 and all(abs(x - SHARE) <= 0.02 for x in [*devices, drawn]):
+            break
+    else:
+        raise AssertionError(readings)
+    place.release()

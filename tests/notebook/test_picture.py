@@ -19,7 +19,7 @@ from pathways_lab.notebook.plot import Plot
 from pathways_lab.runtime import chronicle
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import Event, Record, Sample, Span
 from tests.notebook.synthetic import arrival, training
 
 
@@ -118,6 +118,16 @@ def test_a_long_run_says_how_long_it_takes() -> None:
     assert 0.0 < header.progress < 1.0
     assert " left" in header.status
     assert made(records, 9.0)[0].look(9.0)[1].progress == -1.0, "nothing is known of the whole"
+
+
+def test_the_error_of_clocks_is_stated_also_when_hosts_came_long_ago() -> None:
+    records = [Sample("clock", 0.0, 0.0004, "island0", "island0/host0"), *training(1)]
+    clock = Clock()
+    log = Timeline(clock=clock)
+    log.extend(records)
+    clock.now = 60.0
+    notes = Picture(log, Wanted()).look(60.0)[1].notes
+    assert notes == ("stamps of hosts may be off by 400 µs",)
 
 
 # --- one gang ------------------------------------------------------------------
