@@ -11,7 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	if $$p -c '$(SUPPORTED)' >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 # What an installation is made from. Source files are not: it is editable.
-INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json)
+INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json) \
+  $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help lab demo test lint types bench doctor constraints clean

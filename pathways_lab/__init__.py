@@ -12,6 +12,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pathways_lab.client.bodies import LargeConstantWarning
     from pathways_lab.client.checking import possible_deadlock
     from pathways_lab.client.devices import Slice
@@ -137,6 +139,12 @@ def _close_views(lab: Lab) -> None:
         views.freeze_all(lab.timeline)
 
 
+def _open_dashboard(lab: Lab, folder: Path | None, page: str, height: int) -> Any:
+    from pathways_lab.notebook.dashboard.frame import Dashboard
+
+    return Dashboard(lab, folder, page, height)
+
+
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext pathways_lab``: the magics, live views, JAX's names over virtual devices."""
     from pathways_lab.notebook import extension
@@ -154,9 +162,12 @@ def unload_ipython_extension(shell: Any) -> None:
 
 def _plug_in() -> None:
     from pathways_lab.client import hooks
+    from pathways_lab.notebook.dashboard import PAGES
     from pathways_lab.timeline import log
 
     log.open_view = log.open_view or _open_timeline
+    hooks.pages = hooks.pages or PAGES
+    hooks.open_dashboard = hooks.open_dashboard or _open_dashboard
     hooks.open_view = hooks.open_view or _open_view
     hooks.lab_closes = hooks.lab_closes or _close_views
 

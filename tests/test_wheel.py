@@ -14,8 +14,8 @@ DATA = "pathways_lab-0.1.0.data/data/"
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Every file of a freshly built wheel."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A freshly built wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
@@ -24,6 +24,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         capture_output=True,
     )
     (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    """Every file in it."""
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
@@ -42,6 +48,19 @@ def test_every_source_file_is_in_it(names):
 
 def test_jupyter_finds_its_configuration(names):
     assert f"{DATA}etc/jupyter/jupyter_server_config.d/pathways_lab_server.json" in names
+
+
+def test_jupyterlab_finds_its_extension(wheel: Path, tmp_path: Path) -> None:
+    """As ``jupyter labextension list`` does, with all files that it loads."""
+    config = pytest.importorskip("jupyterlab_server.config")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / DATA / "share" / "jupyter" / "labextensions"
+    found = config.get_federated_extensions([str(folder)])["pathways-lab"]
+    assert found["install"]["packageName"] == "pathways-lab"
+    loaded = folder / "pathways-lab" / found["jupyterlab"]["_build"]["load"]
+    assert {"plugin.js", "panel.js", "panel.css"} < {path.name for path in loaded.parent.iterdir()}
+    assert found["version"] in wheel.name, "one version for all parts"
 
 
 def test_notebooks_are_shipped(names):

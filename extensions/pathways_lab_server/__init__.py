@@ -1,15 +1,18 @@
-"""Jupyter server extension: BokehJS from the installed Bokeh, under the server's own address.
+"""Jupyter server extension: BokehJS, and the labs of this user, under the server's own address.
 
-Problem: a live view needs BokehJS in the page.  A content delivery network is
-no answer (lab machines have no outside line), a copy inside every notebook is
-8 MB, and asking the kernel for it waits until the running cell ends, which is
-exactly when a live view is wanted.  Jupyter's server is never busy, so it
-serves the files::
+Problem: a live view needs BokehJS in the page, and JupyterLab's side panel needs
+to know what runs.  A kernel answers when the running cell has ended, which is
+exactly too late, and a browser may be on another machine, behind a hub, with no
+outside line.  Jupyter's server is never busy and always reachable::
 
-    <base_url>/pathways-lab/bokehjs/bokeh.min.js
+    <base_url>/pathways-lab/bokehjs/bokeh.min.js     scripts of the installed Bokeh
+    <base_url>/pathways-lab/labs                     names of this user's labs, as JSON
+    <base_url>/pathways-lab/labs/<name>/pathways     pages of one of them
 
-Kernels that this server starts inherit the environment variable
-PATHWAYS_LAB_BOKEHJS_ROUTE; where it is missing they send the script themselves.
+Kernels that this server starts inherit the environment variables
+PATHWAYS_LAB_BOKEHJS_ROUTE and PATHWAYS_LAB_PAGES_ROUTE; where the first is missing
+they send the script themselves, where the second is missing they show the pages at
+their own address.
 
 Rule for maintainers: this package is imported by Jupyter's server process and
 by nobody else.  It imports neither JAX, Dask, Bokeh nor ``pathways_lab``; a
@@ -30,6 +33,13 @@ VARIABLE = "PATHWAYS_LAB_BOKEHJS_ROUTE"
 """Tells kernels the route, without a slash at its end."""
 
 
+LABS = "pathways-lab/labs"
+"""Below the server's base URL: the list; with a lab's name and a path behind it, its pages."""
+
+PAGES_VARIABLE = "PATHWAYS_LAB_PAGES_ROUTE"
+"""Tells kernels the same, with the base URL."""
+
+
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
     """What Jupyter asks a package for, to find its server extensions."""
     return [{"module": "pathways_lab_server"}]
@@ -46,7 +56,20 @@ def bokehjs_folder() -> Path | None:
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
-    """Add the route to *server* (a ``jupyter_server.serverapp.ServerApp``)."""
+    """Add the routes to *server* (a ``jupyter_server.serverapp.ServerApp``)."""
+    from jupyter_server.utils import url_path_join
+
+    from pathways_lab_server.labs import LabsHandler, PageHandler
+
+    base = server.web_app.settings["base_url"]
+    pages = url_path_join(base, LABS)
+    page = url_path_join(pages, r"(pwlab-\w+)/(.+)")
+    server.web_app.add_handlers(".*$", [(pages, LabsHandler), (page, PageHandler)])
+    os.environ[PAGES_VARIABLE] = pages
+    _serve_bokehjs(server, base)
+
+
+def _serve_bokehjs(server: Any, base: str) -> None:
     folder = bokehjs_folder()
     if folder is None:
         server.log.warning(
@@ -58,7 +81,7 @@ def _load_jupyter_server_extension(server: Any) -> None:
 
     from pathways_lab_server.handler import BokehJSHandler
 
-    pattern = url_path_join(server.web_app.settings["base_url"], ROUTE, r"(bokeh[a-z-]*\.min\.js)")
+    pattern = url_path_join(base, ROUTE, r"(bokeh[a-z-]*\.min\.js)")
     server.web_app.add_handlers(".*$", [(pattern, BokehJSHandler, {"path": [str(folder)]})])
     os.environ[VARIABLE] = ROUTE.rstrip("/")
     server.log.info(f"pathways_lab_server: BokehJS from {folder}")

@@ -13,9 +13,11 @@ from pathways_lab.cli.finding import Finding
 INSTALL = f"{sys.executable} -m pip install 'pathways-lab[notebook]'"
 SERVER_EXTENSION = "pathways_lab_server"
 LAB_EXTENSIONS = {
-    "@jupyter-widgets/jupyterlab-manager": "jupyterlab-widgets",
-    "anywidget": "anywidget",
+    "@jupyter-widgets/jupyterlab-manager": ("jupyterlab-widgets", "live views"),
+    "anywidget": ("anywidget", "live views"),
+    "pathways-lab": ("pathways-lab", "the side panel"),
 }
+"""By name: the distribution that brings it, and what does not show without it."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -69,19 +71,19 @@ def server_extension() -> Iterator[Finding]:
 
 
 def widgets() -> Iterator[Finding]:
-    """JupyterLab's side of the widgets that live views are made of."""
+    """JupyterLab's side of the widgets that live views are made of, and of the panel."""
     if util.find_spec("jupyter_core") is None:
         return
     from jupyter_core.paths import jupyter_path
 
     roots = [Path(root) for root in jupyter_path("labextensions")]
-    for name, distribution in LAB_EXTENSIONS.items():
+    for name, (distribution, part) in LAB_EXTENSIONS.items():
         if any((root / name / "package.json").is_file() for root in roots):
             yield Finding("ok", f"JupyterLab extension: {name}")
         else:
             yield Finding(
                 "warn",
-                f"JupyterLab extension: {name} is missing, live views will not show",
+                f"JupyterLab extension: {name} is missing, {part} will not show",
                 f"{sys.executable} -m pip install --force-reinstall {distribution}",
             )
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.runtime.dashboard import Pages
 from pathways_lab.runtime.progress import Show
 
 open_view: Callable[..., Any] | None = None
@@ -21,6 +22,13 @@ open_view: Callable[..., Any] | None = None
 
 lab_closes: Callable[[Any], None] | None = None
 """``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""
+
+pages: Pages | None = None
+"""What is added to the dashboard of the Dask cluster of a lab that is started here."""
+
+open_dashboard: Callable[..., Any] | None = None
+"""``open_dashboard(lab, folder, page, height)``: shows a page of the lab's dashboard; folder: its
+private one, when it is on this machine; height in pixels."""
 
 show_progress: Callable[[], Show] | None = None
 """Makes a display of the start of a lab; None: one line in a terminal."""

@@ -392,15 +392,32 @@ class Lab(Elasticity):
             )
         return self.embedded.dask_client()
 
-    def dashboard(self) -> str:
-        """The address of the embedded cluster's Dask dashboard (loaded at the first call)."""
-        if self.embedded is None:
-            raise failures.failure(
-                "refused",
-                "this lab was not started here",
-                "use the dashboard_link of the distributed.Client that you connected with",
-            )
-        return self.embedded.dashboard()
+    @property
+    def dashboard_link(self) -> str:
+        """The address of the dashboard of the lab's Dask cluster, with the lab's pages in its menu.
+
+        For browsers on the Dask scheduler's machine, or wherever Dask's configuration
+        ``distributed.dashboard.link`` leads to.  An embedded lab loads it at the first
+        use: about a second.  Raises PathwaysError where none is known.
+        """
+        link = self._control.dashboard or (self.embedded.dashboard() if self.embedded else "")
+        if link:
+            return link.removesuffix("/status")
+        remedy = "ask the owner of its Dask cluster for the client's dashboard_link"
+        raise failures.failure("refused", "no dashboard of this lab is known here", remedy)
+
+    def dashboard(self, page: str = "", *, height: int = 640) -> Any:
+        """The lab's pages: all clients, moving also while this kernel is busy.
+
+        page: ``"islands"``, ``"order"``, ``"hosts"``, ``"queues"``, ``"utilisation"``,
+            ``"memory"``, or "" for the usual panels together.
+        height: of the frame in which a notebook shows it, in pixels.
+
+        ``str()`` is its address.
+        """
+        if hooks.open_dashboard is None:
+            raise failures.failure("refused", "no front end is there", "import pathways_lab as pw")
+        return hooks.open_dashboard(self, self._control.folder, page, height)
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -512,6 +529,7 @@ def start(
         show,
         transcript=transcript,
         transport=transport,
+        pages=hooks.pages,
     )
     if made.note:
         warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
@@ -559,6 +577,7 @@ def connect(
         memory=None if memory is None else bytes_of(memory),
         platform=platform,
         timeout=timeout,
+        pages=hooks.pages,
     )
     try:
         lab = Lab(control, name=name)

@@ -24,6 +24,7 @@ from pathways_lab.client.program import DISPATCH, How
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.notebook import dashboard
 from pathways_lab.notebook.cell import Cell, CellRefused, parse
 from pathways_lab.notebook.devices import device_table
 from pathways_lab.notebook.errors import Renderer, running_cell
@@ -222,13 +223,17 @@ class PathwaysMagics(magic.Magics):
         packed = lab.session.connection.topology.get("slices", ())
         return device_table(lab.islands, [unpack(SliceBinding, entry) for entry in packed])
 
+    @with_arguments()
+    @argument(
+        "page", nargs="?", default="", choices=("", *dashboard.PANELS),
+        help="one panel; the usual ones together when none is named",
+    )  # fmt: skip
+    @argument("--height", type=int, default=dashboard.HEIGHT, help="of the frame, in pixels")
     @line_magic
     def pw_dashboard(self, line: str) -> Any:
-        """The address of Dask's dashboard for the cluster (below the lab's own views)."""
-        lab = labs.current()
-        if lab.embedded is None:
-            raise UsageError("this lab was not started here: ask the owner of its Dask cluster")
-        return Link(lab.embedded.dashboard())
+        """The lab's pages, below the cell: all clients, also while this kernel is busy."""
+        options = options_of(self.pw_dashboard, line)
+        return labs.current().dashboard(options.page, height=options.height)
 
     # --- looking closer -------------------------------------------------------------------
 
@@ -251,16 +256,3 @@ class PathwaysMagics(magic.Magics):
     def pw_traceback(self, line: str) -> None:
         """Everything about the last error: all frames, and what its host said."""
         print(self.renderer.everything())
-
-
-class Link:
-    """An address that notebooks show as a link."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def __repr__(self) -> str:
-        return self.address
-
-    def _repr_html_(self) -> str:
-        return f'<a href="{self.address}" target="_blank" rel="noopener">{self.address}</a>'

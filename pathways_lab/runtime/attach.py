@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.comms import is_comm
+from pathways_lab.runtime.dashboard import Pages
 from pathways_lab.runtime.device_process import MODULE
 
 if TYPE_CHECKING:
@@ -43,12 +44,20 @@ class ControlAddress:
     tls: PEM texts ``ca``, ``cert``, ``key`` when the link leaves the machine; who
         was invited has ``ca`` only.
     holder: number of an invitation, whose key this is; 0: the owners' own.
+    dashboard: the address of the Dask cluster's dashboard, where it is known.
     """
 
     address: str
     key: bytes = field(repr=False)
     tls: dict[str, str] | None = field(default=None, repr=False)
     holder: int = 0
+    dashboard: str = field(default="", compare=False)
+
+    @property
+    def folder(self) -> Path | None:
+        """The lab's private folder on this machine; None when it is on another one."""
+        scheme, _, path = self.address.partition(":")
+        return Path(path).parent if scheme == "unix" else None
 
 
 def invitation(control: ControlAddress) -> ControlAddress:
@@ -66,7 +75,8 @@ def invitation(control: ControlAddress) -> ControlAddress:
         )
     holder = 1 + secrets.randbelow(2**63)
     ca = None if control.tls is None else {"ca": control.tls["ca"]}
-    return ControlAddress(control.address, key_of(control.key, holder), ca, holder)
+    key = key_of(control.key, holder)
+    return ControlAddress(control.address, key, ca, holder, control.dashboard)
 
 
 def write_lab_file(path: str | Path, control: ControlAddress) -> None:
@@ -77,6 +87,7 @@ def write_lab_file(path: str | Path, control: ControlAddress) -> None:
             "key": control.key.hex(),
             "tls": control.tls,
             "holder": control.holder,
+            "dashboard": control.dashboard,
         }
     }
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -90,7 +101,8 @@ def read_lab_file(path: str | Path) -> ControlAddress:
     try:
         control = json.loads(Path(path).read_text())["control"]
         key, holder = bytes.fromhex(control["key"]), int(control.get("holder", 0))
-        return ControlAddress(str(control["address"]), key, control["tls"], holder)
+        dashboard = str(control.get("dashboard", ""))
+        return ControlAddress(str(control["address"]), key, control["tls"], holder, dashboard)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _error(
             f"{str(path)!r} is not a lab file: {error!r}",
@@ -106,6 +118,7 @@ def attach(
     memory: int | None = None,
     platform: str = "auto",
     timeout: float = 60.0,
+    pages: Pages | None = None,
     host_module: str = MODULE,
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
@@ -120,6 +133,7 @@ def attach(
         ``"cpu"``): only for the one who makes the lab; None means what the
         worker's resources or JAX say.
     timeout: seconds to wait for a first worker.
+    pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
 
     Raises PathwaysError.
@@ -138,7 +152,7 @@ def attach(
     try:
         members = hosts_per_island or 1
         wishes = (devices_per_host, memory, platform, host_module, members)
-        return _attach(client, wishes, timeout)
+        return _attach(client, wishes, timeout, pages)
     finally:
         if ours:
             client.close()
@@ -171,7 +185,10 @@ def _client_of(target: Any) -> tuple[distributed.Client, bool]:
 
 
 def _attach(
-    client: distributed.Client, hosts: tuple[int | None, int | None, str, str, int], timeout: float
+    client: distributed.Client,
+    hosts: tuple[int | None, int | None, str, str, int],
+    timeout: float,
+    pages: Pages | None,
 ) -> ControlAddress:
     from pathways_lab.runtime import dask_private
     from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, control_of
@@ -188,7 +205,7 @@ def _attach(
     try:
         control = client.run_on_scheduler(control_of)
         if control is None:
-            client.register_plugin(ControlPlugin(local))
+            client.register_plugin(ControlPlugin(local, pages))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
         raise _error(
@@ -207,6 +224,7 @@ def _attach(
         control["client_address"],
         bytes.fromhex(control["client_key"]),
         None if local else pems,
+        dashboard=client.dashboard_link or "",
     )
 
 

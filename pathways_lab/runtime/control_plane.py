@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import ssl
 import threading
 import time
@@ -36,7 +37,7 @@ from pathways_lab.runtime.introductions import Introductions
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.policy_desk import PolicyDesk, Processes
 from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.registry import ClientSeen, HostSeen
+from pathways_lab.runtime.registry import ClientSeen, HostSeen, ObserverSeen
 from pathways_lab.runtime.rim import Core, Rim
 from pathways_lab.runtime.tls import server_context
 from pathways_lab.runtime.trouble import Troubles
@@ -78,6 +79,7 @@ class ControlPlane:
         client_context: ssl.SSLContext | None = None,
     ) -> None:
         self._keys = keys
+        self._observers = itertools.count(1)
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
         self.introductions = Introductions(
             folder,
@@ -155,6 +157,8 @@ class ControlPlane:
     # --- links -------------------------------------------------------------------
 
     def _meet_client(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        if hello.get("role") == "observer":
+            return self._meet_observer(link)
         if hello.get("role") != "client":
             raise Refused("this address is for clients")
         pid = hello.get("pid")
@@ -179,6 +183,12 @@ class ControlPlane:
             "emulated": any(host.emulated for host in self.rim.registry.hosts.values()),
         }
 
+    def _meet_observer(self, link: Link) -> dict[str, Any]:
+        """It is told what clients who watch are told, and is none of them."""
+        link.name = f"observer {next(self._observers)}"
+        link.tag = ObserverSeen(link.name)
+        return {"role": "control", "name": "control", "topology": self.rim.registry.topology()}
+
     def _meet_host(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
         if hello.get("role") not in ("host", "waiting"):
             raise Refused("this address is for hosts")
@@ -201,6 +211,8 @@ class ControlPlane:
             self.rim.policies.joined(link.tag, link)
         elif isinstance(link.tag, ClientSeen):
             self.rim.client_joined(link.tag, link)
+        elif isinstance(link.tag, ObserverSeen):
+            self.rim.diary.broadcast.watch(link.name, link, time.monotonic())
         elif isinstance(link.tag, HostWaiting):
             for other in self.reactor.links:
                 if other is not link and other.name == link.name:
@@ -218,6 +230,8 @@ class ControlPlane:
             self.rim.policies.left(link.tag, reason)
         elif isinstance(link.tag, ClientSeen):
             self.rim.client_left(link.tag.name, reason)
+        elif isinstance(link.tag, ObserverSeen):
+            self.rim.diary.broadcast.unwatch(link.name)
         elif isinstance(link.tag, HostSeen):
             self.rim.host_lost(link.tag.name, reason, link)
         elif not any(other is not link and other.tag == link.tag for other in self.reactor.links):
@@ -230,8 +244,10 @@ class ControlPlane:
         if isinstance(link.tag, str):
             self.rim.policies.said(link.tag, op, fields)
             return
-        seen: ClientSeen | HostSeen | HostWaiting = link.tag
-        if isinstance(seen, HostWaiting) or not self.rim.peers.is_current(seen.name, link):
+        seen: ClientSeen | ObserverSeen | HostSeen | HostWaiting = link.tag
+        if isinstance(seen, HostWaiting | ObserverSeen) or not self.rim.peers.is_current(
+            seen.name, link
+        ):
             return
         if isinstance(seen, ClientSeen):
             self.rim.from_client(seen.name, op, fields, buffers, size)

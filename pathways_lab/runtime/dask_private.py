@@ -11,8 +11,10 @@ moved.  What is documented (plugins, ``run_on_scheduler``, ``Security``,
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -50,6 +52,11 @@ async def run_on_worker(
     await scheduler.broadcast(msg=message, workers=[address])
 
 
+def import_dashboard() -> None:
+    """Load the modules of Dask's dashboard.  Any thread."""
+    importlib.import_module("distributed.dashboard.scheduler")
+
+
 def load_dashboard(scheduler: Any) -> str:
     """Add the pages of Dask's dashboard to a scheduler that runs without; its address.
 
@@ -60,6 +67,33 @@ def load_dashboard(scheduler: Any) -> str:
     server = scheduler.services["dashboard"]
     pages.connect(scheduler.http_application, server, scheduler, prefix="")
     return f"http://127.0.0.1:{server.port}/status"
+
+
+def add_pages(scheduler: Any, routes: Sequence[tuple[Any, ...]], names: Mapping[str, str]) -> None:
+    """Serve pages of our own with Dask's, and list them where Dask's pages are listed.
+
+    routes: as tornado takes them; they win over Dask's.  names: titles by path.
+    """
+    from distributed.dashboard import scheduler as dashboard
+    from distributed.http.scheduler import info
+
+    class Plots(info.IndividualPlots):
+        """What JupyterLab's extension for Dask reads, with ours in it."""
+
+        def write(self, chunk: Any) -> None:
+            super().write({**chunk, **{title: f"/{path}" for path, title in names.items()}})
+
+    listed = (r"(?:/.*)?/individual-plots\.json", Plots, {"dask_server": scheduler})
+    scheduler.http_application.add_handlers(r".*$", [*routes, listed])
+    variables = dashboard.template_variables(scheduler)
+    variables["plots"] += [{"url": path, "name": title} for path, title in names.items()]
+    variables["plots"].sort(key=lambda plot: plot["name"])
+    variables["pages"].insert(0, next(iter(names)))
+
+
+def has_dashboard() -> bool:
+    """Whether this process has loaded Dask's dashboard."""
+    return "distributed.dashboard.scheduler" in sys.modules
 
 
 def security_of(owner: Any) -> Any:

@@ -42,6 +42,8 @@ from pathways_lab.runtime.recipe import QUIET, Recipe, check_name, wait_for_work
 if TYPE_CHECKING:
     import distributed
 
+    from pathways_lab.runtime.dashboard import Pages
+
 Transport = Literal["sockets", "dask"]
 _START_SECONDS = 120.0
 
@@ -179,6 +181,7 @@ def start_cluster(
     *,
     transcript: str | Path = "",
     transport: Transport = "sockets",
+    pages: Pages | None = None,
     host_module: str = MODULE,
     stand_in: bool = False,
 ) -> EmbeddedCluster:
@@ -194,6 +197,7 @@ def start_cluster(
     transcript: a file for what the core is told and answers (see
         :mod:`pathways_lab.runtime.transcript`).
     transport: ``"sockets"``, or ``"dask"`` for all links over Dask's comms (slower).
+    pages: what to add to Dask's dashboard, see :mod:`pathways_lab.runtime.dashboard`.
     host_module: the module that is a device process, for tests.
     stand_in: CPU devices that start as accelerators do, for tests: all hosts of an
         island as one runtime of JAX's own.
@@ -257,6 +261,7 @@ def start_cluster(
         places = [(f"island{i}", h) for i in range(islands) for h in range(hosts_per_island)]
         _spawn_all(
             cluster,
+            pages,
             [
                 recipe.worker(*place, hosts_per_island, devices_per_host, environment)
                 for place, environment in zip(places, given.environments, strict=True)
@@ -277,7 +282,9 @@ def start_cluster(
     return cluster
 
 
-def _spawn_all(cluster: EmbeddedCluster, workers: list[dict[str, Any]]) -> None:
+def _spawn_all(
+    cluster: EmbeddedCluster, pages: Pages | None, workers: list[dict[str, Any]]
+) -> None:
     """Start the scheduler's process and the workers' processes."""
     recipe = cluster.recipe
     assert recipe is not None
@@ -289,7 +296,9 @@ def _spawn_all(cluster: EmbeddedCluster, workers: list[dict[str, Any]]) -> None:
         environment=QUIET,
     )
     cluster._children.append(scheduler)
-    scheduler.tell({"control": recipe.settings.plain(), REMOVE: str(cluster.folder)})
+    plain = pages.plain() if pages is not None else None
+    control = recipe.settings.plain()
+    scheduler.tell({"control": control, "pages": plain, REMOVE: str(cluster.folder)})
     for worker in workers:
         cluster._children.append(recipe.start(worker))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
@@ -38,7 +38,7 @@ def main() -> None:
     control.wait_ready()
     lifeline.report(stage="control", pid=control.pid, address=control.client_address)
 
-    asyncio.run(_serve(control, security))
+    asyncio.run(_serve(control, security, config["pages"]))
     lifeline.leave()
 
 
@@ -55,12 +55,16 @@ def _pems(security: Security) -> dict[str, str] | None:
     return dask_private.pems_of(security, "worker")
 
 
-async def _serve(control: ControlProcess, security: Security | None) -> None:
+async def _serve(
+    control: ControlProcess, security: Security | None, plain: dict[str, Any] | None
+) -> None:
     from distributed import Scheduler
 
+    from pathways_lab.runtime.dashboard import Pages
     from pathways_lab.runtime.plugins import ControlPlugin, adopt, mark_embedded
 
     security = security or _credentials()
+    pages = Pages(**plain) if plain else None
     scheduler = Scheduler(
         host="127.0.0.1",
         port=0,
@@ -69,7 +73,7 @@ async def _serve(control: ControlProcess, security: Security | None) -> None:
         # Its pages are loaded when somebody asks for them; its web server is there already.
         dashboard=False,
         dashboard_address="127.0.0.1:0",
-        plugins=[ControlPlugin(local=True)],
+        plugins=[ControlPlugin(local=True, pages=pages)],
     )
     adopt(scheduler, control)
     mark_embedded(scheduler)
@@ -89,11 +93,15 @@ async def _serve(control: ControlProcess, security: Security | None) -> None:
 def _fulfil(scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
     """What the parent asks for later: the dashboard."""
     from pathways_lab.runtime import dask_private
+    from pathways_lab.runtime.plugins import publish
 
     def load() -> None:
-        lifeline.report(stage="dashboard", address=dask_private.load_dashboard(scheduler))
+        address = dask_private.load_dashboard(scheduler)
+        publish(scheduler)
+        lifeline.report(stage="dashboard", address=address)
 
     lifeline.configuration()
+    dask_private.import_dashboard()  # not in the loop, which it would hold up for a second
     loop.call_soon_threadsafe(load)
 
 

@@ -33,6 +33,7 @@ from distributed import SchedulerPlugin, WorkerPlugin
 
 from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.dashboard import Door, Pages
 from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE
@@ -40,6 +41,9 @@ from pathways_lab.runtime.membership import devices_of, place_of
 from pathways_lab.runtime.sabotage import act
 
 log = logging.getLogger("pathways_lab")
+
+_doors: WeakKeyDictionary[Any, Door] = WeakKeyDictionary()
+"""Where the pages of the lab of every scheduler are had."""
 
 _planes: WeakKeyDictionary[Any, asyncio.Future[ControlProcess]] = WeakKeyDictionary()
 """The control plane of every scheduler in this process: one each, whoever asks first."""
@@ -50,15 +54,18 @@ class ControlPlugin(SchedulerPlugin):
 
     local: hosts and clients are on the scheduler's machine: Unix sockets.
         Otherwise TCP with the cluster's TLS credentials.
+    pages: what to add to Dask's dashboard; None: nothing.
     """
 
     name = "pathways-control"
     idempotent = True
 
-    def __init__(self, local: bool) -> None:
+    def __init__(self, local: bool, pages: Pages | None = None) -> None:
         self.local = local
+        self.pages = pages
         self._names: dict[str, str] = {}
         self._endings: set[asyncio.Future[None]] = set()
+        self._door: Door | None = None
 
     async def start(self, scheduler: Any) -> None:
         """Start the control plane, or wait for the one that is being started."""
@@ -75,6 +82,10 @@ class ControlPlugin(SchedulerPlugin):
         self._plane.listen(heard)
         for address in dask_private.known_workers(scheduler):
             self.add_worker(scheduler, address)
+        if self.pages is not None and scheduler not in _doors:
+            self._door = _doors[scheduler] = Door(self.pages, self._plane)
+            if dask_private.has_dashboard():
+                publish(scheduler)
 
     async def _start(self, scheduler: Any) -> ControlProcess:
         try:
@@ -122,7 +133,18 @@ class ControlPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         """The scheduler ends: the control plane tells its clients and ends too."""
+        if self._door is not None:
+            self._door.close()
         await asyncio.to_thread(self._plane.close)
+
+
+def publish(scheduler: Any) -> None:
+    """Have the web server of *scheduler*, which asks nobody who he is, serve the lab's pages."""
+    from pathways_lab.runtime.forwarding import routes
+
+    door = _doors.get(scheduler)
+    if door is not None:
+        dask_private.add_pages(scheduler, routes(door), door.pages.names)
 
 
 def adopt(scheduler: Any, process: ControlProcess) -> None:

@@ -40,6 +40,13 @@ class ClientSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ObserverSeen:
+    """A connected process that is told what happens, and says nothing."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostSeen:
     """A connected device process.  memory: bytes per device."""
 

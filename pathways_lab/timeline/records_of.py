@@ -194,8 +194,8 @@ def _plan(event: m.ProgramRegistered, registry: Registry) -> Event:
     return Event("plan", event.time, program=plan.name, client=event.client, args=args)
 
 
-def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Event:
-    binding = command.binding
+def bound(binding: SliceBinding, time: float) -> Event:
+    """A slice has devices."""
     return Event(
         "slice-bound",
         time,
@@ -209,6 +209,10 @@ def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Even
             "generation": binding.generation,
         },
     )
+
+
+def _slice_bound(command: m.SliceBound, time: float, registry: Registry) -> Event:
+    return bound(command.binding, time)
 
 
 def _slice_freed(command: m.SliceFreed, time: float, registry: Registry) -> Event:

@@ -1,12 +1,17 @@
-"""The BokehJS route of a real Jupyter server, as a browser meets it."""
+"""The routes of a real Jupyter server, as a browser meets them."""
 
 from __future__ import annotations
 
 import http.client
+import http.server
 import json
 import os
+import shutil
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,10 +20,17 @@ from pathlib import Path
 
 import pathways_lab_server
 import pytest
+from pathways_lab_server.labs import SOCKET
+
+from pathways_lab.runtime import dashboard
+from pathways_lab.runtime.address import private_folder
 
 TOKEN = "a-token-of-this-test"
 BASE = "/user/ada/"
 """A base URL as under JupyterHub: the route must be below it."""
+
+IMPORTABLE = {"PYTHONPATH": str(Path(pathways_lab_server.__file__).parents[1])}
+"""The extension that is tested here, whatever is installed."""
 
 pytestmark = pytest.mark.cluster
 
@@ -27,7 +39,7 @@ pytestmark = pytest.mark.cluster
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL of a Jupyter server on loopback that found the extension by itself."""
     home = tmp_path_factory.mktemp("jupyter")
-    environment = dict(os.environ)
+    environment = {**os.environ, **IMPORTABLE}
     for name in ("CONFIG_DIR", "RUNTIME_DIR", "DATA_DIR"):
         environment[f"JUPYTER_{name}"] = str(home / name)
     process = subprocess.Popen(
@@ -49,12 +61,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def wait_until_ready(process: subprocess.Popen[str], runtime: Path) -> str:
     """The URL that the server writes down when it listens."""
-    for _ in range(300):
+    for _ in range(900):
         for path in runtime.glob("jpserver-*.json"):
             return str(json.loads(path.read_text())["url"])
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
-    raise AssertionError("the Jupyter server did not start within 30 s")
+    raise AssertionError("the Jupyter server did not start within 90 s")
 
 
 def get(url: str, token: str | None = TOKEN) -> tuple[int, bytes, http.client.HTTPMessage]:
@@ -113,14 +125,98 @@ def test_nothing_else_is_served(server, path):
     assert get(f"{server}pathways-lab/bokehjs/{path}")[0] == 404
 
 
+# --- labs ----------------------------------------------------------------------------------
+
+
+class Lab(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Stands for a lab: a private folder, and a socket in it that answers GETs."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"you asked for {self.path}".encode()
+            self.send_response(418 if "teapot" in self.path else 200)
+            for name, value in (("Content-Type", "text/x-lab"), ("Cache-Control", "max-age=7")):
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "here"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def __init__(self) -> None:
+        self.folder = private_folder()
+        self.name = self.folder.name
+        super().__init__(str(self.folder / SOCKET), self.Answer)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def server_close(self) -> None:
+        self.shutdown()
+        super().server_close()
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab() as made:
+        yield made
+
+
+def test_a_lab_is_listed_and_its_pages_are_passed_on(server, lab):
+    assert lab.name in json.loads(get(f"{server}pathways-lab/labs")[1])["labs"]
+    status, body, headers = get(f"{server}pathways-lab/labs/{lab.name}/pathways-lab/feed?a=1&b=")
+    assert (status, body) == (200, b"you asked for /pathways-lab/feed?a=1&b=")
+    assert headers["Content-Type"] == "text/x-lab"
+    assert headers["Cache-Control"] == "max-age=7"
+    assert get(f"{server}pathways-lab/labs/{lab.name}/teapot")[0] == 418
+
+
+def test_both_ends_call_the_socket_the_same():
+    assert dashboard.SOCKET == SOCKET
+
+
+def test_labs_are_shown_to_nobody_else(server, lab):
+    for path in ("", f"/{lab.name}/pathways", f"/{lab.name}/pathways-lab/state"):
+        status, body, _ = get(f"{server}pathways-lab/labs{path}", token=None)
+        assert status == 403
+        assert b"asked" not in body
+
+
+def test_a_folder_that_others_can_enter_is_no_lab(server, lab):
+    """Another account cannot plant one."""
+    lab.folder.chmod(0o755)
+    assert lab.name not in json.loads(get(f"{server}pathways-lab/labs")[1])["labs"]
+    assert get(f"{server}pathways-lab/labs/{lab.name}/pathways")[0] == 404
+    lab.folder.chmod(0o700)
+    (lab.folder / SOCKET).rename(lab.folder / "elsewhere")
+    (lab.folder / SOCKET).symlink_to(lab.folder / "elsewhere")
+    assert get(f"{server}pathways-lab/labs/{lab.name}/pathways")[0] == 404
+
+
+def test_a_lab_that_is_gone_is_said_to_be(server, lab):
+    assert get(f"{server}pathways-lab/labs/pwlab-nobody/pathways")[0] == 404
+    assert get(f"{server}pathways-lab/labs/..%2f..%2fetc/passwd")[0] == 404
+    with socket.socket(socket.AF_UNIX) as dead:
+        (lab.folder / SOCKET).unlink()
+        dead.bind(str(lab.folder / SOCKET))
+    assert get(f"{server}pathways-lab/labs/{lab.name}/pathways")[0] == 502
+
+
 def test_the_server_process_stays_light():
     """What Jupyter's server imports brings neither JAX, Dask, Bokeh nor the lab."""
     code = (
-        "import sys, pathways_lab_server as x, pathways_lab_server.handler\n"
+        "import sys, pathways_lab_server as x\n"
+        "import pathways_lab_server.handler, pathways_lab_server.labs\n"
         "assert x.bokehjs_folder()\n"
         "print([n for n in ('jax', 'dask', 'bokeh', 'pathways_lab') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **IMPORTABLE}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert done.stdout.strip() == "[]"
 
 
@@ -130,6 +226,11 @@ def test_without_bokeh_the_server_starts_and_says_so(monkeypatch):
             warnings: list[str] = []  # noqa: RUF012
             warning = warnings.append
 
+        class web_app:
+            settings = {"base_url": "/"}  # noqa: RUF012
+            add_handlers = staticmethod(lambda *_: None)
+
+    monkeypatch.setenv(pathways_lab_server.PAGES_VARIABLE, "")
     monkeypatch.setattr(pathways_lab_server, "bokehjs_folder", lambda: None)
     pathways_lab_server._load_jupyter_server_extension(Server)
     assert "pip install bokeh" in Server.log.warnings[0]

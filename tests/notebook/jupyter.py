@@ -55,16 +55,17 @@ class Lab:
     """One JupyterLab server.
 
     route: whether our server extension is switched on.
+    base: what its addresses begin with, as under JupyterHub: ``"/user/ada"``.
     """
 
-    def __init__(self, folder: Path, route: bool = True) -> None:
+    def __init__(self, folder: Path, route: bool = True, base: str = "") -> None:
         self.folder = folder
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}{base}"
         quiet = folder / "settings" / "@jupyterlab" / "apputils-extension"
         quiet.mkdir(parents=True, exist_ok=True)
         (quiet / "notification.jupyterlab-settings").write_text(
@@ -84,8 +85,10 @@ class Lab:
             "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=None",
             "--LabApp.extension_manager=readonly", "--LabApp.expose_app_in_browser=True",
             f"--ServerApp.root_dir={self.work}", f"--ServerApp.jpserver_extensions={extensions}",
+            f"--ServerApp.base_url={base or '/'}",
             f"--LabApp.workspaces_dir={folder / 'workspaces'}",
             f"--LabApp.user_settings_dir={folder / 'settings'}",
+            f"--LabApp.extra_labextensions_path={ROOT / 'extensions' / 'labextensions'}",
         ]  # fmt: skip
         self.log = (folder / "server.log").open("wb")
         self.process = subprocess.Popen(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +17,9 @@ from IPython.utils.capture import capture_output
 
 import pathways_lab as pw
 from pathways_lab.client.handles import Handle
+from pathways_lab.notebook.dashboard import PAGES
 from pathways_lab.notebook.errors import HOOK
+from tests.runtime.processes import until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -231,7 +237,9 @@ def test_devices_and_cluster(shell: Shell, lab: Any) -> None:
     assert lines[-1].split()[-1] == "free"
     assert "<table>" in table._repr_html_()
     assert shell.run("%pw_cluster") is lab
-    assert shell.run("%pw_dashboard").address.startswith("http://127.0.0.1:")
+    page = shell.run("%pw_dashboard order")
+    assert re.fullmatch(r"http://127.0.0.1:\d+/individual-pathways-order", str(page))
+    assert f'<iframe src="{page.source}"' in page._repr_html_()
 
 
 def test_a_view_in_plain_ipython_is_text(shell: Shell) -> None:
@@ -298,3 +306,33 @@ def test_unloading_takes_everything_back(lab: Any) -> None:
     assert "pathways_lab_options" not in [
         getattr(m, "matcher_identifier", "") for m in shell.ip.Completer.custom_matchers
     ]
+
+
+def test_the_lab_is_on_the_dashboard_of_its_dask_cluster(lab: Any) -> None:
+    """In Dask's menu and list, served below any prefix; about all clients, and none itself."""
+    link = lab.dashboard_link
+
+    def get(path: str) -> bytes:
+        with urllib.request.urlopen(f"{link}/{path}", timeout=60) as answer:
+            found: bytes = answer.read()
+        return found
+
+    def clients() -> dict[str, Any]:
+        return {each["name"]: each for each in json.loads(get("pathways-lab/state"))["clients"]}
+
+    menu = re.findall(r'href="((?:individual-)?pathways[^"]*)"', get("status").decode())
+    assert set(menu) == set(PAGES.names)
+    listed = json.loads(get("individual-plots.json"))
+    assert listed["Pathways Order"] == "/individual-pathways-order"
+    assert "Individual Task Stream" in listed, "Dask's own are still there"
+    page = get("individual-pathways-queues")
+    assert page == get("some/prefix/individual-pathways-queues")
+    assert b'src="pathways-lab/dashboard.js"' in page
+    assert clients().keys() == {lab.name} == set(lab.clients)
+    with pw.Lab(lab.embedded.control, name="bob") as other:
+        other.slice((2,), ("d",), island="island1")
+        until(lambda: clients().get("bob", {}).get("devices") == 2, 10)
+    assert b'"type": "snapshot"' in get("pathways-lab/feed?panels=islands&since=0")
+    for wrong in ("feed?panels=secrets", "%2e%2e/x", "nothing", "feed?since=x"):
+        with pytest.raises(urllib.error.HTTPError, match=r"40[04]"):
+            get(f"pathways-lab/{wrong}")

@@ -1,0 +1,116 @@
+// JupyterLab's side: the panel's place, commands, palette entries, pages in tabs.
+
+import { Panel } from "./panel.js";
+
+const PAGES = ["overview", "islands", "order", "hosts", "queues", "utilisation", "memory"];
+const CATEGORY = "Pathways Lab";
+
+// Two islands of devices; the class lets JupyterLab's theme colour it.
+const ICON = `<svg xmlns="http://www.w3.org/2000/svg" width="16" height="16" viewBox="0 0 24 24">
+<g class="jp-icon3 jp-icon-selectable" fill="#616161">
+<rect x="2" y="3" width="8" height="5" rx="1"/><rect x="2" y="9.5" width="8" height="5" rx="1"/>
+<rect x="2" y="16" width="8" height="5" rx="1"/><rect x="14" y="3" width="8" height="5" rx="1"/>
+<rect x="14" y="9.5" width="8" height="5" rx="1"/><rect x="14" y="16" width="8" height="5" rx="1"/>
+</g></svg>`;
+
+const titled = (page) => page[0].toUpperCase() + page.slice(1);
+const pathOf = (page) => (page === "overview" ? "pathways" : `individual-pathways-${page}`);
+
+export async function plugin(shared, styles) {
+  const { Widget } = await shared("@lumino/widgets");
+  const { ICommandPalette, MainAreaWidget } = await shared("@jupyterlab/apputils");
+  const { ILayoutRestorer } = await shared("@jupyterlab/application");
+  const { ServerConnection } = await shared("@jupyterlab/services");
+  const { LabIcon } = await shared("@jupyterlab/ui-components");
+
+  const icon = new LabIcon({ name: "pathways-lab:islands", svgstr: ICON });
+
+  function activate(app, palette, restorer) {
+    const settings = app.serviceManager.serverSettings;
+    const root = `${settings.baseUrl}pathways-lab/labs`;
+
+    async function ask(path) {
+      const answer = await ServerConnection.makeRequest(root + path, { cache: "no-store" }, settings);
+      if (!answer.ok) throw new Error(`${answer.status}`);
+      const text = await answer.text();
+      return text ? JSON.parse(text) : null;
+    }
+
+    class Place extends Widget {
+      constructor() {
+        super();
+        this.id = "pathways-lab-panel";
+        this.title.icon = icon;
+        this.title.caption = "Pathways Lab";
+        this.addClass("pathways-panel");
+        this.panel = new Panel(this.node, ask, PAGES.map((page) => [page, titled(page)]), (page) =>
+          app.commands.execute("pathways-lab:open", { page }),
+        );
+      }
+      // What nobody sees asks for nothing.
+      onAfterShow() {
+        this.panel.begin();
+      }
+      onAfterHide() {
+        this.panel.end();
+      }
+      onCloseRequest(message) {
+        this.panel.end();
+        super.onCloseRequest(message);
+      }
+    }
+
+    const link = document.head.appendChild(document.createElement("link"));
+    link.rel = "stylesheet";
+    link.href = styles;
+    const place = new Place();
+    app.shell.add(place, "left", { rank: 650 });
+    restorer?.add(place, place.id);
+
+    app.commands.addCommand("pathways-lab:show", {
+      label: "Pathways Panel",
+      icon,
+      execute: () => app.shell.activateById(place.id),
+    });
+    app.commands.addCommand("pathways-lab:open", {
+      label: ({ page }) => `Pathways ${titled(page ?? "overview")}`,
+      icon: ({ isPalette }) => (isPalette ? undefined : icon),
+      execute: async ({ page = "overview" }) => {
+        const lab = place.panel.lab ?? (await ask("")).labs[0];
+        if (!lab) {
+          app.shell.activateById(place.id); // it says what to do
+          return;
+        }
+        const id = `pathways-lab-${lab}-${page}`;
+        const known = [...app.shell.widgets("main")].find((each) => each.id === id);
+        if (!known) app.shell.add(tab(id, titled(page), `${root}/${lab}/${pathOf(page)}`), "main");
+        app.shell.activateById(id);
+      },
+    });
+    palette?.addItem({ command: "pathways-lab:show", category: CATEGORY });
+    for (const page of PAGES)
+      palette?.addItem({ command: "pathways-lab:open", category: CATEGORY, args: { page } });
+  }
+
+  function tab(id, title, address) {
+    const content = new Widget();
+    content.addClass("pathways-page");
+    const frame = content.node.appendChild(document.createElement("iframe"));
+    frame.src = address;
+    frame.title = `Pathways Lab: ${title}`;
+    const widget = new MainAreaWidget({ content });
+    widget.id = id;
+    widget.title.label = title;
+    widget.title.icon = icon;
+    widget.title.closable = true;
+    return widget;
+  }
+
+  return {
+    id: "pathways-lab:panel",
+    description: "The islands, programs and clients of a Pathways lab beside the notebook.",
+    autoStart: true,
+    optional: [ICommandPalette, ILayoutRestorer],
+    activate,
+  };
+}

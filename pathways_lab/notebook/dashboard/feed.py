@@ -1,0 +1,80 @@
+"""One choice of panels, and the pages that follow it.
+
+Problem: pages come and go and ask at their own pace; drawing is paid once for
+all that show the same, and an answer must continue exactly where a page stands.
+
+How: every change is a message with a number, the last few are kept.  A page says
+which number it has and gets what follows, or everything if that is gone.
+
+Rule for maintainers: no thread runs here; the server ticks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any
+
+from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.stream import Message, Stream
+from pathways_lab.timeline.log import Timeline
+
+KEPT = 64
+"""Messages for pages that are late."""
+
+WINDOW = 20.0
+"""Seconds that the pages look back."""
+
+
+class Feed:
+    """Panels of a timeline as numbered messages, from *first* on.
+
+    picture: what they show.
+    """
+
+    def __init__(self, timeline: Timeline, panels: tuple[str, ...], first: int) -> None:
+        self.picture = Picture(timeline, Wanted(panels, window=WINDOW))
+        self._stream = Stream(*self.picture.look(timeline.clock()))
+        self._stream.seq = first
+        self._messages: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+
+    def tick(self) -> None:
+        """Fold what is new; one message more, if anything is different."""
+        message = self._stream.update(*self.picture.look(self.picture.timeline.clock()))
+        if message is None:
+            return
+        if message["type"] == "snapshot":
+            # Another shape: whoever follows begins anew.
+            self._messages.clear()
+        else:
+            self._messages.append((self._stream.seq, framed(message)))
+
+    def do(self, name: str, value: float | None) -> bytes:
+        """What a page's person wants: ``"choose"``, ``"seek"`` (see :meth:`Picture.do`) or
+        ``"text"``; the answer, if there is any."""
+        if name == "text":
+            return framed({"type": "text", "text": self.picture.text()})
+        self.picture.do(name, value)
+        self.tick()
+        return b""
+
+    def since(self, seq: int) -> bytes:
+        """What brings a page with the number *seq* to the present; 0: a page with nothing."""
+        if seq == self._stream.seq:
+            return b""
+        if self._messages and self._messages[0][0] <= seq + 1 <= self._stream.seq:
+            return b"".join(frame for number, frame in self._messages if number > seq)
+        from pathways_lab.notebook.figures import template  # the first page waits for Bokeh
+
+        message = self._stream.snapshot()
+        message["document"] = template(message.pop("plots"))
+        return framed(message)
+
+
+def framed(message: Message) -> bytes:
+    """A message on its way: lengths of both parts (32 bits each, little-endian), text, bytes."""
+    fields: dict[str, Any] = dict(message)
+    block = fields.pop("block", b"")
+    text = json.dumps(fields).encode()
+    lengths = len(text).to_bytes(4, "little") + len(block).to_bytes(4, "little")
+    return lengths + text + bytes(block)

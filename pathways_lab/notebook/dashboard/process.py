@@ -1,0 +1,238 @@
+"""The process that draws a lab's pages: ``python -m pathways_lab.notebook.dashboard.process``.
+
+Problem: somebody looks at the lab: pages have to move some times a second while
+every kernel is busy, cost little, and end when nobody looks any more.
+
+How: a page asks for what follows the number that it has, and that is when it is
+drawn: what nobody looks at costs nothing, what several pages show is drawn once.
+No request waits for anything: browsers have few connections to a server, and
+JupyterLab needs them too.
+
+Rule for maintainers: GETs only, nothing that changes the lab; all addresses
+relative.  It runs at a low priority: whoever computes goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from tornado import httpserver, web
+
+from pathways_lab.notebook.dashboard import PANELS, path_of
+from pathways_lab.notebook.dashboard.feed import Feed
+from pathways_lab.notebook.dashboard.page import BOKEHJS, html
+from pathways_lab.notebook.dashboard.state import state
+from pathways_lab.notebook.dashboard.watch import Watch
+from pathways_lab.notebook.panels import DEFAULT
+from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.attach import ControlAddress
+
+PERIOD = 0.2
+"""Seconds between two updates."""
+
+SHARE = 3
+"""Panels rest at least this many times as long as it took to draw them."""
+
+FORGET = 10.0
+"""Seconds after which panels that nobody asks for are forgotten."""
+
+MOST = 32
+"""Feeds at a time."""
+
+ACTS = ("choose", "seek", "text")
+"""What a page may want of its feed."""
+
+LINGER = 60.0
+"""Seconds after the last request at which the process ends."""
+
+NICE = 5
+
+_HERE = Path(__file__).parent
+_VIEWS = _HERE.parent
+
+FILES = {
+    "live.js": (_VIEWS / "page.js", _VIEWS / "live.js"),
+    "live.css": (_VIEWS / "live.css",),
+    "dashboard.js": (_HERE / "dashboard.js",),
+    "dashboard.css": (_HERE / "dashboard.css",),
+    "bokeh.min.js": (BOKEHJS,),
+}
+"""What pages are made of: each is some files, one after the other."""
+
+
+class Gallery:
+    """The feeds of a watched lab, brought up to date when somebody asks."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.asked = time.monotonic()
+        self._feeds: dict[tuple[tuple[str, ...], str], Drawn] = {}
+        self._number = 0
+        self._state: dict[str, Any] = {}
+
+    def feed(self, panels: tuple[str, ...], view: str = "") -> Feed:
+        """The feed of some panels, as of now.
+
+        view: names a page that has one of its own, because somebody there looks
+            elsewhere than at the present.
+        """
+        now = self.asked = time.monotonic()
+        self.watch.look()
+        for other in [key for key, drawn in self._feeds.items() if now - drawn.asked > FORGET]:
+            del self._feeds[other]
+        drawn = self._feeds.get((panels, view))
+        if drawn is None:
+            if len(self._feeds) >= MOST:
+                del self._feeds[min(self._feeds, key=lambda key: self._feeds[key].asked)]
+            self.watch.recall()
+            feed = Feed(self.watch.timeline, panels, _stamp())
+            drawn = self._feeds[panels, view] = Drawn(feed)
+        drawn.asked = now
+        drawn.refresh(now)
+        return drawn.feed
+
+    def state(self, since: int) -> bytes:
+        """The side panel's data with their number, as JSON; nothing when that is *since*."""
+        scene = self.feed(("islands",)).picture.scene
+        found = state(scene, self.watch.clients, self.watch.timeline.clock())
+        if found != self._state:
+            self._number, self._state = max(self._number + 1, _stamp()), found
+        if self._number == since:
+            return b""
+        return json.dumps({"number": self._number, **found}).encode()
+
+
+class Drawn:
+    """A feed.  asked: when somebody did last (seconds)."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.asked = self._due = time.monotonic()
+
+    def refresh(self, now: float) -> None:
+        """Draw it again, unless that was just done or has taken too long."""
+        if now >= self._due:
+            begun = time.thread_time()
+            self.feed.tick()
+            self._due = now + max(PERIOD, SHARE * (time.thread_time() - begun))
+
+
+def _stamp() -> int:
+    """A number above all that processes before this one have given."""
+    return time.time_ns() // 1_000_000
+
+
+class Base(web.RequestHandler):
+    """gallery: what answers."""
+
+    def initialize(self, gallery: Gallery) -> None:
+        self.gallery = gallery
+
+
+class PageHandler(web.RequestHandler):
+    """The page of a panel, or of the usual ones."""
+
+    def get(self, panel: str = "") -> None:
+        self.set_header("Cache-Control", "no-cache")
+        self.finish(html(panel))
+
+
+class FeedHandler(Base):
+    """``feed?panels=order,queues&since=7``: messages as :func:`.feed.framed` makes them.
+
+    ``view`` names a page that has a feed of its own; ``do`` and ``value`` say first
+    what somebody wants there.
+    """
+
+    def get(self) -> None:
+        ask = self.get_query_argument
+        names = tuple(filter(None, ask("panels", "").split(",")))
+        if not set(names) <= set(PANELS):
+            raise web.HTTPError(404)
+        since, do, value = _number(ask("since", "0")), ask("do", ""), ask("value", "")
+        feed = self.gallery.feed(names or DEFAULT, ask("view", "")[:40])
+        answer = feed.do(do, _number(value) if value else None) if do in ACTS else b""
+        self.set_header("Content-Type", "application/octet-stream")
+        self.set_header("Cache-Control", "no-store")
+        self.finish(answer + feed.since(int(since)))
+
+
+class StateHandler(Base):
+    """``state?since=7``: what the side panel shows, as JSON."""
+
+    def get(self) -> None:
+        since = int(_number(self.get_query_argument("since", "0")))
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Cache-Control", "no-store")
+        self.finish(self.gallery.state(since))
+
+
+class FileHandler(web.RequestHandler):
+    """One of :data:`FILES`.  With ``?v=`` browsers may keep it."""
+
+    def get(self, name: str) -> None:
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        self.set_header("Content-Type", f"{kind}; charset=utf-8")
+        kept = "max-age=31536000, immutable" if self.get_query_argument("v", "") else "no-cache"
+        self.set_header("Cache-Control", kept)
+        self.finish(b"\n".join(path.read_bytes() for path in FILES[name]))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise web.HTTPError(400, f"{text[:40]!r} is no number") from None
+
+
+def application(gallery: Gallery) -> web.Application:
+    """Everything that is served."""
+    about = {"gallery": gallery}
+    panels = "|".join(PANELS)
+    files = "|".join(name.replace(".", r"\.") for name in FILES)
+    return web.Application(
+        [
+            (f"/{path_of()}", PageHandler),
+            (f"/{path_of(f'({panels})')}", PageHandler),
+            (r"/pathways-lab/feed", FeedHandler, about),
+            (r"/pathways-lab/state", StateHandler, about),
+            (rf"/pathways-lab/({files})", FileHandler),
+        ],
+        compress_response=False,
+    )
+
+
+async def serve(listener: socket.socket, control: ControlAddress) -> None:
+    """Answer on *listener* until nobody asks any more."""
+    watch = await asyncio.to_thread(Watch, control)
+    gallery = Gallery(watch)
+    server = httpserver.HTTPServer(application(gallery))
+    listener.setblocking(False)
+    server.add_sockets([listener])
+    while not watch.ended and time.monotonic() - gallery.asked < LINGER:
+        await asyncio.sleep(1.0)
+    # What comes from now on waits for the next process.
+    server.stop()
+    await server.close_all_connections()
+    watch.close()
+
+
+def main() -> None:
+    """The process: configuration in, then serve."""
+    lifeline.begin()
+    os.nice(NICE)
+    config = lifeline.configuration()
+    listener = socket.socket(fileno=config["listen"])
+    control = ControlAddress(config["address"], bytes.fromhex(config["key"]), config["tls"])
+    asyncio.run(serve(listener, control))
+    lifeline.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a lab's observer remembers: the newest records, and all islands, slices and clients.
+
+Problem: a page may be opened when the records of who joined are long gone.
+
+Rule for maintainers: one thread asks (the server's loop); records arrive in another.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.runtime.observer import Observer
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.machine import Machine
+from pathways_lab.timeline.records import Event, Record
+
+CAPACITY = 60_000
+"""Records that are kept: some tens of MB."""
+
+
+class Watch:
+    """A lab, as its records tell it.
+
+    timeline: the newest records.  clients: names of those that are connected.
+    ended: why nothing more will come, or "".
+    """
+
+    def __init__(self, control: ControlAddress) -> None:
+        self.ended = ""
+        self.clients: dict[str, None] = {}
+        self.machine = Machine()
+        self._version = 0
+        self._offset = 0.0
+        self.timeline = Timeline(CAPACITY, clock=lambda: time.monotonic() + self._offset)
+        self._observer = Observer(control, self.timeline.extend_later, self._end)
+        self._offset = self._observer.offset
+
+    def look(self) -> None:
+        """Fold what is new."""
+        batch = self.timeline.since(self._version)
+        self._version = batch.version
+        for record in batch.records:
+            self.machine.add(record)
+            if isinstance(record, Event) and record.kind == "client-joined":
+                self.clients[record.client] = None
+            elif isinstance(record, Event) and record.kind == "client-left":
+                self.clients.pop(record.client, None)
+
+    def recall(self) -> None:
+        """Say again who is there, if the records that said it are gone."""
+        self.look()
+        if self.timeline.evicted:
+            self.timeline.extend(present(self.machine, self.timeline.clock()))
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._observer.close()
+
+    def _end(self, reason: str) -> None:
+        self.ended = reason
+
+
+def present(machine: Machine, now: float) -> list[Record]:
+    """Records that make *machine* out of nothing."""
+    out: list[Record] = []
+    for host in machine.hosts.values():
+        about = {"devices": host.devices, "kind": host.kind, "emulated": machine.emulated}
+        out.append(Event("host-joined", now, host.island, host.name, args=about))
+        if host.lost:
+            lost = {"reason": host.lost}
+            out.append(Event("host-lost", now, host.island, host.name, args=lost))
+    for held in machine.slices.values():
+        bound = {"slice": held.slice, "shape": held.shape, "axes": held.axes}
+        bound["devices"] = held.devices
+        out.append(Event("slice-bound", now, held.island, client=held.client, args=bound))
+    return out

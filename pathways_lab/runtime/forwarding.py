@@ -1,0 +1,78 @@
+"""Requests for the lab's pages, passed on by the web server of the Dask scheduler.
+
+Problem: browsers reach the scheduler's port, through whatever proxy; what draws
+the pages answers on a Unix socket.
+
+How: pages fetch what is new by plain GETs, which every proxy between here and a
+browser understands.
+
+Rule for maintainers: this runs in the scheduler's loop: pass on, look at nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from tornado import web
+from tornado.httpclient import HTTPError
+from tornado.netutil import Resolver
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+
+from pathways_lab.runtime.dashboard import Door
+
+_PATIENCE = 30.0
+"""Seconds that a request may take: the first one starts the process that answers it."""
+
+_PASSED = ("Content-Type", "Cache-Control")
+
+
+class _Here(Resolver):
+    """Every name is the same Unix socket."""
+
+    def initialize(self, path: Path) -> None:
+        """path: of the socket."""
+        self._path = str(path)
+
+    async def resolve(
+        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[tuple[int, Any]]:
+        return [(socket.AF_UNIX, self._path)]
+
+
+class PageHandler(web.RequestHandler):
+    """GET of anything that the process behind the door serves."""
+
+    def initialize(self, path: Path) -> None:
+        """path: of its socket."""
+        self._path = path
+
+    async def get(self, page: str) -> None:
+        """Pass it on, and the answer back."""
+        client = SimpleAsyncHTTPClient(
+            force_instance=True, resolver=_Here(self._path), max_body_size=64 << 20
+        )
+        query = f"?{self.request.query}" if self.request.query else ""
+        try:
+            answer = await client.fetch(
+                f"http://dashboard/{page}{query}",
+                request_timeout=_PATIENCE,
+                decompress_response=False,
+            )
+        except HTTPError as error:
+            raise web.HTTPError(error.code if error.code < 500 else 502) from None
+        except OSError:
+            raise web.HTTPError(502, "the lab is gone") from None
+        finally:
+            client.close()
+        for name in _PASSED:
+            if name in answer.headers:
+                self.set_header(name, answer.headers[name])
+        self.finish(answer.body)
+
+
+def routes(door: Door) -> list[tuple[str, type[PageHandler], dict[str, Path]]]:
+    """For a tornado application: the pages, and what they fetch, below whatever prefix."""
+    names = "|".join((*door.pages.names, "pathways-lab/.+"))
+    return [(rf"(?:/.*)?/({names})", PageHandler, {"path": door.path})]

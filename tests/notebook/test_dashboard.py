@@ -1,0 +1,151 @@
+"""The dashboard without a browser: feeds, the panel's data, pages, and Dask's menu."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from typing import Any
+
+import pytest
+
+from pathways_lab.notebook.dashboard import PANELS
+from pathways_lab.notebook.dashboard.feed import KEPT, Feed
+from pathways_lab.notebook.dashboard.page import html
+from pathways_lab.notebook.dashboard.process import FILES
+from pathways_lab.notebook.dashboard.state import state
+from pathways_lab.notebook.dashboard.watch import present
+from pathways_lab.notebook.palette import palette_of
+from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.machine import Machine
+from pathways_lab.timeline.records import Event
+from tests.notebook.synthetic import arrival, training
+
+
+def messages(body: bytes) -> list[dict[str, Any]]:
+    """What ``dashboard.js`` makes of an answer."""
+    out = []
+    while body:
+        text, block = struct.unpack("<II", body[:8])
+        out.append(json.loads(body[8 : 8 + text]))
+        body = body[8 + text + block :]
+    return out
+
+
+class Playing:
+    """A timeline that is told what happened up to a moment."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.records = training(2)
+        self.timeline = Timeline(clock=lambda: self.now)
+
+    def play(self, until: float) -> None:
+        ready = [r for r in self.records if arrival(r) <= until]
+        self.records = self.records[len(ready) :]
+        self.now = until
+        self.timeline.extend(ready)
+
+
+# --- feeds -------------------------------------------------------------------------------
+
+
+def test_a_page_gets_everything_once_and_then_what_follows() -> None:
+    playing = Playing()
+    playing.play(0.1)
+    feed = Feed(playing.timeline, ("queues",), first=1000)
+    (first,) = messages(feed.since(0))
+    assert (first["type"], first["seq"]) == ("snapshot", 1000)
+    assert "Figure" in first["document"]
+    assert feed.since(1000) == b"", "nothing has happened"
+    for step in range(1, 6):
+        playing.play(0.1 + step / 10)
+        feed.tick()
+    news = messages(feed.since(1000))
+    assert [m["seq"] for m in news] == list(range(1001, 1001 + len(news)))
+    assert len(news) == 5
+    assert {m["type"] for m in news} == {"update"}
+    assert messages(feed.since(news[2]["seq"])) == news[3:], "another page stands elsewhere"
+
+
+def test_a_page_that_is_too_late_or_of_another_process_begins_anew() -> None:
+    playing = Playing()
+    playing.play(0.1)
+    feed = Feed(playing.timeline, ("queues",), first=1000)
+    for step in range(KEPT + 2):
+        playing.play(0.1 + step / 100)
+        feed.tick()
+    for stale in (0, 1000, 999_999):
+        (message,) = messages(feed.since(stale))
+        assert message["type"] == "snapshot"
+
+
+def test_looking_back_is_for_one_page_and_not_for_all() -> None:
+    playing = Playing()
+    playing.play(0.5)
+    shared = Feed(playing.timeline, ("queues",), first=1)
+    own = Feed(playing.timeline, ("queues",), first=2)
+    own.do("seek", 0.2)
+    assert messages(own.since(0))[0]["header"]["at"] == pytest.approx(0.2)
+    assert messages(shared.since(0))[0]["header"]["at"] is None
+    (text,) = messages(own.do("text", None))
+    assert "island0" in text["text"]
+
+
+# --- the side panel's data ---------------------------------------------------------------
+
+
+def test_the_panel_shows_what_the_views_show() -> None:
+    playing = Playing()
+    playing.play(0.6)
+    picture = Picture(playing.timeline, Wanted(("islands",)))
+    found = state(picture.scene, ["kernel-1", "ann"], playing.now)
+    assert [island["name"] for island in found["islands"]] == ["island0", "island1"]
+    devices = [d for i in found["islands"] for h in i["hosts"] for d in h["devices"]]
+    colour = palette_of(playing.timeline).colour("train")
+    assert {d["colour"] for d in devices} == {colour}
+    assert {d["client"] for d in devices} == {"kernel-1"}
+    assert all(0 < d["busy"] <= 1 for d in devices)
+    using = sum(d["busy"] for d in devices)
+    ours, other = found["clients"]
+    assert ours["using"] == pytest.approx(using, abs=0.1)
+    assert (ours["devices"], other["devices"], other["using"]) == (len(devices), 0, 0)
+    (program,) = found["programs"]
+    assert (program["name"], program["colour"], program["client"]) == ("train", colour, "kernel-1")
+    assert program["waiting"] > 0
+    json.dumps(found)
+
+
+def test_who_is_there_is_known_when_the_records_of_it_are_gone() -> None:
+    machine = Machine()
+    for record in training(1):
+        machine.add(record)
+    machine.add(Event("host-lost", 1.0, "island1", "island1/host0", args={"reason": "gone"}))
+    again = Machine()
+    for record in present(machine, 2.0):
+        again.add(record)
+    assert (again.hosts, again.slices) == (machine.hosts, machine.slices)
+
+
+# --- pages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("panel", ["", *PANELS])
+def test_pages_name_nothing_that_is_not_below_them(panel: str) -> None:
+    """So they work behind any prefix, and never ask another machine."""
+    text = html(panel)
+    addresses = re.findall(r'(?:href|src)="([^"]*)"', text)
+    assert len(addresses) > 10
+    for address in addresses:
+        assert re.match(r"pathways|individual-pathways|data:,", address), address
+    for paths in FILES.values():
+        assert all(path.is_file() for path in paths)
+    assert "http" not in text
+
+
+def test_an_unknown_page_is_refused() -> None:
+    from pathways_lab.notebook.dashboard.frame import Dashboard
+
+    with pytest.raises(ValueError, match="no page is called 'gangs'; there are: islands"):
+        Dashboard(None, None, "gangs", 100)  # type: ignore[arg-type]
