@@ -379,6 +379,11 @@ class Connection:
         return outputs
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """Runs that were submitted and are not over."""
+        return tuple(self._runs.values())
+
+    @property
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
         return bool(self._runs)

@@ -13,6 +13,7 @@ Paper: section 3 (users), section 4.1 (resource manager).
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from pathways_lab.client import (
     single,
 )
 from pathways_lab.client.accounts import Accounts
+from pathways_lab.client.chaos import Chaos
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.dcn import Dcn, emulate
@@ -247,6 +249,21 @@ class Lab(Elasticity):
         packed = self.session.connection.ask("stuck", {"seconds": seconds})["story"]
         return None if packed is None else unpack(Stuck, packed)
 
+    @functools.cached_property
+    def chaos(self) -> Chaos:
+        """Faults on purpose, with the outcome said first and looked at afterwards.
+
+        ``kill(host)``, ``hang(host, seconds)``, ``slow(host, factor)``, ``lose(island)``,
+        ``delay``, ``drop``, ``duplicate``, ``partition`` of what is said between two
+        islands or hosts, ``fill_memory(host)``, ``lose_client()``, ``lose_scheduler()``.
+        Everything about them is real.  Only owners of the lab can do this.
+
+        >>> with lab.chaos.kill("island0/host1") as fault:   # doctest: +SKIP
+        ...     out = train(w, x)
+        >>> fault                                            # doctest: +SKIP
+        """
+        return Chaos(self, self._control)
+
     def multi_controller(
         self,
         function: Callable[..., Any],
@@ -441,6 +458,8 @@ class Lab(Elasticity):
         for entry in self.slices:
             entry.released = True
         self.slices = []
+        if "chaos" in self.__dict__:
+            self.chaos.close()
         try:
             self.session.connection.close()
         finally:

@@ -30,14 +30,15 @@ _PERIOD = 0.02
 
 
 def act(name: str, wish: dict[str, Any]) -> bool:
-    """Do something to the device process of the host *name*; whether it was there.
+    """Do something to the device process of the host *name*; False: it is not a child of this.
 
     wish["do"]: ``"kill"`` (the incarnation *pid*), ``"hang"`` (for *seconds*), ``"slow"``
     (*factor* times, for *seconds*), ``"heal"`` (end of both), ``"trouble"`` (*rule*, see
     :class:`pathways_lab.runtime.trouble.Rule`).
-    Raises LookupError when it is not a child of this process.
     """
     process = find(name)
+    if process is None:
+        return False
     match wish["do"]:
         case "kill":
             return process.kill(wish["pid"])

@@ -1,0 +1,45 @@
+"""A client that is killed in the middle of a submission: ``python -m pathways_lab.client.doomed``.
+
+Problem: a process that is killed leaves whatever its socket had taken: also half
+a message, which must harm nobody.
+
+Rule for maintainers: it works as any client does, with values on every island,
+and then writes the first half of one more submission and kills itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from pathways_lab.runtime import lifeline
+
+
+def main() -> None:
+    """See the module's docstring."""
+    lifeline.begin()
+    config = lifeline.configuration()
+    import numpy as np
+
+    import pathways_lab as pw
+    from pathways_lab.client.lab import Lab
+    from pathways_lab.runtime.attach import ControlAddress
+    from pathways_lab.runtime.wire import encode
+
+    key = bytes.fromhex(config["key"])
+    lab = Lab(ControlAddress(config["address"], key, config["tls"]), name=config["name"])
+    kept = []
+    for island in lab.islands:
+        work = pw.jit(lambda x: pw.emulated(5)(x + 1), on=lab.slice(1, island=island.name))
+        kept += [work(np.full(4096, n, np.float32)) for n in range(4)]
+    kept[0].block_until_ready()
+    message = b"".join(encode("submit", {"run": 1, "plan": "x" * 4000, "inputs": []}))
+    lifeline.report(ready=True)
+    sock = lab.session.connection.link.sock
+    sock.setblocking(True)
+    sock.send(message[: len(message) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
