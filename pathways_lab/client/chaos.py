@@ -328,6 +328,7 @@ class Chaos:
                     "address": control.address,
                     "key": control.key.hex(),
                     "tls": control.tls,
+                    "holder": control.holder,
                     "name": name,
                 },
                 name=name,

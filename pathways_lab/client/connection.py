@@ -550,6 +550,7 @@ class Connection:
         "stuck": _answered,
         "accounts": _answered,
         "quota": _answered,
+        "watchdog": _answered,
         "slice-waiting": _slice_waits,
         "closing": _closing,
         "topology": _topology,

@@ -21,16 +21,18 @@ def main() -> None:
     config = lifeline.configuration()
     import numpy as np
 
-    import pathways_lab as pw
+    from pathways_lab.client.functions import CompiledFunction
     from pathways_lab.client.lab import Lab
     from pathways_lab.runtime.attach import ControlAddress
+    from pathways_lab.runtime.emulated import emulated
     from pathways_lab.runtime.wire import encode
 
     key = bytes.fromhex(config["key"])
-    lab = Lab(ControlAddress(config["address"], key, config["tls"]), name=config["name"])
+    control = ControlAddress(config["address"], key, config["tls"], config["holder"])
+    lab = Lab(control, name=config["name"])
     kept = []
     for island in lab.islands:
-        work = pw.jit(lambda x: pw.emulated(5)(x + 1), on=lab.slice(1, island=island.name))
+        work = CompiledFunction(lambda x: emulated(5)(x + 1), on=lab.slice(1, island=island.name))
         kept += [work(np.full(4096, n, np.float32)) for n in range(4)]
     kept[0].block_until_ready()
     message = b"".join(encode("submit", {"run": 1, "plan": "x" * 4000, "inputs": []}))

@@ -13,7 +13,6 @@ Paper: section 3 (users), section 4.1 (resource manager).
 from __future__ import annotations
 
 import atexit
-import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from pathways_lab.client import (
     single,
 )
 from pathways_lab.client.accounts import Accounts
-from pathways_lab.client.chaos import Chaos
+from pathways_lab.client.care import Care
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.dcn import Dcn, emulate
@@ -49,21 +48,16 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import Line, SliceId
 from pathways_lab.core.requests import not_an_owner
-from pathways_lab.core.story import Stuck
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
 from pathways_lab.runtime.loops import Loop
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
-if TYPE_CHECKING:
-    import distributed
 
-
-class Lab(Elasticity):
+class Lab(Elasticity, Care):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.
@@ -240,30 +234,6 @@ class Lab(Elasticity):
         """What can be taken: names, and which client has published each."""
         return dict(self.session.connection.topology["published"])
 
-    def stuck(self, seconds: float = 1.0) -> Stuck | None:
-        """What was launched so long ago and has not ended, and who waits there for whom.
-
-        Hosts are asked, and nothing is disturbed: long work is legal.  The answer
-        prints as a story, and shows as a figure in a notebook; None: nothing is late.
-        """
-        packed = self.session.connection.ask("stuck", {"seconds": seconds})["story"]
-        return None if packed is None else unpack(Stuck, packed)
-
-    @functools.cached_property
-    def chaos(self) -> Chaos:
-        """Faults on purpose, with the outcome said first and looked at afterwards.
-
-        ``kill(host)``, ``hang(host, seconds)``, ``slow(host, factor)``, ``lose(island)``,
-        ``delay``, ``drop``, ``duplicate``, ``partition`` of what is said between two
-        islands or hosts, ``fill_memory(host)``, ``lose_client()``, ``lose_scheduler()``.
-        Everything about them is real.  Only owners of the lab can do this.
-
-        >>> with lab.chaos.kill("island0/host1") as fault:   # doctest: +SKIP
-        ...     out = train(w, x)
-        >>> fault                                            # doctest: +SKIP
-        """
-        return Chaos(self, self._control)
-
     def multi_controller(
         self,
         function: Callable[..., Any],
@@ -398,16 +368,6 @@ class Lab(Elasticity):
         if owner and not self.owner:
             raise failures.failure("refused", *not_an_owner(self.name, "make owners"), line=Line())
         attach.write_lab_file(path, self._control if owner else attach.invitation(self._control))
-
-    def dask_client(self) -> distributed.Client:
-        """A Dask client of the embedded cluster; the caller closes it."""
-        if self.embedded is None:
-            raise failures.failure(
-                "refused",
-                "this lab was not started here",
-                "use the distributed.Client of the cluster that you connected to",
-            )
-        return self.embedded.dask_client()
 
     @property
     def dashboard_link(self) -> str:
@@ -608,6 +568,7 @@ def connect(
                 "is it still running?  Ask its owner for a new lab file",
             )
         ) from error
+    lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
     _current = lab
     return lab
 

@@ -158,6 +158,19 @@ def attach(
             client.close()
 
 
+def dask_client(target: Any) -> distributed.Client:
+    """A Dask client of one's own for what :func:`attach` took; the caller closes it."""
+    import distributed
+
+    from pathways_lab.runtime import dask_private
+
+    if not isinstance(target, distributed.Client):
+        return _client_of(target)[0]
+    address = target.scheduler_info()["address"]
+    security = dask_private.security_of(target)
+    return distributed.Client(address, security=security, set_as_default=False)
+
+
 def _client_of(target: Any) -> tuple[distributed.Client, bool]:
     """A Dask client for *target*, and whether it is ours to close."""
     import distributed

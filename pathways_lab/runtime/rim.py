@@ -26,6 +26,7 @@ from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import not_an_owner
 from pathways_lab.core.story import Stuck
+from pathways_lab.runtime.acts import OnStuck
 from pathways_lab.runtime.codec import CodecError, pack, unpack
 from pathways_lab.runtime.commands import Commands
 from pathways_lab.runtime.diary import Diary
@@ -232,6 +233,8 @@ class Rim:
         elif op in _QUESTIONS:
             try:
                 _QUESTIONS[op](self, name, fields)
+            except Rejected:
+                raise
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
                 raise Rejected(op, f"malformed message {op!r}: {error!r:.200}") from error
         else:
@@ -328,6 +331,20 @@ class Rim:
 
         self.standstill.wonder(self._clock(), float(fields["seconds"]), told)
 
+    def _on_stuck(self, client: str, fields: dict[str, Any]) -> None:
+        """What shall be done about what is stuck; without a rule, what is in force."""
+        acts = self.standstill.acts
+        if fields.get("told") is not None:
+            told = OnStuck(**fields["told"], owner=client)
+            subject = f"question {fields['id']}"
+            if not self.registry.clients[client].owner:
+                raise Rejected(subject, *not_an_owner(client, "say what the watchdog does"))
+            if told.wrong():
+                raise Rejected(subject, told.wrong())
+            acts.told = told
+        answer = {"id": fields["id"], "told": pack(acts.told)}
+        self.peers.client(client, "watchdog", answer)
+
     def _race(self, client: str, fields: dict[str, Any]) -> None:
         """Runs that follow are launched in orders of the client's choice."""
         island = fields["island"]
@@ -409,6 +426,7 @@ _QUESTIONS: dict[str, Callable[[Rim, str, dict[str, Any]], None]] = {
     "race": Rim._race,
     "race-go": Rim._race_go,
     "accounts": Rim._account,
+    "watchdog": Rim._on_stuck,
 }
 
 

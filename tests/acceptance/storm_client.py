@@ -41,8 +41,11 @@ class Worker:
         """(program, what it computes), on slices that are there."""
         if self._made:
             return self._made
-        whole = [self.lab.slice(4, "x", island=f"island{n}") for n in range(2)]
-        part = self.lab.slice(2, "x", island=f"island{self.random.randrange(2)}")
+        sizes = {island.name: island.devices for island in self.lab.islands}
+        names = [f"island{n}" for n in range(2)]
+        whole = [self.lab.slice(sizes.get(name, 1), "x", island=name) for name in names]
+        place = self.random.choice(names)
+        part = self.lab.slice(max(1, sizes.get(place, 1) // 2), "x", island=place)
 
         def summed(on: pw.Slice) -> Any:
             body = jax.shard_map(
