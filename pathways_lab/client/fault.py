@@ -140,6 +140,7 @@ class Fault:
         self._before = self._keep()
         self.began = self._now()
         self._version = lab.timeline.version
+        self._events: list[Event] = []
         self.began += begin() or 0.0
 
     def _now(self) -> float:
@@ -210,12 +211,12 @@ class Fault:
         if not expected.notice:
             return
         while self.detected is None and time.monotonic() < until:
-            for record in self._lab.timeline.since(self._version).records:
-                if (
-                    isinstance(record, Event)
-                    and record.kind in expected.notice
-                    and expected.where & {record.host, record.island, record.client}
-                ):
+            for record in self._happened():
+                if record.kind in expected.notice and expected.where & {
+                    record.host,
+                    record.island,
+                    record.client,
+                }:
                     self.detected = record.time - self.began
                     text = str(record.args.get("reason") or record.args.get("text") or "")
                     about = record.host or record.client or record.island
@@ -224,6 +225,14 @@ class Fault:
                     return
             time.sleep(_PAUSE)
         self._saw("it is noticed", False, "nothing in the timeline says so")
+
+    def _happened(self) -> list[Event]:
+        """All events since the fault began; a busy lab has many records, so each is read once."""
+        new = self._lab.timeline.since(self._version)
+        self._version = new.version
+        kinds = {*self.expected.notice, "failed"}
+        self._events += [r for r in new.records if isinstance(r, Event) and r.kind in kinds]
+        return self._events
 
     def _runs_ended(self, until: float) -> None:
         """Every run that was under way has ended, and every failure says why."""
@@ -276,8 +285,8 @@ class Fault:
     def _is_felt(self, until: float) -> None:
         """Somebody's run has failed for this reason."""
         while time.monotonic() < until:
-            for record in self._lab.timeline.since(self._version).records:
-                if isinstance(record, Event) and record.kind == "failed":
+            for record in self._happened():
+                if record.kind == "failed":
                     text = str(record.args.get("message", ""))
                     if any(word in text for word in self.expected.blames):
                         self.detected = record.time - self.began

@@ -37,7 +37,7 @@ class OnStuck:
     owner: who has said so, or "".
     """
 
-    action: Action = "report"
+    action: str = "report"
     after: float = 30.0
     silence: float | None = 60.0
     owner: str = ""

@@ -236,7 +236,8 @@ class Rim:
             except Rejected:
                 raise
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-                raise Rejected(op, f"malformed message {op!r}: {error!r:.200}") from error
+                subject = f"question {fields['id']}" if type(fields.get("id")) is int else op
+                raise Rejected(subject, f"malformed message {op!r}: {error!r:.200}") from error
         else:
             event = client_event(self.registry, client, op, fields, buffers, self._clock())
             if isinstance(event, m.RunSubmitted):

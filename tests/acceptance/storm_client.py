@@ -133,6 +133,8 @@ def main() -> None:
     told = 0.0
     while not ended.is_set():
         worker.burst()
+        # Load, and not all that the machine can bear: others compute there too.
+        time.sleep(worker.random.uniform(0.0, 0.1))
         if time.monotonic() > told + 0.2:
             told = time.monotonic()
             say(worker)

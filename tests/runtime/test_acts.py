@@ -95,7 +95,7 @@ def test_silence_has_an_end_of_its_own(
         assert watch.restarted == [("i0/h1", f"it has not answered for {when:.1f} s")]
 
 
-@pytest.mark.parametrize("wrong", [OnStuck("explode"), OnStuck("fail", 0), OnStuck(silence=-1.0),  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [OnStuck("explode"), OnStuck("fail", 0), OnStuck(silence=-1.0),
                                    OnStuck(after="soon")])  # type: ignore[arg-type]  # fmt: skip
 def test_rules_that_cannot_be(wrong: OnStuck) -> None:
     assert wrong.wrong()
