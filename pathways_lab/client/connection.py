@@ -536,9 +536,6 @@ class Connection:
     def _policy_printed(self, fields: dict[str, Any]) -> None:
         self.on_policy("policy-printed", fields)
 
-    def _output(self, fields: dict[str, Any]) -> None:
-        self.on_output(fields)
-
     _HANDLERS: dict[str, Callable[[Connection, dict[str, Any]], None]] = {  # noqa: RUF012
         "resolved": _resolved,
         "run-ended": _run_ended,
@@ -555,7 +552,7 @@ class Connection:
         "closing": _closing,
         "topology": _topology,
         "records": _records,
-        "output": _output,
+        "output": lambda self, fields: self.on_output(fields),
         "policy": _policy,
         "policy-printed": _policy_printed,
         "wish-answered": lambda self, fields: self.wishes.answered(fields),
@@ -564,11 +561,10 @@ class Connection:
     # --- the end --------------------------------------------------------------------
 
     def _link_closed(self, link: Link, reason: str) -> None:
-        if link.peer.get("role") != "control":
-            if self.on_data_closed is not None:
-                self.on_data_closed(link, reason)
-        else:
+        if link.peer.get("role") == "control":
             self._fail(_lost(reason))
+        elif self.on_data_closed is not None:
+            self.on_data_closed(link, reason)
 
     def _fail(self, failure: Failure) -> None:
         if self.closed is not None:
