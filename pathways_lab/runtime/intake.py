@@ -77,7 +77,7 @@ def client_event(
         return handler(_Letter(registry, client, fields, buffers, time, cause))
     except Rejected:
         raise
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         # CodecError is a ValueError; a missing field is a KeyError.
         text = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise Rejected(_subject(op, fields), f"malformed message {op!r}: {text}") from error
@@ -183,6 +183,8 @@ def _program(letter: _Letter) -> m.Event:
     owner = letter.registry.plans.get(plan.key)
     if owner is not None and owner[0] != letter.client.name:
         raise Rejected(f"program {plan.key[:64]}", "another client has a program of this key")
+    if owner is not None and owner[1] != plan:
+        raise Rejected(f"program {plan.key[:64]}", "this key was given to another program")
     letter.registry.plans[plan.key] = (letter.client.name, plan, letter.fields["plan"])
     return m.ProgramRegistered(letter.time, letter.cause, letter.client.name, plan)
 

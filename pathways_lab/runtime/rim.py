@@ -390,7 +390,12 @@ class Rim:
         for command in commands:
             if isinstance(command, m.SliceBound | em.SliceMoved):
                 self.registry.bindings[command.binding.slice] = command.binding
-        self.diary.remember(*records_of(event, commands, self.registry))
+        try:
+            self.diary.remember(*records_of(event, commands, self.registry))
+        except Exception:
+            # What cannot be told is done all the same: others may wait for it.
+            details = traceback.format_exc()
+            print(f"no record of {event!r:.500}\n{details}", file=sys.stderr, flush=True)
         self._commands.carry_out(commands)
         if self.races:
             self.races.settle(event.time)

@@ -62,7 +62,11 @@ def records_of(
         runs are forgotten.
     """
     before = _EVENTS.get(type(event))
-    if before is not None:
+    # A plan that was refused may be anything.
+    wrong = isinstance(event, m.ProgramRegistered) and any(
+        isinstance(command, m.Refused) for command in commands
+    )
+    if before is not None and not wrong:
         yield before(event, registry)
     windows: set[tuple[int, str, int]] = set()
     for command in commands:

@@ -106,3 +106,30 @@ def test_accounts_add_up_and_do_not_forget(lab: pw.Lab, guest: pw.Lab) -> None:
     assert lab.accounts().clients["guest"].gangs >= mine.gangs
     assert "guest" in str(after)
     assert "<td>guest</td>" in after._repr_html_()
+
+
+def test_no_secret_is_in_what_people_keep_or_see(
+    lab: pw.Lab, guest: pw.Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Timelines, representations, logs; the guest's own key too."""
+    assert lab.embedded is not None
+    double = pw.jit(lambda x: 2 * x, on=guest.slice(2))
+    double(X).block_until_ready()
+    lab.publish("w", pw.jit(lambda x: 2 * x, on=lab.slice(2))(X))
+    taken = guest.take("w")
+    secrets = [lab._control.key, guest._control.key, taken.buffer.ticket or b"?" * 32]
+    secrets += [one.session.connection.data_key for one in (lab, guest)]
+    lab.timeline.save(tmp_path / "timeline")
+    kept = (tmp_path / "timeline").read_bytes()
+    html = [value._repr_html_() for value in (lab, lab.accounts())]
+    seen = "".join([repr(lab), repr(guest._control), repr(taken), str(lab.accounts()), *html])
+    seen += "".join(str(record) for record in lab.timeline.records)
+    seen += "".join(capfd.readouterr())
+    for log in lab.embedded.folder.rglob("*.log"):
+        seen += log.read_text(errors="replace")
+    for secret in secrets:
+        assert secret not in kept
+        assert secret.hex() not in seen
+        assert repr(secret)[2:-1] not in seen
+    assert "PRIVATE KEY" not in seen
+    lab.unpublish("w")
