@@ -13,6 +13,7 @@ Paper: section 3 (users), section 4.1 (resource manager).
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -52,6 +53,7 @@ from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
+from pathways_lab.runtime.launching import IDLE
 from pathways_lab.runtime.loops import Loop
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
@@ -91,6 +93,7 @@ class Lab(Elasticity, Care):
         self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
         self.timeline.written = Entries()
         connection.on_records = self._remember
+        connection.on_closed = self._left_alone
         connection.send("watch", {"on": True})
         atexit.register(self.close)
 
@@ -426,6 +429,11 @@ class Lab(Elasticity, Care):
             if self.embedded is not None:
                 self.embedded.close()
 
+    def _left_alone(self, failure: Failure) -> None:
+        """The control plane closed itself: what was started for it here need not stay."""
+        if self.embedded is not None and not self._closed and IDLE in failure.message:
+            threading.Thread(target=self.embedded.close, name="pathways end", daemon=True).start()
+
     def __enter__(self) -> Lab:
         return self
 
@@ -472,6 +480,7 @@ def start(
     platform: str = "auto",
     progress: bool | Callable[[displays.Progress], object] = True,
     transcript: str | Path = "",
+    idle_close: float | None = None,
     transport: Transport = "sockets",
     name: str = "",
 ) -> Lab:
@@ -487,6 +496,8 @@ def start(
     progress: show how far the start is; or a function that is told.
     transcript: a file that gets every event of the control plane, with what it
         decided: :func:`pathways_lab.runtime.transcript.differences` decides again.
+    idle_close: seconds after which the lab ends by itself when no client has said anything
+        and no run is under way (None: only with the kernel).
     transport: ``"sockets"``: Unix sockets and shared memory; ``"dask"``: everything
         over Dask's own comms, as on a cluster where nothing else gets through.
     name: what this client is called (default: ``"kernel-1"``); weights of shares,
@@ -507,6 +518,7 @@ def start(
         platform,
         show,
         transcript=transcript,
+        idle_close=idle_close,
         transport=transport,
         pages=hooks.pages,
     )

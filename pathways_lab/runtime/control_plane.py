@@ -34,6 +34,7 @@ from pathways_lab.runtime.broadcast import BATCH_SECONDS
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.intake import host_seen
 from pathways_lab.runtime.introductions import Introductions
+from pathways_lab.runtime.launching import IDLE
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.policy_desk import PolicyDesk, Processes
 from pathways_lab.runtime.reactor import Reactor
@@ -64,6 +65,7 @@ class ControlPlane:
         :class:`pathways_lab.runtime.coordination.Coordination`.
     end_process(host): have a device process ended by its parent.
     client_address, host_address: the real ones of their listeners.
+    idle: see :class:`pathways_lab.runtime.launching.ControlSettings`.
     """
 
     def __init__(
@@ -77,9 +79,11 @@ class ControlPlane:
         context: ssl.SSLContext | None = None,
         end_process: Callable[[HostSeen], object] = lambda host: None,
         client_context: ssl.SSLContext | None = None,
+        idle: float = 0.0,
     ) -> None:
         self._keys = keys
         self._observers = itertools.count(1)
+        self._idle = idle
         self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
         self.introductions = Introductions(
             folder,
@@ -137,6 +141,10 @@ class ControlPlane:
 
     def _look(self) -> None:
         self.rim.look()
+        if self._idle and self.rim.idle() > self._idle:
+            self._idle = 0.0
+            reason = f"it closed itself: nobody used it for {self.rim.idle():.0f} s {IDLE}"
+            threading.Thread(target=self.close, args=(reason,), name="idle", daemon=True).start()
         self.reactor.call_later(PERIOD, self._look)
 
     def _flush_later(self) -> None:
@@ -282,6 +290,7 @@ def main() -> None:
         context,
         lambda host: lifeline.report(worker=host.worker, host=host.name, pid=host.pid),
         client_context=server_context(config["tls"], invited=True),
+        idle=config["idle"],
     )
     lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     lifeline.report(client_address=plane.client_address, host_address=plane.host_address)

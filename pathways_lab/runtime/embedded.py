@@ -180,6 +180,7 @@ def start_cluster(
     progress: Show | None = None,
     *,
     transcript: str | Path = "",
+    idle_close: float | None = None,
     transport: Transport = "sockets",
     pages: Pages | None = None,
     host_module: str = MODULE,
@@ -196,6 +197,7 @@ def start_cluster(
     progress: called with a Progress whenever something is there.
     transcript: a file for what the core is told and answers (see
         :mod:`pathways_lab.runtime.transcript`).
+    idle_close: seconds without use after which it ends by itself; None: never.
     transport: ``"sockets"``, or ``"dask"`` for all links over Dask's comms (slower).
     pages: what to add to Dask's dashboard, see :mod:`pathways_lab.runtime.dashboard`.
     host_module: the module that is a device process, for tests.
@@ -241,6 +243,7 @@ def start_cluster(
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
     settings.comms = comms
+    settings.idle = float(idle_close or 0.0)
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
     cluster = EmbeddedCluster(
         budget, folder, ControlAddress(settings.listen("client"), settings.client_key), note=note

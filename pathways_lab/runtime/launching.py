@@ -24,6 +24,10 @@ MODULE = "pathways_lab.runtime.control_plane"
 _START_SECONDS = 30.0
 
 
+IDLE = "(idle_close)"
+"""In the last words of a control plane that closed itself because nobody used it."""
+
+
 @dataclass(slots=True)
 class ControlSettings:
     """Where a control plane listens, and its keys.
@@ -32,6 +36,7 @@ class ControlSettings:
     tls: PEM texts for connections that leave the machine, or that are Dask's comms.
     comms: listen for Dask's comms, see :mod:`pathways_lab.runtime.comms`.
     transcript: a file for what the core is told and answers, or "".
+    idle: seconds without work and without a word of clients after which it ends; 0: never.
     """
 
     folder: Path
@@ -42,6 +47,7 @@ class ControlSettings:
     tls: dict[str, str] | None = None
     comms: bool = False
     transcript: str = ""
+    idle: float = 0.0
 
     @classmethod
     def fresh(
@@ -65,6 +71,7 @@ class ControlSettings:
             tls=plain["tls"],
             comms=plain["comms"],
             transcript=plain["transcript"],
+            idle=plain["idle"],
         )
 
     def plain(self) -> dict[str, Any]:
@@ -78,6 +85,7 @@ class ControlSettings:
             "tls": self.tls,
             "comms": self.comms,
             "transcript": self.transcript,
+            "idle": self.idle,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
         }

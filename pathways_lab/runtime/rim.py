@@ -62,6 +62,7 @@ class Rim:
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
+    heard: when a client last came or said something (None: none ever came).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Rim:
     ) -> None:
         self.registry = Registry()
         self.rejected = 0
+        self.heard: float | None = None
         self._core = core
         self._clock = clock
         self.peers = Switchboard(self.registry)
@@ -126,6 +128,7 @@ class Rim:
     def client_joined(self, client: ClientSeen, peer: Peer) -> None:
         self.registry.clients[client.name] = client
         self.peers.clients[client.name] = peer
+        self.heard = self._clock()
         cause = f"{client.name}:joined"
         self.happened(
             m.ClientJoined(self._clock(), cause, client.name, client.number, client.owner)
@@ -198,6 +201,12 @@ class Rim:
     def _slices_lost(self, slices: tuple[int, ...], reason: str) -> None:
         self.happened(m.SlicesLost(self._clock(), "formation:broken", slices, reason))
 
+    def idle(self) -> float:
+        """Seconds for which no run was under way and no client said anything."""
+        if self.heard is None or self.registry.programs:
+            return 0.0
+        return self._clock() - self.heard
+
     def closing(self, reason: str) -> None:
         """Tell every client that the lab ends."""
         self.peers.every_client("closing", {"reason": reason})
@@ -208,6 +217,7 @@ class Rim:
         self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
     ) -> None:
         """A message of a client.  A wrong one is refused, counted, and changes nothing."""
+        self.heard = self._clock()
         try:
             self._from_client(self.registry.clients[name], op, fields, buffers, size)
         except Rejected as rejected:
