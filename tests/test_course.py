@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
 
 from pathways_lab import course
+from pathways_lab.cli import shipped
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.pipeline import Schedule, gpipe, one_forward_one_backward
 
@@ -69,3 +72,19 @@ def test_what_is_no_answer_is_told_and_not_raised() -> None:
     assert "another reason" in repr(course.check("hangs", Schedule.read("half", "F0")))
     with pytest.raises(PathwaysError, match="no exercise called 'nonsense'"):
         course.check("nonsense", 1)
+
+
+def test_every_word_of_the_glossary_leads_to_a_section_that_is_there() -> None:
+    folder = shipped.notebooks()
+    links = re.findall(r"\]\(([^)#]+)#([^)]+)\)", (folder / "glossary.md").read_text())
+    assert len(links) > 25
+    for name, anchor in links:
+        cells = json.loads((folder / name).read_text())["cells"]
+        texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        heads = re.findall(r"^#+ (.+)$", "\n".join(texts), flags=re.M)
+        assert anchor in [head.replace(" ", "-") for head in heads], (name, anchor)
+
+
+def test_every_exercise_stands_in_a_notebook() -> None:
+    sources = "".join(path.read_text() for path in shipped.notebooks().glob("*.ipynb"))
+    assert set(re.findall(r'course\.check\(\\"(\w+)\\"', sources)) == set(course.EXERCISES)
