@@ -38,7 +38,7 @@ def _names(given: Names) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Split:
     """A call's arguments: what JAX sees, and what is part of the code.
 
@@ -53,7 +53,7 @@ class Split:
     @property
     def static_key(self) -> tuple[Any, ...]:
         """Hashable, and different for values that only compare equal (1, 1.0, True)."""
-        return tuple((where, _typed(value)) for where, value in self.static)
+        return tuple([(where, _typed(value)) for where, value in self.static])
 
 
 def _typed(value: Any) -> tuple[Any, ...]:

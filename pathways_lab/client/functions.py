@@ -31,7 +31,7 @@ from pathways_lab.client.flat import FlatFunction
 from pathways_lab.client.handles import Handle
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class BoundCall:
     """A call with its arguments: leaves are handles, stand-ins and host arrays."""
 
@@ -91,7 +91,7 @@ class CompiledFunction:
         split = self._roles.split(args, kwargs)
         leaves, tree = jax.tree.flatten((split.args, split.kwargs))
         kinds = tuple(
-            leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves
+            [leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves]
         )
         try:
             body = self._bodies.get((tree, kinds, split.static_key))

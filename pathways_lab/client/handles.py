@@ -16,7 +16,6 @@ from __future__ import annotations
 import html
 import math
 import operator
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
@@ -58,6 +57,7 @@ class Handle(Operators):
     name: what it is called in views and errors.
     """
 
+    _named = False
     # NumPy leaves operators with handles to the handle.
     __array_priority__ = 200
 
@@ -79,9 +79,17 @@ class Handle(Operators):
         self._fetch: Fetch | None = None
         self._value: Any = None
         self._ended: Failure | None = None
-        # Only enqueues: a finalizer may run inside anything, also inside a send.
-        self._finalizer = weakref.finalize(self, session.connection.drop, buffer.id)
-        self._finalizer.atexit = False
+        self._named = True
+
+    def _let_go(self) -> None:
+        """The control plane need not keep the buffer for this handle."""
+        if self._named:
+            self._named = False
+            self._session.connection.drop(self._buffer.id)
+
+    def __del__(self) -> None:
+        # Only enqueues: this may run inside anything, also inside a send.
+        self._let_go()
 
     # --- what is known at once ----------------------------------------------------
 
@@ -287,7 +295,7 @@ class Handle(Operators):
     def _end(self, why: Failure) -> None:
         self._ended = why
         self._fetch = self._value = None
-        self._finalizer()
+        self._let_go()
         # Nobody is told any more what became of the buffer: whoever waits for it hears it here.
         if not self._buffer.done:
             self._session.connection.board.settle((self._buffer,), why)

@@ -90,7 +90,13 @@ def of_caller() -> Line:
 
 def place_of_caller() -> Place | None:
     """The same without its text: cheap enough for every call."""
-    return next((p for p in _outwards(sys._getframe(1)) if _rank(p[0]) == 0), None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _rank(file):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def _outwards(frame: FrameType | None) -> Iterator[Place]:

@@ -39,7 +39,10 @@ class Immediate:
             )
         place = slice_of_call(call)
         session = session_of(place)
-        key = (place.id, lines.place_of_caller(), tuple(map(_placement, call.leaves)))
+        placements = tuple(
+            [(x.slice.id, x.layout) if isinstance(x, Handle) else None for x in call.leaves]
+        )
+        key = (place.id, lines.place_of_caller(), placements)
         known: Prepared | None = call.body.prepared.get(key)
         if known is None:
             known = call.body.prepared[key] = prepare_call(call, place, call.body)
@@ -102,10 +105,6 @@ def session_of(place: Slice) -> Session:
             " another client moves to one: pw.jit(f, on=slice), or jax.device_put(h, slice)",
         )
     return session
-
-
-def _placement(leaf: Any) -> Any:
-    return (leaf.slice.id, leaf.layout) if isinstance(leaf, Handle) else None
 
 
 def prepare_call(call: BoundCall, place: Slice, body: Body) -> Prepared:

@@ -81,10 +81,10 @@ class Accounts:
                 row.settle(self.time)
                 row.nbytes = nbytes.get(client, 0)
 
-    def gang(self, client: str, device_seconds: float) -> None:
-        """A gang has ended."""
+    def gang(self, client: str, device_seconds: float, gangs: int = 1) -> None:
+        """A gang has ended, or several."""
         row = self.rows.get(client) or self._open(client)
-        row.gangs += 1
+        row.gangs += gangs
         row.device_seconds += device_seconds
 
     def moved(self, client: str, nbytes: int) -> None:

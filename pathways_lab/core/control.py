@@ -254,6 +254,10 @@ class Control:
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.finished(run, step, host, seconds)
+        for number, step, times in event.rows:
+            run = state.runs.get(number)
+            if run is not None:
+                self.outcomes.ended(run, step, host, times)
         for number in self.elastic.reported(event):
             self.uploads.came(number, host)
 

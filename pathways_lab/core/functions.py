@@ -14,6 +14,7 @@ Paper: section 4.2 (compilation in the background), section 4.5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.errors import Failure
@@ -69,13 +70,14 @@ class Functions:
         waiting, record.waiting = record.waiting, set()
         return waiting
 
-    def measure(self, key: FunctionKey, seconds: float) -> None:
-        """A gang of this function took *seconds* of its devices' time."""
+    def measure(self, key: FunctionKey, times: Sequence[float]) -> None:
+        """Gangs of this function took so many seconds of their devices' time."""
         record = self.records.get(key)
         if record is None:
             return
-        old = record.measured
-        new = seconds if old is None else old + SMOOTHING * (seconds - old)
+        new = times[0] if record.measured is None else record.measured
+        for seconds in times:
+            new += SMOOTHING * (seconds - new)
         record.measured = new
         shown = record.published
         if shown is None or abs(new - shown) > TOLERANCE * shown:

@@ -338,10 +338,9 @@ class Grants:
             )  # fmt: skip
         run.grant(last, state.time)
         state.store.ledger.advance(run.id, last)
-        for step in range(first, last):
-            for p in index.results[step]:
-                run.outputs[p].granted = run.outputs[p].stored = True
-                state.wake(run.outputs[p])
+        for p in window.makes:
+            run.outputs[p].granted = run.outputs[p].stored = True
+            state.wake(run.outputs[p])
         for p in window.done:
             buffer = run.inputs[p]
             if buffer is not None:

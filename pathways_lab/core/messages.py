@@ -184,6 +184,8 @@ class HostReport:
         poisoned ones; a transfer is finished on its receiving hosts when its
         bytes are resident, on its sending hosts when its source may be freed;
         every host of a step's slices says so once, also one with nothing to send.
+    rows: ``(run, first step, device seconds of each)``: the same of steps that ended
+        one after the other, none of them poisoned here.
     failed: ``(run, step, why)`` of steps that could not give their value here.
     resident: uploaded buffers whose parts for this host have all arrived.
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
@@ -200,6 +202,7 @@ class HostReport:
     compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
     parked: tuple[SliceId, ...] = ()
     moved: tuple[SliceId, ...] = ()
+    rows: tuple[tuple[Run, int, tuple[float, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

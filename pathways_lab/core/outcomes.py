@@ -12,9 +12,11 @@ Paper: section 4.3 (progress tracking), section 4.6 (ownership, errors).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.functions import FunctionKey
 from pathways_lab.core.messages import AbortRun, RunEnded
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.runs import RunRecord
@@ -47,6 +49,50 @@ class Outcomes:
                 run.took[step] = seconds
             if run.report(step, bit):
                 self.state.settled.append((run, step))
+
+    def ended(self, run: RunRecord, first: int, host: str, times: Sequence[float]) -> None:
+        """Steps from *first* on ended on a host, one after the other, and are good there."""
+        state, index = self.state, run.index
+        bit, inner = index.bits.get(host, 0), []
+        for step, seconds in enumerate(times, first):
+            if not run.waiting.get(step, 0) & bit:
+                continue
+            if seconds > run.took.get(step, 0.0):
+                run.took[step] = seconds
+            if not run.report(step, bit):
+                continue
+            if not index.inner[step] or step in run.poison:
+                self._settle(run, step)
+                continue
+            inner.append(step)
+            for consumer in index.consumers[step]:
+                if run.count_down(consumer):
+                    state.settled.append((run, consumer))
+        if inner:
+            self._settle_inner(run, inner)
+
+    def _settle_inner(self, run: RunRecord, steps: Sequence[int]) -> None:
+        """What :meth:`_settle` does, for good steps that nothing outside of their run touches."""
+        state, index = self.state, run.index
+        run.settle_inner(steps)
+        by_key: dict[FunctionKey, list[int]] = {}
+        for step in steps:
+            key = index.step_function[step]
+            assert key is not None
+            by_key.setdefault(key, []).append(step)
+        for key, alike in by_key.items():
+            costs = [run.charged.pop(step) for step in alike]
+            state.pace.add(key[1], -sum(costs), -len(costs))
+            took = [run.took.pop(step, 0.0) for step in alike]
+            timed = [seconds for seconds in took if seconds]
+            if timed:
+                devices = index.devices[key[1]]
+                state.accounts.gang(run.client, sum(timed) * devices, len(timed))
+                state.functions.measure(key, timed)
+                assumed = sum(cost for cost, s in zip(costs, took, strict=True) if s) / 1e6
+                spent = (sum(timed) - assumed) * devices
+                state.turns.charge(run, spent, state.time)
+        self._go_on(run)
 
     def failed(self, run: RunRecord, step: int, host: str, failure: Failure) -> None:
         """A step could not give its value on a host."""
@@ -82,7 +128,7 @@ class Outcomes:
             if took is not None:
                 state.accounts.gang(run.client, took * index.devices[key[1]])
             if took is not None and step not in run.poison:
-                state.functions.measure(key, took)
+                state.functions.measure(key, (took,))
                 spent = (took - cost / 1e6) * index.devices[key[1]]
                 state.turns.charge(run, spent, state.time)
         elif run.gangs[step] == "finished" and step not in run.poison:
@@ -98,10 +144,14 @@ class Outcomes:
                 state.store.make(run.outputs[p])
         for p in index.reads[step]:
             self._read(run, p, 1, index.donors.get(p) == step)
+        self._go_on(run)
+
+    def _go_on(self, run: RunRecord) -> None:
+        """Some steps have settled: perhaps it is over, or the next one need not wait any more."""
         if run.over:
             self.end(run)
-        elif run.window is not None and run.window.first in index.gates:
-            state.woken.append(run.id)
+        elif run.window is not None and run.window.first in run.index.gates:
+            self.state.woken.append(run.id)
 
     def _read(self, run: RunRecord, p: int, steps: int, donated: bool) -> None:
         """So many reading steps of an input have ended, or never will begin."""

@@ -33,6 +33,7 @@ class Window:
     islands: ``(island, number of its gangs)``.
     reads, donates: positions of plan inputs that its steps read, or consume.
     done: positions whose last reader is in it.
+    makes: positions of plan outputs that its steps make.
     costs: estimated device microseconds of each step; slices: of each slice, with
         the number of its gangs.
     seconds: of the busiest slice.
@@ -45,6 +46,7 @@ class Window:
     reads: tuple[int, ...]
     donates: tuple[int, ...]
     done: tuple[int, ...]
+    makes: tuple[int, ...]
     costs: tuple[int, ...]
     slices: tuple[tuple[SliceId, int, int], ...]
     seconds: float
@@ -56,6 +58,7 @@ class PlanIndex:
 
     results: per step, the output positions that it makes; touches: makes or reads.
     uses: per output position, how many steps touch it.
+    inner: per step, whether it is a gang that only other steps of the plan know.
     gates: steps that may be granted only when their inputs are resident.
     bits: one bit per host; masks: per step, those of its hosts.
     shared: hosts that have the plan.  home: island by host.  devices: by slice.
@@ -83,6 +86,7 @@ class PlanIndex:
     results: tuple[tuple[int, ...], ...]
     touches: tuple[tuple[int, ...], ...]
     uses: tuple[int, ...]
+    inner: tuple[bool, ...]
     waits: tuple[int, ...]
     gates: frozenset[int]
     home: Mapping[str, str]
@@ -173,6 +177,7 @@ class PlanIndex:
             tuple(reads),
             tuple(p for p in reads if first <= self.donors.get(p, -1) < last),
             tuple(p for p in reads if self.readers[p][-1] < last),
+            tuple(p for step in range(first, last) for p in self.results[step]),
             tuple(costs),
             tuple((s, cost, gangs[s]) for s, cost in slices.items()),
             max(slices.values(), default=0) / 1e6,
@@ -241,6 +246,10 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         results=tuple(map(tuple, results)),
         touches=tuple(map(tuple, touches)),
         uses=tuple(sum(p in step for step in touches) for p in range(len(plan.outputs))),
+        inner=tuple(
+            key is not None and not reading and not touching
+            for key, reading, touching in zip(step_function, reads, touches, strict=True)
+        ),
         waits=tuple(1 + len(p) + len(r) for p, r in zip(producers, reads, strict=True)),
         gates=frozenset(gates),
         home=home,

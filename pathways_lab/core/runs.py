@@ -15,6 +15,7 @@ Paper: section 4.3 (progress tracking), section 4.5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
@@ -79,9 +80,10 @@ class RunRecord:
     def grant(self, last: int, time: float) -> None:
         """The steps up to *last* have their places."""
         self.granted.append((last, time))
-        for step in range(self.position, last):
-            self.gangs[step] = GANG.next(self.gangs[step], "grant", (self.id, step))
-            self.waiting[step] = self.index.masks[step]
+        steps = range(self.position, last)
+        for step in steps:
+            self.gangs[step] = GANG.next(self.gangs[step], "grant", self.id)
+        self.waiting.update(zip(steps, self.index.masks[self.position : last], strict=True))
         self.unsettled += last - self.position
         self.position = last
 
@@ -112,6 +114,13 @@ class RunRecord:
             move = "fail" if step in self.poison else "finish"
             self.gangs[step] = GANG.next(self.gangs[step], move, (self.id, step))
         return [c for c in self.index.consumers[step] if self.count_down(c)]
+
+    def settle_inner(self, steps: Sequence[int]) -> None:
+        """The same of good steps whose consumers were counted down already."""
+        for step in steps:
+            del self.waiting[step]
+            self.gangs[step] = GANG.next(self.gangs[step], "finish", self.id)
+        self.unsettled -= len(steps)
 
     def spoil(self, step: int, failure: Failure) -> list[int]:
         """A step's results are worthless; returns it and all consumers newly so."""

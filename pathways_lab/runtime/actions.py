@@ -63,7 +63,9 @@ class LaunchRow:
     """Hand the gangs of a stretch to their lane, one after the other.
 
     inputs: slots of its externals, by cell.  lost: cells that have no value: what reads
-    them is not launched, and neither is what reads its results.
+    them has no results, nor has what reads those.
+    together: other hosts launch them too, so each is launched, with zeros for what is lost;
+    else what lacks something is not.
     outputs: slots of what it exports, by value.
     The rest is as in :class:`Launch`; *last* is of the last part.
     """
@@ -75,6 +77,7 @@ class LaunchRow:
     inputs: tuple[Slot, ...]
     outputs: dict[int, Slot]
     lost: frozenset[int]
+    together: bool
     seq: int
     last: bool
     followers: Sequence[object] = ()
@@ -138,6 +141,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportRow:
+    """Steps one after the other are over on this host, and good.  times: seconds of each."""
+
+    run: int
+    first: int
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """Nothing of this run will happen here any more."""
 
@@ -152,5 +164,15 @@ class Broken:
 
 
 Action = (
-    Launch | LaunchRow | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
+    Launch
+    | LaunchRow
+    | Send
+    | Receive
+    | CancelReceive
+    | Serve
+    | Refuse
+    | Report
+    | ReportRow
+    | RunOver
+    | Broken
 )

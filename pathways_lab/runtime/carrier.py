@@ -35,6 +35,7 @@ from pathways_lab.runtime.actions import (
     Receive,
     Refuse,
     Report,
+    ReportRow,
     RunOver,
     Send,
     Serve,
@@ -102,7 +103,7 @@ class Carrier:
         self._poked = False
         self._looked = 0.0
         self._doomed: dict[Key, Failure] = {}
-        self._courses = Courses(host, story, self.piece_over)
+        self._courses = Courses(host, story, self.piece_over, self._explained)
 
     @property
     def unseen(self) -> bool:
@@ -118,6 +119,11 @@ class Carrier:
                     job.doomed = failure
                 else:
                     self._doomed[key] = failure
+        self._courses.doom(slices, failure)
+        for row in self._launcher.rows():
+            key = (row.run.id, row.stretch.parts[0].index)
+            if row.stretch.first.slice in slices and key not in self._courses:
+                self._doomed[key] = failure
 
     def progress(self) -> Iterator[Seen]:
         """What this host has launched, and what it has not."""
@@ -157,6 +163,8 @@ class Carrier:
                 self._exchange.submit(self._exchange.cancel, key)
             case Report(key=key, seconds=seconds, failure=failure):
                 self._reports.finished(*key, seconds, failure)
+            case ReportRow():
+                self._reports.row_finished(action)
             case RunOver(run=run):
                 self._reports.run_over()
                 self._exchange.submit(self._exchange.run_over, run)
@@ -178,9 +186,9 @@ class Carrier:
             case LaunchRow(run=run, stretch=stretch):
                 text, call = "a program cannot be launched", stretch.first
                 failure = failure_of(text, error, self._host, call.line)
-                key = (run, stretch.parts[0].index)
-                ends = [(0.0, failure)] * len(stretch.parts)
-                self.carry_out(self._launcher.row_done(key, ends))
+                key, count = (run, stretch.parts[0].index), len(stretch.parts)
+                failures = dict.fromkeys(range(count), failure)
+                self.carry_out(self._launcher.row_done(key, [0.0] * count, failures))
             case Send(key=key, node=node):
                 text = f"{node.name} cannot be sent"
                 failure = failure_of(text, error, self._host, node.line)
@@ -227,6 +235,7 @@ class Carrier:
         slice_id = launch.stretch.first.slice
         executables = self._tenants[slice_id].executables
         piece = self._courses.launch(launch, self._tenants.place(slice_id), executables)
+        piece.course.doomed = self._doomed.pop(piece.course.key, None) if self._doomed else None
         self._handed.setdefault(launch.lane, []).append(piece)
 
     def _meet(self, job: GangJob) -> None:
@@ -236,10 +245,15 @@ class Carrier:
 
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
         """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""
-        unknown = failure if job.doomed is None else None
-        if unknown is not None and isinstance(self._runtime, SpanningCpuRuntime):
-            failure = self._runtime.explained(job.place.binding, unknown, self._broken)
+        if failure is not None and job.doomed is None:
+            failure = self._explained(job.place, failure)
         self._end(job, times, failure, job.launch.awaited)
+
+    def _explained(self, place: Place, failure: Failure) -> Failure:
+        """What a gang failed of, when other hosts may know better.  In the lane's thread."""
+        if isinstance(self._runtime, SpanningCpuRuntime):
+            return self._runtime.explained(place.binding, failure, self._broken)
+        return failure
 
     def piece_over(self, piece: Piece, times: Times) -> None:
         """The same of gangs of a row."""

@@ -16,7 +16,7 @@ Paper: section 5 (timelines of single gangs).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -24,9 +24,11 @@ import msgpack
 
 from pathways_lab.runtime.codec import CodecError, pack, unpack
 from pathways_lab.timeline.records import Event, Record, Span
-from pathways_lab.timeline.records_of import message
+from pathways_lab.timeline.records_of import Placing, Window, message
 
 _GANGS = "gangs"
+_ROW = "row"
+_PLACES = "places"
 _MESSAGES = "messages"
 _event_fields = attrgetter(*Event.__dataclass_fields__)
 
@@ -92,6 +94,49 @@ def gangs(island: str, host: str, emulated: bool, ended: Iterable[Ended], offset
     return _packed(head)
 
 
+def row(
+    island: str,
+    host: str,
+    emulated: bool,
+    offset: float,
+    abouts: Sequence[bytes],
+    first: tuple[int, int, int],
+    poisoned: Iterable[int],
+    announced: int,
+    opens: bool,
+    once: tuple[float, float, float, float],
+    times: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
+) -> bytes:
+    """Gangs of one run, one step after the other, in columns; see :class:`Ended`.
+
+    abouts: of each.  first: run, step and place of the first one.
+    poisoned: which of them, from 0.  announced: so many of the first ones.
+    once: received, began, prepared, handed.  times: called, returned, start, end of each.
+    """
+    known = dict.fromkeys(abouts)
+    numbers: list[int] = []
+    if len(known) > 1:
+        number = {about: at for at, about in enumerate(known)}
+        numbers = [number[about] for about in abouts]
+    columns = [array("d", column).tobytes() for column in times]
+    return _packed(
+        (
+            _ROW, island, host, emulated, offset, list(known), numbers, first, sorted(poisoned),
+            announced, opens, once, columns,
+        )
+    )  # fmt: skip
+
+
+def placing(places: Placing) -> bytes:
+    """What :func:`places` needs, once for all runs."""
+    return _packed((places.island, places.program, places.client, places.gangs))
+
+
+def places(window: Window, placing: bytes) -> bytes:
+    """The places that a window gives the gangs of one island."""
+    return _packed((_PLACES, window, placing))
+
+
 Letter = tuple[float, str, str, str, int, int, str]
 """A wire message: time, kind, source, target, bytes, run (0: several), program."""
 
@@ -109,6 +154,12 @@ def read(written: Iterable[bytes]) -> list[Record]:
             plain = msgpack.unpackb(entry, strict_map_key=False)
             if plain[0] == _GANGS:
                 records += _read_gangs(*plain[1:])
+            elif plain[0] == _ROW:
+                records += _read_row(*plain[1:])
+            elif plain[0] == _PLACES:
+                island, program, client, gangs = msgpack.unpackb(plain[2])
+                rows = tuple((*gang[:5], tuple(gang[5])) for gang in gangs)
+                records += Placing(island, program, client, rows).events(*plain[1])
             elif plain[0] == _MESSAGES:
                 records += [message(*letter) for letter in plain[1]]
             else:
@@ -162,6 +213,35 @@ def _read_gangs(
             "gang", start, end, island, host, devices, *common, line,
             {**shared, "inputs_ready": handed},
         )  # fmt: skip
+
+
+def _read_row(
+    island: str,
+    host: str,
+    emulated: bool,
+    offset: float,
+    abouts: list[bytes],
+    numbers: list[int],
+    first: tuple[int, int, int],
+    poisoned: list[int],
+    announced: int,
+    opens: bool,
+    once: tuple[float, float, float, float],
+    columns: list[bytes],
+) -> Iterator[Record]:
+    run, step, seq = first
+    bad = frozenset(poisoned)
+    stamps = array("d")
+    unpacked = []
+    for column in columns:
+        unpacked.append(array("d"))
+        unpacked[-1].frombytes(column)
+    rows = []
+    for at, times in enumerate(zip(*unpacked, strict=True)):
+        number = numbers[at] if numbers else 0
+        rows.append((number, run, step + at, seq + at, at in bad, at < announced, opens and not at))
+        stamps.extend((*once, *times))
+    yield from _read_gangs(island, host, emulated, offset, abouts, rows, stamps.tobytes())
 
 
 def launched(

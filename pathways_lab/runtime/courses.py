@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import sub
 
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program import SliceId
 from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.runtime.actions import Action, Key, LaunchRow, Report
 from pathways_lab.runtime.devices import Place
@@ -29,38 +32,65 @@ from pathways_lab.timeline.records import Event
 class Courses:
     """All rows of a host that were handed to lanes and are not over.
 
-    on_over(piece, times): called in the lanes' threads.
+    on_over(piece, times), explain(place, failure): called in the lanes' threads.
     """
 
-    def __init__(self, host: str, story: Story, on_over: Callable[[Piece, Times], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        story: Story,
+        on_over: Callable[[Piece, Times], None],
+        explain: Callable[[Place, Failure], Failure],
+    ) -> None:
         self._host = host
         self._story = story
         self._on_over = on_over
+        self._explain = explain
         self._courses: dict[Key, Course] = {}
 
     def launch(
         self, launch: LaunchRow, place: Place, executables: Mapping[str, Executable]
     ) -> Piece:
         """What a lane is to be given."""
-        course = Course(launch, place, executables, self._host, self._on_over, time.monotonic())
+        course = Course(
+            launch,
+            place,
+            executables,
+            self._host,
+            self._on_over,
+            lambda failure: self._explain(place, failure),
+            time.monotonic(),
+        )
         self._courses[course.key] = course
         return Piece(course, 0)
 
     def over(
         self, piece: Piece, times: Times, launcher: Launcher, reports: Reports
     ) -> list[Action]:
-        """Some parts are over: what the launcher wants done then."""
-        course, ends = piece.course, list(piece.ends(times))
-        run = course.launch.run
-        key = (run, course.parts[piece.first].index)
-        actions = launcher.row_done(key, [(e.end - e.start, e.failure) for e in ends])
-        ours = (a for a in actions if isinstance(a, Report) and a.key[0] == run)
-        for end, report in zip(ends, ours, strict=False):
-            reports.ended(self._story.part_ended(course, end, report.failure is not None))
-        course.over += len(ends)
+        """Some parts are over: what the launcher wants done then.  Their reports go ahead."""
+        course, ends = piece.course, piece.ends(times)
+        taken = list(map(sub, ends.ends, ends.starts))
+        actions = launcher.row_done(course.key, taken, ends.failures)
+        run, first = course.key[0], course.parts[piece.first].index
+        spoiled = {
+            a.key[1] - first
+            for a in actions
+            if isinstance(a, Report) and a.failure is not None and a.key[0] == run
+        }
+        reports.record_packed(self._story.parts_ended(course, ends, spoiled))
+        course.over += len(taken)
         if course.over == len(course.parts):
             del self._courses[course.key]
         return actions
+
+    def doom(self, slices: Sequence[SliceId], failure: Failure) -> None:
+        """What of these slices is not over shall not be launched, or end in failure."""
+        for course in self._courses.values():
+            if course.launch.stretch.first.slice in slices:
+                course.doomed = failure
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._courses
 
     def launched(self) -> Iterator[Event]:
         """For the timeline: what was launched, is not over and was not told yet."""

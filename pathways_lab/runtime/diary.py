@@ -9,13 +9,18 @@ Rule for maintainers: nothing here is read back; records are for others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from pathways_lab.core.messages import Command, Event, Grant
+from pathways_lab.core.program import Plan
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast
 from pathways_lab.runtime.registry import Registry
 from pathways_lab.timeline.records import Record
+from pathways_lab.timeline.records_of import Placing, told, window_of
 
+_PLACINGS = 1024
+"""Windows of programs of which it is remembered what all their runs have in common."""
 _LETTERS = 4096
 """Wire messages that are remembered as one record at most."""
 
@@ -31,6 +36,7 @@ class Diary:
         self._clock = clock
         self._flush_due = flush_due
         self._letters: list[chronicle.Letter] = []
+        self._placings: dict[tuple[str, int, int, str], tuple[Plan | None, bytes]] = {}
 
     def remember(self, *records: Record) -> None:
         self.remember_packed([chronicle.write(record) for record in records])
@@ -38,6 +44,36 @@ class Diary:
     def remember_packed(self, records: Sequence[bytes]) -> None:
         if self.broadcast.add(records):
             self._flush_due()
+
+    def decided(self, event: Event, commands: Sequence[Command]) -> None:
+        """What the core was told, and what it wants done."""
+
+        def granted(grant: Grant, island: str) -> Iterator[bytes]:
+            placing = self._placing(grant, island)
+            if placing:
+                yield chronicle.places(window_of(grant, event.time), placing)
+
+        records = told(event, commands, self._registry, granted)
+        self.remember_packed(
+            [each if isinstance(each, bytes) else chronicle.write(each) for each in records]
+        )
+
+    def moved(self) -> None:
+        """Slices are elsewhere now."""
+        self._placings.clear()
+
+    def _placing(self, grant: Grant, island: str) -> bytes:
+        key = (grant.plan, grant.first, grant.last, island)
+        known = self._registry.plans.get(grant.plan)
+        plan = known[1] if known is not None else None
+        found = self._placings.get(key)
+        if found is None or found[0] is not plan:
+            places = Placing.of(grant, island, self._registry)
+            packed = b"" if places is None else chronicle.placing(places)
+            if len(self._placings) >= _PLACINGS:
+                self._placings.clear()
+            found = self._placings[key] = plan, packed
+        return found[1]
 
     def count(self, kind: str, source: str, target: str, size: int, run: int) -> None:
         """A message went over the wire."""

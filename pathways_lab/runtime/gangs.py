@@ -148,7 +148,7 @@ class GangJob:
     def wait(self, receipt: Any) -> None:
         work = self.launch.stamp
         if self.doomed is not None or (isinstance(work, Work) and work.free):
-            self._outwait(receipt)
+            outwait(receipt, lambda: self.doomed)
         receipt.block_until_ready()
         if isinstance(receipt, Laps):
             self.laps = receipt.laps
@@ -156,34 +156,35 @@ class GangJob:
         if self._executable.calls_python and self._executable.gangs.errors:
             raise CallbackError(*self._executable.gangs.errors[0])
 
-    def _outwait(self, receipt: Any) -> None:
-        """Wait for what may hang, by looking: nothing wakes a thread that waits in native code.
-
-        Most collectives raise when their connections are cut.  A few miss it
-        and wait for ever, in a thread of a client that is not used any more.
-        """
-        left = _LEFT_BEHIND
-        while not receipt.is_ready():
-            if self.doomed is not None:
-                if left <= 0.0:
-                    raise PathwaysError(self.doomed)
-                left -= _LOOK
-            time.sleep(_LOOK)
-
     def over(self, times: Times, error: BaseException | None) -> None:
         self._on_over(self, times, None if error is None else self._failure(error))
 
     def _failure(self, error: BaseException) -> Failure:
         call = self.launch.call
         if self.doomed is not None:
-            return replace(
-                self.doomed,
-                program=self.launch.plan.name,
-                node=call.name,
-                host=self._host,
-                line=call.line,
-            )
+            return doom(self.doomed, self.launch.plan, call, self._host)
         return failure_in(error, self.launch.plan, call, self._host)
+
+
+def outwait(receipt: Any, doomed: Callable[[], Failure | None]) -> None:
+    """Wait for what may hang, by looking: nothing wakes a thread that waits in native code.
+
+    Most collectives raise when their connections are cut.  A few miss it
+    and wait for ever, in a thread of a client that is not used any more.
+    """
+    left = _LEFT_BEHIND
+    while not receipt.is_ready():
+        why = doomed()
+        if why is not None:
+            if left <= 0.0:
+                raise PathwaysError(why)
+            left -= _LOOK
+        time.sleep(_LOOK)
+
+
+def doom(why: Failure, plan: Plan, call: Call, host: str) -> Failure:
+    """Why devices are formed again, as the failure of one of their gangs."""
+    return replace(why, program=plan.name, node=call.name, host=host, line=call.line)
 
 
 def gathered(slot: Slot, place: Place) -> Any:

@@ -47,6 +47,7 @@ from pathways_lab.runtime.parking import Parking
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.reports import Reports
+from pathways_lab.runtime.rows import Piece
 from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
@@ -301,7 +302,7 @@ class HostRim:
     def _cut(self, joint: Joint, lane: Lane | None) -> None:
         """What was being launched when its connections were cut may have missed it."""
         oldest = lane.oldest if lane is not None else None
-        if isinstance(oldest, GangJob) and oldest.doomed is not None:
+        if isinstance(oldest, GangJob | Piece) and oldest.doomed is not None:
             joint.sever()
             self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
 

@@ -23,7 +23,7 @@ asynchronous dispatch).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -70,6 +70,7 @@ class Launcher:
     def bind(self, binding: SliceBinding, lane: str = "") -> None:
         """A slice exists.  lane: its queue on this host, "" when it has no device here."""
         self._book.bind(binding, lane)
+        self._straight.forget()
 
     def unbind(self, slice_id: SliceId) -> list[Action]:
         """A slice is gone, with every buffer on it."""
@@ -108,6 +109,7 @@ class Launcher:
     def first_launches_alone(self, function: str, slice_id: SliceId) -> None:
         """Its hosts must meet before they compute this together for the first time."""
         self._first_alone.add((function, slice_id))
+        self._straight.forget()
 
     def _by_itself(self, function: str, slice_id: SliceId) -> bool:
         code = (function, slice_id)
@@ -120,11 +122,13 @@ class Launcher:
 
     def unfinished(self) -> list[tuple[Key, str]]:
         """Granted steps that are not over, with what they are doing: for people."""
-        return [
-            ((run.id, index), self._doing(step))
-            for run in self._runs.values()
-            for index, step in run.steps.items()
-        ]
+        found: list[tuple[Key, str]] = []
+        for run in self._runs.values():
+            for index, step in run.steps.items():
+                parts = step.stretch.parts[step.over :] if isinstance(step, Row) else ()
+                indices = [part.index for part in parts] or [index]
+                found += [((run.id, each), self._doing(step)) for each in indices]
+        return found
 
     def gangs(self) -> list[Gang]:
         """Granted gangs that are not over, in the order in which they came."""
@@ -134,7 +138,7 @@ class Launcher:
     def rows(self) -> list[Row]:
         """The same of gangs that are launched as one."""
         steps = [step for run in self._runs.values() for step in run.steps.values()]
-        return list(dict.fromkeys(step for step in steps if isinstance(step, Row)))
+        return [step for step in steps if isinstance(step, Row)]
 
     def _doing(self, step: Gang | Row | Move) -> str:
         if self.memory.waits(step):
@@ -190,7 +194,9 @@ class Launcher:
     def _add_gang(self, run: Run, index: int, call: Call, seq: int, stamp: Any) -> None:
         code = (call.function, call.slice)
         first = code in self._first_alone
-        self._first_alone.discard(code)
+        if first:
+            self._first_alone.discard(code)
+            self._straight.forget()
         gang = Gang(
             run,
             index,
@@ -285,9 +291,14 @@ class Launcher:
         self._values.finish(run, gang.index)
         return self._take()
 
-    def row_done(self, key: Key, ends: Iterable[tuple[float, Failure | None]]) -> list[Action]:
-        """Some more gangs of the row to which this step belongs are over: the next ones of it."""
-        self._straight.done(key, ends)
+    def row_done(
+        self, key: Key, times: Sequence[float], failures: Mapping[int, Failure]
+    ) -> list[Action]:
+        """So many more gangs of the row with this first step are over: the next ones of it.
+
+        times: device seconds of each.  failures: by position in the row, their own.
+        """
+        self._straight.done(key, times, failures)
         return self._take()
 
     # --- transfers --------------------------------------------------------------------

@@ -21,6 +21,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
 from pathways_lab.core.program import SliceId
 from pathways_lab.runtime import chronicle
+from pathways_lab.runtime.actions import ReportRow
 from pathways_lab.runtime.codec import pack_fields
 from pathways_lab.runtime.link import LinkClosed
 from pathways_lab.runtime.memory import Memory
@@ -65,6 +66,7 @@ class Reports:
         self._gangs = gangs
         self._ended: list[chronicle.Ended] = []
         self._finished: list[tuple[int, int, float]] = []
+        self._rows: list[tuple[int, int, tuple[float, ...]]] = []
         self._failed: list[tuple[int, int, Failure]] = []
         self._resident: list[int] = []
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
@@ -85,6 +87,9 @@ class Reports:
         self._finished.append((run, step, seconds))
         if failure is not None:
             self._failed.append((run, step, failure))
+
+    def row_finished(self, row: ReportRow) -> None:
+        self._rows.append((row.run, row.first, row.times))
 
     def resident(self, buffer: int) -> None:
         self._resident.append(buffer)
@@ -107,6 +112,10 @@ class Reports:
     def record(self, record: Record) -> None:
         """Remember it in the timeline; :meth:`due` has it sent."""
         self._records.append(chronicle.write(record))
+
+    def record_packed(self, records: bytes) -> None:
+        """The same of records that are written already."""
+        self._records.append(records)
 
     def ended(self, gang: chronicle.Ended) -> None:
         """The same for a gang that is over."""
@@ -141,7 +150,7 @@ class Reports:
         self._sample_memory()
         if not (
             self._finished or self._failed or self._resident or self._compiled or self._records
-            or self._ended or self._parked or self._moved
+            or self._ended or self._parked or self._moved or self._rows
         ):  # fmt: skip
             return
         report = HostReport(
@@ -154,6 +163,7 @@ class Reports:
             tuple(self._compiled),
             tuple(self._parked),
             tuple(self._moved),
+            tuple(self._rows),
         )
         fields = pack_fields(report)
         for name in ("time", "cause", "host"):
@@ -164,6 +174,7 @@ class Reports:
         self._records, self._ended, self._over, self._hurried = [], [], False, False
         self._finished, self._failed, self._resident, self._compiled = [], [], [], []
         self._parked, self._moved = [], []
+        self._rows = []
         self._flushed = time.monotonic()
         try:
             self._send("report", fields)

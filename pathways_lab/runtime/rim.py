@@ -38,7 +38,7 @@ from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
 from pathways_lab.runtime.standstill import Standstill
 from pathways_lab.runtime.switchboard import Peer, Switchboard
 from pathways_lab.timeline.records import Event
-from pathways_lab.timeline.records_of import policy_told, records_of
+from pathways_lab.timeline.records_of import policy_told
 
 
 class Core(Protocol):
@@ -272,13 +272,12 @@ class Rim:
             self.diary.remember_packed(records)
             cause = f"{name}:report"
             report = host_report(host, fields, self._clock(), cause)
-            runs = {entry[0] for entry in (*report.finished, *report.failed)}
+            runs = {entry[0] for entry in (*report.finished, *report.rows, *report.failed)}
             if runs:
-                self.diary.count(
-                    "report", name, "control", size, runs.pop() if len(runs) == 1 else 0
-                )
+                only = next(iter(runs)) if len(runs) == 1 else 0
+                self.diary.count("report", name, "control", size, only)
             said = report.resident or report.compiled or report.parked or report.moved
-            if said or report.finished or report.failed:
+            if said or runs:
                 self.happened(report)
         elif op == "output":
             self._output(host, int(fields["run"]), fields.get("device"), str(fields["text"]))
@@ -400,8 +399,10 @@ class Rim:
         for command in commands:
             if isinstance(command, m.SliceBound | em.SliceMoved):
                 self.registry.bindings[command.binding.slice] = command.binding
+            if isinstance(command, em.SliceMoved):
+                self.diary.moved()
         try:
-            self.diary.remember(*records_of(event, commands, self.registry))
+            self.diary.decided(event, commands)
         except Exception:
             # What cannot be told is done all the same: others may wait for it.
             details = traceback.format_exc()

@@ -8,8 +8,11 @@ The loop ends a *piece* when gangs take longer than launching them, so that ends
 are seen, results used and runs stopped as promptly as with gangs that are
 launched one by one; the lane goes on with the rest of the row at once.
 
-Rule for maintainers: what is lost is never launched: all devices of a stretch
-are here, nobody waits for its gangs elsewhere (rule 4).
+Where other hosts launch the same gangs, each is launched, with zeros for what is
+lost, as it would be by itself; else what lacks something is not launched at all.
+
+Rule for maintainers: no gang of a row over several hosts may be left out while
+its devices are one (rule 4); the order is that of the parts.
 
 Paper: section 4.5 (parallel asynchronous dispatch).
 """
@@ -17,16 +20,17 @@ Paper: section 4.5 (parallel asynchronous dispatch).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from pathways_lab.core.errors import Failure
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Key, LaunchRow
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.functions import Executable
-from pathways_lab.runtime.gangs import failure_in, gathered, missing
+from pathways_lab.runtime.gangs import doom, failure_in, gathered, missing, outwait
 from pathways_lab.runtime.lanes import Times
 
 UNSEEN = 3
@@ -40,22 +44,27 @@ SECONDS = 0.001
 _LOST = object()
 
 
-class End(NamedTuple):
-    """A part that is over; seconds on this process's monotonic clock."""
+class Ends(NamedTuple):
+    """Parts that are over, in their order; seconds on this process's monotonic clock.
 
-    at: int
-    called: float
-    returned: float
-    start: float
-    end: float
-    failure: Failure | None
+    first: the first of them.  failures: by part, its own.
+    """
+
+    first: int
+    called: list[float]
+    returned: list[float]
+    starts: list[float]
+    ends: list[float]
+    failures: dict[int, Failure]
 
 
 class Course:
     """A row that was handed to its lane.
 
+    explain(failure): what a gang failed of, where other hosts may be the cause; may wait.
     called: when its parts were, as far as they were.
     over, announced: so many parts are over; were said to be launched.
+    doomed: why the rest shall not be launched, or was ended: its devices are formed again.
     """
 
     def __init__(
@@ -65,17 +74,20 @@ class Course:
         executables: Mapping[str, Executable],
         host: str,
         on_over: Callable[[Piece, Times], None],
+        explain: Callable[[Failure], Failure],
         handed: float,
     ) -> None:
         self.launch = launch
         self.place = place
         self.host = host
         self.on_over = on_over
+        self.explain = explain
         self.handed = handed
         self.parts = launch.stretch.parts
         self.called: list[float] = []
         self.over = 0
         self.announced = 0
+        self.doomed: Failure | None = None
         self.executables = [executables.get(part.call.function) for part in self.parts]
         self.cells: list[Any] = [None] * launch.stretch.cells
         self.lossy = False
@@ -100,14 +112,29 @@ class Course:
                 self.cells[cell], self.lossy = _LOST, True
 
     def lacks(self, at: int) -> bool:
-        """Whether a part cannot be launched.  Raises why when that is news."""
-        part = self.parts[at]
-        for cell in part.inputs:
-            if self.cells[cell] is _LOST:
-                if cell in self.unread:
-                    raise self.unread[cell]
-                return True
-        return False
+        """Whether a part has to do without an input."""
+        return self.lossy and any(self.cells[cell] is _LOST for cell in self.parts[at].inputs)
+
+    def news(self, at: int) -> Exception | None:
+        """Why an input of a part could not be read."""
+        return next((self.unread[c] for c in self.parts[at].inputs if c in self.unread), None)
+
+    def substitutes(self, at: int) -> list[Any]:
+        """The inputs of a part, zeros in place of those that are lost."""
+        part, values = self.parts[at], self.launch.plan.values
+        return [
+            arrays.zeros(values[value], self.place)
+            if self.cells[cell] is _LOST
+            else self.cells[cell]
+            for cell, value in zip(part.inputs, part.call.inputs, strict=True)
+        ]
+
+    def failure(self, at: int, error: BaseException) -> Failure:
+        """What went wrong with a part."""
+        call, plan = self.parts[at].call, self.launch.plan
+        if self.doomed is not None:
+            return doom(self.doomed, plan, call, self.host)
+        return self.explain(failure_in(error, plan, call, self.host))
 
     def lose(self, at: int) -> None:
         """A part has no results."""
@@ -127,6 +154,11 @@ class Piece:
         self._ends: list[float] = []
         self._receipts: list[Any] = []
         self._errors: dict[int, BaseException] = {}
+        self._failures: dict[int, Failure] = {}
+
+    @property
+    def doomed(self) -> Failure | None:
+        return self.course.doomed
 
     def start(self) -> Piece:
         """Launch as many parts as are over nearly at once, at least one."""
@@ -134,30 +166,29 @@ class Piece:
         if not at:
             course.fill()
         cells, outputs, clock = course.cells, course.launch.outputs, time.monotonic
-        receipts, ends = self._receipts, self._ends
-        seen, until = 0, clock() + SECONDS
+        receipts, ends, returned = self._receipts, self._ends, self._returned
+        seen, now = 0, clock()
+        until = now + SECONDS
         for part, executable in zip(course.parts[at:], course.executables[at:], strict=True):
-            course.called.append(clock())
+            course.called.append(now)
             receipt = None
-            try:
-                if executable is None:
-                    raise missing(part.call, course.host)
-                if course.lossy and course.lacks(at):
-                    course.lose(at)
-                else:
+            if course.lossy or course.doomed is not None or executable is None:
+                receipt = self._special(at, executable)
+            else:
+                try:
                     results, receipt = executable([cells[cell] for cell in part.inputs])
                     for cell, result in zip(part.outputs, results, strict=True):
                         cells[cell] = result
                     for position, value in part.exports:
                         outputs[value].payload = results[position]
-            except Exception as error:
-                self._errors[at] = error
-                course.lose(at)
+                except Exception as error:
+                    self._errors[at] = error
+                    course.lose(at)
             for cell in part.clears:
                 cells[cell] = None
             receipts.append(receipt)
             now = clock()
-            self._returned.append(now)
+            returned.append(now)
             at += 1
             while seen < len(receipts) and _is_ready(receipts[seen]):
                 ends.append(now)
@@ -165,6 +196,30 @@ class Piece:
             if now > until or len(receipts) - seen >= UNSEEN:
                 break
         return self
+
+    def _special(self, at: int, executable: Executable | None) -> Any:
+        """Launch a part of which something may be wrong, or leave it out; its receipt."""
+        course, part, receipt = self.course, self.course.parts[at], None
+        lacks, error = course.lacks(at), course.news(at)
+        try:
+            if course.doomed is not None:
+                raise PathwaysError(course.doomed)
+            if executable is None:
+                raise missing(part.call, course.host)
+            if not lacks or course.launch.together:
+                results, receipt = executable(course.substitutes(at))
+                if not lacks:
+                    for cell, result in zip(part.outputs, results, strict=True):
+                        course.cells[cell] = result
+                    for position, value in part.exports:
+                        course.launch.outputs[value].payload = results[position]
+        except Exception as raised:
+            error = error or raised
+        if error is not None:
+            self._errors[at] = error
+        if lacks or error is not None:
+            course.lose(at)
+        return receipt
 
     def rest(self) -> Piece | None:
         """What of the row was not launched yet."""
@@ -186,16 +241,20 @@ class Piece:
             self._ends.append(time.monotonic())
 
     def _wait_one(self, at: int) -> None:
+        receipt = self._receipts[at]
         try:
-            if self._receipts[at] is not None:
-                self._receipts[at].block_until_ready()
+            if receipt is not None:
+                if self.doomed is not None:
+                    outwait(receipt, lambda: self.doomed)
+                receipt.block_until_ready()
         except Exception as error:
-            self._errors[self.first + at] = error
+            self._errors.setdefault(self.first + at, error)
 
     def over(self, times: Times, error: BaseException | None) -> None:
         if error is not None:
             raise error  # a bug: what goes wrong with a part is noted with that part
         self._receipts.clear()
+        self._failures = {at: self.course.failure(at, e) for at, e in sorted(self._errors.items())}
         self.course.on_over(self, times)
 
     @property
@@ -208,22 +267,17 @@ class Piece:
         exports = (value for part in parts[self.first : until] for _, value in part.exports)
         return any(launch.outputs[value].awaited for value in exports)
 
-    def ends(self, times: Times) -> Iterator[End]:
+    def ends(self, times: Times) -> Ends:
         """Its parts, once it is over."""
-        course, before = self.course, times.start
-        stamps = zip(self._returned, self._ends, strict=True)
-        for at, (returned, seen) in enumerate(stamps, self.first):
-            called = course.called[at]
+        called = self.course.called[self.first : self.first + len(self._returned)]
+        starts, ends, before = [], [], times.start
+        for own, seen in zip(called, self._ends, strict=True):
             # A gang before it may have been seen to end later than this one.
-            start = max(called, before)
-            end = max(seen, start)
-            error = self._errors.get(at)
-            failure = None
-            if error is not None:
-                part = course.parts[at]
-                failure = failure_in(error, course.launch.plan, part.call, course.host)
-            yield End(at, called, returned, start, end, failure)
-            before = end
+            start = own if own > before else before
+            before = seen if seen > start else start
+            starts.append(start)
+            ends.append(before)
+        return Ends(self.first, called, self._returned, starts, ends, self._failures)
 
 
 def _is_ready(receipt: Any) -> bool:

@@ -28,7 +28,7 @@ class Run:
 
     inputs: buffers by value of the plan.
     values: slots by value of the plan, from their first use until their last one.
-    steps: granted and unfinished.
+    steps: granted and unfinished, a row by its first step.
     complete: all steps of this host were granted, or the run was aborted.
     """
 
@@ -175,11 +175,17 @@ class Row:
             self.inputs,
             self.outputs,
             frozenset(self.lost),
+            len(self.devices) > len(self.locals),
             self.seq,
             self.stretch.parts[-1].index == self.run.reading.end - 1,
             self.when_done,
             self.stamp,
         )
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether something that it reads or makes has no value."""
+        return bool(self.lost) or any(slot.state == FAILED for slot in self.inputs)
 
     def cause(self, part: Part, failure: Failure | None = None) -> Failure | None:
         """Why a part has no results: a lost input, or else its own failure."""

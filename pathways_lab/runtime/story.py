@@ -25,7 +25,7 @@ from pathways_lab.runtime.exchange import Arrived
 from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Times
-from pathways_lab.runtime.rows import Course, End
+from pathways_lab.runtime.rows import Course, Ends
 from pathways_lab.timeline.records import Event, Span
 
 _KEPT = 50_000
@@ -146,26 +146,23 @@ class Story:
             times.end,
         )
 
-    def part_ended(self, course: Course, end: End, poisoned: bool) -> chronicle.Ended:
-        """The same of a part of a row."""
-        launch, work, part = course.launch, course.launch.stamp, course.parts[end.at]
+    def parts_ended(self, course: Course, ends: Ends, spoiled: set[int]) -> bytes:
+        """The same of parts of a row, written.  spoiled: those without results, from the first."""
+        launch, work, first = course.launch, course.launch.stamp, ends.first
         opens, work.told = not work.told, True
-        return chronicle.Ended(
-            self.about(launch.plan, part.index, part.call, course.place),
-            launch.run,
-            part.index,
-            launch.seq + end.at,
-            poisoned,
-            end.at < course.announced,
+        parts = course.parts[first : first + len(ends.ends)]
+        return chronicle.row(
+            self._island,
+            self._host,
+            self._emulated,
+            self._offset(),
+            [self.about(launch.plan, part.index, part.call, course.place) for part in parts],
+            (launch.run, parts[0].index, launch.seq + first),
+            spoiled,
+            max(course.announced - first, 0),
             opens,
-            work.received,
-            work.began,
-            work.ended,
-            course.handed,
-            end.called,
-            end.returned,
-            end.start,
-            end.end,
+            (work.received, work.began, work.ended, course.handed),
+            (ends.called, ends.returned, ends.starts, ends.ends),
         )
 
     def gangs(self, ended: list[chronicle.Ended]) -> bytes:

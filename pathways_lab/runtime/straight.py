@@ -14,13 +14,13 @@ Paper: section 4.5 (parallel asynchronous dispatch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Call, SliceId
-from pathways_lab.runtime.actions import Key, Report
+from pathways_lab.runtime.actions import Key, Report, ReportRow
 from pathways_lab.runtime.order import Order
 from pathways_lab.runtime.slots import FAILED, ISSUED, PENDING
 from pathways_lab.runtime.steps import Row, Run
@@ -63,8 +63,8 @@ class Straight:
         return found
 
     def _plain(self, call: Call) -> bool:
-        """Whether a call is on this host only, and never alone on its lane."""
-        here = all(host == self._values.host for host, _ in self._values.book.devices(call.slice))
+        """Whether a call is on this host, and never alone on its lane."""
+        here = self._values.book.lane(call.slice) != ""
         return here and not self._by_itself(call.function, call.slice)
 
     def add(self, run: Run, stretch: Stretch, seq: int, stamp: Any) -> int:
@@ -89,7 +89,7 @@ class Straight:
         )
         if not self._values.memory.plenty(row):
             return 0
-        run.steps.update(dict.fromkeys([part.index for part in stretch.parts], row))
+        run.steps[stretch.parts[0].index] = row
         self._values.memory.lodge(row)
         for slot in (*inputs, *outputs.values()):
             self._values.buffers.use(slot)
@@ -113,26 +113,53 @@ class Straight:
                 outputs[value].become(FAILED if cause else ISSUED, cause)
         self._order.handed(row)
 
-    def done(self, key: Key, ends: Iterable[tuple[float, Failure | None]]) -> None:
-        """Some more of its gangs are over: the next ones."""
-        run = self._values.runs[key[0]]
+    def done(self, key: Key, times: Sequence[float], failures: Mapping[int, Failure]) -> None:
+        """So many more gangs of the row with this first step are over.
+
+        times: device seconds of each.  failures: by position in the row, their own.
+        """
+        values = self._values
+        run = values.runs[key[0]]
         row = run.steps[key[1]]
         assert isinstance(row, Row)
-        for seconds, failure in ends:
-            part = row.stretch.parts[row.over]
-            row.over += 1
-            row.done = row.over == len(row.stretch.parts)
-            cause = row.cause(part, failure)
+        parts, first = row.stretch.parts, row.over
+        row.over = until = first + len(times)
+        row.done = until == len(parts)
+        if failures or row.spoiled:
+            seen: Iterable[int] = range(first, until)
+            good = self._report_spoiled(row, first, times, failures)
+        else:
+            seen = [at for at in row.stretch.seen if first <= at < until]
+            good = True
+            values.actions.append(ReportRow(run.id, parts[first].index, tuple(times)))
+        for at in seen:
+            part = parts[at]
+            for _, value in part.exports:
+                cause = None if good else row.lost.get(part.outputs[0])
+                values.settle(row.outputs[value], cause)
+        if row.done:
+            if row.held:
+                values.memory.give(row.locals, row.held)
+            self._order.done(row)
+        for at in seen:
+            part = parts[at]
+            for cell in part.releases:
+                values.buffers.release(row.inputs[cell])
+            for _, value in part.exports:
+                values.buffers.release(row.outputs[value])
+            values.drop(run, part.frees)
+        if row.done:
+            del run.steps[key[1]]
+            values.end_if_over(run)
+
+    def _report_spoiled(
+        self, row: Row, first: int, times: Sequence[float], failures: Mapping[int, Failure]
+    ) -> bool:
+        """One by one: some of them may be good.  False: what is lost is in the row."""
+        for at, seconds in enumerate(times, first):
+            part = row.stretch.parts[at]
+            cause = row.cause(part, failures.get(at))
             if cause is not None:
                 row.lost.update(dict.fromkeys(part.outputs, cause))
-            exports = [row.outputs[value] for _, value in part.exports]
-            for slot in exports:
-                self._values.settle(slot, cause)
-            self._values.actions.append(Report((run.id, part.index), seconds, cause))
-            if row.done:
-                if row.held:
-                    self._values.memory.give(row.locals, row.held)
-                self._order.done(row)
-            for slot in (*[row.inputs[cell] for cell in part.releases], *exports):
-                self._values.buffers.release(slot)
-            self._values.finish(run, part.index)
+            self._values.actions.append(Report((row.run.id, part.index), seconds, cause))
+        return False

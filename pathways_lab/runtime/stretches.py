@@ -1,16 +1,17 @@
-"""Straight stretches of a plan: gangs that one host may launch one after the other, unasked.
+"""Straight stretches of a plan: gangs that a host may launch one after the other, unasked.
 
 Problem: what a gang waits for, whom it poisons and what dies with it costs more
 to find out than a small gang takes; and most gangs wait for nothing but the one
-before them, on the same devices of the same host.
+before them, on the same devices.
 
 How: once per plan and window, maximal ranges of such gangs are found.  A value
 that is made and dropped inside of one is a *cell*, a number in a list, and
 nobody but the launching thread ever sees it.  To the launcher a stretch in
 progress is one unit in the order (:class:`pathways_lab.runtime.steps.Row`).
 
-A gang is in no stretch when it donates, calls back into Python, or has devices
-on other hosts; transfers are in none.
+A gang is in no stretch when it donates, calls back into Python, or must meet
+other hosts before; transfers are in none.  Where a stretch begins and ends may
+differ between the hosts of a slice: the order of their launches does not.
 
 Rule for maintainers: pure, and worked out once; whatever makes a gang special
 ends a stretch, so that only the general way knows about it.
@@ -38,6 +39,7 @@ class Part:
     clears: cells that no later part reads.
     exports: positions in its outputs, and the values that outlive the stretch.
     releases: cells of values from outside that no later part reads.
+    frees: values that others know too, and that die with it.
     """
 
     index: int
@@ -47,6 +49,7 @@ class Part:
     clears: tuple[int, ...]
     exports: tuple[tuple[int, ValueId], ...]
     releases: tuple[int, ...]
+    frees: tuple[ValueId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Stretch:
     externals: values from outside; the first cells are theirs, in this order.
     later: cells of those that the first part does not read.
     cells: how many there are.  inner: bytes per device of values that nobody else sees.
+    seen: positions of parts that touch what others know.
     """
 
     parts: tuple[Part, ...]
@@ -63,6 +67,7 @@ class Stretch:
     later: tuple[int, ...]
     cells: int
     inner: int
+    seen: tuple[int, ...]
 
     @property
     def first(self) -> Call:
@@ -75,7 +80,7 @@ def stretches(
 ) -> dict[int, Stretch]:
     """The straight stretches of steps *first* to *last* (exclusive), by their first step.
 
-    plain(call): whether it runs on this host only, and never alone.
+    plain(call): whether it runs here, and never alone.
     """
     return {
         begin: _stretch(plan, begin, end)
@@ -128,6 +133,7 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
                 tuple(over),
                 tuple((p, v) for p, v in enumerate(call.outputs) if v in outlive),
                 tuple(cell for cell in over if cell < len(externals)),
+                tuple(v for v in plan.steps[index].frees if v in outlive or v not in made),
             )
         )
     at_once = set(parts[0].inputs)
@@ -137,4 +143,5 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
         tuple(cell for cell in range(len(externals)) if cell not in at_once),
         len(cells),
         sum(plan.values[v].nbytes for v in made - outlive),
+        tuple(at for at, p in enumerate(parts) if p.exports or p.releases or p.frees),
     )

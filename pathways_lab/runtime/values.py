@@ -11,12 +11,12 @@ Paper: section 4.2 (sharded buffers).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Value
+from pathways_lab.core.program import Value, ValueId
 from pathways_lab.runtime.actions import Action, RunOver
 from pathways_lab.runtime.book import Book, Reading
 from pathways_lab.runtime.buffers import Buffers, Past
@@ -96,11 +96,15 @@ class Values:
     def finish(self, run: Run, index: int) -> None:
         """A step is over, and with it the values of which it is the last use."""
         del run.steps[index]
-        for value in run.reading.plan.steps[index].frees:
+        self.drop(run, run.reading.plan.steps[index].frees)
+        self.end_if_over(run)
+
+    def drop(self, run: Run, values: Iterable[ValueId]) -> None:
+        """No step of the run needs these values any more."""
+        for value in values:
             slot = run.values.pop(value, None)
             if slot is not None:
                 self.buffers.unname(slot)
-        self.end_if_over(run)
 
     def end_if_over(self, run: Run) -> None:
         """Forget the run when nothing of it is left to do."""

@@ -15,7 +15,7 @@ Paper: section 5 (the configurations that can be simulated here).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from pathways_lab.core.control import Control
@@ -294,11 +294,14 @@ class World:
         resident: tuple[int, ...],
     ) -> None:
         """What a host has gathered."""
+        alone, rows = _in_rows(finished, {failure[:2] for failure in failed})
         for _ in range(1 + self.repeats()):
             if self.alive(host):
                 self.tell(
                     host.name,
-                    lambda t: HostReport(t, "report", host.name, finished, failed, resident),
+                    lambda t: HostReport(
+                        t, "report", host.name, alone, failed, resident, rows=rows
+                    ),
                 )
 
     def stop(self, name: str, seconds: float) -> None:
@@ -424,3 +427,21 @@ class World:
             seconds = nbytes * len(devices) / self.machine.costs.dcn
             delay = self.vary(self.machine.costs.dcn_latency + seconds)
             self.agenda.after(delay, self._at_host, host, Host.upload, buffer, where, nbytes)
+
+
+def _in_rows(
+    finished: Sequence[tuple[int, int, float]], failed: set[tuple[int, int]]
+) -> tuple[tuple[tuple[int, int, float], ...], tuple[tuple[int, int, tuple[float, ...]], ...]]:
+    """What ended well, step after step of one run, apart from the rest: as real hosts say it."""
+    alone: list[tuple[int, int, float]] = []
+    rows: list[tuple[int, int, list[float]]] = []
+    for run, step, seconds in finished:
+        if (run, step) in failed:
+            alone.append((run, step, seconds))
+        elif rows and rows[-1][0] == run and rows[-1][1] + len(rows[-1][2]) == step:
+            rows[-1][2].append(seconds)
+        else:
+            rows.append((run, step, [seconds]))
+    alone += [(run, step, times[0]) for run, step, times in rows if len(times) == 1]
+    long = tuple((run, step, tuple(times)) for run, step, times in rows if len(times) > 1)
+    return tuple(alone), long

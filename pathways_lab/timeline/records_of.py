@@ -13,8 +13,9 @@ Paper: section 4.4 (the order on each island is what these records show).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
@@ -61,6 +62,24 @@ def records_of(
     registry: as it is after the commands' bindings are known and before their
         runs are forgotten.
     """
+
+    def granted(grant: m.Grant, island: str) -> Iterator[Record]:
+        found = Placing.of(grant, island, registry)
+        return iter(()) if found is None else found.events(*window_of(grant, event.time))
+
+    return told(event, commands, registry, granted)
+
+
+Told = TypeVar("Told")
+
+
+def told(
+    event: m.Event,
+    commands: Sequence[m.Command],
+    registry: Registry,
+    granted: Callable[[m.Grant, str], Iterable[Told]],
+) -> Iterator[Record | Told]:
+    """The same.  granted(grant, island): what the places of a window are remembered as."""
     before = _EVENTS.get(type(event))
     # A plan that was refused may be anything.
     wrong = isinstance(event, m.ProgramRegistered) and any(
@@ -75,7 +94,7 @@ def records_of(
             window = (command.run, island, command.place)
             if window not in windows:
                 windows.add(window)
-                yield from _granted(command, island, event.time, registry)
+                yield from granted(command, island)
             continue
         after = _COMMANDS.get(type(command))
         if after is not None:
@@ -95,38 +114,68 @@ def message(
     )
 
 
-def _granted(grant: m.Grant, island: str, time: float, registry: Registry) -> Iterator[Event]:
-    """The gangs that one window places on one island, numbered as the core numbers them."""
-    known = registry.plans.get(grant.plan)
-    if known is None:
-        return
-    client, plan, _ = known
-    place = grant.place
-    for number in range(grant.first, grant.last):
-        step = plan.steps[number]
-        slices = _slices_of(step, plan)
-        if not any(_island(slice_id, registry) == island for slice_id in slices):
-            continue
-        if isinstance(step.node, Call):
-            binding = registry.bindings.get(step.node.slice)
+Window = tuple[float, int, int, int]
+"""When, run, epoch, and the first place."""
+
+
+def window_of(grant: m.Grant, time: float) -> Window:
+    """What differs between two runs of one program."""
+    return time, grant.run, grant.epoch, grant.place
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """The gangs that a window of a program places on one island, whatever the run.
+
+    gangs: of each, its place after the first one, step, node, slice, line and hosts.
+    """
+
+    island: str
+    program: str
+    client: str
+    gangs: tuple[tuple[int, int, str, SliceId, str, tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, grant: m.Grant, island: str, registry: Registry) -> Placing | None:
+        """Numbered as the core numbers them; None when the program is not known."""
+        known = registry.plans.get(grant.plan)
+        if known is None:
+            return None
+        client, plan, _ = known
+        gangs: list[tuple[int, int, str, SliceId, str, tuple[str, ...]]] = []
+        place = 0
+        for number in range(grant.first, grant.last):
+            node = plan.steps[number].node
+            slices = _slices_of(plan.steps[number], plan)
+            if not any(_island(slice_id, registry) == island for slice_id in slices):
+                continue
+            if isinstance(node, Call):
+                binding = registry.bindings.get(node.slice)
+                hosts = binding.hosts if binding is not None else ()
+                gangs.append((place, number, node.name, node.slice, str(node.line), hosts))
+            place += 1
+        return cls(island, plan.name, client, tuple(gangs))
+
+    def events(self, time: float, run: int, epoch: int, place: int) -> Iterator[Event]:
+        """Each in a run that is granted these places."""
+        for after, step, node, slice_id, line, hosts in self.gangs:
             yield Event(
                 "granted",
                 time,
-                island,
-                run=grant.run,
-                step=number,
-                program=plan.name,
-                node=step.node.name,
-                client=client,
+                self.island,
+                run=run,
+                step=step,
+                program=self.program,
+                node=node,
+                client=self.client,
                 args={
-                    "seq": place,
-                    "epoch": grant.epoch,
-                    "slice": step.node.slice,
-                    "line": str(step.node.line),
-                    "hosts": binding.hosts if binding is not None else (),
+                    "seq": place + after,
+                    "epoch": epoch,
+                    "slice": slice_id,
+                    "line": line,
+                    "hosts": hosts,
                 },
             )
-        place += 1
 
 
 def _slices_of(step: Step, plan: Plan) -> tuple[SliceId | None, ...]:

@@ -123,7 +123,12 @@ class Lab:
                 self.reports += 1
                 base = {"time": 0.0, "cause": "", "host": link.name}
                 report = unpack_fields(HostReport, {**fields, **base})
-                for run, step, seconds in report.finished:
+                rows = [
+                    (run, step, seconds)
+                    for run, first, times in report.rows
+                    for step, seconds in enumerate(times, first)
+                ]
+                for run, step, seconds in (*report.finished, *rows):
                     assert (link.name, run, step) not in self.finished, "reported twice"
                     self.finished[link.name, run, step] = seconds
                 for run, step, failure in report.failed:

@@ -163,3 +163,23 @@ def test_a_lost_control_plane_is_no_error(desk: Desk) -> None:
     desk.reports.resident(3)
     desk.reports.due()
     assert desk.sent == []
+
+
+def test_a_row_in_columns_reads_as_its_gangs_one_by_one() -> None:
+    abouts = [
+        chronicle.about("p", name, "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+        for name in ("f", "g", "f")
+    ]
+    once = (0.5, 1.0, 1.5, 2.0)
+    times = tuple([n + column / 10 for n in range(3)] for column in range(4))
+    columns = (times[0], times[1], times[2], times[3])
+    written = chronicle.row("i", "i/h", True, 0.25, abouts, (9, 4, 40), [1], 1, True, once, columns)
+    ended = [
+        chronicle.Ended(
+            about, 9, 4 + n, 40 + n, n == 1, n < 1, n == 0, *once, *(c[n] for c in times)
+        )
+        for n, about in enumerate(abouts)
+    ]
+    assert chronicle.read([written]) == chronicle.read(
+        [chronicle.gangs("i", "i/h", True, ended, 0.25)]
+    )

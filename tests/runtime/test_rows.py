@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Plan
+from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import LaunchRow
 from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.rows import UNSEEN, Course, End, Piece
+from pathways_lab.runtime.rows import UNSEEN, Course, Ends, Piece
 from tests.runtime.launch_kit import HOST, PlanBuilder, binding, grant
 
 
@@ -49,7 +52,7 @@ class Devices:
         return None if name == "unknown" else execute
 
 
-def launched(plan: Plan, devices: Devices) -> tuple[LaunchRow, list[list[End]]]:
+def launched(plan: Plan, devices: Devices) -> tuple[LaunchRow, list[Ends]]:
     """A row, launched to its end: its pieces."""
     launcher = Launcher(HOST, "island0", rows=True)
     launcher.bind(binding(1, 0), "lane 1")
@@ -58,13 +61,14 @@ def launched(plan: Plan, devices: Devices) -> tuple[LaunchRow, list[list[End]]]:
     (row,) = launcher.grant(grant(1, plan, inputs=(None,), outputs=outputs), {0: "a"})
     assert isinstance(row, LaunchRow)
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
-    pieces: list[list[End]] = []
+    pieces: list[Ends] = []
 
     def over(piece: Piece, times: Times) -> None:
-        pieces.append(list(piece.ends(times)))
+        pieces.append(piece.ends(times))
 
     functions: Any = devices
-    piece: Piece | None = Piece(Course(row, place, functions, HOST, over, 0.0), 0)
+    course = Course(row, place, functions, HOST, over, lambda failure: failure, 0.0)
+    piece: Piece | None = Piece(course, 0)
     while piece is not None:
         receipt = piece.start()
         piece.wait(receipt)
@@ -73,8 +77,9 @@ def launched(plan: Plan, devices: Devices) -> tuple[LaunchRow, list[list[End]]]:
     return row, pieces
 
 
-def messages(pieces: list[list[End]]) -> list[str]:
-    return [end.failure.message if end.failure else "" for piece in pieces for end in piece]
+def messages(pieces: list[Ends]) -> list[str]:
+    found = {at: failure.message for each in pieces for at, failure in each.failures.items()}
+    return [found.get(at, "") for at in range(sum(len(each.ends) for each in pieces))]
 
 
 def three(name: str) -> Plan:
@@ -114,16 +119,17 @@ def test_slow_gangs_end_pieces_early() -> None:
         made.call(1, "f", [f"v{number}"], [f"v{number + 1}"])
     plan = made.plan(["v0"], ["v7"])
     _, pieces = launched(plan, Devices(quick=False))
-    assert [len(piece) for piece in pieces] == [UNSEEN, UNSEEN, 1]
-    ends = [end for piece in pieces for end in piece]
-    assert [end.at for end in ends] == list(range(7))
-    assert all(end.called <= end.start <= end.end for end in ends)
+    assert [(each.first, len(each.ends)) for each in pieces] == [(0, 3), (3, 3), (6, 1)]
+    assert UNSEEN == 3
+    for each in pieces:
+        stamps = zip(each.called, each.starts, each.ends, strict=True)
+        assert all(called <= start <= end for called, start, end in stamps)
 
 
 def test_no_two_gangs_of_a_piece_overlap() -> None:
     _, pieces = launched(three("m"), Devices())
     for piece in pieces:
-        assert all(a.end <= b.start for a, b in itertools.pairwise(piece))
+        assert all(end <= start for end, start in zip(piece.ends, piece.starts[1:], strict=False))
 
 
 def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
@@ -135,8 +141,74 @@ def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
     row = next(action for action in actions if isinstance(action, LaunchRow))
     devices: Any = Devices()
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
-    Piece(Course(row, place, devices, HOST, lambda *_: None, 0.0), 0).start()
+    piece = Piece(Course(row, place, devices, HOST, lambda *_: None, lambda f: f, 0.0), 0)
+    piece.start()
     assert devices.called == []
-    reports = launcher.row_done((1, 0), [(0.0, None)] * 4)
+    reports = launcher.row_done((1, 0), [0.0] * 4, {})
     told = [getattr(report, "failure", None) for report in reports[:4]]
     assert told == [broken] * 4
+
+
+def together(devices: Any, given: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Course, Launcher]:
+    """The same three gangs and one, on a slice over two hosts."""
+    monkeypatch.setattr(arrays, "zeros", lambda value, place: f"zeros of {value.name}")
+    launcher, plan = Launcher(HOST, "island0", rows=True), three("m")
+    launcher.bind(replace(binding(1, 0), devices=((HOST, 0), ("island0/host1", 0))), "lane 1")
+    launcher.program(plan)
+    actions = launcher.grant(grant(1, plan, inputs=(None,), outputs=(1, 2)), {0: given})
+    row = next(action for action in actions if isinstance(action, LaunchRow))
+    assert row.together
+    place: Any = SimpleNamespace(locals=(0,), renewed=False)
+    return Course(row, place, devices, HOST, lambda *_: None, lambda f: f, 0.0), launcher
+
+
+def test_on_several_hosts_all_are_launched_with_zeros_for_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices, broken = Devices(), Failure("execute", "no such bytes")
+    course, launcher = together(devices, broken, monkeypatch)
+    Piece(course, 0).start()
+    assert devices.called == ["f", "m", "g", "h"], "another host would wait for ever"
+    assert [slot.payload for slot in course.launch.outputs.values()] == [None, None]
+    reports = launcher.row_done((1, 0), [0.0] * 4, {})
+    assert [getattr(report, "failure", None) for report in reports[:4]] == [broken] * 4
+
+
+def test_after_one_that_could_not_be_launched_the_others_still_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Seen(Devices):
+        def get(self, name: str) -> Any:
+            inner = super().get("raises" if name == "m" else name)
+
+            def execute(arguments: list[Any]) -> Any:
+                seen.append((name, *arguments))
+                return inner(arguments)
+
+            return execute
+
+    seen: list[tuple[Any, ...]] = []
+    course, _ = together(Seen(), "a", monkeypatch)
+    piece = Piece(course, 0)
+    piece.wait(piece.start())
+    assert seen == [("f", "a"), ("m", "f(a)"), ("g", "zeros of c"), ("h", "a")]
+    assert [slot.payload for slot in course.launch.outputs.values()] == [None, "h(a)"]
+
+
+def test_what_is_doomed_is_launched_no_more_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(quick=False)
+    course, _ = together(devices, "a", monkeypatch)
+    first = Piece(course, 0)
+    receipt = first.start()
+    course.doomed = Failure("deadlock", "formed again")
+    monkeypatch.setattr("pathways_lab.runtime.gangs._LEFT_BEHIND", 0.0)
+    first.wait(receipt)
+    rest = first.rest()
+    assert rest is not None
+    rest.wait(rest.start())
+    found = []
+    for piece in (first, rest):
+        piece.over(Times(0.0, 0.0, 0.0, 0.0), None)
+        found += list(piece.ends(Times(0.0, 0.0, 0.0, 0.0)).failures.values())
+    assert len(devices.called) == UNSEEN
+    assert [(f.kind, f.message, f.host) for f in found] == [("deadlock", "formed again", HOST)] * 4

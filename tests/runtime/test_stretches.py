@@ -10,7 +10,16 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call, Plan
-from pathways_lab.runtime.actions import Action, Key, Launch, LaunchRow, Receive, Report, Send
+from pathways_lab.runtime.actions import (
+    Action,
+    Key,
+    Launch,
+    LaunchRow,
+    Receive,
+    Report,
+    ReportRow,
+    Send,
+)
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.slots import Slot
 from pathways_lab.runtime.steps import Row
@@ -18,6 +27,8 @@ from pathways_lab.runtime.stretches import stretches
 from tests.runtime.launch_kit import BYTES, HOST, PlanBuilder, binding, grant
 
 SEEDS = range(400)
+WIDE = replace(binding(1, 0, 1), devices=((HOST, 0), (HOST, 1), ("island0/host1", 0)))
+"""A slice over two hosts."""
 
 
 def chain(length: int, slice_id: int = 1) -> Plan:
@@ -85,6 +96,10 @@ class Bench:
                 case Report(key=key, failure=failure):
                     assert key not in self.failures, "reported twice"
                     self.failures[key] = failure.message if failure else ""
+                case ReportRow(run=run, first=first, times=times):
+                    for step in range(first, first + len(times)):
+                        assert (run, step) not in self.failures, "reported twice"
+                        self.failures[run, step] = ""
                 case Send(key=key):
                     actions += self.launcher.sent(key)
                 case Receive(key=key, target=target):
@@ -118,7 +133,9 @@ class Bench:
                 self.do(self.launcher.done(launch.key, 0.0, failure))
 
     def row(self, launch: LaunchRow, rng: random.Random) -> None:
-        parts, ends, first = launch.stretch.parts, [], 0
+        parts = launch.stretch.parts
+        times: list[float] = []
+        failures: dict[int, Failure] = {}
         cells: list[Any] = [slot.payload for slot in launch.inputs]
         cells += [None] * (launch.stretch.cells - len(cells))
         for at, part in enumerate(parts):
@@ -133,10 +150,13 @@ class Bench:
                 launch.outputs[value].payload = results[position]
             for cell in part.clears:
                 cells[cell] = None
-            ends.append((0.0, None if lost else failure))
+            times.append(0.0)
+            if failure is not None and not lost:
+                failures[at] = failure
             if rng.random() < 0.3 or at == len(parts) - 1:
-                self.do(self.launcher.row_done((launch.run, parts[first].index), ends))
-                ends, first = [], at + 1
+                key = (launch.run, parts[0].index)
+                self.do(self.launcher.row_done(key, times, failures))
+                times, failures = [], {}
 
 
 def random_plan(rng: random.Random) -> Plan:
@@ -167,8 +187,8 @@ def played(rows: bool, seed: int) -> tuple[Bench, list[tuple[str, Any]]]:
     fails = frozenset(i for i in range(len(plan.steps)) if rng.random() < rng.choice([0, 0.1]))
     bench = Bench(rows, fails, limit=rng.choice([None, BYTES * 60]))
     launcher = bench.launcher
-    # The second slice shares a device with the first one.
-    launcher.bind(binding(1, 0, 1), "lane 1")
+    # The second slice shares a device with the first one, which may be on another host, too.
+    launcher.bind(rng.choice([binding(1, 0, 1), WIDE]), "lane 1")
     launcher.bind(binding(2, *rng.choice([(1, 2), (2, 3)])), "lane 2")
     launcher.program(plan)
     place, slots, kept = 0, list[Slot](), list[int]()
@@ -242,12 +262,32 @@ def test_gangs_that_would_wait_within_a_row_go_one_by_one() -> None:
     assert isinstance(only, Launch), "the first gang does not wait for what comes late"
 
 
-def test_with_the_order_off_and_on_several_hosts_gangs_go_one_by_one() -> None:
-    for free, devices in ((True, ((HOST, 0),)), (False, ((HOST, 0), ("island0/host1", 0)))):
-        launcher, plan = Launcher(HOST, "island0", rows=True), chain(3)
-        wide = replace(binding(1, *range(len(devices))), devices=devices)
-        launcher.bind(wide, "lane 1")
-        launcher.program(plan)
-        window = grant(1, plan, inputs=(None,), outputs=(5,))
-        actions = launcher.grant(window, {0: "a"}, free=free)
-        assert [type(action) for action in actions] == [Launch] * 3
+def test_with_the_order_off_gangs_go_one_by_one() -> None:
+    launcher, plan = Launcher(HOST, "island0", rows=True), chain(3)
+    launcher.bind(binding(1, 0), "lane 1")
+    launcher.program(plan)
+    window = grant(1, plan, inputs=(None,), outputs=(5,))
+    actions = launcher.grant(window, {0: "a"}, free=True)
+    assert [type(action) for action in actions] == [Launch] * 3
+
+
+def test_on_several_hosts_the_first_gang_of_a_function_goes_by_itself_and_then_rows_go() -> None:
+    launcher, plan = Launcher(HOST, "island0", rows=True), chain(3)
+    launcher.bind(WIDE, "lane 1")
+    launcher.program(plan)
+    launcher.first_launches_alone("f", 1)
+    seen = []
+    for run in (1, 2):
+        window = grant(
+            run, plan, place=run * 3, previous=3 if run == 2 else -1, inputs=(None,), outputs=(run,)
+        )
+        actions = launcher.grant(window, {0: "a"})
+        while actions:
+            action, *actions = actions
+            seen.append(type(action))
+            if isinstance(action, Launch):
+                assert action.first == (action.key[1] == 0)
+                actions += launcher.done(action.key, 0.0)
+            elif isinstance(action, LaunchRow):
+                assert action.together
+    assert [kind for kind in seen if kind in (Launch, LaunchRow)] == [Launch] * 3 + [LaunchRow]
