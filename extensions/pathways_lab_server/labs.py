@@ -39,15 +39,16 @@ def folders() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((Path("/tmp"), Path(tempfile.gettempdir()))))
 
 
-def labs() -> list[str]:
-    """Names of this user's labs, newest first."""
+def labs() -> list[dict[str, Any]]:
+    """This user's labs, newest first: ``name``, and ``started`` (seconds since 1970)."""
     found: dict[str, float] = {}
     for folder in folders():
         for path in folder.glob(f"pwlab-*/{SOCKET}"):
             made = _made(path)
             if made is not None:
                 found[path.parent.name] = made
-    return sorted(found, key=lambda name: -found[name])
+    newest = sorted(found, key=lambda name: -found[name])
+    return [{"name": name, "started": found[name]} for name in newest]
 
 
 def _made(path: Path) -> float | None:
@@ -94,7 +95,7 @@ class _Handler(JupyterHandler):
 
 
 class LabsHandler(_Handler):
-    """GET: ``{"labs": [name, ...]}``, newest first."""
+    """GET: ``{"labs": [{"name", "started"}, ...]}``, newest first."""
 
     @authorized
     def get(self) -> None:

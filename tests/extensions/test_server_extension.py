@@ -74,7 +74,7 @@ def get(url: str, token: str | None = TOKEN) -> tuple[int, bytes, http.client.HT
     if token:
         request.add_header("Authorization", f"token {token}")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read(), error.headers
@@ -92,8 +92,8 @@ def test_the_file_of_the_installed_bokeh_is_served(server):
 def test_a_script_tag_of_a_logged_in_page_is_enough(server):
     """A page sends its cookie and no header."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    opener.open(f"{server}?token={TOKEN}", timeout=10).read()
-    with opener.open(f"{server}pathways-lab/bokehjs/bokeh.min.js", timeout=10) as answer:
+    opener.open(f"{server}?token={TOKEN}", timeout=60).read()
+    with opener.open(f"{server}pathways-lab/bokehjs/bokeh.min.js", timeout=60) as answer:
         assert answer.status == 200
 
 
@@ -165,8 +165,14 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
+def listed(server: str) -> list[str]:
+    found = json.loads(get(f"{server}pathways-lab/labs")[1])["labs"]
+    assert [lab["started"] for lab in found] == sorted(lab["started"] for lab in found)[::-1]
+    return [lab["name"] for lab in found]
+
+
 def test_a_lab_is_listed_and_its_pages_are_passed_on(server, lab):
-    assert lab.name in json.loads(get(f"{server}pathways-lab/labs")[1])["labs"]
+    assert lab.name in listed(server)
     status, body, headers = get(f"{server}pathways-lab/labs/{lab.name}/pathways-lab/feed?a=1&b=")
     assert (status, body) == (200, b"you asked for /pathways-lab/feed?a=1&b=")
     assert headers["Content-Type"] == "text/x-lab"
@@ -188,7 +194,7 @@ def test_labs_are_shown_to_nobody_else(server, lab):
 def test_a_folder_that_others_can_enter_is_no_lab(server, lab):
     """Another account cannot plant one."""
     lab.folder.chmod(0o755)
-    assert lab.name not in json.loads(get(f"{server}pathways-lab/labs")[1])["labs"]
+    assert lab.name not in listed(server)
     assert get(f"{server}pathways-lab/labs/{lab.name}/pathways")[0] == 404
     lab.folder.chmod(0o700)
     (lab.folder / SOCKET).rename(lab.folder / "elsewhere")

@@ -52,6 +52,14 @@ while time.monotonic() < end and not os.path.exists("enough"):
 """
 
 METERS = "() => [...document.querySelectorAll('.pathways-panel-meter')].map(e => e.style.width)"
+LISTED = (
+    "name => [...document.querySelectorAll('.pathways-panel-choice option')]"
+    ".some(option => option.value === name)"
+)
+PICK = (
+    "name => { const choice = document.querySelector('.pathways-panel-choice');"
+    " choice.value = name; choice.dispatchEvent(new Event('change')); }"
+)
 PICTURE = "document.querySelector('.pathways-lab')?.pathwaysDocument"
 
 
@@ -95,15 +103,22 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     lab.write("lab.ipynb", ["import os" + START, TRAIN, "%pw_dashboard queues", SPIN])
     page.open("lab.ipynb")
     page.start("pathways-lab:show")
-    page.page.wait_for_selector(".pathways-panel-help:visible")
+    page.page.wait_for_selector(".pathways-panel:visible")
     page.wait_for_kernel()
     page.start()
-    page.page.wait_for_selector(".pathways-panel-device", timeout=90_000)
     page.page.wait_for_function(
         "() => document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[3].textContent"
         ".includes('*') && document.querySelector('.jp-OutputArea-output iframe')",
-        timeout=60_000,
+        timeout=120_000,
     )
+    frame = page.page.query_selector(".jp-OutputArea-output iframe")
+    assert frame is not None
+    source = frame.get_attribute("src") or ""
+    assert source.startswith(f"{BASE}/pathways-lab/labs/pwlab-")
+    ours = source.split("/")[-2]
+    # Other labs of the same user would be listed too.
+    page.page.wait_for_function(LISTED, arg=ours, timeout=30_000)
+    page.page.evaluate(PICK, ours)
 
     # The panel: who is there, and it moves.
     def texts(selector: str) -> list[str]:
@@ -119,9 +134,6 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     assert page.busy(3), "the cell must still be spinning"
 
     # The page below the cell: under the server's own prefix, and it moves.
-    frame = page.page.query_selector(".jp-OutputArea-output iframe")
-    assert frame is not None
-    assert (frame.get_attribute("src") or "").startswith(f"{BASE}/pathways-lab/labs/pwlab-")
     page.show_cell(2)
     follows(frame.content_frame())
 
@@ -150,7 +162,7 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
 
     # The lab ends, and the panel says so.
     (lab.work / "enough").touch()
-    page.shutdown()
-    page.page.wait_for_selector(".pathways-panel-help:visible", timeout=30_000)
+    page.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.page.wait_for_function(f"name => !({LISTED})(name)", arg=ours, timeout=60_000)
     assert page.blocked == []
     assert [text for text in page.console if "Failed to load resource" not in text] == []

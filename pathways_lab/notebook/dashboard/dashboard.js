@@ -111,7 +111,8 @@ async function ask(model) {
 }
 
 const QUICK = 0.2; // seconds between two questions while things happen
-const SLOW = 1; // ... and when nothing does
+const SLOW = 1; // ... when nothing does
+const RARE = 20; // ... and when nobody answers
 
 let hurry = () => {}; // ends the present pause
 
@@ -142,7 +143,7 @@ async function follow(model) {
       tell("");
     } catch {
       tell("The lab does not answer: it has ended, or is busy.");
-      wait = 2 * SLOW;
+      wait = Math.min(RARE, 2 * Math.max(wait, SLOW));
     }
   }
 }

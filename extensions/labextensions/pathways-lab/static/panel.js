@@ -155,7 +155,10 @@ export class Panel {
     node.append(make("header", "title", "Pathways Lab"));
     this.choice = node.appendChild(make("select", "choice"));
     this.choice.setAttribute("aria-label", "lab");
-    this.choice.onchange = () => this.choose(this.choice.value);
+    this.choice.onchange = () => {
+      this.picked = this.choice.value; // until it ends; else the newest is shown
+      this.choose(this.picked);
+    };
     this.help = node.appendChild(make("div", "help"));
     this.help.append(make("p", "", HELP), make("pre", "", START));
     this.body = node.appendChild(make("div", "body"));
@@ -215,19 +218,22 @@ export class Panel {
   }
 
   list(labs) {
-    if (!labs.includes(this.lab)) this.choose(labs[0] ?? null);
-    const shown = labs.join(" ");
-    if (shown === this.shown) return;
-    this.shown = shown;
-    this.choice.hidden = labs.length < 2;
-    this.choice.replaceChildren(
-      ...labs.map((lab, n) => {
-        const option = make("option", "", `lab ${labs.length - n} of ${labs.length}`);
-        option.value = lab;
-        option.selected = lab === this.lab;
-        return option;
-      }),
-    );
+    const names = labs.map((lab) => lab.name);
+    if (!names.includes(this.picked)) this.picked = null;
+    this.choose(this.picked ?? names[0] ?? null);
+    const shown = names.join(" ");
+    if (shown !== this.shown) {
+      this.shown = shown;
+      this.choice.hidden = labs.length < 2;
+      this.choice.replaceChildren(
+        ...labs.map(({ name, started }) => {
+          const option = make("option", "", `lab started ${new Date(1000 * started).toLocaleTimeString()}`);
+          option.value = name;
+          return option;
+        }),
+      );
+    }
+    if (this.lab) this.choice.value = this.lab;
   }
 
   choose(lab) {

@@ -76,7 +76,7 @@ export async function plugin(shared, styles) {
       label: ({ page }) => `Pathways ${titled(page ?? "overview")}`,
       icon: ({ isPalette }) => (isPalette ? undefined : icon),
       execute: async ({ page = "overview" }) => {
-        const lab = place.panel.lab ?? (await ask("")).labs[0];
+        const lab = place.panel.lab ?? (await ask("")).labs[0]?.name;
         if (!lab) {
           app.shell.activateById(place.id); // it says what to do
           return;
