@@ -32,7 +32,7 @@ _HEADS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Accounts:
     """What each client has used since the lab began (:class:`Account`), and its quota.
 
@@ -77,6 +77,9 @@ class Accounts:
             )
             for row in table
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         heads = "".join(f"<th>{head}</th>" for head in _HEADS)
