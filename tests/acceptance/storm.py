@@ -209,7 +209,7 @@ def storm(
                 fault = KINDS[kind](lab, chance)
                 fault.report()
             outcome.faults.append((kind, fault))
-            _until_results(workers, outcome, kind)
+            _until_results(lab, workers, outcome, kind)
             failed = sum(w.failures for w in workers) - before[0]
             results = sum(w.seen["results"] for w in workers) - before[1]
             if not fault.ok:
@@ -224,7 +224,7 @@ def storm(
     return outcome
 
 
-def _until_results(workers: list[Client], outcome: Outcome, kind: str) -> None:
+def _until_results(lab: pw.Lab, workers: list[Client], outcome: Outcome, kind: str) -> None:
     """Every client goes on: it gets two more values right."""
     before = [w.seen["results"] for w in workers]
     until = time.monotonic() + 100.0
