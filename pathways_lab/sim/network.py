@@ -13,16 +13,19 @@ Paper: section 4.3 (sharded edges), section 4.5 (transfers over the DCN).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pathways_lab.core.program import Transfer
 from pathways_lab.sim.parts import HostPort, Movement, Task, WorldPort
 
 
 class Network:
-    """All transfers under way."""
+    """All transfers under way.  late(source, target): how much later one of hosts arrives."""
 
     def __init__(self, world: WorldPort) -> None:
         self.world = world
         self.moving: dict[tuple[int, int], Movement] = {}
+        self.late: Callable[[str, str], float] = lambda source, target: 0.0
 
     def begin(self, host: HostPort, task: Task) -> None:
         """A host has come to a transfer: what it must receive has room now."""
@@ -84,7 +87,8 @@ class Network:
             latency, rate = costs.dcn_latency, costs.dcn
         now = self.world.agenda.now
         target.ingress = max(target.ingress, now) + self.world.vary(nbytes / rate)
-        return target.ingress + self.world.vary(latency)
+        late = self.late(source.name, target.name)
+        return target.ingress + self.world.vary(latency) + late
 
     def _arrive(self, movement: Movement, name: str) -> None:
         movement.arrived.add(name)

@@ -77,6 +77,7 @@ class World:
     launch_poisoned: gangs whose input is missing are launched all the same.
     fails: whether a step fails on a host, given ``(run, step, host)``.
     repeats: whether a host's report comes twice.
+    pace: how many times as long a gang takes, given its hosts.
     decide: asks the core; whoever wants to listen puts itself before it.
     memory: the records of what happened, when *remember*.
     """
@@ -104,6 +105,7 @@ class World:
         self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
         self.repeats: Callable[[], bool] = lambda: False
+        self.pace: Callable[[tuple[str, ...]], float] = lambda hosts: 1.0
         self.observers: list[Callable[[Event, list[Command]], None]] = []
         self.memory = Memory(remember)
         self.remember = remember
@@ -324,7 +326,8 @@ class World:
             node = task.info.node
             assert isinstance(node, Call)
             hosts = tuple(self.local[node.slice])
-            found = Gang(*key, hosts, self.vary(cost.seconds), cost.cores, cost.collective)
+            seconds = self.vary(cost.seconds) * self.pace(hosts)
+            found = Gang(*key, hosts, seconds, cost.cores, cost.collective)
             found.broken = any(not self.alive(h) for h in self._members[node.slice])
             self._gangs[key] = found
         return found
