@@ -148,7 +148,7 @@ def working(lab: pw.Lab, count: int, seed: int) -> Iterator[tuple[list[Client], 
         lab.invite(file)
         clients = [Client(file, n, seed) for n in range(count)]
         try:
-            until = time.monotonic() + 120.0
+            until = time.monotonic() + 300.0
             while min(c.seen["results"] for c in clients) < 5:
                 assert time.monotonic() < until, "the clients do not get going"
                 time.sleep(0.05)

@@ -8,12 +8,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import psutil
 import pytest
 
 import pathways_lab as pw
 from pathways_lab.client.fault import Fault
+from tests.acceptance.storm import storm
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -34,6 +36,21 @@ def as_expected(fault: Fault) -> Fault:
 
 def pid(lab: pw.Lab, host: str) -> int | None:
     return {h.name: h.pid for island in lab.islands for h in island.hosts}.get(host)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is over, also if nobody has asked for its exit code yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.timeout(600)
+def test_a_small_storm(lab: pw.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = storm(lab, 3, 2, 3, ("partition", "drop", "lose client"))
+    assert outcome.broken == [], str(outcome)
+    assert outcome.results > 20
 
 
 def test_a_host_is_killed_and_the_report_says_so(
@@ -114,3 +131,25 @@ def test_only_owners_break_things_and_say_what_is_done(lab: pw.Lab, tmp_path: Pa
             wrong()
     with pytest.raises(pw.PathwaysError, match="can report, fail or restart"):
         lab.on_stuck("explode")  # type: ignore[arg-type]
+
+
+def test_the_dask_scheduler_is_lost_and_a_new_lab_forms(lab: pw.Lab) -> None:
+    """Last: this lab does not come back."""
+    embedded = lab.embedded
+    assert embedded is not None
+    processes = [pid for pids in embedded.pids.values() for pid in pids]
+    f = pw.jit(lambda x: pw.emulated(20_000)(x), on=lab.slice(1, island="island1"))
+    kept = pw.device_put(V, lab.slice(1, island="island0").sharding(jax.sharding.PartitionSpec()))
+    kept.block_until_ready()
+    pending = f(V)
+    as_expected(lab.chaos.lose_scheduler())
+    for handle in (pending, kept):
+        with pytest.raises(pw.PathwaysError, match="the Dask scheduler ended") as caught:
+            handle.result(timeout=5)
+        assert "pw.start()" in caught.value.failure.remedy
+    with pytest.raises(pw.PathwaysError, match="the Dask scheduler ended"):
+        f(V)
+    until(lambda: all(map(ended, processes)), 60)
+    with pw.start(islands=1, hosts_per_island=1, devices_per_host=1, progress=False) as new:
+        again = pw.jit(lambda x: x + 1, on=new.slice(1))
+        np.testing.assert_array_equal(again(V).result(timeout=60), V + 1)
