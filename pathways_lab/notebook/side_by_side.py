@@ -38,8 +38,8 @@ from pathways_lab.pipeline.measured import (
     Measured,
     measure,
 )
+from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.schedule import Schedule
-from pathways_lab.pipeline.stages import Layer
 from pathways_lab.timeline.log import Recording
 from pathways_lab.timeline.records import Event
 
@@ -133,7 +133,7 @@ class SideBySide:
 
 
 def compare(
-    layers: Sequence[tuple[Layer, Any]],
+    layers: Sequence[Any],
     ways: Sequence[str | Schedule],
     *,
     loss: Callable[[Any, Any], Any],
@@ -174,7 +174,7 @@ def compare(
     known.check(ways)
     if not ways:
         raise PathwaysError(Failure("refused", "no ways to compare", "for example ['spmd']"))
-    work = known.Work(layers, loss, optimizer, batch, steps, microbatches, stages, costs)
+    work = known.Work(as_layers(layers), loss, optimizer, batch, steps, microbatches, stages, costs)
     found: dict[str, Measured] = {}
     recordings: dict[str, Recording] = {}
     first: list[Any] | None = None

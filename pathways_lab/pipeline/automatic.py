@@ -28,6 +28,7 @@ from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.balance import operations, partition
+from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
 from pathways_lab.pipeline.schedules import (
     gpipe,
@@ -245,7 +246,7 @@ class Pipeline:
 
 
 def pipeline(
-    layers: Sequence[tuple[Layer, Any]],
+    layers: Sequence[Any],
     slices: Sequence[Slice],
     *,
     loss: Callable[[Any, Any], Any],
@@ -262,7 +263,8 @@ def pipeline(
     """Make a layered JAX model one MPMD program over slices.
 
     layers: ``(function, parameters)`` each, with ``function(parameters, x)`` the
-        next layer's ``x``; plain JAX.
+        next layer's ``x``; plain JAX.  Or Flax NNX modules, or Equinox modules (these
+        are called with one example at a time).
     slices: one for each stage; they may be on any islands.  ``"interleaved"``
         puts two stages on each.
     loss: ``loss(y, labels)`` of one microbatch, a scalar mean.
@@ -284,6 +286,7 @@ def pipeline(
 
     Raises PathwaysError for what cannot be: too few layers, an illegal schedule.
     """
+    layers = as_layers(layers)
     made = _schedule(schedule, len(slices), microbatches)
     problem = made.problem()
     if problem is not None:

@@ -31,6 +31,7 @@ from pathways_lab.client.program import ProgramFunction, device_put, program
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.automatic import data_spec, estimated
 from pathways_lab.pipeline.balance import partition
+from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.stages import Layer, StageFunctions
 
 State = tuple[tuple[tuple[Any, Any], ...], ...]
@@ -209,7 +210,7 @@ def _update(
 
 
 def data_parallel(
-    layers: Sequence[tuple[Layer, Any]],
+    layers: Sequence[Any],
     slices: Sequence[Slice],
     *,
     loss: Callable[[Any, Any], Any],
@@ -248,6 +249,7 @@ def data_parallel(
                 "for example shares=(1, 1) for two slices",
             )
         )
+    layers = as_layers(layers)
     dear = costs if costs is not None else estimated(layers, example)
     cut = partition(dear, chunks)
     return DataParallel(layers, slices, loss, optimizer, cut, parts, data_spec(slices, batch), name)

@@ -1,0 +1,77 @@
+"""Layers as people have them: functions with parameters, Flax NNX modules, Equinox modules.
+
+Problem: a pipeline needs plain functions of parameters; libraries of models keep both
+together in objects.
+
+Rule for maintainers: no library is imported here; whoever has a module of one has
+loaded it.  A module whose call changes it is refused, since a pipeline would lose that.
+
+Paper: none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.stages import Layer
+
+
+def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
+    """``(function, parameters)`` for each of: such a pair, an NNX module, an Equinox module.
+
+    An NNX module is called with a batch, an Equinox module with one example at a time
+    (by ``jax.vmap``), as is usual for each.  Raises PathwaysError for anything else.
+    """
+    return [as_layer(entry) for entry in given]
+
+
+def as_layer(given: Any) -> tuple[Layer, Any]:
+    """One of :func:`as_layers`."""
+    if isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
+        return given
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    if nnx is not None and isinstance(given, nnx.Module):
+        return _nnx(nnx, given)
+    if equinox is not None and isinstance(given, equinox.Module):
+        return _equinox(equinox, given)
+    raise PathwaysError(
+        Failure(
+            "refused",
+            f"{type(given).__name__} is no layer: a pair (function, parameters), a Flax NNX module"
+            " or an Equinox module is one",
+            "give (function, parameters) with function(parameters, x) -> y",
+        )
+    )
+
+
+def _nnx(nnx: Any, module: Any) -> tuple[Layer, Any]:
+    graph, parameters, rest = nnx.split(module, nnx.Param, ...)
+    if jax.tree.leaves(rest):
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"{type(module).__name__} has state beside its parameters (statistics, random"
+                " numbers), and a pipeline would lose what its call changes",
+                "leave out dropout and batch normalisation, or give (function, parameters)",
+            )
+        )
+
+    def layer(own: Any, x: Any) -> Any:
+        return nnx.merge(graph, own, rest)(x)
+
+    return layer, jax.tree.map(np.asarray, parameters)
+
+
+def _equinox(equinox: Any, module: Any) -> tuple[Layer, Any]:
+    parameters, static = equinox.partition(module, equinox.is_inexact_array)
+
+    def layer(own: Any, x: Any) -> Any:
+        return jax.vmap(equinox.combine(own, static))(x)
+
+    return layer, jax.tree.map(np.asarray, parameters)
