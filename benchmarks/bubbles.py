@@ -20,6 +20,7 @@ import numpy as np
 
 import pathways_lab as pw
 from pathways_lab.pipeline.automatic import SCHEDULES
+from pathways_lab.pipeline.emulation import held
 from pathways_lab.timeline.records import Span
 
 EXAMPLES = 2
@@ -39,7 +40,7 @@ def measured(lab: pw.Lab, schedule: str, stages: int, ms: float, steps: int) -> 
     import optax
 
     each = 2 if schedule == "interleaved" else 1
-    layers = [(pw.pipeline.held(identity, ms), np.zeros(4, np.float32))] * (stages * each)
+    layers = [(held(identity, ms), np.zeros(4, np.float32))] * (stages * each)
     slices = [lab.slice(1, axes="data", island=f"island{n % 2}") for n in range(stages)]
     microbatches = 2 * stages
     x = np.ones((microbatches * EXAMPLES, 4), np.float32)
