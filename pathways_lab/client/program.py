@@ -91,6 +91,7 @@ class CapturedProgram:
         self.name = captured.name
         self.jaxpr = captured.jaxpr
         self._tree = captured.tree
+        self._sequential = how.sequential
         try:
             graph = place(captured, inputs, default)
             made = [x for x in graph.results if isinstance(x, Ref) and x.source is None]
@@ -146,8 +147,9 @@ class CapturedProgram:
 
     @property
     def program(self) -> Program:
-        """The location-free program.  Raises PathwaysError when nothing in it runs."""
-        return self._must_run().program
+        """The location-free program, with its dispatch.  Raises PathwaysError if nothing runs."""
+        program = self._must_run().program
+        return lowering.behind(program) if self._sequential else program
 
     @property
     def bindings(self) -> tuple[SliceBinding, ...]:

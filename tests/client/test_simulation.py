@@ -248,3 +248,20 @@ def test_without_order_two_programs_can_hang_and_the_result_says_who_waits() -> 
     assert len(found.stuck) >= 2
     assert " waits for its turn on island0/host" in found.story()
     assert found.story().splitlines()[0] in repr(found)
+
+
+def test_sequential_dispatch_is_simulated_as_such() -> None:
+    machine = pw.Machine(islands=1, hosts_per_island=4, devices_per_host=1)
+    stages = [pw.jit(pw.emulated(0.2), on=machine.slice(1), name=f"f{n}") for n in range(4)]
+
+    def chain(x: Any) -> Any:
+        for stage in stages:
+            x = stage(x)
+        return x
+
+    x = np.zeros(4, np.float32)
+    seconds = {
+        how: pw.simulate(pw.program(chain, dispatch=how).capture(x), machine).seconds
+        for how in ("parallel", "sequential")
+    }
+    assert seconds["sequential"] > 1.05 * seconds["parallel"]
