@@ -46,7 +46,7 @@ outs = [train(np.zeros(4, np.float32)) for _ in range(10)]  # longer than anybod
 """
 
 SPIN = """
-end = time.monotonic() + 150
+end = time.monotonic() + 240
 while time.monotonic() < end and not os.path.exists("enough"):
     pass
 """
@@ -80,7 +80,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made.close()
 
 
-def changes(look: Callable[[], Any], times: int, seconds: float = 30.0) -> None:
+def changes(look: Callable[[], Any], times: int, seconds: float = 60.0) -> None:
     """Until *look* has seen something else as many *times*."""
     seen, last, until = 0, look(), time.monotonic() + seconds
     while seen < times:
