@@ -31,6 +31,7 @@ from typing import Any
 from pathways_lab.runtime import auth, lifeline
 from pathways_lab.runtime.assemblies import Assemblies, HostWaiting
 from pathways_lab.runtime.broadcast import BATCH_SECONDS
+from pathways_lab.runtime.device_process import PATIENCE
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.intake import host_seen
 from pathways_lab.runtime.introductions import Introductions
@@ -124,8 +125,11 @@ class ControlPlane:
         self.reactor.close(reason)
 
     def worker_removed(self, worker: str, reason: str) -> None:
-        """Dask gave up a worker: its host is lost, also if its process only hangs.  Any thread."""
-        self.reactor.call_soon(self._drop_worker, worker, reason)
+        """Dask gave up a worker: its host takes nothing new, and ends what it has begun.
+
+        It is lost at last, also if its process only hangs.  Any thread.
+        """
+        self.reactor.call_soon(self._worker_leaves, worker, reason)
 
     def restart_host(self, name: str, reason: str) -> None:
         """End a device process that does not come to an end; another takes its place.  Any thread.
@@ -134,10 +138,11 @@ class ControlPlane:
         """
         self.reactor.call_soon(self.rim.restart_host, name, reason)
 
-    def _drop_worker(self, worker: str, reason: str) -> None:
+    def _worker_leaves(self, worker: str, reason: str) -> None:
         for link in self.reactor.links:
             if isinstance(link.tag, HostSeen) and link.tag.worker == worker:
-                link.close(reason)
+                self.rim.host_leaves(link.tag.name, reason)
+                self.reactor.call_later(PATIENCE, link.close, reason)
 
     def _look(self) -> None:
         self.rim.look()

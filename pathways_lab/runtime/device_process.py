@@ -11,6 +11,7 @@ Rule for maintainers: no Dask here; the thread that watches never outlives
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -26,6 +27,8 @@ MODULE = "pathways_lab.runtime.host"
 RETIRED = 71
 """Exit code of a device process that was sent away, and is not to be replaced."""
 _READY_SECONDS = 60.0
+PATIENCE = 10.0
+"""Seconds that a host of a worker which leaves may go on with what is admitted there."""
 _RESTARTS = 5
 _RESTART_WINDOW = 60.0
 """More than so many restarts in so many seconds, and it stays down; not counted are those that
@@ -136,12 +139,15 @@ class DeviceProcess:
         return True
 
     def retire(self, patience: float) -> None:
-        """Its worker leaves: let it end what it has begun, as the control plane will tell it to.
+        """Its worker leaves: let it end what it has begun.
 
-        patience: seconds, after which it is ended all the same.
+        The control plane tells it when it may go.  patience: seconds, after which it is
+        ended all the same.
         """
         self._closing.set()
-        self._thread.join(patience)
+        with contextlib.suppress(ChildDied):
+            self._child.tell({"leave": "its worker leaves"})
+            self._thread.join(patience)
         self.close()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.runtime import lifeline
-from pathways_lab.runtime.device_process import DeviceProcess
+from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess
 from pathways_lab.runtime.lifeline import ChildDied
 
 
@@ -48,6 +48,7 @@ def main() -> None:
     import distributed  # noqa: F401 (loaded while the scheduler starts)
 
     asyncio.run(_serve(settings["name"], folder, cluster or lifeline.configuration()))
+    device.retire(PATIENCE)  # Dask has taken the worker away
     lifeline.leave()
 
 

@@ -155,7 +155,11 @@ def main() -> None:
     lifeline.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
     troubles = Troubles(rim.reactor)
     while True:
-        rim.reactor.call_soon(troubles.begin, lifeline.configuration()["trouble"])
+        news = lifeline.configuration()
+        if "leave" in news:
+            rim.tell_control("leaving", {"reason": news["leave"]})
+        else:
+            rim.reactor.call_soon(troubles.begin, news["trouble"])
 
 
 if __name__ == "__main__":

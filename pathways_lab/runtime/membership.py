@@ -13,6 +13,11 @@ The rule, first match wins:
 3. the environment variable ``PATHWAYS_ISLAND`` of the worker;
 4. the name of the machine: its workers form one island.
 
+The rule holds whenever a worker comes, also to a lab that runs (Dask's own scaling
+included), and it may come to an island that is there or make a new one.  A worker
+that goes is a host that leaves: what is admitted on it ends first where Dask
+retires it.
+
 The number of devices, first match wins: the argument of ``attach``, a resource
 ``devices=4`` of the worker, what JAX finds.
 

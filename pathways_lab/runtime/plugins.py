@@ -34,7 +34,7 @@ from distributed import SchedulerPlugin, WorkerPlugin
 from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.dashboard import Door, Pages
-from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
+from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess, device_configuration
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE
 from pathways_lab.runtime.membership import devices_of, place_of
@@ -115,7 +115,10 @@ class ControlPlugin(SchedulerPlugin):
             self._names[worker] = name
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
-        """Its host is lost, also when the device process only hangs."""
+        """Its host is lost, also when the device process only hangs: after a while.
+
+        A worker that retires is removed before it ends, and ends what runs on it first.
+        """
         name = self._names.pop(worker, None)
         if name is not None and self._plane.alive:
             self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
@@ -233,8 +236,8 @@ class HostsPlugin(WorkerPlugin):
             raise
 
     async def teardown(self, worker: Any) -> None:
-        """The worker ends, and with it the device process."""
-        await asyncio.to_thread(self._process.close)
+        """The worker ends, and with it the device process, which ends what it has begun first."""
+        await asyncio.to_thread(self._process.retire, PATIENCE)
         remove_folder(self._folder)
 
     def _configuration(self, worker: Any) -> dict[str, Any]:

@@ -187,6 +187,11 @@ class Rim:
                 self.registry.withdraw_slice(slice_id)
         self.peers.topology()
 
+    def host_leaves(self, name: str, reason: str) -> None:
+        """A host takes nothing new, and goes when it has ended what is admitted there."""
+        if name in self.peers.hosts:
+            self.happened(em.HostsLeaving(self._clock(), f"{name}:leaving", (name,), reason))
+
     def restart_host(self, name: str, reason: str) -> None:
         """End a device process, and with it what it holds; its worker starts another.
 
@@ -285,6 +290,8 @@ class Rim:
             why = fields["failure"]
             text = None if why is None else unpack(Failure, why).message
             self.formations.formed(int(fields["number"]), name, text)
+        elif op == "leaving":
+            self.host_leaves(name, f"{name} leaves: {str(fields['reason'])[:500]}")
         elif op == "unmoved":
             self._slices_lost((int(fields["slice"]),), str(fields["reason"])[:2000])
         elif op == "broken":

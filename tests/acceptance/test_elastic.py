@@ -1,0 +1,213 @@
+"""Devices that are lost, lent, taken away on the real lab: the same slices, programs and bits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_lab as pw
+from pathways_lab.client.stats import Stats
+from pathways_lab.timeline.records import Event
+from tests.runtime.processes import until
+
+pytestmark = pytest.mark.cluster
+
+SECONDS = 60.0
+V = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=2, hosts_per_island=2, devices_per_host=1) as started:
+        yield started
+
+
+def mixed(on: pw.Slice) -> Any:
+    """A program with a collective: every element becomes the product with the sum of all."""
+
+    def body(block: jax.Array) -> Any:
+        return jnp.sin(block) * jax.lax.psum(block.sum(), "x")
+
+    whole = jax.shard_map(body, mesh=on.mesh, in_specs=P("x"), out_specs=P("x"))
+    f = pw.jit(whole, on=on, in_shardings=P("x"), out_shardings=P("x"))
+
+    @pw.program
+    def twice(v: Any) -> Any:
+        return f(f(v))
+
+    return twice
+
+
+def work(before: Stats, after: Stats) -> tuple[int, ...]:
+    """What was captured, lowered, exported and compiled; programs and code that were sent."""
+    sent = [after.sent.get(op, 0) - before.sent.get(op, 0) for op in ("program", "function")]
+    names = ("captured", "lowered", "exported", "compiled")
+    return (*(getattr(after, n) - getattr(before, n) for n in names), *sent)
+
+
+def settled(lab: pw.Lab, compiled: int) -> Stats:
+    """When so many compilations were told: news of them come later than their results."""
+    until(lambda: lab.stats().compiled >= compiled, SECONDS)
+    return lab.stats()
+
+
+NOTHING = (0, 0, 0, 0, 0, 0)
+
+
+def hosts(lab: pw.Lab) -> dict[str, int]:
+    return {host.name: host.pid for island in lab.islands for host in island.hosts}
+
+
+def ended(lab: pw.Lab, how: str) -> set[int]:
+    """Runs of which this was told."""
+    return {r.run for r in lab.timeline.records if isinstance(r, Event) and r.kind == how}
+
+
+def left(lab: pw.Lab) -> list[str]:
+    """Why hosts have left on purpose."""
+    kinds = [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "hosts-left"]
+    return [str(r.args["reason"]) for r in kinds]
+
+
+def test_a_client_steps_aside_and_comes_back_elsewhere_without_its_help(
+    lab: pw.Lab, tmp_path: Path
+) -> None:
+    # Hosts that compute together keep what they have compiled as long as any slice needs them.
+    others = [lab.slice(2, "x", island=f"island{i}") for i in range(2)]
+    lab.invite(tmp_path / "lab")
+    with pw.connect(tmp_path / "lab", name="guest") as guest:
+        on = guest.slice(2, "x", island="island0")
+        twice, there = mixed(on), mixed(guest.slice(2, "x", island="island1"))
+        right = twice(V).result(timeout=SECONDS)
+        there(V).result(timeout=SECONDS)
+        kept = pw.device_put(V, on.sharding(P("x")))
+        np.testing.assert_array_equal(twice(kept).result(timeout=SECONDS), right)
+        before = settled(guest, 4)
+        for island in (None, "island1", "island0"):
+            taken = lab.suspend("guest")
+            assert "of guest (2 devices on island" in repr(taken)
+            until(lambda: on.state == "suspended", SECONDS)
+            waiting = twice(kept)
+            late = pw.device_put(V + 1, on.sharding(P("x")))
+            np.testing.assert_array_equal(kept.result(timeout=SECONDS), V)
+            asked = waiting.copy_to_host_async() or waiting
+            assert not waiting.is_ready()
+            lab.resume("guest", island=island)
+            np.testing.assert_array_equal(asked.result(timeout=SECONDS), right)
+            np.testing.assert_array_equal(late.result(timeout=SECONDS), V + 1)
+            np.testing.assert_array_equal(twice(kept).result(timeout=SECONDS), right)
+            assert on.island == (island or "island0")
+            assert on.binding.generation == {None: 0, "island1": 1, "island0": 2}[island]
+        assert work(before, guest.stats()) == NOTHING
+        kinds = [r.kind for r in lab.timeline.records if isinstance(r, Event)]
+        assert kinds.count("slice-suspended") == 6
+        with pytest.raises(pw.PathwaysError, match="no client 'nobody'"):
+            lab.suspend("nobody")
+    for other in others:
+        other.release()
+
+
+def loss(w: Any, batch: Any) -> jax.Array:
+    x, y = batch
+    error = jnp.tanh(x @ w["in"]) @ w["out"] - y
+    return (error * error).mean()
+
+
+def gradients(w: Any, part: Any) -> Any:
+    value, gradient = jax.value_and_grad(loss)(w, part)
+    return gradient, value
+
+
+def sgd(w: Any, gradient: Any) -> Any:
+    return jax.tree.map(lambda a, g: a - 0.1 * g, w, gradient)
+
+
+def test_training_goes_on_with_fewer_islands_and_grows_back(lab: pw.Lab) -> None:
+    """All hosts of an island are killed; the losses are those of a run without, bit for bit."""
+    chance = np.random.default_rng(0)
+
+    def random(*shape: int) -> Any:
+        return chance.normal(size=shape).astype(np.float32)
+
+    weights = {"in": random(4, 8), "out": random(8, 1)}
+    data = [(random(8, 4), random(8, 1)) for _ in range(4)]
+    loop = lab.elastic(gradients, weights, itertools.cycle(data), update=sgd, every=3)
+    seen: dict[int, float] = {}
+    alone = last = 0
+    deadline = time.monotonic() + 2 * SECONDS
+    for step, _, value in loop:
+        assert step == len(seen), "every step once, in order"
+        seen[step] = float(value)
+        if step == 10:
+            assert loop.members == ["island0", "island1"]
+            for name, pid in hosts(lab).items():
+                if name.startswith("island0/"):
+                    os.kill(pid, signal.SIGKILL)
+        elif len(loop.members) == 1:
+            alone += 1
+            time.sleep(0.1)
+        elif step > 10 and alone:
+            last = last or step + 10
+            if step == last:
+                break
+        assert time.monotonic() < deadline, repr(loop)
+    assert alone >= 1
+    told = [text for _, text in loop.story]
+    assert "island0 was lost" in told[0]
+    assert "island0 joined" in told[-1]
+    plain = lab.elastic(gradients, weights, itertools.cycle(data), update=sgd)
+    assert [float(s.out) for s in itertools.islice(plain, len(seen))] == list(seen.values())
+
+
+def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.Lab) -> None:
+    known = lab.stats().compiled
+    on, other = (lab.slice(2, "x", island=f"island{i}") for i in range(2))
+    twice, beside = mixed(on), mixed(other)
+    right = twice(V).result(timeout=SECONDS)
+    np.testing.assert_array_equal(beside(V).result(timeout=SECONDS), right)
+    kept = pw.device_put(V, on.sharding(P("x")))
+    with pytest.raises(pw.PathwaysError, match=r"slice s\d+ of kernel-1 \(2 devices on island0"):
+        lab.remove_island("island0")
+    assert "on island0" in repr(lab.remove_island("island0", anyway=True))
+    assert [island.name for island in lab.islands] == ["island1"]
+    assert on.state == "lost"
+    with pytest.raises(pw.PathwaysError, match="took island0 away"):
+        kept.result(timeout=SECONDS)
+    with pytest.raises(pw.PathwaysError, match="took island0 away"):
+        twice(V).result(timeout=SECONDS)
+    before = settled(lab, known + 4)
+    assert on.rebind().island == "island1"
+    np.testing.assert_array_equal(twice(V).result(timeout=SECONDS), right)
+    assert work(before, lab.stats()) == NOTHING, "island1 has compiled this before"
+    with pytest.raises(pw.PathwaysError, match="only lost slices are bound again"):
+        on.rebind()
+    made = lab.add_island(hosts=2, devices_per_host=1)
+    assert made.name == "island0"
+    again = lab.slice(2, "x", island="island0")
+    np.testing.assert_array_equal(mixed(again)(V).result(timeout=SECONDS), right)
+    slow = pw.jit(lambda v: pw.emulated(1000)(v), on=again)
+    slow(V).block_until_ready()
+    with lab.dask_client() as dask:
+        workers = dask.scheduler_info(n_workers=-1)["workers"]
+        (address,) = [a for a, info in workers.items() if info["name"] == "island0/host1"]
+        run = slow(V).buffer.run
+        until(lambda: run in ended(lab, "granted"), SECONDS)
+        dask.retire_workers([address])
+    until(lambda: "island0/host1" not in hosts(lab), SECONDS)
+    assert "island0/host0" in hosts(lab)
+    until(lambda: any("Dask removed" in reason for reason in left(lab)), SECONDS)
+    until(lambda: run in ended(lab, "finished") | ended(lab, "failed"), SECONDS)
+    assert run in ended(lab, "finished"), "what was admitted has ended first"
+    with pytest.raises(pw.PathwaysError, match="Dask removed"):
+        mixed(again)(V).result(timeout=SECONDS)
