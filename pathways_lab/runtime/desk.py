@@ -135,7 +135,7 @@ class Desk:
             unpack(Layout, fields["layout"]),
         )
         if isinstance(place, Failure):
-            self._uploaded(buffer, value, place)
+            self._uploaded(buffer, value, place, here)
             return
         upload = self._uploads.setdefault(buffer, _Upload(value))
         if link is not None:
@@ -151,7 +151,7 @@ class Desk:
                 value,
                 place,
                 upload.parts,
-                lambda result: self._uploaded(buffer, value, result),
+                lambda result: self._uploaded(buffer, value, result, here),
             )
 
     def _check_room(self, link: Link, more: Buffers) -> None:
@@ -168,7 +168,22 @@ class Desk:
                 f" {self._host}; {most:,} are allowed"
             )
 
-    def _uploaded(self, buffer: int, value: Value, result: Any) -> None:
+    def _uploaded(self, buffer: int, value: Value, result: Any, generation: int) -> None:
+        assert value.slice is not None
+        moved = self.moved.get(value.slice)
+        if moved is not None and generation < moved.generation:
+            # The slice has moved while its bytes were being put together.
+            if isinstance(result, arrays.OnDemand) and (shards := result.shards()) is not None:
+                fields = {
+                    "buffer": buffer,
+                    "slice": value.slice,
+                    "shape": list(value.shape),
+                    "dtype": value.dtype,
+                    "layout": pack(value.layout),
+                }
+                parts = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
+                self.send_on(moved, fields, parts)
+            return
         if self._where(value.slice) is not None:
             self._carry_out(self._launcher.uploaded(buffer, value, result))
         # Also when it failed: whoever uses it is told why; waiting would be for nothing.

@@ -145,7 +145,7 @@ class DeviceProcess:
         ended all the same.
         """
         self._closing.set()
-        with contextlib.suppress(ChildDied):
+        with contextlib.suppress(ChildDied, ValueError):  # it may have ended already
             self._child.tell({"leave": "its worker leaves"})
             self._thread.join(patience)
         self.close()
