@@ -10,11 +10,18 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.device_process import RETIRED
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.tls import client_context
+
+
+def _message(link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+    if op == "retire":
+        os._exit(RETIRED)
 
 
 def main() -> None:
@@ -24,7 +31,7 @@ def main() -> None:
     if name.endswith("never"):
         sys.exit("no devices today")
     if config["control"]:
-        reactor = Reactor("host", lambda *message: None, lambda link, reason: lifeline.leave())
+        reactor = Reactor("host", _message, lambda link, reason: lifeline.leave())
         reactor.start()
         hello = {
             "role": "host", "name": name, "island": config["island"],
