@@ -95,6 +95,7 @@ class Host:
     def _bind(self, here: RunHere) -> None:
         """Inputs become values of the run; count the readers of all values on this host."""
         plan = here.plan
+        fresh: dict[int, HostValue] = {}
         for p, value in enumerate(plan.inputs):
             number = here.grant.inputs[p]
             where = plan.values[value].slice
@@ -110,6 +111,7 @@ class Host:
                 if found is None:
                     found = self.buffers[number] = self._value(plan.values[value].nbytes, where)
                     found.kept = True
+                    fresh[number] = found
                 here.values[value] = found
         outputs = dict(zip(plan.outputs, here.grant.outputs, strict=True))
         values = here.values
@@ -135,6 +137,9 @@ class Host:
             for value in info.used:
                 if value in values:
                     values[value].readers += 1
+        for number, found in fresh.items():
+            if not found.readers:
+                del self.buffers[number]  # nothing reads it, so nobody would free it
 
     def _value(self, nbytes: int, where: SliceId) -> HostValue:
         return HostValue(nbytes, self.world.local[where][self.name], where=where)
