@@ -66,7 +66,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rng, wrong, begun = random.Random(options.seed), [], time.monotonic()
+    rng, begun = random.Random(options.seed), time.monotonic()
+    wrong: list[str] = []
     with pw.start(
         islands=1, hosts_per_island=1, devices_per_host=DEVICES, memory=MEMORY, name="first"
     ) as lab:
