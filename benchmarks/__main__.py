@@ -19,7 +19,9 @@ SHORT = {
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],
     "latency": ["--rounds", "3", "--budget", "0.05"],
+    "drawing": ["--seconds", "20", "--every", "10"],
     "looking": ["--rounds", "3", "--budget", "0.3"],
+    "stamps": ["--gangs", "30"],
     "transfer": ["--rounds", "3", "--budget", "0.02", "--largest", "4 MiB"],
 }
 """Benchmark -> its arguments; each also has a command of its own."""

@@ -46,7 +46,7 @@ class Extension:
         if in_notebook:
             hooks.show_progress, hooks.show_line = notebook_line, line_below_cell
             hooks.open_notes = lambda: notes_below_cell(cell_name(shell))
-            # The first picture must not wait for Bokeh's modules.
+            # The first picture must not wait for Bokeh's modules, nor for who draws it.
             threading.Thread(target=_import_views, name="pathways imports", daemon=True).start()
 
     def unload(self) -> None:
@@ -68,6 +68,9 @@ class Extension:
 
 def _import_views() -> None:
     import pathways_lab.notebook.view  # noqa: F401
+    from pathways_lab.notebook import painters
+
+    painters.prepare()
 
 
 _loaded: WeakKeyDictionary[Any, Extension] = WeakKeyDictionary()

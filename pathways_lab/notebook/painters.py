@@ -21,6 +21,7 @@ import socket
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -150,17 +151,8 @@ class Studio:
         self._screens: dict[int, Screen] = {}
         self._told: set[int] = set()
         self._frames: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._folder = private_folder()
-        here, there = socket.socketpair()
-        with there:
-            self._child = lifeline.spawn(
-                MODULE,
-                {"socket": there.fileno(), "offset": timeline.clock() - time.monotonic()},
-                name="studio",
-                folder=self._folder,
-                pass_fds=(there.fileno(),),
-            )
-        self._connection = Connection(here.detach())
+        self._child, self._connection, self._folder, there = _process()
+        self._child.tell({"socket": there, "offset": timeline.clock() - time.monotonic()})
         self.alive = True
         threading.Thread(target=self._write, name="pathways studio out", daemon=True).start()
         threading.Thread(target=self._read, name="pathways studio in", daemon=True).start()
@@ -186,7 +178,9 @@ class Studio:
         with contextlib.suppress(OSError, ValueError):
             while (frame := self._frames.get()) is not None:
                 if frame[0] == "records":
-                    entries, self._sent, missed = self._written.since(self._sent)
+                    entries, sent, missed = self._written.since(self._sent)
+                    # What was pushed out before anybody looked is not missed.
+                    missed, self._sent = missed if self._sent else 0, sent
                     frame = ("records", entries, missed)
                 self._connection.send_bytes(pickle.dumps(frame, protocol=5))
 
@@ -250,6 +244,36 @@ class Seat:
 
     def end(self, outcome: str) -> None:
         self._studio.tell("close", self._number, outcome)
+
+
+_Process = tuple[lifeline.Child, Connection, Path, int]
+"""A process that draws, this end of its socket, its folder, and the number of its own end."""
+
+_spare: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+
+
+def prepare() -> None:
+    """Start a process for the first view now: it takes a second, and people look at once."""
+    if _spare.empty():
+        _spare.put(_spawn())
+
+
+def _process() -> _Process:
+    with contextlib.suppress(queue.Empty):
+        spare = _spare.get_nowait()
+        if spare[0].alive:
+            return spare
+    return _spawn()
+
+
+def _spawn() -> _Process:
+    folder = private_folder()
+    here, there = socket.socketpair()
+    with there:
+        number = there.fileno()
+        remove = {lifeline.REMOVE: str(folder)}
+        child = lifeline.spawn(MODULE, remove, name="studio", folder=folder, pass_fds=(number,))
+    return child, Connection(here.detach()), folder, number
 
 
 _studios: WeakKeyDictionary[Timeline, Studio] = WeakKeyDictionary()

@@ -18,6 +18,7 @@ Rule for maintainers: both ends are this package's, so frames are pickled tuples
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import time
@@ -37,7 +38,7 @@ PERIOD = 0.1
 SHARE = 3
 """It rests at least this many times as long as an update took."""
 
-NICE = 15
+NICE = 10
 """How much it gives way to those that compute."""
 
 
@@ -144,6 +145,7 @@ def serve(connection: Connection, offset: float) -> None:
             studio.hear(*frame)
             if frame[0] == "open":
                 due = time.monotonic()
+                give_way()
             if not (asked and frame[0] == "records"):
                 continue
             asked = False
@@ -155,12 +157,18 @@ def serve(connection: Connection, offset: float) -> None:
             asked = True
 
 
+@functools.cache
+def give_way() -> None:
+    """From now on at a low priority; the first picture comes as soon as it can."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+
+
 def main() -> None:
     """What ``python -m`` runs."""
     lifeline.begin()
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
-    configuration = lifeline.configuration()
+    while "socket" not in (configuration := lifeline.configuration()):
+        pass  # it was started before anybody looked
     connection = Connection(configuration["socket"])
     with contextlib.suppress(EOFError, OSError):
         serve(connection, configuration["offset"])

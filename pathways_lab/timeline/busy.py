@@ -12,7 +12,7 @@ answer counts a device once.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -122,12 +122,19 @@ def recent(edges: Floats, share: Floats, now: float, seconds: float) -> float:
 
     The bin in which they begin counts whole, so short bins give sharp answers.
     """
-    if not len(edges):
-        return 0.0
+    return recents(edges, {None: share}, now, seconds)[None]
+
+
+def recents(
+    edges: Floats, shares: Mapping[Key, Floats], now: float, seconds: float
+) -> dict[Key, float]:
+    """:func:`recent` of every key."""
     first = max(0, int(np.searchsorted(edges, now - seconds + 1e-9, side="right")) - 1)
     lengths = np.diff(np.append(edges[first:], now))
     total = float(lengths.sum())
-    return float((share[first:] * lengths).sum()) / total if total > 0 else 0.0
+    if total <= 0:
+        return dict.fromkeys(shares, 0.0)
+    return {key: float(share[first:] @ lengths) / total for key, share in shares.items()}
 
 
 def pour(row: Floats, start: float, end: float, width: float, weight: float = 1.0) -> None:

@@ -41,13 +41,14 @@ float(second(first(x))[0])
 
 TRAIN = """%%pw_program train
 outs = []
-for _ in range(200):
+for _ in range(300):
     outs.append(second(first(x)))
 """
 
 SPIN = """
-end = time.monotonic() + 10
-while time.monotonic() < end:
+import os
+end = time.monotonic() + 60
+while time.monotonic() < end and not os.path.exists("seen"):
     pass
 """
 
@@ -87,6 +88,7 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     page.show_cell(2)
     grows(page)
     assert page.busy(3), "the cell after it must still be spinning"
+    (lab.work / "seen").touch()
     page.screenshot(tmp_path / "moving.png")
     page.wait_for_idle(timeout=90)
     page.wait_for_picture()
@@ -102,9 +104,9 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     picture = cells[2]["outputs"][0]
     assert set(picture["data"]) == {"text/html", "text/plain"}
     facts = picture["metadata"]["pathways_lab"]
-    assert printed[:2] == ["gangs", "400"]
-    assert facts["programs"]["train"] == int(printed[2]) == 400 * 2
-    assert facts["held"] >= 400 * 2 * 0.06
+    assert printed[:2] == ["gangs", "600"]
+    assert facts["programs"]["train"] == int(printed[2]) == 600 * 2
+    assert facts["held"] >= 600 * 2 * 0.06
     spoken = "".join("".join(o["data"]["text/plain"]) for o in cells[4]["outputs"])
     assert "[island0/host0 device 0] total" in spoken
     error = cells[7]["outputs"][-1]
@@ -127,6 +129,7 @@ def test_without_the_server_extension_too(browser: Any, tmp_path: Path) -> None:
         page.wait_for_view(timeout=90)
         grows(page)
         assert page.attribute("data-scripts") == "kernel"
+        (bare.work / "seen").touch()
         page.wait_for_idle(timeout=60)
         time.sleep(0.5)
         assert page.blocked == []

@@ -215,7 +215,9 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     log = lab_log(records)
     wanted = Wanted(title="train", origin=0.0, since=0.0, window=1e9)
     screen = Screen()
+    painters.prepare()
     painter = painters.painter_of(log, wanted, screen)
+    assert painters._spare.empty(), "the process that was started before is the one that draws"
     whole = screen.wait_for(lambda m: m["type"] == "snapshot" and m)
     assert Header(**whole["header"]).status == "36 of 36 gangs done"
     assert [plot.name for plot in whole["plots"]] == ["islands", "order", "queues", "utilisation"]

@@ -19,7 +19,7 @@ from pathways_lab.notebook.palette import FAILED, NEUTRAL
 from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot
 from pathways_lab.notebook.rows import short
 from pathways_lab.notebook.scene import Scene, What
-from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.busy import recents
 from pathways_lab.timeline.machine import HostSeen, Lane, SliceSeen
 
 LOOK_BACK = 0.5
@@ -174,7 +174,7 @@ def _shares(scene: Scene, now: float) -> dict[Lane, float]:
     running = [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
     edges, shares = scene.by_device.shares(now, running)
     back = scene.span(now) if scene.final else LOOK_BACK
-    return {lane: min(1.0, recent(edges, share, now, back)) for lane, share in shares.items()}
+    return {lane: min(1.0, share) for lane, share in recents(edges, shares, now, back).items()}
 
 
 def _boxes(cells: list[Cell]) -> dict[str, list[Any]]:
