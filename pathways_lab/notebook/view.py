@@ -167,7 +167,7 @@ class View:
         others = _live.setdefault(self.timeline, [])
         others.append(self)
         for old in others[:-LIVE]:
-            old.freeze()
+            old.freeze(wait=False)
 
     def _ask(self) -> None:
         if self._painter is not None and not self._closed.is_set():
@@ -185,8 +185,11 @@ class View:
         """The frozen picture of everything that the view has seen."""
         return self._bundle if self._bundle is not None else self.picture.bundle()
 
-    def freeze(self) -> View:
-        """Replace the live picture by a static one, in every page and in the notebook."""
+    def freeze(self, wait: bool = True) -> View:
+        """Replace the live picture by a static one, in every page and in the notebook.
+
+        wait: until it is done; else it is done soon.
+        """
         with self._lock:
             if self._closed.is_set():
                 return self
@@ -195,6 +198,8 @@ class View:
         outcome = self.outcome or "ended"
         if painter is not None:
             painter.end(outcome)
+            if not wait:
+                return self
             self._over.wait(LAST_WORDS)
         self.frozen(outcome, self.bundle())
         return self
