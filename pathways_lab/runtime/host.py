@@ -113,6 +113,8 @@ class _End:
                 last = reason.strip().splitlines()[-1]
                 self.rim.tell_control("closing", {"reason": last})
                 time.sleep(_FLUSH_SECONDS)
+        if code == RETIRED:
+            lifeline.leave(code)  # nothing stays behind
         os._exit(code)
 
 

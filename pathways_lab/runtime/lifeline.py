@@ -95,15 +95,15 @@ def _watch(lifeline: BinaryIO) -> None:
     leave()
 
 
-def leave() -> None:
+def leave(code: int = 0) -> None:
     """End this process now: functions given to at_end first, newest first."""
-    guard = threading.Timer(_END_SECONDS, os._exit, (0,))
+    guard = threading.Timer(_END_SECONDS, os._exit, (code,))
     guard.daemon = True
     guard.start()
     while _endings:
         with contextlib.suppress(Exception):
             _endings.pop()()
-    os._exit(0)
+    os._exit(code)
 
 
 def at_end(function: Callable[[], object]) -> None:

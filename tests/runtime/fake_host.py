@@ -21,7 +21,7 @@ from pathways_lab.runtime.tls import client_context
 
 def _message(link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]) -> None:
     if op == "retire":
-        os._exit(RETIRED)
+        lifeline.leave(RETIRED)
 
 
 def main() -> None:
