@@ -315,7 +315,8 @@ class Connection:
                     self._announce(code, place)
                     self._known.add((code.key, place))
             if plan.key not in self._plans:
-                self.send("program", {"plan": pack(plan)})
+                # Not send(): what waits to be sent together may have to register too.
+                self._send("program", {"plan": pack(plan)})
                 self._plans[plan.key] = plan.slices
 
     def _announce(self, code: Executable, place: SliceId) -> None:
@@ -332,7 +333,7 @@ class Connection:
             "line": pack(code.line),
             "loop": None if code.loop is None else pack(code.loop),
         }
-        self.send("function", fields, [code.blob])
+        self._send("function", fields, [code.blob])
 
     def submit(
         self,
