@@ -117,7 +117,6 @@ class Calls:
                 count = 1 << (len(entries).bit_length() - 1)
                 self._send(entries[:count], entries[count:], gone)
                 del entries[:count]
-            self._connection.forget(gone)
         except BaseException as error:
             why = Failure("cancelled", f"the call was interrupted before it was sent: {error!r}")
             if isinstance(error, PathwaysError):
@@ -136,18 +135,22 @@ class Calls:
         connection = self._connection
         if wires is None or plan is None:
             for entry in entries:
+                last = not later and entry is entries[-1]
                 connection.submit(
                     entry.prepared.plan, entry.inputs, entry.arguments, entry.payload,
-                    outputs=entry.outputs,
+                    outputs=entry.outputs, dropped=gone if last else (),
                 )  # fmt: skip
             return
-        connection.register(plan, ())
-        connection.submit(plan, wires.inputs, wires.arguments, wires.payload, outputs=wires.kept)
-        connection.traffic.runs += len(entries) - 1
         for buffer in wires.inner:
-            # Nobody was told of these, and nobody can ask for them.
+            # Nobody is told of these, and nobody can ask for them.
             connection.disown(buffer)
             gone.pop(buffer.id, None)
+        connection.register(plan, ())
+        connection.submit(
+            plan, wires.inputs, wires.arguments, wires.payload,
+            outputs=wires.kept, dropped=() if later else gone,
+        )  # fmt: skip
+        connection.traffic.runs += len(entries) - 1
 
     def _plan(self, wires: _Wires) -> Plan | None:
         plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id

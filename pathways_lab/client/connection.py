@@ -32,12 +32,14 @@ from pathways_lab.client.pending import (
     Buffer,
     LeaseAnswer,
     NameAnswer,
+    Racing,
     Run,
     SliceAnswer,
 )
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.client.wishes import Wishes
+from pathways_lab.client.witnesses import Witnesses
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
 from pathways_lab.core.topology import SliceBinding, SliceRequest
@@ -54,15 +56,6 @@ _STEPS = 8192
 _KINDS = ("slice", "run", "buffer", "race", "question")
 _TICK = 0.1
 """Seconds after which ids of dropped handles are sent at the latest."""
-
-
-class Racing(threading.local):
-    """What the calling thread submits belongs to a race, if *enter* is set.
-
-    enter(run, inputs): the race's number and the controller's; may raise.
-    """
-
-    enter: Callable[[int, Sequence[Buffer | None]], tuple[int, int]] | None = None
 
 
 class Connection:
@@ -103,7 +96,8 @@ class Connection:
         self.holding = False
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
-        self._steps = 0
+        self._steps = self._vouched = 0
+        self._witnesses = Witnesses()
         self._slices: dict[SliceId, SliceAnswer] = {}
         self._leases: dict[str, LeaseAnswer] = {}
         self._questions: dict[int, Answer] = {}
@@ -196,9 +190,11 @@ class Connection:
 
     def forget(self, dropped: Iterable[int]) -> None:
         """Nobody has a handle to these buffers any more."""
-        known = [i for i in dropped if self._buffers.pop(i, None) is not None]
-        if known:
+        if known := self._forgotten(dropped):
             self._send("drop", {"buffers": known})
+
+    def _forgotten(self, dropped: Iterable[int]) -> list[int]:
+        return [i for i in dropped if self._buffers.pop(i, None) is not None]
 
     def disown(self, buffer: Buffer) -> None:
         """This buffer will never exist outside of a run."""
@@ -250,6 +246,7 @@ class Connection:
         with self._registering:
             self._known = {known for known in self._known if known[1] != slice_id}
             self._plans = {key: on for key, on in self._plans.items() if slice_id not in on}
+        self._witnesses.released(slice_id)
         if self.closed is None:
             self.send("release-slice", {"slice": slice_id})
 
@@ -312,28 +309,11 @@ class Connection:
         with self._registering:
             for code, place in functions:
                 if (code.key, place) not in self._known:
-                    self._announce(code, place)
+                    self._send("function", code.announced(place), [code.blob])
                     self._known.add((code.key, place))
-            if plan.key not in self._plans:
-                # Not send(): what waits to be sent together may have to register too.
+            if plan.key not in self._plans:  # not send(): calls that wait may have to register too
                 self._send("program", {"plan": pack(plan)})
                 self._plans[plan.key] = plan.slices
-
-    def _announce(self, code: Executable, place: SliceId) -> None:
-        fields = {
-            "function": code.key,
-            "slice": place,
-            "kind": code.kind,
-            "name": code.name,
-            "in_layouts": [pack(layout) for layout in code.in_layouts],
-            "out_layouts": [pack(layout) for layout in code.out_layouts],
-            "in_types": [[list(kind.shape), kind.dtype] for kind in code.in_types],
-            "out_types": [[list(kind.shape), kind.dtype] for kind in code.out_types],
-            "donated": list(code.donated),
-            "line": pack(code.line),
-            "loop": None if code.loop is None else pack(code.loop),
-        }
-        self._send("function", fields, [code.blob])
 
     def submit(
         self,
@@ -343,16 +323,19 @@ class Connection:
         payload: Sequence[Bytes],
         priority: int = 0,
         outputs: Sequence[Buffer] | None = None,
+        dropped: Iterable[int] = (),
     ) -> tuple[Buffer, ...]:
         """One run of a registered plan: exactly one message.  Its output buffers, pending.
 
         outputs: those buffers, when they have been made already.
+        dropped: nobody has a handle to these any more; inputs of the run may be among them.
         """
         identity = self.new_id("run")
         if outputs is None:
             outputs = [self.new_buffer() for _ in plan.outputs]
+        witnesses = self._witnesses.of(plan, inputs)
         for buffer in outputs:
-            buffer.run = identity
+            buffer.run, buffer.witnesses = identity, witnesses
         outputs = tuple(outputs)
         waits = tuple(
             buffer for buffer in inputs if buffer is not None and buffer.run in self._runs
@@ -368,9 +351,13 @@ class Connection:
             "priority": priority,
             "arguments": arguments,
         }
+        if known := self._forgotten(dropped):
+            fields["dropped"] = known
         try:
             if self.racing.enter is not None:
                 fields["race"] = self.racing.enter(identity, inputs)
+                for buffer in outputs:
+                    buffer.witnesses = frozenset()
             self.send("submit", fields, payload)
         except PathwaysError as error:
             self._take_run(identity)
@@ -387,7 +374,7 @@ class Connection:
     @property
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
-        return bool(self._runs)
+        return len(self._runs) > self._vouched
 
     def knows(self, plan: Plan) -> bool:
         """Whether the plan was registered."""
@@ -408,7 +395,18 @@ class Connection:
         run = self._runs.pop(identity, None)
         if run is not None:
             self._steps -= run.steps
+            self._vouched -= run.vouched
         return run
+
+    def vouch(self, buffer: Buffer) -> None:
+        """All witnesses of a buffer say that it is there.  In the reactor's thread."""
+        self.board.settle((buffer,), None)
+        run = self._runs.get(buffer.run)
+        if run is not None and not run.vouched and all(made.done for made in run.outputs):
+            run.vouched = True
+            self._vouched += 1
+            if not self.under_way:
+                self.flush()
 
     def cancel(self, buffers: Iterable[Buffer]) -> None:
         """Cancel what is not granted of the runs that make *buffers* and of what they wait for."""
@@ -454,13 +452,14 @@ class Connection:
             # Outputs that nobody resolved do not stay open behind an ended run.
             open_ = [output for output in run.outputs if failure and not output.done]
             self.board.settle((run, *open_), failure)
-            if not self._runs:
+            if not self.under_way:
                 self.flush()
 
     def _slice_bound(self, fields: dict[str, Any]) -> None:
         binding = unpack(SliceBinding, fields["binding"])
         self.following.bound(binding)
         answer = self._slices.get(binding.slice)
+        self._witnesses.bound(binding)
         if answer is not None:
             answer.binding = binding
             self.board.settle((answer,), None)
@@ -576,6 +575,7 @@ class Connection:
             *self._questions.values(), *self._names.values(),
         ]  # fmt: skip
         self._runs.clear()
+        self._vouched = 0
         # A value that was there is gone with the lab as well.
         self.board.settle([*pending, *self._buffers.values()], failure)
         self.on_closed(failure)

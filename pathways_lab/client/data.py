@@ -13,9 +13,11 @@ Paper: section 4.2 (data reach the client only when asked for).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,21 +36,27 @@ from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.link import Link, LinkClosed
 
+_ANYWHERE: Mapping[str, int] = {}
+
 
 class Fetch(Pending):
     """Parts of one array on their way.  parts: by device number.
 
+    hosts: which devices each is asked for; of some only whether the value is there.
+    unheard: witnesses of the buffer that have not said that it is there.
     moved: the array lies elsewhere by now, and must be asked for again.
     """
 
-    __slots__ = ("cover", "hosts", "missing", "moved", "parts")
+    __slots__ = ("buffer", "cover", "hosts", "missing", "moved", "parts", "unheard")
 
-    def __init__(self, cover: dict[int, Box], hosts: dict[str, list[int]]) -> None:
+    def __init__(self, buffer: Buffer, cover: dict[int, Box], hosts: dict[str, list[int]]) -> None:
         super().__init__()
+        self.buffer = buffer
         self.cover = cover
         self.hosts = hosts
         self.moved = False
         self.missing = set(cover)
+        self.unheard = set(buffer.witnesses)
         self.parts: dict[int, memoryview] = {}
 
 
@@ -59,6 +67,7 @@ class DataLinks:
         self._connection = connection
         self._links: dict[str, Link] = {}
         self._connecting = threading.Lock()
+        self._dialled: set[str] = set()
         self._fetches: dict[int, tuple[Fetch, str]] = {}
         self._uploads: dict[str, weakref.WeakSet[Buffer]] = {}
         self._numbers = itertools.count(1)
@@ -114,26 +123,45 @@ class DataLinks:
         hosts: dict[str, list[int]] = {}
         for device in cover:
             hosts.setdefault(where[device], []).append(device)
-        fetch = Fetch(cover, hosts)
-        for host, devices in hosts.items():
-            number = next(self._numbers)
-            self._fetches[number] = (fetch, host)
-            fields = {
-                "id": number,
-                "buffer": buffer.stored,
-                "devices": devices,
-                "slice": on.id,
-                "generation": binding.generation,
-            }
-            if buffer.ticket is not None:
-                fields["ticket"] = buffer.ticket
-            try:
-                self._send(host, "fetch", fields)
-            except PathwaysError as error:
-                self._fetches.pop(number, None)
-                self._connection.board.settle((fetch,), error.failure)
+        fetch = Fetch(buffer, cover, hosts)
+        self._connection.flush()
+        for host in hosts:
+            self._ask(fetch, host, {"slice": on.id, "generation": binding.generation})
             self._connection.traffic.fetches += 1
+        self._hear(fetch, buffer.witnesses.difference(hosts))
         return fetch
+
+    def hurry(self, buffer: Buffer) -> None:
+        """Somebody waits: have the witnesses of a buffer say themselves when it is there."""
+        if buffer.witnesses:
+            self._hear(Fetch(buffer, {}, {}), buffer.witnesses)
+
+    def _hear(self, fetch: Fetch, hosts: Iterable[str]) -> None:
+        """Ask those who have to say no more than that it is there.  Never waits."""
+        buffer = fetch.buffer
+        if buffer.done or buffer.asked:
+            return
+        buffer.asked = True
+        strange = [h for h in hosts if h not in self._links or self._links[h].closed is not None]
+        for host in strange:
+            self._dial(host)
+        for host in () if strange else hosts:
+            fetch.hosts[host] = []
+            with contextlib.suppress(PathwaysError):
+                self._ask(fetch, host)
+
+    def _ask(self, fetch: Fetch, host: str, where: Mapping[str, int] = _ANYWHERE) -> None:
+        number, buffer = next(self._numbers), fetch.buffer
+        self._fetches[number] = (fetch, host)
+        fields = {"id": number, "buffer": buffer.stored, "devices": fetch.hosts[host], **where}
+        if buffer.ticket is not None:
+            fields["ticket"] = buffer.ticket
+        try:
+            self._send(host, "fetch", fields)
+        except PathwaysError as error:
+            self._fetches.pop(number, None)
+            if fetch.hosts[host]:
+                self._connection.board.settle((fetch,), error.failure)
 
     @staticmethod
     def assemble(fetch: Fetch, kind: ArrayType) -> np.ndarray[Any, Any]:
@@ -167,21 +195,53 @@ class DataLinks:
             if link is not None and link.closed is None:
                 return link
             address = self._address(host)
-            hello = {"role": "client", "name": self._connection.name}
+            connection = self._connection
             try:
-                link = self._connection.reactor.connect(
-                    address,
-                    self._connection.data_key,
-                    hello,
-                    name=host,
-                    context=self._connection.context,
-                    bulk=True,
-                    holder=self._connection.number,
+                link = connection.reactor.connect(
+                    address, connection.data_key, self._hello, **self._options(host)
                 )
             except (OSError, AuthenticationError) as error:
                 raise PathwaysError(_unreachable(host, str(error))) from error
             self._links[host] = link
             return link
+
+    @property
+    def _hello(self) -> dict[str, Any]:
+        return {"role": "client", "name": self._connection.name}
+
+    def _options(self, host: str) -> dict[str, Any]:
+        connection = self._connection
+        return {
+            "name": host,
+            "context": connection.context,
+            "bulk": True,
+            "holder": connection.number,
+        }
+
+    def _dial(self, host: str) -> None:
+        """Have a link for later, without waiting for it."""
+        if host in self._dialled:
+            return
+        self._dialled.add(host)
+
+        def dialled(result: Link | Exception) -> None:
+            self._dialled.discard(host)
+            if isinstance(result, Exception):
+                return
+            if host in self._links and self._links[host].closed is None:
+                result.close("there is another one")
+            else:
+                self._links[host] = result
+
+        connection = self._connection
+        with contextlib.suppress(PathwaysError):
+            connection.reactor.connect_soon(
+                self._address(host),
+                connection.data_key,
+                self._hello,
+                dialled,
+                **self._options(host),
+            )
 
     def _address(self, host: str) -> str:
         for island in self._connection.topology["islands"]:
@@ -203,20 +263,25 @@ class DataLinks:
             for device, part in zip(fetch.hosts[host], buffers, strict=True):
                 fetch.parts[device] = part
                 fetch.missing.discard(device)
-            if not fetch.missing:
+            if not (fetch.missing or fetch.done):
                 self._connection.board.settle((fetch,), None)
+            if fetch.unheard:
+                fetch.unheard.discard(host)
+                if not fetch.unheard:
+                    self._connection.vouch(fetch.buffer)
         elif op == "fetch-moved":
             self._connection.following.bound(unpack(SliceBinding, fields["binding"]))
             fetch.moved = True
             self._connection.board.settle((fetch,), None)
-        else:
+        elif fetch.hosts[host]:
             self._connection.board.settle((fetch,), unpack(Failure, fields["failure"]))
 
     def _closed(self, link: Link, reason: str) -> None:
         lost = [n for n, (_, host) in tuple(self._fetches.items()) if host == link.name]
         for number in lost:
             fetch, host = self._fetches.pop(number)
-            self._connection.board.settle((fetch,), _unreachable(host, reason))
+            if fetch.hosts[host]:
+                self._connection.board.settle((fetch,), _unreachable(host, reason))
         # What had not arrived is lost, also when the host itself lives on.
         for buffer in tuple(self._uploads.pop(link.name, ())):
             if not buffer.done:

@@ -35,8 +35,9 @@ from pathways_lab.client.arrays import ArrayType, dtype_of
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.layouts import Requested
 from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Line
+from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.loops import Loop
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
@@ -82,6 +83,22 @@ class Executable:
     line: Line
     held: float = 0.0
     loop: Loop | None = None
+
+    def announced(self, place: SliceId) -> dict[str, Any]:
+        """What goes along with the blob."""
+        return {
+            "function": self.key,
+            "slice": place,
+            "kind": self.kind,
+            "name": self.name,
+            "in_layouts": [pack(layout) for layout in self.in_layouts],
+            "out_layouts": [pack(layout) for layout in self.out_layouts],
+            "in_types": [[list(kind.shape), kind.dtype] for kind in self.in_types],
+            "out_types": [[list(kind.shape), kind.dtype] for kind in self.out_types],
+            "donated": list(self.donated),
+            "line": pack(self.line),
+            "loop": None if self.loop is None else pack(self.loop),
+        }
 
 
 def make(

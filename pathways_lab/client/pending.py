@@ -7,10 +7,14 @@ Paper: section 4.2 (client).
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.topology import SliceBinding
+
+_NOBODY: frozenset[str] = frozenset()
 
 
 class Buffer(Pending):
@@ -18,21 +22,27 @@ class Buffer(Pending):
 
     stored: its number on hosts; another than id for one that was taken.
     ticket: shows hosts that this client may read it, if it is another client's.
+    witnesses: hosts that together know when it is there, if any do.  asked: they were.
     """
 
-    __slots__ = ("__weakref__", "id", "run", "stored", "ticket")
+    __slots__ = ("__weakref__", "asked", "id", "run", "stored", "ticket", "witnesses")
 
     def __init__(self, identity: int, run: int) -> None:
         super().__init__()
         self.id = self.stored = identity
         self.run = run
         self.ticket: bytes | None = None
+        self.witnesses: frozenset[str] = _NOBODY
+        self.asked = False
 
 
 class Run(Pending):
-    """A submitted run.  inputs: buffers that it waits for.  steps: of its plan."""
+    """A submitted run.  inputs: buffers that it waits for.  steps: of its plan.
 
-    __slots__ = ("id", "inputs", "outputs", "steps")
+    vouched: all its outputs are there, as their witnesses say.
+    """
+
+    __slots__ = ("id", "inputs", "outputs", "steps", "vouched")
 
     def __init__(
         self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
@@ -42,6 +52,7 @@ class Run(Pending):
         self.inputs = inputs
         self.outputs = outputs
         self.steps = 0
+        self.vouched = False
 
 
 class SliceAnswer(Pending):
@@ -81,3 +92,12 @@ class LeaseAnswer(Pending):
     """The answer to a request for a lease, or to its return."""
 
     __slots__ = ()
+
+
+class Racing(threading.local):
+    """What the calling thread submits belongs to a race, if *enter* is set.
+
+    enter(run, inputs): the race's number and the controller's; may raise.
+    """
+
+    enter: Callable[[int, Sequence[Buffer | None]], tuple[int, int]] | None = None

@@ -125,6 +125,7 @@ class Session:
         run and of the runs that it waits for.
         """
         self.connection.flush()
+        self.data.hurry(handle.buffer)
         what = f"the value of {handle.name or 'the handle'} ({handle.type})"
         board = self.connection.board
         try:

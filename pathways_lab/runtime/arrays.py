@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding
 
 from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
 from pathways_lab.core.program import SliceId, Value
+from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.pages import Pages
 
@@ -187,6 +188,15 @@ def join(value: Value, place: Place, shards: Mapping[int, Any]) -> jax.Array:
     """The value from its shards on this host: NumPy or one-device JAX arrays by device number."""
     kind = physical_of(value)
     with wide(kind.dtype):
+        if all(type(shard) is np.ndarray for shard in shards.values()):
+            made: jax.Array = jax_private.put_shards(
+                kind.shape,
+                kind.dtype,
+                place.sharding(kind.layout),
+                [shards[number] for number in place.numbers],
+                [place.devices[number] for number in place.numbers],
+            )
+            return made
         parts = [jax.device_put(shards[number], place.devices[number]) for number in place.numbers]
         return jax.make_array_from_single_device_arrays(
             kind.shape, place.sharding(kind.layout), parts, dtype=kind.dtype

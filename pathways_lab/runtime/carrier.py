@@ -62,8 +62,9 @@ Ending = GangJob | Piece
 class Carrier:
     """Everything between one host's launcher and its threads.
 
-    call_soon(function): run it in the reactor's thread.  clock(): the control plane's.
-    tell(op, fields): to the control plane.  fatal(reason): end the process.
+    call_here(function): run it as the reactor does, at once where that is free.
+    clock(): the control plane's.  tell(op, fields): to the control plane.
+    fatal(reason): end the process.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Carrier:
         desk: Desk,
         story: Story,
         reports: Reports,
-        call_soon: Callable[..., None],
+        call_here: Callable[..., None],
         clock: Callable[[], float],
         tell: Callable[[str, dict[str, Any]], None],
         fatal: Callable[[str], None],
@@ -91,7 +92,7 @@ class Carrier:
         self._desk = desk
         self._story = story
         self._reports = reports
-        self._call_soon = call_soon
+        self._call_here = call_here
         self._clock = clock
         self._tell = tell
         self._fatal = fatal
@@ -146,10 +147,12 @@ class Carrier:
                 self._could_not(action, error)
             self._todo.popleft()
         self._doing = False
+        launching = bool(self._handed)
         for lane, jobs in self._handed.items():
             self._lanes.put(lane, *jobs)
         self._handed.clear()
-        self._reports.due()
+        # A report at once would be one before the launch, where this is the thread that launches.
+        self._reports.due(now=not launching)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -160,16 +163,17 @@ class Carrier:
             case Send() | Receive():
                 self._transfer(action)
             case CancelReceive(key=key):
-                self._exchange.submit(self._exchange.cancel, key)
+                self._exchange.submit(self._exchange.cancel, key, nbytes=0)
             case Report(key=key, seconds=seconds, failure=failure):
                 self._reports.finished(*key, seconds, failure)
             case ReportRow():
                 self._reports.row_finished(action)
             case RunOver(run=run):
                 self._reports.run_over()
-                self._exchange.submit(self._exchange.run_over, run)
+                self._exchange.submit(self._exchange.run_over, run, nbytes=0)
             case Serve():
                 self._desk.serve(action)
+                self._reports.told()
             case Refuse(fetch=Fetch() as fetch, failure=failure):
                 self._desk.refuse(fetch, failure)
             case Broken(message=message):
@@ -213,9 +217,9 @@ class Carrier:
             if isinstance(place, Failure):
                 self._could_not(action, PathwaysError(place))
             else:
-                self._exchange.submit(
-                    work, action, place, self._tenants.route(action.plan, action.node)
-                )
+                route = self._tenants.route(action.plan, action.node)
+                nbytes = action.plan.values[end].nbytes * len(place.numbers)
+                self._exchange.submit(work, action, place, route, nbytes=nbytes)
 
         self._tenants.when_open(slice_id, start)
 
@@ -244,7 +248,7 @@ class Carrier:
         self._runtime.meet(job.place.binding, f"{call.slice}/{call.function}")
 
     def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
-        """In the lane's thread.  Waking the reactor costs more than a small gang: not always."""
+        """In the lane's thread.  To see to each end would cost more than a small gang."""
         if failure is not None and job.doomed is None:
             failure = self._explained(job.place, failure)
         self._end(job, times, failure, job.launch.awaited)
@@ -264,7 +268,7 @@ class Carrier:
         late = times.end - self._looked > _PATIENCE
         if not self._poked and (awaited or late or self._launcher.memory.short):
             self._poked = True
-            self._call_soon(self.see_ended)
+            self._call_here(self.see_ended)
 
     def _broken(self, number: int, reason: str) -> None:
         """The hosts of a formation live, but its connections do not.  In the lane's thread."""

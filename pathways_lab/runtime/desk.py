@@ -152,6 +152,7 @@ class Desk:
                 place,
                 upload.parts,
                 lambda result: self._uploaded(buffer, value, result, here),
+                nbytes=value.nbytes * len(place.numbers),
             )
 
     def _check_room(self, link: Link, more: Buffers) -> None:
@@ -252,8 +253,14 @@ class Desk:
 
     def serve(self, serve: Serve) -> None:
         """The launcher has what a fetch asked for."""
-        fetch, place = serve.fetch, self._where(serve.slot.value.slice)
+        fetch = serve.fetch
         assert isinstance(fetch, Fetch)
+        if not fetch.devices:
+            # Only whether it is there was asked.
+            self._answer(fetch, "fetched", {}, [])
+            self._carry_out(self._launcher.served(serve.slot, serve.reader))
+            return
+        place = self._where(serve.slot.value.slice)
         if not isinstance(place, Place):
             released = Failure("lost", "the slice of the buffer was released")
             self._served(serve, place or released)
@@ -264,6 +271,7 @@ class Desk:
             place,
             fetch.devices,
             lambda result: self._served(serve, result),
+            nbytes=serve.slot.value.nbytes * len(fetch.devices),
         )
 
     def _served(self, serve: Serve, result: list[memoryview] | Failure) -> None:

@@ -5,13 +5,14 @@ shards are there; the bytes must go directly between hosts, only those that the
 other side needs, and nothing may wait for a host that is slow.
 
 How: one thread does all slicing, copying and assembling; it never waits, for
-it is given only sources that are there.  A part that is a whole shard becomes
-the shard's memory as it is; parts of a shard are put together in aligned
-memory, which JAX then takes without a copy.  Devices of a host that want the
-same box share its memory.
+it is given only sources that are there.  What is small, when that thread has
+nothing to do, is done by whoever has it: to hand it over would cost more.  A
+part that is a whole shard becomes the shard's memory as it is; parts of a shard
+are put together in aligned memory, which JAX then takes without a copy.  Devices
+of a host that want the same box share its memory.
 
-Rule for maintainers: everything here runs in the exchange's own thread but
-:meth:`Exchange.submit`.  Never hold more of an array than shards of this
+Rule for maintainers: everything here but :meth:`Exchange.submit` runs one after
+the other, in the order of submitting.  Never hold more of an array than shards of this
 host's devices (the tests count).  Every problem becomes the failure of the
 transfer or upload that has it.
 
@@ -40,6 +41,9 @@ from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.routes import Group, Route
+
+SMALL = 64 * 1024
+"""Bytes from which on the thread of the exchange copies, and nobody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class _Incoming:
 
 
 class Exchange:
-    """The thread that moves shards.
+    """Who moves shards.
 
     clock: the control plane's clock.  post(function, *args): run in the
         reactor's thread.  on_death: its own code failed; the host must end.
@@ -105,12 +109,29 @@ class Exchange:
         self._cancelled: Past[Key] = Past()
         self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]
         self._jobs = queue.SimpleQueue()
+        self._working = threading.Lock()
+        self._counting = threading.Lock()
+        self._waiting = 0
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
 
-    def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Run in the exchange's thread, in the order of submitting.  From any thread."""
-        self._jobs.put((function, args))
+    def submit(self, function: Callable[..., None], *args: Any, nbytes: int = SMALL) -> None:
+        """Run it, in the order of submitting.  From any thread.
+
+        nbytes: about so many are copied; what is below :data:`SMALL` may be done at once.
+        """
+        with self._counting:
+            here = nbytes < SMALL and not self._waiting and self._working.acquire(blocking=False)
+            if not here:
+                self._waiting += 1
+                self._jobs.put((function, args))
+        if here:
+            try:
+                function(*args)
+            except BaseException as error:
+                self._on_death(error)
+            finally:
+                self._working.release()
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -118,8 +139,11 @@ class Exchange:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                job[0](*job[1])
+                with self._working:
+                    job[0](*job[1])
                 del job
+                with self._counting:
+                    self._waiting -= 1
         except BaseException as error:
             self._on_death(error)
 

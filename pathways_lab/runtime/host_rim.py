@@ -94,7 +94,7 @@ class HostRim:
         self._context = client_context
         self._output = Output(self._printed)
         self._output.install()
-        self._lanes = Lanes(self._thread_died)
+        self._lanes = Lanes(self._thread_died, self.reactor)
         self.compiler = Compiler(name, self._output, self._thread_died)
         self._peers = Peers(self.reactor, data_key, name, context=client_context)
         self.exchange = Exchange(
@@ -147,7 +147,7 @@ class HostRim:
             self.desk,
             self._story,
             self.reports,
-            self.reactor.call_soon,
+            self.reactor.call_here,
             self._clock,
             self.tell_control,
             fatal,
@@ -407,7 +407,7 @@ class HostRim:
         if type(fields["run"]) is not int or type(fields["step"]) is not int:
             raise ValueError("run and step are not numbers")
         data = buffers[0] if buffers else memoryview(b"")
-        self.exchange.submit(self.exchange.piece, fields, data)
+        self.exchange.submit(self.exchange.piece, fields, data, nbytes=len(data))
 
     def _resident(self, buffer: int) -> None:
         """An upload is complete."""

@@ -37,6 +37,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters import pxla as _pxla
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import mpmd as _mpmd
@@ -65,6 +66,22 @@ def missing_cpu_collectives(system: str = sys.platform) -> str:
     if not hasattr(_jax, "make_gloo_tcp_collectives"):
         return "this jaxlib was built without collectives between processes on CPU devices"
     return ""
+
+
+def put_shards(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    sharding: Any,
+    shards: Sequence[np.ndarray[Any, Any]],
+    devices: Sequence[Any],
+) -> Any:
+    """A sharded array from the NumPy arrays of this process's devices.
+
+    As ``jax.device_put`` of each and ``jax.make_array_from_single_device_arrays``,
+    in a tenth of the time.
+    """
+    aval = _core.ShapedArray(shape, dtype)
+    return _pxla.batched_device_put(aval, sharding, list(shards), list(devices))
 
 
 def coordination_agent(address: str, rank: int) -> Any:

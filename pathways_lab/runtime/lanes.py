@@ -11,9 +11,10 @@ How: the thread that launches also looks, after each launch, which gangs have
 ended meanwhile, and waits for the oldest one when :data:`IN_FLIGHT` are
 unfinished.  Only while it has nothing to launch, or has several sets of devices
 to look after (as on accelerators), does another thread, one for each set, wait
-for the ends.  Whoever does it, ends are seen one after the other, in launch order.  A gang
-began when it was launched or when its devices became free, whichever came
-later.
+for the ends.  Whoever does it, ends are seen one after the other, in launch order.  While
+it has nothing to launch it reads the host's links itself, so that what comes is
+launched by the thread that it came to.  A gang began when it was launched or when
+its devices became free, whichever came later.
 
 Rule for maintainers: a job never raises into a lane; if a lane's own code
 does, the host must end (``on_death``), because devices without a lane hang.
@@ -32,6 +33,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 IN_FLIGHT = 8
+_BRIEF = 0.001
+"""Seconds for which nobody need read the links while the thread that reads them launches."""
 
 
 class Job(Protocol):
@@ -57,6 +60,16 @@ class Job(Protocol):
 
     def over(self, times: Times, error: BaseException | None) -> None:
         """It is over; called in a thread of the lane, in launch order for its devices."""
+
+
+class Links(Protocol):
+    """What is read while there is nothing to launch: see :class:`.reactor.Reactor`."""
+
+    def lead(self, done: Callable[[], bool]) -> bool: ...
+
+    def nudge(self) -> None: ...
+
+    def take_back(self) -> None: ...
 
 
 class Times:
@@ -151,8 +164,15 @@ class _Flights:
 class Lane:
     """One FIFO queue with its threads."""
 
-    def __init__(self, name: str, busy: _Busy, on_death: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        busy: _Busy,
+        on_death: Callable[[BaseException], None],
+        links: Links | None = None,
+    ) -> None:
         self.name = name
+        self._links = links
         self._busy = busy
         self._on_death = on_death
         self._jobs: queue.SimpleQueue[tuple[Job, ...] | None] = queue.SimpleQueue()
@@ -171,6 +191,8 @@ class Lane:
         """Hand over gangs; returns at once."""
         self._unfinished.update(dict.fromkeys(jobs))
         self._jobs.put(jobs)
+        if self._links is not None:
+            self._links.nudge()
 
     @property
     def oldest(self) -> Job | None:
@@ -180,6 +202,8 @@ class Lane:
     def close(self) -> None:
         """End when everything that was handed over is done."""
         self._jobs.put(None)
+        if self._links is not None:
+            self._links.nudge()
 
     def join(self, timeout: float) -> None:
         """Wait for the end after :meth:`close`, of each thread at most *timeout* seconds."""
@@ -193,16 +217,22 @@ class Lane:
             self._on_death(error)
 
     def _launch(self) -> None:
+        away = 0.0
         while True:
             if self._jobs.empty():
                 self._idle = True
                 for flights in self._flights.values():
                     if flights.flying:
                         flights.wake.put(True)
+                if self._links is not None:
+                    self._links.lead(lambda: not self._jobs.empty())
+                    if away > _BRIEF:
+                        self._links.take_back()
             jobs = self._jobs.get()
             if jobs is None:
                 break
             self._idle = False
+            began = time.monotonic()
             for job in jobs:
                 self._launch_one(job)
                 rest = job.rest()
@@ -212,6 +242,7 @@ class Lane:
                     rest = rest.rest()
             # Between two gangs this thread must not keep the last one's arrays alive.
             del job, jobs
+            away = time.monotonic() - began
         self._idle = True
         for flights in self._flights.values():
             flights.wake.put(False)
@@ -249,10 +280,14 @@ class Lanes:
     """All lanes of a host, made when they are first used.
 
     on_death: called when a lane's own code failed; the host cannot go on.
+    links: read by a lane that has nothing to launch.
     """
 
-    def __init__(self, on_death: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, on_death: Callable[[BaseException], None], links: Links | None = None
+    ) -> None:
         self._on_death = on_death
+        self._links = links
         self._busy = _Busy()
         self._lanes: dict[str, Lane] = {}
 
@@ -260,7 +295,7 @@ class Lanes:
         """Hand gangs to their lane.  Always from the same thread."""
         known = self._lanes.get(lane)
         if known is None:
-            known = self._lanes[lane] = Lane(lane, self._busy, self._on_death)
+            known = self._lanes[lane] = Lane(lane, self._busy, self._on_death, self._links)
         known.put(jobs)
 
     def find(self, lane: str) -> Lane | None:

@@ -57,6 +57,8 @@ _BULK = "bulk"
 """In a hello: this end would share memory on this link."""
 _STAND_BACK_SECONDS = 0.002
 """How long the reactor's own thread leaves the links to the next thread that will wait."""
+_PASSES = 4
+"""Calls that calls lead to are done at once, unless it goes on and on."""
 _SWEEP_SECONDS = 0.5
 """How long a frame can stay behind whose sender was interrupted twice at the worst moment."""
 
@@ -248,6 +250,26 @@ class Reactor:
         if not self.is_current():
             self._wake()
 
+    def call_here(self, function: Callable[..., Any], *args: Any) -> None:
+        """The same, at once and in the calling thread where no other one handles anything."""
+        self._calls.append((function, args))
+        if self.is_current():
+            return
+        if not self._role.acquire(blocking=False):
+            self._wake()
+            return
+        first = self._timers[0] if self._timers else None
+        try:
+            self._holder = threading.current_thread()
+            self._handle([])
+        finally:
+            self._holder = None
+            self._role.release()
+        # Whoever is in the selector knows neither of new calls nor of an earlier timer.
+        earlier = bool(self._timers) and self._timers[0] is not first
+        if self._calls or (earlier and not self._standing_back()):
+            self._wake()
+
     def call_later(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
         """Run function(*args) in the reactor's thread after *seconds*."""
         due = time.monotonic() + seconds
@@ -306,6 +328,10 @@ class Reactor:
         leader = self._leader
         if leader is not None and not (leader is self._holder and self.is_current()):
             self._wake()
+
+    def take_back(self) -> None:
+        """Who has led will be busy: the reactor's own thread reads from now on."""
+        self._rest.set()
 
     def start(self) -> None:
         """Run in a thread of its own."""
@@ -384,9 +410,10 @@ class Reactor:
         for key, events in ready:
             self._guarded(key.data, events)
         self._awake = False
-        for _ in range(len(self._calls)):
-            function, args = self._calls.popleft()
-            self._guarded(function, *args)
+        for _ in range(_PASSES):
+            for _ in range(len(self._calls)):
+                function, args = self._calls.popleft()
+                self._guarded(function, *args)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _, _, function, args = heapq.heappop(self._timers)

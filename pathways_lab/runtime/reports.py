@@ -4,7 +4,7 @@ Problem: a gang can take 50 us, a message costs as much; a user waits for the
 last one.  So what happens is collected and sent in one message at least every
 :data:`PERIOD` while something is under way, within :data:`QUICK` when a run is
 over here, and at once when nothing is under way any more or nothing was sent
-for that long.
+for that long, unless whoever waited has heard of the end from here.
 
 Rule for maintainers: in the reactor's thread only.
 
@@ -76,7 +76,7 @@ class Reports:
         self._flushed = 0.0
         self._waiting = False
         self._over = False
-        self._hurried = False
+        self._hurried = self._told = False
         self._sampled: dict[int, int] = {}
         self._sampling = False
         self._sampled_at = 0.0
@@ -109,6 +109,10 @@ class Reports:
         """Somebody may wait for what was reported."""
         self._over = True
 
+    def told(self) -> None:
+        """Who waited for the last end has been told of it: the report can wait for others."""
+        self._told = True
+
     def record(self, record: Record) -> None:
         """Remember it in the timeline; :meth:`due` has it sent."""
         self._records.append(chronicle.write(record))
@@ -123,12 +127,12 @@ class Reports:
 
     # --- sending --------------------------------------------------------------------------
 
-    def due(self) -> None:
-        """Something was added: send it now, or soon."""
-        idle, since = self._idle(), time.monotonic() - self._flushed
-        if idle or since >= PERIOD or (self._over and since >= QUICK):
+    def due(self, *, now: bool = True) -> None:
+        """Something was added: send it now, or soon.  now: this thread has nothing else to do."""
+        idle, since, told = self._idle(), time.monotonic() - self._flushed, self._told
+        if now and (since >= PERIOD or (not told and (idle or (self._over and since >= QUICK)))):
             self.flush()
-        elif self._over and not self._hurried:
+        elif (self._over or told or idle) and not self._hurried:
             self._hurried = True
             self._later(QUICK, self._timer)
         if not (idle or self._waiting):
@@ -172,6 +176,7 @@ class Reports:
             self._records.append(self._gangs(self._ended))
         fields["records"] = self._records
         self._records, self._ended, self._over, self._hurried = [], [], False, False
+        self._told = False
         self._finished, self._failed, self._resident, self._compiled = [], [], [], []
         self._parked, self._moved = [], []
         self._rows = []

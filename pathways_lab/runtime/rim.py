@@ -229,6 +229,9 @@ class Rim:
             self.rejected += 1
             failure = Failure("refused", str(rejected), rejected.remedy)
             self.peers.refuse(name, rejected.subject, failure)
+        if op == "submit" and "dropped" in fields:
+            # After the run: its inputs may be among them.  Also when the run was refused.
+            self.from_client(name, "drop", {"buffers": fields["dropped"]}, [], 0)
 
     def _from_client(
         self, client: ClientSeen, op: str, fields: dict[str, Any], buffers: list[memoryview],

@@ -228,6 +228,8 @@ class FakeLab:
             self._waiting.append(run)
         else:
             run()
+        if "dropped" in fields:
+            self._on_drop({"buffers": fields["dropped"]}, None)
 
     def _end(self, fields: dict[str, Any], failure: Failure | None) -> None:
         packed = None if failure is None else pack(failure)

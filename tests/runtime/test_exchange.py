@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -352,3 +353,22 @@ def test_a_cancelled_transfer_is_forgotten(benches: dict[str, Bench], wire: Wire
     deliver(benches, wire)
     assert benches[FAR].arrived == []
     assert exchange._incoming == {}
+
+
+def test_what_is_small_is_done_at_once_but_never_before_what_waits(benches: Any) -> None:
+    exchange = benches[NEAR].exchange
+    log: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        log.append((what, threading.current_thread() is threading.main_thread()))
+
+    exchange.submit(note, "small", nbytes=10)
+    assert log == [("small", True)]
+    leave = threading.Event()
+    exchange.submit(leave.wait, 10)
+    exchange.submit(note, "large")
+    exchange.submit(note, "small", nbytes=10)
+    assert log == [("small", True)]
+    leave.set()
+    benches[NEAR].settle()
+    assert log[1:] == [("large", False), ("small", False)]

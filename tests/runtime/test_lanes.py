@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from pathways_lab.runtime import emulated as emulated_module
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.emulated import emulated
 from pathways_lab.runtime.lanes import IN_FLIGHT, Lanes, Times
+from tests.runtime.processes import until
 
 
 class Scripted:
@@ -257,3 +259,64 @@ def test_one_client_for_all_would_not_behave_like_devices(lanes: Lanes) -> None:
             return Place(binding, "h", every.footprint)
 
     assert wall(lanes, Shared("h", 4), [(0, 1), (2, 3)], 50) > 95
+
+
+class Links:
+    """What a lane reads while it has nothing to launch: here jobs come in its own thread."""
+
+    def __init__(self) -> None:
+        self.arrives: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.readers: set[str] = set()
+        self.taken_back = 0
+
+    def lead(self, done: Any) -> bool:
+        self.readers.add(threading.current_thread().name)
+        while not done():
+            arrived = self.arrives.get()
+            if arrived is not None:
+                arrived()
+        return True
+
+    def nudge(self) -> None:
+        self.arrives.put(None)
+
+    def take_back(self) -> None:
+        self.taken_back += 1
+
+
+def test_a_lane_that_has_nothing_to_launch_reads_the_links() -> None:
+    deaths: list[BaseException] = []
+    links, log = Links(), []
+    lanes = Lanes(deaths.append, links)
+    first, second, third = (Scripted(log, name) for name in "123")
+    for job in (first, second, third):
+        job.may_end.set()
+    lanes.put("a", first)
+    assert first.ended.wait(10)
+    links.arrives.put(lambda: lanes.put("a", second))
+    assert second.ended.wait(10)
+    lanes.put("a", third)
+    assert third.ended.wait(10)
+    lanes.close()
+    assert links.readers == {"lane a"}
+    assert [entry for entry in log if entry.startswith("start")] == [
+        "start 1",
+        "start 2",
+        "start 3",
+    ]
+    assert deaths == []
+
+
+def test_a_lane_that_was_busy_leaves_the_links_to_others() -> None:
+    links = Links()
+    lanes = Lanes(lambda _: None, links)
+    slow = Scripted([], "slow")
+    slow.start = lambda: time.sleep(0.01)  # type: ignore[method-assign,assignment]
+    slow.wait = lambda receipt: None  # type: ignore[method-assign]
+    slow.may_end.set()
+    for _ in range(2):
+        slow.ended.clear()
+        lanes.put("a", slow)
+        assert slow.ended.wait(10)
+    until(lambda: links.taken_back > 0)
+    lanes.close()

@@ -18,6 +18,7 @@ from pathways_lab.runtime.auth import new_key
 from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
+from tests.runtime.processes import until
 
 KEY = new_key()
 
@@ -201,3 +202,30 @@ def test_other_threads_and_foreign_handlers_are_left_alone() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, old)
+
+
+def test_what_nobody_handles_is_handled_here(pair: Pair) -> None:
+    done: list[str] = []
+    pair.client.call_here(lambda: done.append(threading.current_thread().name))
+    assert done == [threading.current_thread().name]
+
+
+def test_what_somebody_handles_is_handled_there(pair: Pair) -> None:
+    done: list[str] = []
+    entered, leave = threading.Event(), threading.Event()
+    pair.client.call_soon(lambda: (entered.set(), leave.wait(10)))
+    assert entered.wait(10)
+    pair.client.call_here(lambda: done.append(threading.current_thread().name))
+    assert done == []
+    leave.set()
+    until(lambda: done == ["client"])
+
+
+def test_a_timer_that_is_set_here_is_kept_there(pair: Pair) -> None:
+    """Whoever sleeps in the selector has been told of no timer."""
+    fired = threading.Event()
+    time.sleep(0.05)
+    began = time.monotonic()
+    pair.client.call_here(lambda: pair.client.call_later(0.01, fired.set))
+    assert fired.wait(10)
+    assert time.monotonic() - began < reactor_module._SWEEP_SECONDS / 2
