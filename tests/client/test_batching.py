@@ -15,6 +15,7 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.legality import check_plan
 from pathways_lab.core.program import Call
 from pathways_lab.core.series import Part, in_series
+from tests.client.kit import FakeLab
 from tests.runtime.launch_kit import PlanBuilder
 
 pytestmark: list[pytest.MarkDecorator] = []
@@ -42,6 +43,36 @@ def test_shared_inputs_are_one_input_and_donations_stay() -> None:
     assert isinstance(last, Call)
     assert last.donated == (0,)
     assert plan.values[last.inputs[0]].name == "a"
+
+
+def test_a_program_can_be_registered_while_calls_wait(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that leave together may need a plan of their own, in the middle of registering."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    on = fake.slice(2)
+    step = pw.jit(lambda x: x + 1, on=on)
+    x = step(np.zeros(4, np.float32)).block_until_ready()
+    ended = threading.Event()
+
+    def work(x: pw.Handle) -> None:
+        fake.held = True
+        for number in range(4):
+            kept = [step(x)]  # under way
+            for _ in range(8):
+                kept.append(step(kept[-1]))  # these wait, in the same way each time
+            program = pw.program(lambda v, n=number: step(v) * n, name=f"p{number}")
+            made = program(x)
+            fake.settle()
+            fake.held = False
+            fake.release()
+            jax.block_until_ready((kept, made))
+            fake.held = True
+        ended.set()
+
+    thread = threading.Thread(target=work, args=(x,), daemon=True)
+    thread.start()
+    assert ended.wait(20), "registering waits for itself"
 
 
 @pytest.fixture(scope="module")
