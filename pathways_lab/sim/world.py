@@ -202,11 +202,6 @@ class World:
         if self.alive(host):
             call(host, *args)
 
-    def _at_host(self, name: str, call: Callable[..., None], *args: object) -> None:
-        host = self.hosts.get(name)
-        if host is not None:
-            call(host, *args)
-
     def _bind(self, binding: SliceBinding) -> None:
         local: dict[str, list[int]] = {}
         for host, device in binding.devices:
@@ -426,10 +421,12 @@ class World:
         """
         if said:
             self.tell(client, lambda t: BufferDeclared(t, "declare", client, buffer, where, nbytes))
-        for host, devices in tuple(self.local[where].items())[:hosts]:
+        # To the very processes that the slice was bound to: others listen at other addresses.
+        there = list(zip(self._members[where], self.local[where].values(), strict=True))
+        for host, devices in there[:hosts]:
             seconds = nbytes * len(devices) / self.machine.costs.dcn
             delay = self.vary(self.machine.costs.dcn_latency + seconds)
-            self.agenda.after(delay, self._at_host, host, Host.upload, buffer, where, nbytes)
+            self.agenda.after(delay, self._if_alive, host, Host.upload, buffer, where, nbytes)
 
 
 def _in_rows(
