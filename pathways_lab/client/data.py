@@ -277,6 +277,9 @@ class DataLinks:
             self._connection.board.settle((fetch,), unpack(Failure, fields["failure"]))
 
     def _closed(self, link: Link, reason: str) -> None:
+        kept = self._links.get(link.name)
+        if kept is not None and kept is not link and kept.closed is None:
+            return  # a second one, over which nothing went
         lost = [n for n, (_, host) in tuple(self._fetches.items()) if host == link.name]
         for number in lost:
             fetch, host = self._fetches.pop(number)

@@ -152,6 +152,8 @@ class Reports:
     def flush(self) -> None:
         """Send everything that was added, if anything was."""
         self._sample_memory()
+        # Also when there is nothing: a timer that found nothing is over too.
+        self._hurried = self._told = False
         if not (
             self._finished or self._failed or self._resident or self._compiled or self._records
             or self._ended or self._parked or self._moved or self._rows
@@ -175,8 +177,7 @@ class Reports:
         if self._ended:
             self._records.append(self._gangs(self._ended))
         fields["records"] = self._records
-        self._records, self._ended, self._over, self._hurried = [], [], False, False
-        self._told = False
+        self._records, self._ended, self._over = [], [], False
         self._finished, self._failed, self._resident, self._compiled = [], [], [], []
         self._parked, self._moved = [], []
         self._rows = []

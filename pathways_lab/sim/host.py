@@ -191,6 +191,13 @@ class Host:
         self.resident.append(buffer)
         self.flush_soon()
 
+    def lacks(self, buffer: int, content: object) -> str:
+        """What is wrong with a value that a client was told is here; "" when nothing is."""
+        value = self.buffers.get(buffer)
+        if value is None or not value.done or value.bad:
+            return "no value"
+        return "" if value.content == content else "a wrong value"
+
     # --- beginning steps -------------------------------------------------------------
 
     def pump(self) -> None:

@@ -216,11 +216,8 @@ def _kept(world: World, clients: list[RandomClient]) -> str:
             if slices[buffer.slice].state == "lost":
                 return f"handle {number} of {client.name} was lost, and nobody said so"
             for name in slices[buffer.slice].hosts:
-                value = world.hosts[name].buffers.get(stored)
-                if value is None or not value.done or value.bad:
-                    return f"handle {number} of {client.name} has no value on {name}"
-                if value.content != made[stored]:
-                    return f"handle {number} of {client.name} has a wrong value on {name}"
+                if lacks := world.hosts[name].lacks(stored, made[stored]):
+                    return f"handle {number} of {client.name} has {lacks} on {name}"
     return ""
 
 

@@ -15,7 +15,6 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.client.fault import Fault
-from tests.acceptance.storm import storm
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -44,13 +43,6 @@ def ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-@pytest.mark.timeout(600)
-def test_a_small_storm(lab: pw.Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = storm(lab, 3, 2, 3, ("partition", "drop", "lose client"))
-    assert outcome.broken == [], str(outcome)
-    assert outcome.results > 20
 
 
 def test_a_host_is_killed_and_the_report_says_so(

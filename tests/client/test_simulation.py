@@ -206,7 +206,7 @@ def test_what_is_simulated_says_so_and_looks_like_a_lab() -> None:
     assert found.utilisation().keys() == {"island0", "island1"}
     view = found.view()
     assert view.title.startswith("Simulated: stages")
-    assert "simulated: nothing of this was computed" in view.notes()
+    assert "simulated: nothing of this was computed" in view.picture.notes()
     data, metadata = view.bundle()
     assert metadata["pathways_lab"]["computations"] == 3 * 2 * 4
     assert data["text/plain"].startswith("Simulated: stages")

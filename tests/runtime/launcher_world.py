@@ -86,6 +86,11 @@ class LauncherHost(Host):
         arguments = {p: "bytes" for p, b in enumerate(grant.inputs) if b is None}
         self._do(self.launcher.grant(grant, arguments))
 
+    def lacks(self, buffer: int, content: object) -> str:
+        """Contents are not carried here."""
+        slot = self.launcher.buffers.get(buffer)
+        return "no value" if slot is None or slot.failure is not None else ""
+
     def free(self, buffers: tuple[int, ...]) -> None:
         self._do(self.launcher.free(buffers))
 

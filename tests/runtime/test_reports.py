@@ -91,6 +91,18 @@ def test_the_last_end_does_not_wait(desk: Desk) -> None:
     assert len(desk.sent) == 2
 
 
+def test_a_report_is_not_lost_behind_a_timer_that_found_nothing(desk: Desk) -> None:
+    """Whoever waited was told, a timer came too late for anything, and then there is news."""
+    desk.idle = True
+    desk.reports.told()
+    desk.reports.due(now=False)
+    desk.pass_time(QUICK)
+    desk.reports.finished(1, 0, 0.5, None)
+    desk.reports.due(now=False)
+    desk.pass_time(QUICK)
+    assert len(desk.sent) == 1
+
+
 def test_the_end_of_a_run_comes_soon_though_the_host_is_busy(desk: Desk) -> None:
     desk.reports.due()
     desk.reports.finished(1, 0, 0.5, None)
