@@ -259,7 +259,10 @@ class Page:
         return float(gang)
 
     def seek(self, moment: float) -> None:
-        """Move the scrubber to a moment (seconds), and wait until it is shown."""
+        """Move the scrubber to a moment (seconds) once it is there, and wait until it is shown."""
+        self.page.wait_for_function(
+            "m => +document.querySelector('.pathways-lab-scrubber').max > m", arg=moment
+        )
         self.page.evaluate(
             """moment => {
               const slider = document.querySelector('.pathways-lab-scrubber');
