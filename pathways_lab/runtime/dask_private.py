@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,22 @@ def name_of_known_worker(scheduler: Any, address: str) -> str | None:
 def known_workers(scheduler: Any) -> tuple[str, ...]:
     """The addresses of the workers that the scheduler knows."""
     return tuple(scheduler.workers)
+
+
+def has_scheduler(worker: Any) -> bool:
+    """Whether something still listens at the address of a worker's scheduler.
+
+    A worker whose scheduler died ends like one that is sent away; its plugins are not told
+    which of the two it is.
+    """
+    parts = urlsplit(worker.scheduler.address)
+    if parts.port is None:  # inproc: the scheduler is in this process
+        return True
+    try:
+        socket.create_connection((parts.hostname or "", parts.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 async def run_on_worker(

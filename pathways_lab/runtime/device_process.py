@@ -138,15 +138,18 @@ class DeviceProcess:
         os.kill(pid, signal.SIGKILL)
         return True
 
-    def retire(self, patience: float) -> None:
+    def retire(self, patience: float, lab_lost: bool = False) -> None:
         """Its worker leaves: let it end what it has begun.
 
         The control plane tells it when it may go.  patience: seconds, after which it is
-        ended all the same.
+        ended all the same.  lab_lost: the worker goes because its Dask scheduler is gone,
+        and with it the lab: the control plane ends everything and says why, so nothing is
+        asked of it here.
         """
         self._closing.set()
         with contextlib.suppress(ChildDied, ValueError):  # it may have ended already
-            self._child.tell({"leave": "its worker leaves"})
+            if not lab_lost:
+                self._child.tell({"leave": "its worker leaves"})
             self._thread.join(patience)
         self.close()
 

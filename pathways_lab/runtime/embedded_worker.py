@@ -47,8 +47,8 @@ def main() -> None:
 
     import distributed  # noqa: F401 (loaded while the scheduler starts)
 
-    asyncio.run(_serve(settings["name"], folder, cluster or lifeline.configuration()))
-    device.retire(PATIENCE)  # Dask has taken the worker away
+    lost = asyncio.run(_serve(settings["name"], folder, cluster or lifeline.configuration()))
+    device.retire(PATIENCE, lab_lost=lost)
     lifeline.leave()
 
 
@@ -61,8 +61,11 @@ def _tell_when_ready(device: DeviceProcess) -> None:
         lifeline.report(stage="device", pid=device.pid)
 
 
-async def _serve(name: str, folder: Path, cluster: dict[str, Any]) -> None:
+async def _serve(name: str, folder: Path, cluster: dict[str, Any]) -> bool:
+    """Until the worker has ended; whether because its scheduler is gone."""
     from distributed import Security, Worker
+
+    from pathways_lab.runtime import dask_private
 
     tls = cluster["tls"]
     security = Security(
@@ -84,6 +87,7 @@ async def _serve(name: str, folder: Path, cluster: dict[str, Any]) -> None:
     ) as worker:
         lifeline.report(stage="worker")
         await worker.finished()
+    return not dask_private.has_scheduler(worker)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ REMOVE = "remove_at_end"
 its parent may be killed."""
 
 _configurations: queue.Queue[dict[str, Any]] = queue.Queue()
+_leaving = threading.Lock()
 _endings: list[Callable[[], object]] = []
 _reports: BinaryIO | None = None
 _reporting = threading.Lock()
@@ -96,7 +97,12 @@ def _watch(lifeline: BinaryIO) -> None:
 
 
 def leave(code: int = 0) -> None:
-    """End this process now: functions given to at_end first, newest first."""
+    """End this process now: functions given to at_end first, newest first.
+
+    Another thread that comes meanwhile waits: its exit would cut them off.
+    """
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()
     guard = threading.Timer(_END_SECONDS, os._exit, (code,))
     guard.daemon = True
     guard.start()

@@ -237,7 +237,8 @@ class HostsPlugin(WorkerPlugin):
 
     async def teardown(self, worker: Any) -> None:
         """The worker ends, and with it the device process, which ends what it has begun first."""
-        await asyncio.to_thread(self._process.retire, PATIENCE)
+        lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
+        await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost)
         remove_folder(self._folder)
 
     def _configuration(self, worker: Any) -> dict[str, Any]:

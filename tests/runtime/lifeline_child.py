@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,20 @@ def main() -> None:
         sys.exit("a reason on standard error")
     if config.get("leave_behind"):
         marker = Path(config["leave_behind"])
-        lifeline.at_end(lambda: marker.write_text("ended"))
+        begun = threading.Event()
+
+        def end() -> None:
+            begun.set()
+            time.sleep(config.get("slowly", 0))
+            marker.write_text("ended")
+
+        def end_too() -> None:
+            begun.wait()
+            lifeline.leave(1)
+
+        lifeline.at_end(end)
+        if config.get("slowly"):
+            threading.Thread(target=end_too, daemon=True).start()
     pids = [os.getpid()]
     if config.get("depth"):
         child = lifeline.spawn(

@@ -46,8 +46,8 @@ def children(pid: int, module: str) -> list[psutil.Process]:
     return found
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Wait until the condition holds."""
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait until the condition holds; the time is for a busy machine."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

@@ -36,6 +36,8 @@ def test_undocumented_attributes_of_a_running_cluster() -> None:
             assert "<html" in await asyncio.to_thread(_read, page)
             for owner in (scheduler, worker, client):
                 assert isinstance(dask_private.security_of(owner), distributed.Security)
+            assert await asyncio.to_thread(dask_private.has_scheduler, worker)
+        assert not dask_private.has_scheduler(worker)
 
     asyncio.run(look())
 

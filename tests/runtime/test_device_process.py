@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
-from pathways_lab.runtime.lifeline import ChildDied
+from pathways_lab.runtime.lifeline import Child, ChildDied
 
 pytestmark = pytest.mark.cluster
 FAKE = "tests.runtime.fake_host"
@@ -51,6 +51,19 @@ def test_one_that_always_crashes_is_given_up(tmp_path: Path) -> None:
     until(lambda: changes[-1:] != [] and changes[-1].startswith("given up"))
     assert process.restarts == 5
     process.close()
+
+
+@pytest.mark.parametrize("lab_lost", [False, True])
+def test_a_lost_lab_is_not_asked_whether_a_host_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lab_lost: bool
+) -> None:
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr(Child, "tell", lambda child, plain: told.append(plain))
+    process = make(tmp_path, "i/stays", [])
+    told.clear()
+    process.retire(0.1, lab_lost=lab_lost)
+    assert told == ([] if lab_lost else [{"leave": "its worker leaves"}])
+    assert not psutil.pid_exists(process.pid)
 
 
 def test_the_reason_of_a_failed_start_reaches_whoever_waits(tmp_path: Path) -> None:

@@ -229,13 +229,15 @@ def test_the_reason_of_a_failed_start_is_told_and_nothing_is_left(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("after", [0.0, 0.05, 0.4])
-def test_an_interrupted_start_cleans_up(after: float) -> None:
+@pytest.mark.parametrize(("step", "after"), [(0, 0.0), (0, 0.05), (0, 0.4), (1, 0.0), (3, 0.0)])
+def test_an_interrupted_start_cleans_up(step: int, after: float) -> None:
+    """Some time after one of its five steps."""
     before = set(tree(os.getpid()))
     seen: set[int] = set()
 
     def interrupt(progress: Progress) -> None:
-        signal.setitimer(signal.ITIMER_REAL, after or 1e-6)
+        if progress.done == step:
+            signal.setitimer(signal.ITIMER_REAL, after or 1e-6)
 
     def strike(*_: object) -> None:
         seen.update(tree(os.getpid()))
@@ -249,7 +251,7 @@ def test_an_interrupted_start_cleans_up(after: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert seen
-    assert gone(seen - before, 3.0) == []
+    assert gone(seen - before, 30.0) == []  # or what is only being imported must come so far
 
 
 def kernel() -> subprocess.Popen[str]:

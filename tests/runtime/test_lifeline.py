@@ -52,10 +52,12 @@ def test_grandchildren_go_when_the_root_is_killed(start: Callable[..., Child], h
     child.end()
 
 
+@pytest.mark.parametrize("slowly", [0, 0.3])
 def test_the_end_of_the_lifeline_runs_the_last_duties(
-    start: Callable[..., Child], tmp_path: Path
+    start: Callable[..., Child], tmp_path: Path, slowly: float
 ) -> None:
-    child = start(leave_behind=str(tmp_path / "marker"))
+    """All of them, also when another thread wants to end the process meanwhile."""
+    child = start(leave_behind=str(tmp_path / "marker"), slowly=slowly)
     child.hear(20)
     child.end()
     child.end()
