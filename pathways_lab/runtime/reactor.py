@@ -529,17 +529,8 @@ class Reactor:
     def _read(self, link: Link) -> None:
         if link not in self._links:
             return
-        try:
-            messages = link.receive()
-        except WireError as error:
-            self._malformed += 1
-            self._close_link(link, f"{link.name} sent a malformed message: {error}")
-            return
-        except LinkClosed as closed:
-            self._close_link(link, str(closed))
-            return
-        except OSError as error:
-            self._close_link(link, f"the connection to {link.name} broke: {error}")
+        messages = self._taken(link, link.receive)
+        if messages is None:
             return
         if self.trouble is not None:
             messages = self.trouble.on_the_way(link, messages)
@@ -549,17 +540,24 @@ class Reactor:
 
     def admit(self, link: Link, messages: list[Message]) -> None:
         """These came over a link, in this order.  In the reactor's thread."""
+        for message in self._taken(link, link.admit, messages) or ():
+            self._deliver(link, message)
+
+    def _taken(
+        self, link: Link, take: Callable[..., list[Message]], *args: Any
+    ) -> list[Message] | None:
+        """What take(*args) gives; None when it closed the link, or must close it."""
         try:
-            messages = link.admit(messages)
+            return take(*args)
         except WireError as error:
             self._malformed += 1
-            self._close_link(link, f"{link.name} sent a malformed message: {error}")
-            return
+            reason = f"{link.name} sent a malformed message: {error}"
         except LinkClosed as closed:
-            self._close_link(link, str(closed))
-            return
-        for message in messages:
-            self._deliver(link, message)
+            reason = str(closed)
+        except OSError as error:
+            reason = f"the connection to {link.name} broke: {error}"
+        self._close_link(link, reason)
+        return None
 
     def _deliver(self, link: Link, message: Message) -> None:
         if link in self._links:

@@ -64,16 +64,6 @@ PICTURE = "document.querySelector('.pathways-lab')?.pathwaysDocument"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("jupyter"), base=BASE)
     yield made
