@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -237,6 +238,12 @@ class Calibration:
             "dcn": (chained("over islands", *[self.near, self.far] * 20), 2),
             "local": (chained("inside", *[self.near, self.beside] * 10), 1.5),
         }
+        # What the lab itself computes, by steps of one device that only wait.
+        here, there = (
+            hold(f"alone {n}", HOLD, single[0]) for n, single in enumerate(stages.singles)
+        )
+        self.single = chained("alone", here)
+        self.there_and_back = chained("there and back", *[here, there] * 20)
         self.small = jnp.ones((64,), jnp.float32)
         self.large = jnp.ones((LARGE // 4,), jnp.float32)
 
@@ -272,7 +279,21 @@ class Calibration:
             self.add(f"{name}_latency", max(hops[0] - max(wake, 0.0) - launch, 0.0))
             self.add(name, copies * LARGE / max(hops[1] - hops[0], 1e-6))
 
+        # 40 gangs and 39 transfers, each of which is a step on both hosts.
+        step = self._work(lambda: self.there_and_back(small)) / 118
+        self.add("step_work", step)
+        runs = self._work(lambda: [self.single(small) for _ in range(30)])
+        self.add("run_work", max(runs / 30 - step, 0.0))
         self.add("cores", self._cores())
+
+    def _work(self, use: Callable[[], Any]) -> float:
+        """The processor time that all processes of the lab spend on it."""
+        lab = self.stages.lab
+        assert lab.embedded is not None
+        processes = [os.getpid(), *(pid for pids in lab.embedded.pids.values() for pid in pids)]
+        before = facts.processor_seconds(processes)
+        jax.block_until_ready(use())
+        return facts.processor_seconds(processes) - before
 
     def _cores(self) -> float:
         """How many computations at once are as much as one after the other."""
@@ -295,7 +316,7 @@ class Calibration:
     def costs(self, number: int | None = None) -> dict[str, float]:
         """For ``Machine.calibrated``: of one round, or the medians of all."""
         names = ("submit", "control_latency", "wake", "launch", "local", "local_latency", "dcn",
-                 "dcn_latency")  # fmt: skip
+                 "dcn_latency", "run_work", "step_work")  # fmt: skip
         return {**{name: self.figure(name, number) for name in names}, "jitter": 0.0}
 
 

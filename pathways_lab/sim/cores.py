@@ -33,6 +33,11 @@ class Cores:
         self._looked = 0.0
         self._plan = 0
 
+    def work(self, seconds: float) -> None:
+        """Keep one core busy with something for which nothing waits."""
+        if seconds and self._count != float("inf"):
+            self.compute(seconds, 1.0, _nothing)
+
     def compute(self, seconds: float, cores: float, call: Callable[..., None], *args: Any) -> None:
         """Make a call after so much computation.
 
@@ -69,3 +74,7 @@ class Cores:
         self._demand = self._demand - weight if self._ends else 0.0
         self._look_again()
         call(*args)
+
+
+def _nothing() -> None:
+    return None

@@ -402,6 +402,7 @@ class Host:
         here.left -= 1
         self.open -= 1
         self.finished.append((here.grant.run, task.step, seconds))
+        self.world.cores.work(self.world.machine.costs.step_work)
         if here.aborted:
             self._forget(here)
         elif not here.left:

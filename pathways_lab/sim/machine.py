@@ -55,6 +55,8 @@ class Costs:
     local: into a device from its own host.  island: into a host from its island.
     dcn: into a host from another island, or from a client.
     local_latency, island_latency, dcn_latency: of the first byte.
+    run_work, step_work: processor time of all processes of the lab, per run, and per
+        step and host; only where devices compute with the same cores does it matter.
     jitter: relative spread of every delay and duration.
     """
 
@@ -74,6 +76,8 @@ class Costs:
     local_latency: float = figure(0.0, "s", "assumed: the same memory")
     island_latency: float = figure(10e-6, "s", "assumed")
     dcn_latency: float = figure(200e-6, "s", "assumed: a data-centre network with TCP")
+    run_work: float = figure(0.0, "s", "assumed: accelerators compute beside it")
+    step_work: float = figure(0.0, "s", "assumed: accelerators compute beside it")
     jitter: float = figure(0.05, "", "assumed")
 
 

@@ -20,6 +20,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Call, Plan, SliceId, Transfer
 from pathways_lab.sim.agenda import Agenda
+from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import FunctionCost, Machine
 
 
@@ -212,6 +213,7 @@ class WorldPort(Protocol):
     keep_order: bool
     launch_poisoned: bool
     remember: bool
+    cores: Cores
     plans: dict[str, Plan]
     islands: dict[SliceId, str]
     local: dict[SliceId, dict[str, tuple[int, ...]]]

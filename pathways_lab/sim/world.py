@@ -40,6 +40,7 @@ from pathways_lab.core.messages import (
     Refused,
     Resolved,
     RunEnded,
+    RunSubmitted,
     ShareProgram,
     SliceBound,
     SliceFreed,
@@ -152,6 +153,8 @@ class World:
         commands = self.decide(event)
         self.memory.happened(event, commands)
         costs = self.machine.costs
+        if isinstance(event, RunSubmitted):
+            self.cores.work(costs.run_work)
         thinking = costs.hearing if isinstance(event, HostReport) else costs.decision
         self._busy = max(self._busy, self.agenda.now) + thinking
         for command in commands:

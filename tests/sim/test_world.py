@@ -61,6 +61,15 @@ def test_computations_share_the_cores_that_there_are(cores: float, seconds: floa
     assert simulate(loads, idle).seconds == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(("cores", "seconds"), [(2.0, 0.05), (1.0, 0.06), (float("inf"), 0.05)])
+def test_what_the_lab_computes_takes_cores_from_devices(cores: float, seconds: float) -> None:
+    """A run that costs 10 ms beside its 50 ms, where there are so many cores."""
+    costs = replace(FREE, run_work=0.01)
+    machine = Machine(1, 1, 1, costs=costs, default=FunctionCost(0.05), cores=cores)
+    found = simulate(Load(chain("one", 1, ["f"])), machine)
+    assert found.seconds == pytest.approx(seconds)
+
+
 def test_who_computes_on_alone_goes_faster_from_then_on() -> None:
     agenda, ended = Agenda(), []
     cores = Cores(agenda, 1.5)
