@@ -11,6 +11,7 @@ project nor its dependencies installed: standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -27,6 +29,8 @@ from benchmarks.harness.rounds import Missing, Timed
 ROOT = Path(__file__).parents[2]
 START, ROUND, STOP = 180.0, 120.0, 20.0
 """Seconds after which a child counts as stuck."""
+SETTLE = 0.05
+"""Seconds for heartbeats and timers that became due while it rested."""
 
 
 class Served(Protocol):
@@ -94,6 +98,7 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._log: IO[str] | None = None
+        self._resting: list[Any] = []
 
     def start(self) -> None:
         """Start the process and what it serves.  Raises Missing."""
@@ -118,10 +123,30 @@ class Child:
         """One round, timed by the child."""
         return Timed(*self._ask(ROUND, {"do": "round", "case": case, "units": units})["timed"])
 
+    def rest(self) -> None:
+        """Stop it and all its processes, parents first, so that none misses another."""
+        import psutil
+
+        assert self._process is not None
+        self._resting = [psutil.Process(self._process.pid), *_descendants(self._process.pid)]
+        for process in self._resting:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+
+    def wake(self) -> None:
+        """Let its processes go on, and do what became due meanwhile."""
+        import psutil
+
+        while self._resting:
+            with contextlib.suppress(psutil.Error):
+                self._resting.pop().resume()
+        time.sleep(SETTLE)
+
     def stop(self) -> None:
         """Ask it to end; kill it and its children when it does not."""
         if self._process is None:
             return
+        self.wake()
         children = _descendants(self._process.pid)
         try:
             assert self._process.stdin is not None

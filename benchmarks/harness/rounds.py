@@ -2,7 +2,8 @@
 
 Problem: on a machine with other users the second system measured meets another
 machine than the first.  So every round visits every system and every case once,
-in an order shuffled anew, and systems are compared round by round.
+in an order shuffled anew, and systems are compared round by round.  And some
+systems spin while they wait, so all but the one whose turn it is are stopped.
 
 Rule for maintainers: a system that is not installed, or that fails, is named
 with its reason and left out from then on; it never ends the benchmark.
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from benchmarks.harness import machine
 
@@ -51,15 +52,26 @@ class System(Protocol):
         """Do at least *units* of a case and say how long they took."""
 
     def stop(self) -> None:
-        """End everything; also after a failed start."""
+        """End everything; also after a failed start, and while it rests."""
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A system that can be kept from using the processor: one with processes of its own."""
+
+    def rest(self) -> None:
+        """Use no processor until :meth:`wake`: it is another's turn."""
+
+    def wake(self) -> None:
+        """Be ready for a round."""
 
 
 @dataclass
 class Measured:
     """Seconds per unit of every case and system, in order of rounds.
 
-    missing: system -> why it was not measured (to the end).  busy: share of one
-    core that the machine used while all systems were started and none was asked.
+    missing: system -> why it was not measured (to the end).  busy: cores that the
+    machine used while all systems were started and rested.
     began, load: when, and the load averages before anything was started.
     """
 
@@ -116,6 +128,7 @@ def measure(
                 for case in cases:
                     if case in system.cases:
                         units[system.name, case] = _warm(system, case, budget)
+                _rest(system)
             except Exception as error:
                 drop(system, error)
         result.busy = busy_cores(1.0) if alive else 0.0
@@ -127,7 +140,7 @@ def measure(
                 if system.name in result.missing:
                     continue
                 try:
-                    timed = system.round(case, units[system.name, case])
+                    timed = _turn(system, case, units[system.name, case])
                 except Exception as error:
                     drop(system, error)
                     continue
@@ -139,6 +152,20 @@ def measure(
             with suppress(Exception):
                 system.stop()
     return result
+
+
+def _rest(system: System) -> None:
+    if isinstance(system, Resting):
+        system.rest()
+
+
+def _turn(system: System, case: str, units: int) -> Timed:
+    """One round of a system that rests before and after."""
+    if isinstance(system, Resting):
+        system.wake()
+    timed = system.round(case, units)
+    _rest(system)
+    return timed
 
 
 def _warm(system: System, case: str, budget: float) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.harness import machine
@@ -29,19 +30,30 @@ class Fake:
     fails_at: int = -1
     order: list[tuple[str, str]] = field(default_factory=list)
     stopped: int = 0
+    awake: list[str] = field(default_factory=list)
 
     def start(self) -> None:
+        assert self.awake == []
         if self.missing:
             raise Missing(self.missing)
+        self.awake.append(self.name)
 
     def round(self, case: str, units: int) -> Timed:
+        assert self.awake == [self.name], "others may not disturb it"
         self.order.append((self.name, case))
         if len(self.order) == self.fails_at:
             raise RuntimeError("the network is gone")
         return Timed(self.per_unit * units, units)
 
+    def rest(self) -> None:
+        self.awake.remove(self.name)
+
+    def wake(self) -> None:
+        self.awake.append(self.name)
+
     def stop(self) -> None:
         self.stopped += 1
+        self.awake[:] = [name for name in self.awake if name != self.name]
 
 
 def run(systems: Sequence[Fake], seed: int = 0, rounds: int = 6) -> Measured:
@@ -58,7 +70,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_round_visits_everybody_once_in_an_order_of_its_own() -> None:
     order: list[tuple[str, str]] = []
-    systems = [Fake("x", order=order), Fake("y", order=order)]
+    awake: list[str] = []
+    systems = [Fake("x", order=order, awake=awake), Fake("y", order=order, awake=awake)]
     result = run(systems)
     everyone = {(name, case) for name in "xy" for case in "ab"}
     counted = order[-6 * 4 :]
@@ -240,7 +253,14 @@ def test_a_child_is_a_system_in_a_process_of_its_own() -> None:
     with pytest.raises(RuntimeError, match="no case of the name b"):
         child.round("b", 1)
     assert child.round("a", 1) == Timed(2.0, 1.0), "a failed round does not end the child"
+    child.rest()
+    (process,) = psutil.Process().children()
+    assert process.status() == psutil.STATUS_STOPPED
+    child.wake()
+    assert child.round("a", 1) == Timed(2.0, 1.0)
+    child.rest()
     child.stop()
+    assert not process.is_running()
     child.stop()
 
 
