@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.connection import Connection
@@ -74,24 +74,25 @@ class Calls:
         inputs: Sequence[Buffer | None],
         arguments: dict[int, int],
         payload: list[bytes],
+        donate: Callable[[], None],
     ) -> tuple[Buffer, ...]:
-        """Take one call; its output buffers, pending."""
+        """Take one call; its output buffers, pending.
+
+        donate(): drops what the call consumes.  Not before calls that came earlier have
+        left, or they would take those ids along, ahead of this call.
+        """
         connection = self._connection
-        alone = len(prepared.slices) > 1 or connection.racing.enter is not None
-        if alone or not connection.knows(prepared.plan):
-            with self._lock:
-                self._flush()
-                # What the run consumes is dropped already: its id may not go first.
-                connection.holding = True
-                try:
-                    connection.register(prepared.plan, prepared.functions)
-                    return connection.submit(prepared.plan, inputs, arguments, payload)
-                finally:
-                    connection.holding = False
-                    connection.forget(connection.take_dropped())
         with self._lock:
-            if self._entries and self._entries[-1].prepared.place is not prepared.place:
+            alone = (
+                len(prepared.slices) > 1
+                or connection.racing.enter is not None
+                or not connection.knows(prepared.plan)
+            )
+            if alone or (self._entries and self._entries[-1].prepared.place is not prepared.place):
                 self._flush()
+            donate()
+            if alone:
+                return self._send_alone(prepared, inputs, arguments, payload)
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
             if len(self._entries) >= MOST or not connection.under_way:
@@ -100,16 +101,40 @@ class Calls:
                 connection.reactor.call_later(SOON, self.flush)
         return outputs
 
-    def flush(self) -> None:
-        """Send what waits.  Any thread."""
-        if self._entries:
+    def flush(self, drops: bool = False) -> None:
+        """Send what waits.  Any thread; what another one is sending has left at the return.
+
+        drops: tell also whose handles are gone.
+        """
+        connection = self._connection
+        if self._entries or self._flushing or (drops and connection.dropped):
             with self._lock:
                 self._flush()
+                if drops and not self._flushing:
+                    connection.forget(connection.take_dropped())
+
+    def _send_alone(
+        self,
+        prepared: Prepared,
+        inputs: Sequence[Buffer | None],
+        arguments: dict[int, int],
+        payload: list[bytes],
+    ) -> tuple[Buffer, ...]:
+        connection, self._flushing = self._connection, True
+        gone = connection.take_dropped()
+        try:
+            connection.register(prepared.plan, prepared.functions)
+            return connection.submit(prepared.plan, inputs, arguments, payload, dropped=gone)
+        except BaseException:
+            connection.drop(*gone)
+            raise
+        finally:
+            self._flushing = False
 
     def _flush(self) -> None:
         if self._flushing or not self._entries:
             return
-        self._flushing = self._connection.holding = True
+        self._flushing = True
         entries, self._entries = self._entries, []
         gone = dict.fromkeys(self._connection.take_dropped())
         try:
@@ -118,6 +143,7 @@ class Calls:
                 self._send(entries[:count], entries[count:], gone)
                 del entries[:count]
         except BaseException as error:
+            self._connection.drop(*gone)
             why = Failure("cancelled", f"the call was interrupted before it was sent: {error!r}")
             if isinstance(error, PathwaysError):
                 why = error.failure
@@ -126,7 +152,7 @@ class Calls:
             if not isinstance(error, PathwaysError):
                 raise
         finally:
-            self._flushing = self._connection.holding = False
+            self._flushing = False
 
     def _send(self, entries: list[Entry], later: list[Entry], gone: dict[int, None]) -> None:
         """So many calls as one run, or as one run each when they come so for the first time."""

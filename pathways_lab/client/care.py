@@ -43,7 +43,7 @@ class Care:
         prints as a story, and shows as a figure in a notebook; None: nothing is late,
         and all hosts answer.
         """
-        packed = self.session.connection.ask("stuck", {"seconds": seconds})["story"]
+        packed = self.session.connection.questions.ask("stuck", {"seconds": seconds})["story"]
         return None if packed is None else unpack(Stuck, packed)
 
     def on_stuck(
@@ -69,12 +69,14 @@ class Care:
         if wrong:
             raise failures.failure("refused", wrong, 'lab.on_stuck("restart", after=10)')
         fields = {"action": action, "after": float(after), "silence": silence}
-        return unpack(OnStuck, self.session.connection.ask("watchdog", {"told": fields})["told"])
+        return unpack(
+            OnStuck, self.session.connection.questions.ask("watchdog", {"told": fields})["told"]
+        )
 
     @property
     def watchdog(self) -> OnStuck:
         """What the lab does about what is stuck, and who has said so (:meth:`on_stuck`)."""
-        return unpack(OnStuck, self.session.connection.ask("watchdog", {})["told"])
+        return unpack(OnStuck, self.session.connection.questions.ask("watchdog", {})["told"])
 
     @functools.cached_property
     def chaos(self) -> Chaos:

@@ -22,27 +22,24 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pathways_lab.client import failures, in_line
+from pathways_lab.client import failures
 from pathways_lab.client.export import Executable
 from pathways_lab.client.following import Following
 from pathways_lab.client.pending import (
-    Answer,
     Buffer,
-    LeaseAnswer,
-    NameAnswer,
     Racing,
     Run,
-    SliceAnswer,
 )
+from pathways_lab.client.questions import Questions
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.client.wishes import Wishes
 from pathways_lab.client.witnesses import Witnesses
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
-from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -58,6 +55,12 @@ _TICK = 0.1
 """Seconds after which ids of dropped handles are sent at the latest."""
 
 
+class Flush(Protocol):
+    """See :meth:`pathways_lab.client.batching.Calls.flush`."""
+
+    def __call__(self, drops: bool = False) -> None: ...
+
+
 class Connection:
     """One authenticated link, and everything that is pending on it.
 
@@ -67,8 +70,8 @@ class Connection:
     as the control plane last told.  policy: the one in force, as last told.
     traffic: counters.
     on_records, on_output, on_policy: called in the reactor's thread.
-    flush(): send what waits to be sent together.  holding: it does so now, and
-        ids of dropped handles must wait until it has.
+    flush(drops=False): send what waits to be sent together, and with *drops* the ids
+        of dropped handles; these never before anything that waits.
     """
 
     def __init__(
@@ -92,16 +95,12 @@ class Connection:
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.on_closed: Callable[[Failure], None] = lambda _: None
-        self.flush: Callable[[], None] = lambda: None
-        self.holding = False
+        self.flush: Flush = lambda drops=False: None
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self._steps = self._vouched = 0
         self._witnesses = Witnesses()
-        self._slices: dict[SliceId, SliceAnswer] = {}
-        self._leases: dict[str, LeaseAnswer] = {}
-        self._questions: dict[int, Answer] = {}
-        self._names: dict[str, NameAnswer] = {}
+        self.questions: Questions = Questions(self)
         self.following = Following()
         self.racing = Racing()
         self.wishes: Wishes = Wishes(self)
@@ -109,7 +108,6 @@ class Connection:
         self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()
         self._registering = threading.Lock()
-        self._sharing = threading.Lock()
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
         self.board = Board(self.reactor)
         self.reactor.start()
@@ -149,9 +147,9 @@ class Connection:
         self._buffers[buffer.id] = buffer
         return buffer
 
-    def drop(self, identity: int) -> None:
-        """Forget a buffer.  Only enqueues: may be called from a finalizer."""
-        self._dropped.append(identity)
+    def drop(self, *identities: int) -> None:
+        """Forget buffers.  Only enqueues: may be called from a finalizer."""
+        self._dropped.extend(identities)
 
     # --- sending ----------------------------------------------------------------
 
@@ -159,9 +157,7 @@ class Connection:
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
     ) -> None:
         """Send to the control plane.  Raises PathwaysError when the lab is gone."""
-        self.flush()
-        if self._dropped and not self.holding:
-            self._send_drops()
+        self.flush(drops=True)
         self._send(op, fields, buffers)
 
     def _send(
@@ -175,8 +171,10 @@ class Connection:
             raise PathwaysError(self.closed or _lost(str(error))) from None
         self.traffic.sent[op] += 1
 
-    def _send_drops(self) -> None:
-        self.forget(self.take_dropped())
+    @property
+    def dropped(self) -> bool:
+        """Whether handles are gone of which nobody was told."""
+        return bool(self._dropped)
 
     def take_dropped(self) -> list[int]:
         """Ids of handles that are gone; the caller sees to them from now on."""
@@ -204,42 +202,8 @@ class Connection:
         if self.closed is None:
             if self._dropped:
                 with contextlib.suppress(PathwaysError):
-                    self.flush()
-                    if not self.holding:
-                        self._send_drops()
+                    self.flush(drops=True)
             self.reactor.call_later(_TICK, self._tick)
-
-    def request_slice(self, request: SliceRequest, wait: float | None = 0.0) -> SliceBinding:
-        """Ask for devices and wait for the answer.  Raises PathwaysError when refused.
-
-        wait: seconds in line, while what keeps it from being met can end (None: as
-            long as it takes); its place there is shown.
-        """
-        identity = self.new_id("slice")
-        fields = {"slice": identity, "request": pack(request), "wait": wait != 0}
-        return self._ask_slice("slice", identity, fields, wait)
-
-    def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
-        """Ask for other devices for a lost slice, and wait for the answer."""
-        return self._ask_slice("rebind", slice_id, {"slice": slice_id, "island": island}, 0.0)
-
-    def _ask_slice(
-        self, op: str, identity: SliceId, fields: dict[str, Any], wait: float | None
-    ) -> SliceBinding:
-        answer = self._slices[identity] = SliceAnswer()
-        try:
-            self.send(op, fields)
-            self.board.wait(lambda: answer.done or bool(answer.waits), 60.0, "binding the slice")
-            if not answer.done:
-                in_line.stay(self.board, answer, wait)
-        finally:
-            self._slices.pop(identity, None)
-            if op == "slice" and not answer.done and self.closed is None:
-                with contextlib.suppress(PathwaysError):
-                    self.send("release-slice", {"slice": identity})
-        if answer.failure is not None or answer.binding is None:
-            raise PathwaysError(answer.failure or _lost("no answer"))
-        return answer.binding
 
     def release_slice(self, slice_id: SliceId) -> None:
         """Give a slice back, with everything that was registered for it."""
@@ -249,58 +213,6 @@ class Connection:
         self._witnesses.released(slice_id)
         if self.closed is None:
             self.send("release-slice", {"slice": slice_id})
-
-    def lease(self, island: str, order: bool, patience: float, timeout: float = 60.0) -> None:
-        """Have an island for this client alone.  Raises PathwaysError when it is refused."""
-        self._ask_lease("lease", island, {"order": order, "patience": patience}, timeout)
-
-    def return_lease(self, island: str, timeout: float = 60.0) -> None:
-        """Give an island back to everybody.  Nothing to do when the lab is gone."""
-        if self.closed is None:
-            self._ask_lease("return-lease", island, {}, timeout)
-
-    def _ask_lease(self, op: str, island: str, fields: dict[str, Any], timeout: float) -> None:
-        answer = self._leases[island] = LeaseAnswer()
-        try:
-            self.send(op, {"island": island, **fields})
-            self.board.wait(lambda: answer.done, timeout, f"the lease of {island}")
-        finally:
-            self._leases.pop(island, None)
-        if answer.failure is not None:
-            raise PathwaysError(answer.failure)
-
-    def share(
-        self, op: str, name: str, buffer: Buffer | None = None, about: bytes = b""
-    ) -> NameAnswer:
-        """``"publish"``, ``"unpublish"`` or ``"take"`` what has *name*; waits for the answer.
-
-        buffer: the one to publish, or the new one that shall stand for what is taken.
-        Raises PathwaysError when it is refused.
-        """
-        with self._sharing:
-            answer = self._names[name] = NameAnswer(buffer)
-            try:
-                fields = {"name": name} | ({} if buffer is None else {"buffer": buffer.id})
-                self.send(op, fields, [about] if about else [])
-                self.board.wait(lambda: answer.done, 60.0, f"an answer about {name!r}")
-            finally:
-                self._names.pop(name, None)
-        if answer.failure is not None:
-            raise PathwaysError(answer.failure)
-        return answer
-
-    def ask(self, op: str, fields: dict[str, Any], timeout: float = 10.0) -> dict[str, Any]:
-        """A question, and what was answered.  Raises PathwaysError when it is refused."""
-        identity, answer = self.new_id("question"), Answer()
-        self._questions[identity] = answer
-        try:
-            self.send(op, {**fields, "id": identity})
-            self.board.wait(lambda: answer.done, timeout, f"the answer to {op!r}")
-        finally:
-            self._questions.pop(identity, None)
-        if answer.failure is not None:
-            raise PathwaysError(answer.failure)
-        return answer.fields
 
     def register(self, plan: Plan, functions: Iterable[tuple[Executable, SliceId]]) -> None:
         """Send the plan and its code, unless they were sent before."""
@@ -435,7 +347,7 @@ class Connection:
         if handler is not None:
             handler(self, fields)
         elif op == "taken":
-            self._taken(fields, bytes(buffers[0]) if buffers else b"")
+            self.questions.taken(fields, bytes(buffers[0]) if buffers else b"")
 
     def _resolved(self, fields: dict[str, Any]) -> None:
         for buffers, failure in fields["resolved"]:
@@ -458,66 +370,25 @@ class Connection:
     def _slice_bound(self, fields: dict[str, Any]) -> None:
         binding = unpack(SliceBinding, fields["binding"])
         self.following.bound(binding)
-        answer = self._slices.get(binding.slice)
         self._witnesses.bound(binding)
-        if answer is not None:
-            answer.binding = binding
-            self.board.settle((answer,), None)
+        self.questions.bound(binding)
 
     def _refused(self, fields: dict[str, Any]) -> None:
         """Whatever was asked for does not happen: fail what hangs on it."""
         failure = unpack(Failure, fields["failure"])
         kind, _, number = str(fields["subject"]).partition(" ")
         identity = int(number) if number.isdecimal() else 0
-        if kind == "slice" and identity in self._slices:
-            self.board.settle((self._slices[identity],), failure)
-        elif kind == "run" and identity in self._runs:
+        if kind == "run" and identity in self._runs:
             run = self._runs[identity]
             self._take_run(identity)
             self.board.settle((run, *run.outputs), failure)
-        elif kind == "name" and number in self._names:
-            self.board.settle((self._names[number],), failure)
-        elif kind == "question" and identity in self._questions:
-            self.board.settle((self._questions[identity],), failure)
-        elif kind == "lease" and number in self._leases:
-            self.board.settle((self._leases[number],), failure)
         elif kind == "buffer" and identity in self._buffers:
             self.board.settle((self._buffers[identity],), failure)
         elif kind == "policy":
             self.on_policy("refused", fields)
+        else:
+            self.questions.refused(kind, number, failure)
         # Anything else (a function, a program) fails the runs that need it.
-
-    def _leased(self, fields: dict[str, Any]) -> None:
-        answer = self._leases.get(fields["island"])
-        if answer is not None:
-            self.board.settle((answer,), None)
-
-    def _shared(self, fields: dict[str, Any]) -> None:
-        answer = self._names.get(fields["name"])
-        if answer is not None:
-            self.board.settle((answer,), None)
-
-    def _taken(self, fields: dict[str, Any], about: bytes) -> None:
-        answer = self._names.get(fields["name"])
-        if answer is not None and answer.buffer is not None:
-            answer.buffer.stored, answer.buffer.ticket = fields["stored"], fields["ticket"]
-            answer.binding, answer.about = unpack(SliceBinding, fields["binding"]), about
-            self.board.settle((answer,), None)
-
-    def _answered(self, fields: dict[str, Any]) -> None:
-        answer = self._questions.get(fields["id"])
-        if answer is not None:
-            answer.fields = fields
-            self.board.settle((answer,), None)
-
-    def _slice_waits(self, fields: dict[str, Any]) -> None:
-        answer = self._slices.get(fields["slice"])
-        if answer is not None:
-            answer.waits = (
-                f"waiting for devices, place {fields['place']} of {fields['waiting']} in line:"
-                f" {fields['why']}"
-            )
-            self.board.settle((), None)
 
     def _closing(self, fields: dict[str, Any]) -> None:
         self._fail(_lost(str(fields.get("reason", "the lab was closed"))))
@@ -541,14 +412,14 @@ class Connection:
         "run-ended": _run_ended,
         "slice-bound": _slice_bound,
         "refused": _refused,
-        "leased": _leased,
-        "lease-ended": _leased,
-        "shared": _shared,
-        "stuck": _answered,
-        "accounts": _answered,
-        "quota": _answered,
-        "watchdog": _answered,
-        "slice-waiting": _slice_waits,
+        "leased": lambda self, fields: self.questions.leased(fields),
+        "lease-ended": lambda self, fields: self.questions.leased(fields),
+        "shared": lambda self, fields: self.questions.shared(fields),
+        "stuck": lambda self, fields: self.questions.answered(fields),
+        "accounts": lambda self, fields: self.questions.answered(fields),
+        "quota": lambda self, fields: self.questions.answered(fields),
+        "watchdog": lambda self, fields: self.questions.answered(fields),
+        "slice-waiting": lambda self, fields: self.questions.slice_waits(fields),
         "closing": _closing,
         "topology": _topology,
         "records": _records,
@@ -571,9 +442,9 @@ class Connection:
             return
         self.closed = failure
         pending: list[Pending] = [
-            *self._runs.values(), *self._slices.values(), *self._leases.values(),
-            *self._questions.values(), *self._names.values(),
-        ]  # fmt: skip
+            *self._runs.values(),
+            *self.questions.open,
+        ]
         self._runs.clear()
         self._vouched = 0
         # A value that was there is gone with the lab as well.

@@ -164,7 +164,7 @@ class Elasticity:
 
     def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
         """Other devices for a lost slice (see :meth:`Slice.rebind`)."""
-        return self.session.connection.rebind_slice(slice_id, island)
+        return self.session.connection.questions.rebind_slice(slice_id, island)
 
     def slice_state(self, slice_id: SliceId) -> str:
         """``"bound"``, ``"suspended"`` or ``"lost"``, as last told."""

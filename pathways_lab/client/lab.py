@@ -168,7 +168,7 @@ class Lab(Elasticity, Care):
         """
         request = slice_request(shape, axes, island, kind, memory)
         patience = None if wait is True else float(wait)
-        made = Slice(self.session.connection.request_slice(request, patience), self)
+        made = Slice(self.session.connection.questions.request_slice(request, patience), self)
         self.session.connection.following.follow(made)
         self.slices.append(made)
         return made
@@ -219,7 +219,7 @@ class Lab(Elasticity, Care):
 
     def unpublish(self, name: str) -> None:
         """Take a name back.  Who has taken the handle keeps it."""
-        self.session.connection.share("unpublish", name)
+        self.session.connection.questions.share("unpublish", name)
 
     def take(self, name: str) -> Handle:
         """A handle to what another client has published as *name*, at once.
@@ -312,7 +312,7 @@ class Lab(Elasticity, Care):
         Gangs, device seconds, bytes between islands, bytes on devices now and over
         time (GB seconds).  The control plane counts them; the rows add up to the last.
         """
-        return Accounts.of(self.session.connection.ask("accounts", {})["rows"])
+        return Accounts.of(self.session.connection.questions.ask("accounts", {})["rows"])
 
     def quota(
         self, client: str = "", *, devices: int | None = None, bytes: int | str | None = None
@@ -336,7 +336,7 @@ class Lab(Elasticity, Care):
                 raise failures.failure(
                     "refused", f"{limit!r} is no quota of {what}", "a whole number from 0, or None"
                 )
-        self.session.connection.ask("quota", {"whom": client, **limits})
+        self.session.connection.questions.ask("quota", {"whom": client, **limits})
 
     def view(self, *panels: str, **options: Any) -> Any:
         """A live view of the timeline.  panels: names of panels; none means all."""

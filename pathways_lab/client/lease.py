@@ -56,7 +56,7 @@ class Lease:
         self.order = order
         self.patience = patience
         self._lab = lab
-        lab.session.connection.lease(island, order, patience)
+        lab.session.connection.questions.lease(island, order, patience)
         lab.leases[island] = self
 
     @property
@@ -125,7 +125,7 @@ class Lease:
         """Give the island back; slices and handles there stay.  Again is fine."""
         if self.held:
             del self._lab.leases[self.island]
-            self._lab.session.connection.return_lease(self.island)
+            self._lab.session.connection.questions.return_lease(self.island)
 
     def __enter__(self) -> Lease:
         return self

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import weakref
 from collections import deque
@@ -76,8 +77,8 @@ class Session:
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
         binder, buffers = self._bind(prepared, leaves)
-        binder.donate(prepared)
-        made = self._calls.add(prepared, buffers, binder.arguments, binder.payload)
+        donate = functools.partial(binder.donate, prepared)
+        made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
         return self._handles(prepared, made)
 
     def _bind(

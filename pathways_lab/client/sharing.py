@@ -38,7 +38,7 @@ def publish(session: Session, name: str, handle: Handle) -> None:
         "weak": handle.type.weak,
         "layout": pack(handle.layout),
     }
-    session.connection.share("publish", name, handle.buffer, json.dumps(about).encode())
+    session.connection.questions.share("publish", name, handle.buffer, json.dumps(about).encode())
 
 
 def take(session: Session, name: str) -> Handle:
@@ -46,7 +46,7 @@ def take(session: Session, name: str) -> Handle:
     connection = session.connection
     buffer = connection.new_buffer()
     try:
-        answer = connection.share("take", name, buffer)
+        answer = connection.questions.share("take", name, buffer)
     except BaseException:
         connection.drop(buffer.id)
         raise

@@ -10,22 +10,12 @@ Paper: section 4.1 (resource manager).
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from pathways_lab.client.waiting import Board, Pending
+from pathways_lab.client.questions import Asking
+from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.codec import unpack
-
-
-class Asking(Protocol):
-    """What is needed of a connection."""
-
-    board: Board
-    closed: Failure | None
-
-    def new_id(self, kind: str) -> int: ...
-
-    def send(self, op: str, fields: dict[str, Any] | None = None) -> None: ...
 
 
 class WishAnswer(Pending):

@@ -119,13 +119,15 @@ class FakeLab:
         self, *shape: int, axes: tuple[str, ...] | None = None, island: str = "island0"
     ) -> Slice:
         names = axes or ("x", "y", "z")[: len(shape)]
-        return Slice(self.connection.request_slice(SliceRequest(shape, names, island)), self)
+        return Slice(
+            self.connection.questions.request_slice(SliceRequest(shape, names, island)), self
+        )
 
     def release_slice(self, slice_id: int) -> None:
         self.connection.release_slice(slice_id)
 
     def rebind_slice(self, slice_id: int, island: str | None) -> SliceBinding:
-        return self.connection.rebind_slice(slice_id, island)
+        return self.connection.questions.rebind_slice(slice_id, island)
 
     def slice_state(self, slice_id: int) -> str:
         return "bound"
@@ -207,8 +209,14 @@ class FakeLab:
         self._plans[plan.key] = plan
 
     def _on_drop(self, fields: dict[str, Any], _: Any) -> None:
-        for buffer in fields["buffers"]:
-            self.arrays.pop(buffer, None)
+        def drop() -> None:
+            for buffer in fields["buffers"]:
+                self.arrays.pop(buffer, None)
+
+        if self.held:
+            self._waiting.append(drop)  # after the runs that read them
+        else:
+            drop()
 
     def _on_cancel(self, fields: dict[str, Any], _: Any) -> None:
         failure = Failure("cancelled", "the run was cancelled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from pathways_lab.core.program import Call
 from pathways_lab.core.series import Part, in_series
 from tests.client.kit import FakeLab
 from tests.runtime.launch_kit import PlanBuilder
+from tests.runtime.processes import until
 
 pytestmark: list[pytest.MarkDecorator] = []
 
@@ -176,3 +178,83 @@ def test_an_interrupt_while_sending_fails_the_calls_and_loses_none(
         with pytest.raises(PathwaysError, match="interrupted"):
             handle.result(timeout=10)
     assert float(step(x).result()) == 2.0
+
+
+# --- order ----------------------------------------------------------------------------------
+
+
+def produced_before_used(fake: FakeLab) -> None:
+    """Every input of every run was made by an earlier one and not dropped before."""
+    there: set[int] = set()
+    for fields in fake.of("submit"):
+        assert there.issuperset(b for b in fields["inputs"] if b is not None)
+        there |= set(fields["outputs"])
+    for number, (op, fields) in enumerate(fake.messages):
+        gone = fields.get("buffers", ()) if op == "drop" else fields.get("dropped", ())
+        for op_later, later in fake.messages[number + 1 :]:
+            assert op_later != "submit" or not set(gone) & set(later["inputs"]), later
+
+
+def test_a_program_does_not_overtake_calls_that_another_thread_is_sending(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = fake.slice(2)
+    step = pw.jit(lambda x: x + 1, on=on)
+    program = pw.program(lambda x: step(x))
+
+    def call(x: Any) -> Any:
+        return step(x)  # one line: another one would be another plan
+
+    x = call(np.zeros(4, np.float32)).block_until_ready()
+    jax.block_until_ready((call(x), program(x)))
+    until(lambda: not fake.connection.under_way)
+    submit, sending, go_on = fake.connection.submit, threading.Event(), threading.Event()
+    fake.held = True
+    busy = call(x)
+    monkeypatch.setattr(batching, "SOON", 60.0)
+
+    def slowly(*args: Any, **more: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            sending.set()
+            assert go_on.wait(20)
+        return submit(*args, **more)
+
+    monkeypatch.setattr(fake.connection, "submit", slowly)
+    late = call(x)  # waits for others
+    other = threading.Thread(target=fake.connection.flush, daemon=True)
+    other.start()
+    assert sending.wait(20)
+    threading.Timer(0.2, go_on.set).start()
+    made = program(late)
+    fake.settle()
+    produced_before_used(fake)
+    fake.release()
+    jax.block_until_ready((busy, late, made))
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "again"])
+def test_what_a_call_consumes_is_not_dropped_before_it_is_sent(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    here, there = fake.slice(2), fake.slice(2, island="island1")
+    step = pw.jit(lambda x: x + 1, on=here)
+    consume = pw.jit(lambda x: x * 2, on=there, donate_argnums=0)
+
+    def call(f: Any, x: Any) -> Any:
+        return f(x)  # one line: another one would be another plan
+
+    x = call(step, np.zeros(4, np.float32)).block_until_ready()
+    y = call(consume, np.ones(4, np.float32)).block_until_ready()
+    call(step, x).block_until_ready()
+    if known:
+        y = call(consume, y).block_until_ready()
+    until(lambda: not fake.connection.under_way)
+    fake.held = True
+    busy, waiting = [call(step, x) for _ in range(2)]
+    made = call(consume, y)  # elsewhere: what waits is sent first
+    fake.connection.flush()
+    fake.settle()
+    produced_before_used(fake)
+    fake.release()
+    jax.block_until_ready((busy, waiting, made))
