@@ -8,8 +8,8 @@ finished messages on the way to pages.
 How: the kernel's :mod:`.painters` starts ``python -m pathways_lab.notebook.studio``
 on a lifeline and shares a socket with it.  Ten times a second, while any view is
 open, the process asks for what is new, folds it once per view, and sends one
-message per view that has something to show.  It runs at a low priority: whoever
-computes goes first, and a picture that is late says so.
+message per view that has something to show.  It runs at a low priority, and on a
+busy machine less often: whoever computes goes first, and a picture that is late says so.
 
 Rule for maintainers: both ends are this package's, so frames are pickled tuples
 ``(kind, view, ...)``; imports neither Bokeh nor JAX, to start quickly.
@@ -26,6 +26,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 from pathways_lab.notebook.picture import Picture
 from pathways_lab.notebook.stream import Stream
 from pathways_lab.runtime import chronicle, lifeline
@@ -35,8 +37,12 @@ from pathways_lab.timeline.records import Sample
 PERIOD = 0.1
 """Seconds between two updates."""
 
-SHARE = 3
-"""It rests at least this many times as long as an update took."""
+SHARE, SHARE_BUSY = 3, 32
+"""It rests at least this many times as long as an update took: on a machine that has processors
+to spare, and on one that is busy, where whatever it uses is taken from those that compute."""
+
+BUSY = 50.0
+"""Per cent of all processors from which on a machine counts as busy."""
 
 NICE = 10
 """How much it gives way to those that compute."""
@@ -129,6 +135,11 @@ class Studio:
         self._say("failed", number, f"{type(error).__name__}: {error}")
 
 
+def rest(took: float, busy: float) -> float:
+    """Seconds until the next update.  took: of processor time, for the last one.  busy: in %."""
+    return max(PERIOD, (SHARE_BUSY if busy > BUSY else SHARE) * took)
+
+
 def serve(connection: Connection, offset: float) -> None:
     """Until the kernel is gone.  offset: seconds from this machine's clock to the records'."""
 
@@ -151,7 +162,7 @@ def serve(connection: Connection, offset: float) -> None:
             asked = False
             begun = time.thread_time()
             studio.tick()
-            due = time.monotonic() + max(PERIOD, SHARE * (time.thread_time() - begun))
+            due = time.monotonic() + rest(time.thread_time() - begun, psutil.cpu_percent())
         elif studio.views:
             say("since", 0)
             asked = True

@@ -11,7 +11,7 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, printed
+from pathways_lab.notebook import live, printed, studio
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.live import LiveFigures, answer_while_busy
@@ -203,3 +203,9 @@ def test_what_is_noticed_later_appears_below_its_cell(monkeypatch: pytest.Monkey
         "---->    4  return view.candidates[5].run",
         "  remedy: correct it",
     ]
+
+
+def test_pictures_give_way_on_a_busy_machine() -> None:
+    assert studio.rest(0.001, busy=10.0) == studio.PERIOD
+    assert studio.rest(0.1, busy=10.0) == pytest.approx(0.3), "a quarter of one processor"
+    assert 0.1 / (0.1 + studio.rest(0.1, busy=90.0)) < 0.031, "nobody shall feel it"
