@@ -12,7 +12,7 @@ Paper: section 4.5 (asynchronous dispatch on the hosts).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -49,7 +49,7 @@ class Launch:
     poison: Failure | None
     seq: int
     last: bool = False
-    followers: Sequence[object] = ()
+    followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
     stamp: Any = None
 
     @property
@@ -80,7 +80,7 @@ class LaunchRow:
     together: bool
     seq: int
     last: bool
-    followers: Sequence[object] = ()
+    followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
     stamp: Any = None
 
 

@@ -43,9 +43,10 @@ class Echo:
     def _run(self) -> None:
         sock, _ = self.listener.accept()
         self.accepted.append(sock)
-        while data := sock.recv(65536):
-            sock.sendall(data)
-        self.closed.set()
+        with contextlib.suppress(OSError):  # it died
+            while data := sock.recv(65536):
+                sock.sendall(data)
+            self.closed.set()
 
     def die(self) -> None:
         self.listener.close()
