@@ -283,6 +283,10 @@ class Connection:
         """Runs that were submitted and are not over."""
         return tuple(self._runs.values())
 
+    def maker(self, buffer: Buffer) -> Run | None:
+        """The run that makes a buffer, while it is not over."""
+        return self._runs.get(buffer.run)
+
     @property
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_lab.client import arrays, failures
-from pathways_lab.client.arrays import SMALL, ArrayType
+from pathways_lab.client.arrays import SMALL, ArrayType, shard_bytes
 from pathways_lab.client.batching import Calls
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.data import DataLinks
@@ -30,6 +30,7 @@ from pathways_lab.client.devices import Slice
 from pathways_lab.client.graph import Argument, Constant, Held, Prepared, Ref
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.pending import Buffer
+from pathways_lab.client.room import Large, Room
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
@@ -56,6 +57,7 @@ class Session:
             weakref.WeakKeyDictionary()
         )
         self._calls = Calls(connection)
+        self.room = Room(connection)
         self._uploading = threading.Lock()
         connection.on_output = self._printed
 
@@ -72,14 +74,14 @@ class Session:
             prepared.plan, buffers, binder.arguments, binder.payload, priority
         )
         binder.donate(prepared)
-        return self._handles(prepared, made)
+        return self._handles(prepared, made, binder)
 
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
         binder, buffers = self._bind(prepared, leaves)
         donate = functools.partial(binder.donate, prepared)
         made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
-        return self._handles(prepared, made)
+        return self._handles(prepared, made, binder)
 
     def _bind(
         self, prepared: Prepared, leaves: Sequence[Any]
@@ -93,7 +95,9 @@ class Session:
             _check_donation(prepared, buffers)
         return binder, buffers
 
-    def _handles(self, prepared: Prepared, made: Sequence[Buffer]) -> list[Handle]:
+    def _handles(self, prepared: Prepared, made: Sequence[Buffer], binder: _Binder) -> list[Handle]:
+        if binder.large:
+            self.room.take(made, binder.large)
         return [
             Handle(self, buffer, ref.type, ref.slice, _known(ref), ref.name)
             for buffer, ref in zip(made, prepared.outputs, strict=True)
@@ -197,6 +201,7 @@ class _Binder:
         self.payload: list[bytes] = []
         self.arguments: dict[int, int] = {}
         self.handles: dict[int, Handle] = {}
+        self.large: list[Large] = []
         self._places: dict[int, int] = {}
 
     def bind(self, prepared: Prepared, number: int, ref: Ref) -> Buffer | None:
@@ -214,9 +219,10 @@ class _Binder:
         if isinstance(leaf, Handle):
             return self._handle(number, leaf)
         if ref.type.nbytes > SMALL:
-            return self._handle(
-                number, self.session.put(leaf, ref.type, ref.slice, _known(ref), ref.name)
-            )
+            on, layout = ref.slice, _known(ref)
+            if large := self.session.room.wait(on, shard_bytes(ref.type, layout)):
+                self.large.append(large)
+            return self._handle(number, self.session.put(leaf, ref.type, on, layout, ref.name))
         place = self._places.get(source.index)
         if place is not None:
             self.arguments[number] = place

@@ -71,7 +71,9 @@ class Client:
 
     def __init__(self, file: Path, number: int, seed: int) -> None:
         self.name = f"worker{number}"
-        self.seen: dict[str, Any] = {"results": 0, "failed": {}, "wrong": [], "longest": 0.0}
+        self.seen: dict[str, Any] = {
+            "results": 0, "failed": {}, "last": {}, "wrong": [], "longest": 0.0,
+        }  # fmt: skip
         command = [sys.executable, "-m", "tests.acceptance.storm_client"]
         self._process = subprocess.Popen(
             [*command, str(file), self.name, str(seed * 100 + number)],
@@ -87,6 +89,14 @@ class Client:
         for line in self._process.stdout:
             with contextlib.suppress(ValueError):
                 self.seen = json.loads(line)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def results(self) -> int:
+        return int(self.seen["results"])
 
     @property
     def failures(self) -> int:
@@ -117,6 +127,19 @@ class Outcome:
     failed: dict[str, int] = field(default_factory=dict)
     longest: float = 0.0
 
+    def take(self, client: Client, code: int | None) -> None:
+        """What a client has seen that ended with *code*."""
+        seen = client.seen
+        self.results += seen["results"]
+        self.longest = max(self.longest, seen["longest"])
+        for reason, times in seen["failed"].items():
+            self.failed[reason] = self.failed.get(reason, 0) + times
+            if reason.startswith("unexplained"):
+                self.broken.append(f"{client.name}: {reason}")
+        self.broken += [f"{client.name}: {wrong}" for wrong in seen["wrong"]]
+        if code != 0:
+            self.broken.append(f"{client.name} ended with {code}")
+
     def __str__(self) -> str:
         lines = [f"{'fault':<20}{'times':>6}{'noticed after, s':>24}{'well again after, s':>24}"]
         for kind in (*KINDS, "all"):
@@ -140,33 +163,32 @@ def _times(seconds: list[float | None]) -> str:
 
 
 @contextlib.contextmanager
-def working(lab: pw.Lab, count: int, seed: int) -> Iterator[tuple[list[Client], Outcome]]:
-    """So many clients at work; afterwards the outcome has what they saw and what they left."""
+def working(lab: pw.Lab, count: int, seed: int) -> Iterator[tuple[list[Client], Outcome, Path]]:
+    """So many clients at work; afterwards the outcome has what they saw and what they left.
+
+    With the invitation, for clients that come later.
+    """
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lab.json"
         lab.invite(file)
         clients = [Client(file, n, seed) for n in range(count)]
         try:
-            until = time.monotonic() + 300.0
-            while min(c.seen["results"] for c in clients) < 5:
-                assert time.monotonic() < until, "the clients do not get going"
-                time.sleep(0.05)
-            yield clients, outcome
+            get_going(clients)
+            yield clients, outcome, file
         finally:
             codes = [client.end(120.0) for client in clients]
     for client, code in zip(clients, codes, strict=True):
-        seen = client.seen
-        outcome.results += seen["results"]
-        outcome.longest = max(outcome.longest, seen["longest"])
-        for reason, times in seen["failed"].items():
-            outcome.failed[reason] = outcome.failed.get(reason, 0) + times
-            if reason.startswith("unexplained"):
-                outcome.broken.append(f"{client.name}: {reason}")
-        outcome.broken += [f"{client.name}: {wrong}" for wrong in seen["wrong"]]
-        if code != 0:
-            outcome.broken.append(f"{client.name} ended with {code}")
+        outcome.take(client, code)
     outcome.broken += left_behind(lab)
+
+
+def get_going(clients: list[Client]) -> None:
+    """Wait until each has got some values."""
+    until = time.monotonic() + 300.0
+    while min(client.results for client in clients) < 5:
+        assert time.monotonic() < until, "the clients do not get going"
+        time.sleep(0.05)
 
 
 def left_behind(lab: pw.Lab, seconds: float = 15.0) -> list[str]:
@@ -198,41 +220,46 @@ def storm(
     """So many faults under the load of so many clients; all *kinds* in turn, in random order."""
     chance = random.Random(seed)
     todo: list[str] = []
-    with working(lab, clients, seed) as (workers, outcome):
+    with working(lab, clients, seed) as (workers, outcome, _):
         for number in range(faults):
             if not todo:
                 todo = list(kinds)
                 chance.shuffle(todo)
-            kind = todo.pop()
-            before = sum(w.failures for w in workers), sum(w.seen["results"] for w in workers)
-            with contextlib.redirect_stdout(io.StringIO()):
-                fault = KINDS[kind](lab, chance)
-                fault.report()
-            outcome.faults.append((kind, fault))
-            _until_results(lab, workers, outcome, kind)
-            failed = sum(w.failures for w in workers) - before[0]
-            results = sum(w.seen["results"] for w in workers) - before[1]
-            if not fault.ok:
-                outcome.broken.append(repr(fault))
-            if fault.expected.spares and failed:
-                outcome.broken.append(f"{failed} values failed, and nothing was to: {fault.title}")
-            tell(
-                f"{number + 1:>4} {fault.title}: {'ok' if fault.ok else 'NOT OK'},"
-                f" noticed {_times([fault.detected])}, well again {_times([fault.recovered])};"
-                f" clients: {results} right, {failed} failed"
-            )
+            tell(f"{number + 1:>4} {strike(lab, todo.pop(), chance, workers, outcome)}")
     return outcome
 
 
-def _until_results(lab: pw.Lab, workers: list[Client], outcome: Outcome, kind: str) -> None:
+def strike(
+    lab: pw.Lab, kind: str, chance: random.Random, workers: list[Client], outcome: Outcome
+) -> str:
+    """One fault, until all go on; what came of it, in words and in the outcome."""
+    failed, results = (-sum(w.failures for w in workers), -sum(w.results for w in workers))
+    with contextlib.redirect_stdout(io.StringIO()):
+        fault = KINDS[kind](lab, chance)
+        fault.report()
+    outcome.faults.append((kind, fault))
+    _until_results(workers, outcome, kind)
+    failed += sum(w.failures for w in workers)
+    results += sum(w.results for w in workers)
+    if not fault.ok:
+        outcome.broken.append(repr(fault))
+    if fault.expected.spares and failed:
+        why = {w.name: w.seen["last"] for w in workers if w.failures}
+        outcome.broken.append(f"{failed} values failed, and nothing was to: {fault.title}; {why}")
+    return (
+        f"{fault.title}: {'ok' if fault.ok else 'NOT OK'},"
+        f" noticed {_times([fault.detected])}, well again {_times([fault.recovered])};"
+        f" clients: {results} right, {failed} failed"
+    )
+
+
+def _until_results(workers: list[Client], outcome: Outcome, kind: str) -> None:
     """Every client goes on: it gets two more values right."""
-    before = [w.seen["results"] for w in workers]
+    enough = [w.results + 2 for w in workers]
     until = time.monotonic() + 100.0
-    while any(w.seen["results"] < b + 2 for w, b in zip(workers, before, strict=True)):
+    while any(w.results < n for w, n in zip(workers, enough, strict=True)):
         if time.monotonic() > until:
-            stuck = [
-                w.name for w, b in zip(workers, before, strict=True) if w.seen["results"] < b + 2
-            ]
+            stuck = [w.name for w, n in zip(workers, enough, strict=True) if w.results < n]
             outcome.broken.append(f"after {kind}: {', '.join(stuck)} got no values for 100 s")
             return
         time.sleep(0.05)

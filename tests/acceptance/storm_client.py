@@ -26,13 +26,17 @@ V = np.arange(16, dtype=np.float32)
 
 
 class Worker:
-    """results: values that were right.  failed: why others did not come, and how often."""
+    """results: values that were right.  failed: why others did not come, and how often.
+
+    last: the last reason of each kind, in full.
+    """
 
     def __init__(self, lab: pw.Lab, seed: int) -> None:
         self.lab = lab
         self.random = random.Random(seed)
         self.results = 0
         self.failed: Counter[str] = Counter()
+        self.last: dict[str, str] = {}
         self.wrong: list[str] = []
         self.longest = 0.0
         self._made: list[Any] = []
@@ -116,6 +120,7 @@ class Worker:
         hosts = [f"island{i}/host{h}" for i in range(2) for h in range(2)]
         named = any(host in text for host in hosts) or "island" in text
         self.failed[error.failure.kind if named else f"unexplained: {text[:300]}"] += 1
+        self.last[error.failure.kind] = text[:400]
         made, self._made = self._made, []
         if made:
             for on in self._slices:
@@ -147,6 +152,7 @@ def say(worker: Worker) -> None:
     seen = {
         "results": worker.results,
         "failed": dict(worker.failed),
+        "last": worker.last,
         "wrong": worker.wrong,
         "longest": worker.longest,
     }

@@ -15,6 +15,7 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.client.fault import Fault
+from tests.acceptance.storm import storm
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -43,6 +44,13 @@ def ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def test_a_small_storm(lab: pw.Lab) -> None:
+    """What spares everybody: any value that fails, or comes wrong, or never, is one too many."""
+    outcome = storm(lab, 2, 1, 3, ("partition", "hang"))
+    assert outcome.broken == [], str(outcome)
+    assert outcome.results > 10
 
 
 def test_a_host_is_killed_and_the_report_says_so(

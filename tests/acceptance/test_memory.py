@@ -55,6 +55,16 @@ def test_runs_that_do_not_fit_together_queue_and_none_fails(lab: pw.Lab) -> None
     assert most(lab) <= LIMIT
 
 
+def test_a_loop_of_large_arguments_waits_for_room(lab: pw.Lab) -> None:
+    """Each argument takes a quarter of the memory, and its run two more."""
+    on = lab.slice(2, island="island0")
+    double = pw.jit(lambda v: pw.emulated(5)(2 * v), on=on)
+    last = pw.jit(lambda v: v[-1:], on=on)
+    found = [last(double(np.full(3 * MIB // 2, n, np.float32))) for n in range(20)]
+    assert [float(handle.result(timeout=SECONDS)[0]) for handle in found] == [*range(0, 40, 2)]
+    assert most(lab) <= LIMIT
+
+
 def test_what_can_never_fit_is_refused_with_the_numbers(lab: pw.Lab) -> None:
     on = lab.slice((2,), axes=("x",), island="island0")
     wide = pw.jit(

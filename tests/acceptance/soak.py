@@ -1,0 +1,213 @@
+"""A soak: an hour of mixed load with faults; is the memory of every process flat, and the pace?
+
+``python -m tests.acceptance.soak --minutes 60`` starts a lab of four hosts and
+three client processes.  Round after round another client joins, something
+breaks (mostly what kills nobody), the other client leaves; then it is calm for a
+while, in which the values that the three get are counted, and after which the
+memory of every process is looked at.
+
+At the end it says for every process, and for the pace, by how much it changes in an
+hour, with the 95% interval.  A process that was replaced starts anew: its level
+is its own, the slope is that of all of one name.  The first minutes of a process do
+not count, since caches and pools fill.  It ends with 0 only when nothing was broken
+and everything was flat, which a short run cannot tell: its intervals are too wide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import psutil
+from scipy.stats import t as student
+
+import pathways_lab as pw
+from pathways_lab.timeline.records import Span
+from tests.acceptance.many import MIB, held
+from tests.acceptance.storm import KINDS, Client, Outcome, get_going, strike, working
+
+DEADLY = ("kill", "lose", "drop control", "duplicate control")
+"""Faults that end processes of the lab: few, or no process would be old enough."""
+SELDOM = 12
+CALM = 8.0
+HOUR = 3600.0
+BLOCKS = 12
+"""Samples that follow each other are no independent ones; so many means at most, of the longest."""
+Samples = Sequence[tuple[float, float]]
+
+
+class Slope(NamedTuple):
+    """level: median.  per_hour: its change, give or take *spread* (95%; inf: not known)."""
+
+    level: float
+    per_hour: float
+    spread: float
+
+    def verdict(self, most: float) -> str:
+        """Whether it changes by at most so much in an hour, up (or down, if *most* is negative)."""
+        sign = math.copysign(1.0, most)
+        if sign * self.per_hour + self.spread <= abs(most):
+            return "flat"
+        grows = sign * self.per_hour - self.spread > abs(most)
+        return ("GROWS" if sign > 0 else "FALLS") if grows else "not decided"
+
+
+def slope(lives: Sequence[Samples]) -> Slope:
+    """The common slope of some series of (seconds, value), each of which has a level of its own."""
+    lives = [life for life in lives if len(life) > 1]
+    longest = max((life[-1][0] - life[0][0] for life in lives), default=0.0)
+    blocks = [found for life in lives if len(found := _blocks(life, longest / BLOCKS)) > 1]
+    centred: list[tuple[float, float]] = []
+    for life in blocks:
+        at, level = (statistics.fmean(column) for column in zip(*life, strict=True))
+        centred += [(time - at, value - level) for time, value in life]
+    above = sum(x * y for x, y in centred)
+    below = sum(x * x for x, _ in centred)
+    level = statistics.median([v for life in lives for _, v in life]) if lives else math.nan
+    free = len(centred) - len(blocks) - 1
+    if not below or free < 1:
+        return Slope(level, math.nan, math.inf)
+    rise = above / below
+    error = math.sqrt(sum((y - rise * x) ** 2 for x, y in centred) / free / below)
+    return Slope(level, rise * HOUR, float(student.ppf(0.975, free)) * error * HOUR)
+
+
+def _blocks(life: Samples, seconds: float) -> list[tuple[float, float]]:
+    """Means of samples within so many seconds."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for sample in life:
+        found.setdefault(int((sample[0] - life[0][0]) // seconds), []).append(sample)
+    return [
+        (statistics.fmean(t for t, _ in part), statistics.fmean(v for _, v in part))
+        for part in found.values()
+    ]
+
+
+@dataclass
+class Memory:
+    """What processes take, sampled.  warm: seconds of each that do not count."""
+
+    warm: float
+    lives: dict[str, dict[tuple[int, float], list[tuple[float, float]]]] = field(
+        default_factory=dict
+    )
+
+    def sample(self, named: dict[int, str]) -> None:
+        """Look at this process and all below it.  named: what some are called; "": not at all."""
+        me = psutil.Process()
+        for process in (me, *me.children(recursive=True)):
+            try:
+                born, module = process.create_time(), process.cmdline()[2:3]
+            except psutil.Error:
+                continue
+            name = named.get(process.pid, module[0].rpartition(".")[2] if module else "?")
+            now, taken = time.time(), held([process.pid])
+            if name and taken and now - born > self.warm:
+                lives = self.lives.setdefault(name, {})
+                lives.setdefault((process.pid, born), []).append((now, taken / MIB))
+
+    def slopes(self) -> dict[str, Slope]:
+        """By name."""
+        return {name: slope(list(lives.values())) for name, lives in sorted(self.lives.items())}
+
+
+def names(lab: pw.Lab, workers: Sequence[Client], passing: Sequence[Client]) -> dict[int, str]:
+    """What processes are called that there are several of."""
+    found = {os.getpid(): "kernel"}
+    for island in lab.islands:
+        for host in island.hosts:
+            found[host.pid] = host.name
+            found[host.worker_pid] = f"worker of {host.name}"
+    return found | {w.pid: w.name for w in workers} | {p.pid: "" for p in passing}
+
+
+def fill(lab: pw.Lab) -> None:
+    """As many records as the kernel's timeline holds, so that it does not grow by this later."""
+    on = lab.slice(2)
+    f = pw.jit(lambda x: x + 1, on=on)
+    for _ in range(20):
+        f(1.0).result(timeout=60)
+    on.release()
+    spans = [record for record in lab.timeline.records if isinstance(record, Span)]
+    for _ in range(lab.timeline.capacity // len(spans) + 1):
+        lab.timeline.extend(replace(span, args=dict(span.args)) for span in spans)
+
+
+def soak(
+    lab: pw.Lab, seconds: float, seed: int, tell: Callable[[str], object]
+) -> tuple[Outcome, Memory, Slope]:
+    """Work for so long; what was broken, what was taken, and the values per second when calm."""
+    chance, begun = random.Random(seed), time.monotonic()
+    memory = Memory(min(180.0, seconds / 4))
+    pace: list[tuple[float, float]] = []
+    harmless = [kind for kind in KINDS if kind not in DEADLY]
+    todo: list[str] = []
+    number = 0
+    with working(lab, 3, seed) as (workers, outcome, file):
+        while time.monotonic() < begun + seconds:
+            number += 1
+            guest = Client(file, 100 + number, seed)
+            try:
+                get_going([guest])
+                if not todo:
+                    todo = chance.sample(harmless, len(harmless))
+                kind = chance.choice(DEADLY) if number % SELDOM == SELDOM // 2 else todo.pop()
+                came = strike(lab, kind, chance, [*workers, guest], outcome)
+            finally:
+                code = guest.end(120.0)
+            outcome.take(guest, code)
+            start, before = time.monotonic(), sum(w.results for w in workers)
+            time.sleep(CALM)
+            rate = (sum(w.results for w in workers) - before) / (time.monotonic() - start)
+            if start > begun + memory.warm:
+                pace.append((start, rate))
+            memory.sample(names(lab, workers, [guest]))
+            tell(f"{number:>4} {came}; then {rate:.0f} values a second")
+    return outcome, memory, slope([pace])
+
+
+def main() -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--mib", type=float, default=32.0, help="most that a process may grow, an hour"
+    )
+    parser.add_argument(
+        "--slower", type=float, default=20.0, help="most that the pace may fall, %% an hour"
+    )
+    chosen = parser.parse_args()
+    with pw.start(islands=2, hosts_per_island=2, devices_per_host=2, progress=False) as lab:
+        fill(lab)
+        outcome, memory, pace = soak(
+            lab, chosen.minutes * 60, chosen.seed, lambda text: print(text, flush=True)
+        )
+    print(outcome)
+    verdicts = []
+    print(f"{'':<24}{'lives':>6}{'median':>12}{'change in an hour':>28}")
+    for name, found in memory.slopes().items():
+        verdicts.append(found.verdict(chosen.mib))
+        print(f"{name:<24}{len(memory.lives[name]):>6}{_row(found, 'MiB')}  {verdicts[-1]}")
+    verdicts.append(pace.verdict(-chosen.slower / 100 * pace.level))
+    print(f"{'values when calm':<30}{_row(pace, '/s')}  {verdicts[-1]}")
+    flat = all(verdict == "flat" for verdict in verdicts)
+    print("everything was flat" if flat else "NOT everything was flat, as far as this run can tell")
+    return int(bool(outcome.broken) or not flat)
+
+
+def _row(found: Slope, unit: str) -> str:
+    change = f"{found.per_hour:+.1f} +- {found.spread:.1f} {unit}"
+    return f"{f'{found.level:.1f} {unit}':>12}{change:>28}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What a soak concludes from its samples."""
+
+from __future__ import annotations
+
+import random
+
+from tests.acceptance.soak import HOUR, Samples, slope
+
+MINUTES = 60.0
+
+
+def life(begin: float, minutes: int, level: float, per_hour: float, noise: float = 1.0) -> Samples:
+    """A sample every twenty seconds."""
+    chance = random.Random(begin)
+    return [
+        (begin + 20 * n, level + per_hour * 20 * n / HOUR + chance.gauss(0, noise))
+        for n in range(minutes * 3)
+    ]
+
+
+def test_what_is_flat_grows_or_falls_is_called_so() -> None:
+    assert slope([life(0, 60, 300, 0)]).verdict(32) == "flat"
+    assert slope([life(0, 60, 300, 40)]).verdict(32) == "GROWS"
+    assert slope([life(0, 60, 300, -40)]).verdict(32) == "flat"
+    assert slope([life(0, 60, 300, -40)]).verdict(-32) == "FALLS"
+    assert slope([life(0, 60, 300, 40)]).verdict(-32) == "flat"
+
+
+def test_the_interval_holds_the_truth() -> None:
+    found = [slope([life(n, 60, 300, 25, noise=5)]) for n in range(200)]
+    assert 180 <= sum(abs(f.per_hour - 25) < f.spread for f in found) <= 199
+
+
+def test_a_process_that_was_replaced_starts_anew() -> None:
+    """A smaller one afterwards hides no growth, a larger one is none."""
+    leaking = [life(0, 20, 300, 60), life(20 * MINUTES, 20, 250, 60)]
+    assert slope(leaking).verdict(32) == "GROWS"
+    assert slope([[*leaking[0], *leaking[1]]]).verdict(32) != "GROWS"
+    larger = [life(0, 20, 300, 0), life(20 * MINUTES, 20, 400, 0)]
+    assert slope(larger).verdict(32) == "flat"
+    assert slope([[*larger[0], *larger[1]]]).verdict(32) == "GROWS"
+
+
+def test_too_little_decides_nothing() -> None:
+    assert slope([]).verdict(32) == "not decided"
+    assert slope([life(0, 60, 300, 0)[:2]]).verdict(32) == "not decided"
+    assert slope([life(0, 3, 300, 0, noise=10)]).verdict(32) == "not decided"
