@@ -48,6 +48,7 @@ from pathways_lab.notebook.plot import (
     CATALOGUE,
     LEFT,
     LINES,
+    MILLISECONDS,
     RIGHT,
     TEXTS,
     TIME,
@@ -59,6 +60,13 @@ from pathways_lab.notebook.stream import blank
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 THEMED = "theme-ink"
 """Tag of what ``live.js`` gives the page's text colour: texts, and frames of the chosen gang."""
+
+
+TICK = f"""
+const small = Math.max(...ticks.map(Math.abs)) < {MILLISECONDS};
+return small && tick ? `${{+(1e3 * tick).toFixed(3)}} ms` : `${{+tick.toFixed(6)}} s`;
+"""
+"""A tick of a time axis, as :func:`~pathways_lab.notebook.plot.moments` says it."""
 
 
 class Figures:
@@ -135,7 +143,7 @@ class Figures:
         shown.xgrid.grid_line_alpha = 0.5
         shown.xaxis.visible = last
         shown.xaxis.minor_tick_line_color = None
-        shown.xaxis.formatter = CustomJSTickFormatter(code="return `${+tick.toFixed(6)} s`")
+        shown.xaxis.formatter = CustomJSTickFormatter(code=TICK)
         for axis, labels in (("rows", plot.rows), ("groups", plot.groups)):
             place: Any = shown.yaxis[0] if axis == "rows" else LinearAxis()
             self._axis(place, labels, bold=axis == "groups")

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import Palette
 from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.scene import Scene
@@ -76,14 +77,12 @@ def _bundle(
 ) -> Bundle:
     drawn = plots(panels, scene, end)
     facts = _facts(scene, end)
-    if scene.lead:
+    if scene.lead and any(plot.time for plot in drawn):
         notes = (*notes, lead_note(scene.lead))
-    if facts["merged"]:
+    if facts["merged"] and "queues" in panels:
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
-    svg = picture(
-        drawn, title, notes, [*_legend(scene), *waiting_legend(scene, panels)], facts, line
-    )
+    svg = picture(drawn, title, notes, legend(scene, panels), facts, line)
     data = {"text/html": image(svg, line), "text/plain": table(scene, end, title)}
     return data, {"pathways_lab": facts}
 
@@ -93,20 +92,6 @@ def image(svg: str, description: str) -> str:
     source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
     style = "max-width:100%;height:auto"
     return f'<img alt="{html.escape(description)}" src="{source}" style="{style}">'
-
-
-def _legend(scene: Scene) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Only the programs that this picture shows."""
-    shown = {what.program for what in scene.catalogue}
-    return [(program, nodes) for program, nodes in scene.palette.legend() if program in shown]
-
-
-def waiting_legend(
-    scene: Scene, panels: tuple[str, ...]
-) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """What the colours of marks say, where any are shown."""
-    causes = scene.causes if {"queues", "planned"} & set(panels) else ()
-    return (("waits for", tuple(causes)),) if causes else ()
 
 
 def _by_program(gangs: Iterable[Bar]) -> Counter[str]:

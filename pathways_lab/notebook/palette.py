@@ -32,7 +32,10 @@ INK = "#757575"
 SHADES = 8
 
 CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#6699cc", "#44aa99")
-"""What devices wait for, and kinds of host work; always together with a place in the row."""
+"""What devices wait for; always together with a place in the row."""
+
+WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#7568a6", "#5f8f8a")
+"""Kinds of host work: no program's colour and no cause's; always with a place in the row."""
 
 
 def mixed(colour: str, other: str, share: float) -> str:
@@ -58,11 +61,14 @@ def shades(hue: str) -> tuple[str, ...]:
     )
 
 
-PAINTS = (NEUTRAL, FAILED, *(s for hue in HUES for s in shades(hue)), *CAUSE_COLOURS)
+PAINTS = (NEUTRAL, FAILED, *(s for hue in HUES for s in shades(hue)), *CAUSE_COLOURS, *WORK_COLOURS)
 """Every colour that a bar may have; columns hold indices into it."""
 
 
-CAUSE_PAINTS = tuple(range(len(PAINTS) - len(CAUSE_COLOURS), len(PAINTS)))
+WORK_PAINTS = tuple(range(len(PAINTS) - len(WORK_COLOURS), len(PAINTS)))
+"""Indices of :data:`WORK_COLOURS`."""
+
+CAUSE_PAINTS = tuple(range(WORK_PAINTS[0] - len(CAUSE_COLOURS), WORK_PAINTS[0]))
 """Indices of :data:`CAUSE_COLOURS`."""
 
 

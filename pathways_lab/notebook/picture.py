@@ -15,8 +15,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pathways_lab.notebook.frozen import Bundle, freeze, waiting_legend
+from pathways_lab.notebook.frozen import Bundle, freeze
 from pathways_lab.notebook.header import Header
+from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.panels import chosen, plots
 from pathways_lab.notebook.plot import FRAME, Plot
@@ -128,9 +129,6 @@ class Picture:
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
-        shown = {what.program for what in scene.catalogue} | {
-            what.program for _, _, _, what in scene.running()
-        }
         done, all_known = self._counted(scene)
         begun = round(self.since - scene.origin, 3)
         known = self.scene.last + QUIET if self.scene.last > self.since else self._folded
@@ -141,12 +139,7 @@ class Picture:
             status=self._status(scene, done, all_known, at),
             progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
             notes=(*self.notes(), *self._coarse(), *self._late(now)),
-            legend=tuple(
-                (program, tuple(nodes))
-                for program, nodes in self.palette.legend()
-                if program in shown
-            )
-            + waiting_legend(scene, self.panels),
+            legend=legend(scene, self.panels),
             summary=summary(scene, at, self.wanted.title),
             actions=() if self.outcome or self.timeline.loaded else self.wanted.actions,
             chosen=about_gang(scene, self._gang) if self._gang is not None else (),

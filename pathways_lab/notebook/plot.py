@@ -26,6 +26,15 @@ their time axes line up.  Live figures may be wider or narrower than this."""
 FRAME = WIDTH - LEFT - RIGHT
 """Width of the drawing area that texts and resolutions are fitted to."""
 
+NARROW, BROAD = "ijlI.,:;'|!()[] ", "mwMW<>%@+=~→"
+"""Letters far from the usual width."""
+
+LEAST = 3
+"""Letters of a shortened word that say nothing any more."""
+
+MILLISECONDS = 0.5
+"""Axes that end before (seconds) are labelled in milliseconds."""
+
 BOXES, TEXTS, AREAS, LINES, DATA = "boxes", "texts", "areas", "lines", "data"
 """Kinds of layer.
 
@@ -212,3 +221,46 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.floating))
     return bool(a == b)
+
+
+def nice(low: float, high: float, most: int = 8) -> list[float]:
+    """Round numbers between two others, at most about *most* of them."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    step = 10.0**-9
+    while True:
+        for factor in (1, 2, 5):
+            if span / (step * factor) <= most:
+                step *= factor
+                first = -int(-low // step)
+                count = int((high - first * step) // step) + 1
+                return [round((first + n) * step, 9) for n in range(count)]
+        step *= 10
+
+
+def moments(low: float, high: float, most: int = 8) -> dict[float, str]:
+    """What an axis between two times (seconds) says where; short ones in milliseconds."""
+    small = max(abs(low), abs(high)) < MILLISECONDS
+    return {
+        t: f"{round(1e3 * t, 3):g} ms" if small and t else f"{round(t, 6):g} s"
+        for t in nice(low, high, most)
+    }
+
+
+def wide(text: str, bold: bool = False, size: int = 12) -> float:
+    """About how many pixels a line of text takes in the wider ones of the usual fonts."""
+    ems = sum(
+        0.36 if sign in NARROW else 0.96 if sign in BROAD else 0.7 if sign.isupper() else 0.61
+        for sign in text
+    )
+    return ems * size * (1.1 if bold else 1.0)
+
+
+def fitted(word: str, room: float) -> str:
+    """As much of a word as there is room for (pixels); "" where too little of it would be left."""
+    if wide(word) <= room:
+        return word
+    while len(word) > LEAST and wide(word + "…") > room:
+        word = word[:-1]
+    return word + "…" if len(word) > LEAST else ""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pathways_lab.notebook.chosen import number
-from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, Palette
+from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.strips import Strip
@@ -94,6 +94,33 @@ class Waiting:
         return key, max(launched, self.ended), what
 
 
+@dataclass(slots=True)
+class Used:
+    """Bytes in use on an island's devices.
+
+    Samples of several hosts come in any order, so changes are kept, and added up by time.
+    """
+
+    changes: deque[tuple[float, float]] = field(default_factory=deque)
+    before: float = 0.0
+
+    def add(self, time: float, change: float) -> None:
+        """So many bytes more at *time* (seconds)."""
+        self.changes.append((time, change))
+        if len(self.changes) > 4 * BINS:
+            self.before += self.changes.popleft()[1]
+
+    def levels(self, until: float) -> tuple[list[float], list[float]]:
+        """Times (seconds, in order, none later than *until*) and the bytes in use from then on."""
+        times, levels, level = [], [], self.before
+        for time, change in sorted(self.changes):
+            level += change
+            if time <= until:
+                times.append(time)
+                levels.append(max(0.0, level))
+        return times, levels
+
+
 class Scene:
     """Folds records into what is drawn.
 
@@ -147,9 +174,9 @@ class Scene:
         self.waits = Waits(self.flows)
         self.runs: dict[int, RunSeen] = {}
         self.memory: dict[Lane, float] = {}
-        self.used: dict[str, deque[tuple[float, float]]] = {}
+        self.used: dict[str, Used] = {}
         self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
-        self.worked = Strip(CAUSE_PAINTS[: len(WORK)], -0.44, 0.44, budget, self._what_of)
+        self.worked = Strip(WORK_PAINTS, -0.44, 0.44, budget, self._what_of)
         self.seen_causes: set[int] = set()
         self.clients: dict[str, str] = {}
         self.longest: dict[tuple[str, str], float] = {}
@@ -221,8 +248,7 @@ class Scene:
         elif sample.name == "memory":
             lane = Lane(sample.island, sample.host, int(sample.args.get("device", 0)))
             before, self.memory[lane] = self.memory.get(lane, 0.0), sample.value
-            used = self.used.setdefault(sample.island, deque(maxlen=4 * BINS))
-            used.append((sample.time, (used[-1][1] if used else 0.0) + sample.value - before))
+            self.used.setdefault(sample.island, Used()).add(sample.time, sample.value - before)
 
     def _remember(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
         """Keep what is known of the newest runs, and draw what devices waited for."""

@@ -47,6 +47,10 @@ PATIENCE = 10.0
 """Seconds to wait for records of work that is done."""
 
 
+NAMES = "white-space:nowrap;text-align:left"
+"""How ways are written: a narrow page rather scrolls than breaks their names."""
+
+
 class SideBySide:
     """What several ways of the same training did; the value of the cell that compares them.
 
@@ -255,7 +259,8 @@ def _html(rows: Sequence[tuple[str, ...]], caption: str, notes: Sequence[str] = 
     lines = []
     for number, row in enumerate(rows[1:]):
         title = f' title="{html.escape(notes[number])}"' if notes else ""
-        cells = "".join(f"<td>{html.escape(text)}</td>" for text in row)
+        name, *rest = (html.escape(text) for text in row)
+        cells = f'<td style="{NAMES}">{name}</td>' + "".join(f"<td>{text}</td>" for text in rest)
         lines.append(f"<tr{title}>{cells}</tr>")
     return (
         f"<table><caption>{html.escape(caption)}</caption><tr>{heads}</tr>{''.join(lines)}</table>"

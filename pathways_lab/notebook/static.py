@@ -19,7 +19,20 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from pathways_lab.notebook.palette import INK, PAINTS
-from pathways_lab.notebook.plot import AREAS, BOXES, LEFT, LINES, RIGHT, TEXTS, WIDTH, Layer, Plot
+from pathways_lab.notebook.plot import (
+    AREAS,
+    BOXES,
+    LEFT,
+    LINES,
+    RIGHT,
+    TEXTS,
+    WIDTH,
+    Layer,
+    Plot,
+    moments,
+    nice,
+    wide,
+)
 
 HEADING = 30
 FEW = 800
@@ -109,7 +122,7 @@ def picture(
     plots: Sequence[Plot],
     title: str,
     notes: Sequence[str] = (),
-    legend: Iterable[tuple[str, Iterable[tuple[str, str]]]] = (),
+    legend: Iterable[tuple[str, Sequence[tuple[str, str]]]] = (),
     facts: Mapping[str, Any] | None = None,
     description: str = "",
 ) -> str:
@@ -125,7 +138,8 @@ def picture(
     timed = [plot for plot in plots if plot.time]
     for plot in plots:
         sheet.text(LEFT, top + HEADING - 13, plot.title, bold=True, size=13)
-        sheet.text(LEFT + 14 + 8.4 * len(plot.title), top + HEADING - 13, plot.note)
+        beside = LEFT + 14 + wide(plot.title, bold=True, size=13)
+        sheet.text(beside, top + HEADING - 13, plot.note)
         frame = Frame(plot, top + HEADING)
         _ground(sheet, frame)
         for layer in plot.layers:
@@ -138,20 +152,23 @@ def picture(
     return sheet.finish(top + 4, title, description, facts or {})
 
 
-def _legend(sheet: Sheet, legend: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> float:
+def _legend(sheet: Sheet, legend: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> float:
     """Swatches in rows; returns the height that they take."""
     x, y = 0.0, 34.0
     height = 0.0
     for program, nodes in legend:
         height = height or 16.0
+        first = wide(nodes[0][0]) + 26 if nodes else 0.0
+        if x and x + wide(program, bold=True) + 12 + first > WIDTH:
+            x, y, height = 0.0, y + 18, height + 18
         sheet.text(x, y, program, bold=True)
-        x += 7.6 * len(program) + 12
+        x += wide(program, bold=True) + 12
         for name, colour in nodes:
-            if x + 7.4 * len(name) + 30 > WIDTH:
+            if x + wide(name) + 16 > WIDTH:
                 x, y, height = 0.0, y + 18, height + 18
             sheet.path(f"M{short(x)} {short(y - 5)}h11v11h-11z", f'fill="{colour}"')
             sheet.text(x + 16, y, name)
-            x += 7.4 * len(name) + 32
+            x += wide(name) + 30
         x += 12
     return height
 
@@ -189,24 +206,8 @@ def _labels(sheet: Sheet, frame: Frame) -> None:
 def _time_axis(sheet: Sheet, frame: Frame) -> None:
     bottom = frame.top + frame.plot.height
     sheet.path(f"M{LEFT} {short(bottom)}H{WIDTH - RIGHT}", f'stroke="{INK}" stroke-opacity=".5"')
-    for t in nice(*frame.plot.x):
-        sheet.text(frame.x(t), bottom + 12, f"{round(t, 6):g} s", anchor="middle")
-
-
-def nice(low: float, high: float, most: int = 8) -> list[float]:
-    """Round numbers between two others, at most about *most* of them."""
-    span = high - low
-    if span <= 0:
-        return [low]
-    step = 10.0**-9
-    while True:
-        for factor in (1, 2, 5):
-            if span / (step * factor) <= most:
-                step *= factor
-                first = -int(-low // step)
-                count = int((high - first * step) // step) + 1
-                return [round((first + n) * step, 9) for n in range(count)]
-        step *= 10
+    for t, text in moments(*frame.plot.x).items():
+        sheet.text(frame.x(t), bottom + 12, text, anchor="middle")
 
 
 def _box(left: float, right: float, top: float, bottom: float) -> str:

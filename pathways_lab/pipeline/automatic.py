@@ -15,6 +15,7 @@ Paper: section 5.3 (pipelined language models), appendix A.
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,13 +148,19 @@ class Pipeline:
         return self.schedule.timed(costs or self.costs)
 
     def __repr__(self) -> str:
-        rows = [
-            f"  stage {s} on {on.name} ({on.island}): layers {stage.start} to {stage.stop - 1}"
-            for s, (stage, on) in enumerate(zip(self.stages, self.slices, strict=True))
-        ]
+        return f"{self._described()}\n{self.planned()}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self._described())}</pre>{self.planned()._repr_html_()}"
+
+    def _described(self) -> str:
         count = self.schedule.microbatches
-        title = f"pipeline of {len(self.stages)} stages, {count} microbatches"
-        return "\n".join((title, *rows, str(self.planned())))
+        rows = [f"pipeline of {len(self.stages)} stages, {count} microbatches"]
+        for s, (stage, on) in enumerate(zip(self.stages, self.slices, strict=True)):
+            first, last = stage.start, stage.stop - 1
+            layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+            rows.append(f"  stage {s} on {on.name} ({on.island}): {layers}")
+        return "\n".join(rows)
 
     # --- the program ---------------------------------------------------------------------
 

@@ -27,13 +27,14 @@ class Lane(NamedTuple):
 
 @dataclass(slots=True)
 class HostSeen:
-    """devices: how many.  lost: why it is gone, or ""."""
+    """devices: how many.  memory: bytes of each, 0 if unknown.  lost: why it is gone, or ""."""
 
     name: str
     island: str
     devices: int = 0
     kind: str = ""
     lost: str = ""
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Machine:
             if kind == "host-joined":
                 host = self._host(record.island, record.host, int(args.get("devices", 0)))
                 host.kind, host.lost = str(args.get("kind", "")), ""
+                host.memory = int(args.get("memory", 0))
                 return
             if kind == "host-lost":
                 host = self._host(record.island, record.host, 0)

@@ -15,8 +15,7 @@ import pytest
 from pathways_lab.notebook.frozen import LIMIT, freeze
 from pathways_lab.notebook.palette import Palette
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.plot import LEFT, RIGHT, WIDTH
-from pathways_lab.notebook.static import nice
+from pathways_lab.notebook.plot import LEFT, RIGHT, WIDTH, moments, nice
 from pathways_lab.timeline.records import Event, Record, Span
 from tests.notebook.synthetic import Cluster, training
 
@@ -122,6 +121,26 @@ def test_round_numbers_for_an_axis() -> None:
     assert nice(0.0, 0.004) == [0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.0035, 0.004]
     assert nice(97.0, 103.0) == [97.0, 98.0, 99.0, 100.0, 101.0, 102.0, 103.0]
     assert nice(1.0, 1.0) == [1.0]
+
+
+def test_short_times_are_told_in_milliseconds() -> None:
+    assert list(moments(0.0, 0.031, 4).values()) == ["0 s", "10 ms", "20 ms", "30 ms"]
+    assert list(moments(16.5, 16.531, 4).values()) == ["16.5 s", "16.51 s", "16.52 s", "16.53 s"]
+
+
+def test_the_legend_explains_what_is_shown_and_nothing_else() -> None:
+    cluster = Cluster()
+    cluster.pipeline("new", at=cluster.pipeline("old"))
+    records = cluster.in_order()
+
+    def headings(*panels: str) -> set[str]:
+        data, _ = frozen(records, 3.0, panels)
+        bold = [t for t in svg_of(data).iter(f"{SVG}text") if t.get("font-weight")]
+        return {t.text or "" for t in bold if t.get("x") != "128"} & {"old", "new", "waits for"}
+
+    assert headings("queues") >= {"old", "new"}
+    assert headings("planned") - {"waits for"} == {"new"}
+    assert headings("memory") == set()
 
 
 def test_it_says_what_a_reader_must_know() -> None:

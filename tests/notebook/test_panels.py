@@ -27,7 +27,7 @@ from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import Event, Record, Sample, Span
 from tests.notebook.synthetic import Cluster, arrival, training
 
 HALF = 0.95  # in the middle of the second training step
@@ -395,3 +395,27 @@ def test_text_can_be_read_on_every_paint_and_ink_on_both_grounds() -> None:
     assert contrast(INK, "#ffffff") >= 4.5
     assert contrast(INK, "#111111") >= 4.0
     assert min(contrast(hue, ground) for hue in HUES for ground in ("#ffffff", "#111111")) > 2.0
+
+
+def test_memory_is_added_up_by_time_and_drawn_against_what_there_is() -> None:
+    """Two hosts' samples come out of order; nothing is drawn beyond now or above the limit."""
+    hosts = ("island0/host0", "island0/host1")
+    joined = [
+        Event("host-joined", 0.0, "island0", host, args={"devices": 1, "memory": 1 << 20})
+        for host in hosts
+    ]
+    started = Span("gang", 0.0, 1.0, "island0", hosts[0], (0,), 1, 0, "p", "f", "c")
+    told = ((0.9, hosts[0], 1 << 19), (0.2, hosts[1], 1 << 19), (5.0, hosts[1], 0))
+    samples = [
+        Sample("memory", time, value, "island0", host, {"device": 0}) for time, host, value in told
+    ]
+    scene = Scene(0.0, 10.0)
+    scene.add([*joined, started, *samples], 1.0)
+    plot = PANELS["memory"](scene, 1.0)
+    (xs,), (ys,) = plot.layers[0].columns["xs"], plot.layers[0].columns["ys"]
+    half = len(xs) // 2
+    assert list(xs[:half]) == sorted(xs[:half])
+    assert (min(xs), max(xs)) == (0.2, 1.0)
+    assert plot.rows == {-0.44: "2 MiB"}  # the scale is what there is, of which half is in use
+    assert min(ys) == pytest.approx(-0.02 - 0.42 / 2)
+    assert plot.readouts[-0.22] == "1 MiB"

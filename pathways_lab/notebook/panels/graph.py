@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pathways_lab.notebook.chosen import NOBODY, number
 from pathways_lab.notebook.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
-from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot
+from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, fitted
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.planned import RunSeen
@@ -271,8 +271,8 @@ def _words(
     for box in boxes:
         many = len(box.steps) > 1
         word = f"{len(box.steps)} ×" if many else flow[box.steps[0]].node
-        if len(word) * 7.2 < 0.8 * each:
-            colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
+        colour = PAINTS[scene.palette.code(run.program, "" if many else word)]
+        if word := fitted(word, 0.78 * each):
             done = _worst(_states_of(scene, run, box, seconds)) == "done"
             out["x"].append(float(box.column))
             out["y"].append((box.top + box.bottom) / 2)

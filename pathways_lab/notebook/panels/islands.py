@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.notebook.palette import FAILED, NEUTRAL
-from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot, wide
 from pathways_lab.notebook.rows import short
 from pathways_lab.notebook.scene import Scene, What
 from pathways_lab.timeline.busy import recents
@@ -108,7 +108,7 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="islands",
         title="Islands",
-        note="each device's busy share of the "
+        note=f"each {'device' if _single(scene) else 'host'}'s busy share of the "
         + ("whole time" if scene.final else "last half second"),
         height=26 + round(deep * (38 if deep <= 2 else 26)),
         x=(0.0, 1.0),
@@ -146,9 +146,14 @@ def _blocks(scene: Scene) -> Iterator[Block]:
         top += max(block.tall for block in line) + 1.0
 
 
+def _single(scene: Scene) -> bool:
+    """Whether each device has a cell, and not each host."""
+    return len(scene.machine.lanes) <= MOST_CELLS
+
+
 def _cells(scene: Scene, block: Block, shares: dict[Lane, float]) -> Iterator[Cell]:
     held = scene.machine.held
-    single = len(scene.machine.lanes) <= MOST_CELLS
+    single = _single(scene)
     for place, host in enumerate(block.hosts):
         column, row = divmod(place, block.tall)
         span = block.width / block.columns
@@ -256,12 +261,12 @@ def _heading(scene: Scene, block: Block) -> str:
     if len(words) > 2 and not _fits(words, block):
         words.pop()
     if not _fits(words, block):
-        words = [block.island, f"{devices} device{'s' * (devices != 1)}"]
+        words = [block.island, f"{devices:,} device{'s' * (devices != 1)}"]
     return "  ·  ".join(words if _fits(words, block) else words[:1])
 
 
 def _fits(words: list[str], block: Block) -> bool:
-    return len("  ·  ".join(words)) * 7.2 < block.width * FRAME
+    return wide("  ·  ".join(words), bold=True) < block.width * FRAME
 
 
 def _slices(slices: list[SliceSeen]) -> str:

@@ -16,6 +16,9 @@ from pathways_lab.notebook.text import size
 TALL = 0.42
 """Height of the larger of each quantity, in rows; a row is an island's."""
 
+SHOWN = 8
+"""How many times more there may be than is in use, for what there is to be the scale."""
+
 HOVER = (("", "@name on @island"), ("most", "@most"))
 
 
@@ -25,9 +28,14 @@ def plot(scene: Scene, now: float) -> Plot:
     start, end = scene.range(now)
     areas: dict[str, list[object]] = {n: [] for n in ("xs", "ys", "fill", "name", "island", "most")}
     edges, rates = scene.by_dcn.shares(now, (), max(1, round(10 * scene.span(now) / scene.window)))
-    most_used = max((v for used in scene.used.values() for _, v in used), default=0.0)
+    levels = {island: used.levels(now) for island, used in scene.used.items()}
+    most_used = max((max(values, default=0.0) for _, values in levels.values()), default=0.0)
+    there = max((_memory(scene, island) for island in islands), default=0)
+    # What is there is the scale, unless what is used could not be seen on it.
+    most_used = float(there) if most_used <= there <= SHOWN * most_used else most_used
     most_rate = max((float(r.max(initial=0.0)) for r in rates.values()), default=0.0)
     readouts = {}
+    scales = {}
 
     def draw(name: str, island: str, xs: list[float], values: list[float], most: float,
              floor: float, colour: str, text: str) -> None:  # fmt: skip
@@ -43,28 +51,39 @@ def plot(scene: Scene, now: float) -> Plot:
         areas["most"].append(text)
 
     for row, island in enumerate(islands):
-        used = list(scene.used.get(island, ()))
-        times = [max(start, t - scene.origin) for t, _ in used]
-        top = max((v for _, v in used), default=0.0)
-        draw("memory", island, times, [v for _, v in used], most_used, row - 0.02,
+        times, used = levels.get(island, ([], []))
+        times = [max(start, time - scene.origin) for time in times]
+        top = max(used, default=0.0)
+        if most_used:
+            scales[row - 0.02 - TALL] = size(most_used)
+        if most_rate:
+            scales[row + 0.46 - TALL] = f"{size(most_rate)}/s"
+        draw("memory", island, times, used, most_used, row - 0.02,
              CAUSE_COLOURS[2], size(top))  # fmt: skip
         rate = rates.get(island, np.zeros(0))
         peak = float(rate.max(initial=0.0))
         draw("DCN", island, list(edges - scene.origin) if len(rate) else [], list(rate), most_rate,
              row + 0.46, CAUSE_COLOURS[4], f"{size(peak)}/s")  # fmt: skip
-        readouts[row - 0.22] = size(used[-1][1]) if used else ""
+        readouts[row - 0.22] = size(used[-1]) if used else ""
         readouts[row + 0.26] = f"{size(peak)}/s" if peak > 0 else ""
+    rules = (-0.02 - TALL, -0.02, 0.46) if most_used else (-0.02, 0.46)
     return Plot(
         name="memory",
         title="Memory and DCN",
         note="above, bytes in use (right: now); below, bytes from other islands (right: most)",
-        height=max(56, min(240, 52 * len(islands) + 4)),
+        height=max(56, min(300, 60 * len(islands) + 4)),
         x=scene.range(now),
         y=(-0.52, max(len(islands), 1) - 0.48),
         layers=(Layer("memory-areas", AREAS, areas, hover=HOVER),),
         time=True,
         groups={float(row): island for row, island in enumerate(islands)},
         readouts=readouts,
-        rules=tuple(row + at for row in range(len(islands)) for at in (-0.02, 0.46)),
+        rows=scales,
+        rules=tuple(row + at for row in range(len(islands)) for at in rules),
         empty="" if scene.used or rates else "no sample of memory and no transfer yet",
     )
+
+
+def _memory(scene: Scene, island: str) -> int:
+    """Bytes of all devices of an island, as far as hosts have said it."""
+    return sum(host.memory * host.devices for host in scene.machine.hosts_of(island))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.palette import CAUSE_COLOURS, NEUTRAL
 from pathways_lab.notebook.panels.graph import newest
-from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, moments
 from pathways_lab.notebook.rows import MOST, short
 from pathways_lab.notebook.scene import WAITS, Scene
 from pathways_lab.notebook.text import duration
@@ -56,9 +56,10 @@ def plot(scene: Scene, now: float) -> Plot:
     readouts: dict[float, str] = {}
     note = ""
     devices: tuple[Device, ...] = ()
+    actual = 0.0
     if run is not None and run.gangs:
         found = compare(run, scene.flows.run(run.run))
-        devices = found.devices
+        actual = found.actual
         names = {gang.step: gang.node for gang in run.gangs}
         note = f"{run.program}: {duration(found.planned)} planned, {duration(found.actual)} actual"
         note += "; right: where its lost time went"
@@ -66,7 +67,7 @@ def plot(scene: Scene, now: float) -> Plot:
         devices = tuple(group[0] for group in groups)
         parts = sum(len(device.planned) + len(device.actual) for device in devices)
         several = len(devices) < len(found.devices)
-        note += "; one device of each host or island drawn" if several else ""
+        note += " (drawn: one device of many)" if several else ""
         for row, group in enumerate(groups):
             device, at = _together(group), float(row)
             rows[at] = f"{short(device.lane.host)} · {device.lane.device}"
@@ -76,24 +77,45 @@ def plot(scene: Scene, now: float) -> Plot:
             _lanes(scene, run.run, run.program, device, names, found.actual, finest, at, boxes)
             _causes(device, at, gaps, words)
     count = max(len(rows), 1)
-    each = max(8.0, min(26.0, 460.0 / count))
+    each = max(8.0, min(30.0, 460.0 / count))
+    axis = (20 / each) if devices else 0.0
+    grid, ticks = _time_axis(count - 0.4, axis, actual)
     return Plot(
         name="planned",
         title="Planned against actual",
         note=note,
-        height=round(max(52, each * (count + 0.4))),
+        height=round(max(52, each * (count + 0.2 + axis))),
         x=(0.0, 1.0),
-        y=(-0.6, count - 0.4),
+        y=(-0.6, count - 0.4 + axis),
         layers=(
+            Layer("planned-grid", LINES, grid, alpha=0.25),
+            Layer("planned-ticks", TEXTS, ticks, anchor="start"),
             Layer("planned-lanes", BOXES, boxes, hover=HOVER),
             Layer("planned-gap", BOXES, gaps, hover=GAP_HOVER),
             Layer("planned-words", TEXTS, words if each >= 13 else {name: [] for name in words}),
         ),
         rows=rows if each >= 13 else {},
+        groups=_islands(devices),
         readouts=readouts if each >= 13 else {},
         bands=_bands(devices),
         empty="" if devices else "waiting for a run",
     )
+
+
+def _time_axis(
+    bottom: float, tall: float, whole: float
+) -> tuple[dict[str, list[object]], dict[str, list[object]]]:
+    """Lines through the lanes and, below them, what they say.  whole: seconds of the run."""
+    grid: dict[str, list[object]] = {name: [] for name in ("xs", "ys", "fill", "width")}
+    ticks: dict[str, list[object]] = {name: [] for name in ("x", "y", "text")}
+    for time, text in (moments(0.0, whole, 6) if tall and whole > 0 else {}).items():
+        x = SPLIT * time / whole
+        line: dict[str, object] = {"xs": [x, x], "ys": [-0.6, bottom], "fill": NEUTRAL, "width": 1}
+        word: dict[str, object] = {"x": x + 0.004, "y": bottom + 0.55 * tall, "text": text}
+        for columns, values in ((grid, line), (ticks, word)):
+            for name, value in values.items():
+                columns[name].append(value)
+    return grid, ticks
 
 
 def _groups(devices: tuple[Device, ...]) -> list[list[Device]]:
@@ -116,13 +138,21 @@ def _together(group: list[Device]) -> Device:
     return replace(group[0], gap=gap)
 
 
+def _rows_of(devices: tuple[Device, ...]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for row, device in enumerate(devices):
+        found.setdefault(device.lane.island, []).append(row)
+    return found
+
+
+def _islands(devices: tuple[Device, ...]) -> dict[float, str]:
+    """Their names, in the middle of their rows."""
+    return {(at[0] + at[-1]) / 2: island for island, at in _rows_of(devices).items()}
+
+
 def _bands(devices: tuple[Device, ...]) -> tuple[tuple[float, float], ...]:
     """Every second island."""
-    islands = [device.lane.island for device in devices]
-    found: dict[str, list[int]] = {}
-    for row, island in enumerate(islands):
-        found.setdefault(island, []).append(row)
-    return tuple((min(at) - 0.5, max(at) + 0.5) for at in list(found.values())[1::2])
+    return tuple((at[0] - 0.5, at[-1] + 0.5) for at in list(_rows_of(devices).values())[1::2])
 
 
 def _lanes(

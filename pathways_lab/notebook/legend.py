@@ -1,0 +1,42 @@
+"""What the colours of a picture say: of what it shows, and of nothing else.
+
+Problem: a legend of everything that a lab ever ran is longer than the picture
+and explains colours that are not in it.
+
+Rule for maintainers: asked by the live and the frozen picture alike.
+"""
+
+from __future__ import annotations
+
+from pathways_lab.notebook.palette import PAINTS, WORK_PAINTS
+from pathways_lab.notebook.panels.graph import newest
+from pathways_lab.notebook.scene import WORK, Scene
+
+ONE_RUN = {"graph", "planned"}
+"""Panels that show the newest run, and so the colours of one program."""
+
+PLAIN = {"memory", "messages"}
+"""Panels without the colours of programs."""
+
+Legend = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""``(heading, ((name, colour), ...))``."""
+
+
+def legend(scene: Scene, panels: tuple[str, ...]) -> Legend:
+    """The legend of some panels."""
+    shown = _programs(scene, set(panels) - PLAIN)
+    out = [(name, tuple(nodes)) for name, nodes in scene.palette.legend() if name in shown]
+    if {"queues", "planned"} & set(panels) and scene.causes:
+        out.append(("waits for", tuple(scene.causes)))
+    if {"queues", "hosts"} & set(panels) and len(scene.worked.table):
+        paints = zip(WORK, WORK_PAINTS, strict=True)
+        out.append(("host work", tuple((name, PAINTS[paint]) for name, paint in paints)))
+    return tuple(out)
+
+
+def _programs(scene: Scene, panels: set[str]) -> set[str]:
+    if panels and panels <= ONE_RUN:
+        run = newest(scene)
+        return {run.program} if run is not None else set()
+    running = {what.program for _, _, _, what in scene.running()}
+    return {what.program for what in scene.catalogue} | running if panels else set()
