@@ -229,6 +229,7 @@ class Feed {
   // Apply what follows on the state; a gap means that a message was lost on the
   // way, and a snapshot, asked for or sent by itself, repairs it.
   catchUp() {
+    if (!this.document) return; // it was frozen after the wish to draw
     const rest = [];
     const lists = [];
     let header = null;

@@ -168,7 +168,7 @@ class Scene:
         )
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
-        self.by_program: Busy[tuple[str, str]] = Busy(window / BINS, BINS + 1, origin)
+        self.by_program: Busy[tuple[str, str, str]] = Busy(window / BINS, BINS + 1, origin)
         self.by_dcn: Busy[str] = Busy(window / BINS, BINS + 1, origin)
         self.flows = Flows()
         self.waits = Waits(self.flows)
@@ -345,7 +345,10 @@ class Scene:
                     del waiting.queue[place]
                     break
         self.by_program.add(
-            (span.island, span.program), span.start, span.end, float(len(span.devices))
+            (span.island, span.program, span.client),
+            span.start,
+            span.end,
+            float(len(span.devices)),
         )
 
     def _show(self, bars: list[Bar]) -> None:

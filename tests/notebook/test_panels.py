@@ -419,3 +419,25 @@ def test_memory_is_added_up_by_time_and_drawn_against_what_there_is() -> None:
     assert plot.rows == {-0.44: "2 MiB"}  # the scale is what there is, of which half is in use
     assert min(ys) == pytest.approx(-0.02 - 0.42 / 2)
     assert plot.readouts[-0.22] == "1 MiB"
+
+
+def test_utilisation_has_a_band_for_each_client_where_there_are_several() -> None:
+    """Also where both call a program of the same name; bands say shares of all devices."""
+    records = [
+        Span("gang", 0.0, 1.0, "island0", "island0/host0", (0, 1), 1, 0, "p", "f", "ann"),
+        Span("gang", 0.0, 0.5, "island1", "island1/host0", (0, 1), 2, 0, "p", "f", "bob"),
+    ]
+
+    def drawn(kept: list[Record]) -> Plot:
+        scene = Scene(0.0, 1.0, final=True)
+        scene.add(kept, 1.0)
+        return PANELS["utilisation"](scene, 1.0)
+
+    both = drawn(records)
+    assert list(both.groups.values()) == ["island0", "island1", "ann", "bob"]
+    assert list(both.readouts.values()) == ["100 %", "50 %", "50 %", "25 %"]
+    columns = both.layers[0].columns
+    assert list(zip(columns["island"], columns["client"], strict=True)) == [
+        ("island0", "ann"), ("island1", "bob"), ("ann", "ann"), ("bob", "bob"),
+    ]  # fmt: skip
+    assert list(drawn(records[:1]).groups.values()) == ["island0"]

@@ -2,14 +2,16 @@
 
 One band per island from 0 to 100 %; programs are stacked in their colours, so
 that idle time stays visible as what is missing at the top.  Transfers do not
-count: they hold no device.
+count: they hold no device.  Where several clients compute, a band for each
+client follows, of all devices.
 
 Paper: section 5.2 (sharing of accelerators between clients).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ TALL = 0.86
 STEPS = 100
 """Steps of the curves over the shown time."""
 
+MOST = 8
+"""Clients that get a row each; of more, hover texts tell."""
+
 RECENT = 1.0
 """Seconds that the number at the right averages over."""
 
@@ -35,26 +40,32 @@ HOVER = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One row: whose time it is of, of how many devices, and by ``(program, client)`` how much."""
+
+    name: str
+    devices: int
+    seconds: dict[tuple[str, str], NDArray[np.float64]]
+
+
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    islands = scene.machine.islands
     running = [
-        ((lane.island, what.program), since, 1.0) for lane, _, since, what in scene.running()
+        ((lane.island, what.program, what.client), since, 1.0)
+        for lane, _, since, what in scene.running()
     ]
     coarse = max(1, round(scene.span(now) / STEPS / scene.by_program.width))
     edges, seconds = scene.by_program.shares(now, running, coarse)
+    bands = _bands(scene, seconds)
     areas: dict[str, list[Any]] = {
         name: [] for name in ("xs", "ys", "fill", "program", "client", "island", "share")
     }
     readouts = {}
-    for row, island in enumerate(islands):
-        devices = max(1, sum(host.devices for host in scene.machine.hosts_of(island)))
+    for row, band in enumerate(bands):
         floor = np.zeros(len(edges))
-        programs = sorted(
-            (program for place, program in seconds if place == island), key=scene.palette.number
-        )
-        for program in programs:
-            share = seconds[island, program] / devices
+        for program, client in sorted(band.seconds, key=lambda of: scene.palette.number(of[0])):
+            share = band.seconds[program, client] / band.devices
             ceiling = np.minimum(floor + share, 1.0)
             if np.max(share, initial=0.0) > 1e-4:
                 xs, ys = steps(edges - scene.origin, now - scene.origin, floor, ceiling)
@@ -62,28 +73,50 @@ def plot(scene: Scene, now: float) -> Plot:
                 areas["ys"].append([round(row + 0.5 - y * TALL, 4) for y in ys])
                 areas["fill"].append(scene.palette.colour(program))
                 areas["program"].append(program)
-                areas["client"].append(scene.clients.get(program, ""))
-                areas["island"].append(island)
+                areas["client"].append(client)
+                areas["island"].append(band.name)
                 areas["share"].append(f"{100 * float(share.mean()):.0f} %")
             floor = ceiling
         back = scene.span(now) if scene.final else RECENT
         readouts[float(row)] = f"{100 * recent(edges, floor, now, back):.0f} %"
+    islands = len(scene.machine.islands)
+    clients = ", then of all devices by client" if len(bands) > islands else ""
     return Plot(
         name="utilisation",
         title="Utilisation",
-        note="share of each island that computes, by program; at the right over the "
+        note=f"share of each island that computes, by program{clients}; at the right over the "
         + ("whole time" if scene.final else "last second"),
-        height=max(56, min(240, 52 * len(islands) + 4)),
+        height=max(56, min(420, 52 * len(bands) + 4)),
         x=scene.range(now),
-        y=(-0.52, max(len(islands), 1) - 0.5 + 0.02),
+        y=(-0.52, max(len(bands), 1) - 0.5 + 0.02),
         layers=(Layer("utilisation-areas", AREAS, areas, hover=HOVER),),
         time=True,
-        groups={float(row): island for row, island in enumerate(islands)},
+        groups={float(row): band.name for row, band in enumerate(bands)},
         readouts=readouts,
-        rows={row + 0.5 - TALL: "100 %" for row in range(len(islands))},
-        rules=tuple(row + 0.5 - TALL * level for row in range(len(islands)) for level in (0, 1)),
+        rows={row + 0.5 - TALL: "100 %" for row in range(len(bands))},
+        rules=tuple(row + 0.5 - TALL * level for row in range(len(bands)) for level in (0, 1)),
+        bands=((islands - 0.5, len(bands) - 0.5),) if clients else (),
         empty="" if scene.started else "waiting for the first gang",
     )
+
+
+def _bands(scene: Scene, seconds: Mapping[tuple[str, str, str], NDArray[np.float64]]) -> list[Band]:
+    """Every island; and where several clients compute, every client on all of them."""
+    sizes = {
+        island: sum(host.devices for host in scene.machine.hosts_of(island))
+        for island in scene.machine.islands
+    }
+    of_island: dict[str, dict[tuple[str, str], NDArray[np.float64]]] = {}
+    of_client: dict[str, dict[tuple[str, str], NDArray[np.float64]]] = {}
+    for (island, program, client), spent in seconds.items():
+        of_island.setdefault(island, {})[program, client] = spent
+        own = of_client.setdefault(client, {})
+        own[program, client] = own.get((program, client), 0.0) + spent
+    found = [Band(name, max(1, n), of_island.get(name, {})) for name, n in sizes.items()]
+    if 1 < len(of_client) <= MOST:
+        devices = max(1, sum(sizes.values()))
+        found += [Band(name, devices, own) for name, own in sorted(of_client.items())]
+    return found
 
 
 def steps(
