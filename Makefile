@@ -14,12 +14,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json) \
   $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*)
 
+# Most tests wait most of the time; what belongs together is in one file, and stays together.
+WORKERS ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help lab demo test lint types bench doctor constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  Variables: PYTHON (interpreter), VENV (environment), ARGS (for pytest or the lab)'
+	@echo '  Variables: PYTHON (interpreter), VENV (environment), ARGS (for pytest or the lab),'
+	@echo '             WORKERS (files of tests run at a time, 0: all in one process)'
 
 lab: $(VENV)/.notebook  ## install, then start JupyterLab with the quickstart open
 	@$(BIN)/python -m pathways_lab lab $(ARGS)
@@ -28,7 +32,7 @@ demo: $(VENV)/.notebook  ## run the quickstart headless and leave the executed n
 	@$(BIN)/python -m pathways_lab demo $(ARGS)
 
 test: $(VENV)/.dev  ## run all tests (ARGS="-m 'not cluster and not browser'" for the pure ones)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev  ## style of the code
 	$(BIN)/ruff check .
