@@ -115,9 +115,8 @@ def test_a_real_deadlock_a_wrong_answer_and_recovery(lab: pw.Lab) -> None:
                     with pytest.raises(pw.PathwaysError, match="for ever"):
                         handle.result(timeout=20.0)
             np.testing.assert_array_equal(rows(x).result(timeout=SECONDS), right[1])
-            until(
-                lambda: threads(lab, "island0") < before + 60
-            )  # or clients that ended keep theirs
+            # Clients of the runtime that ended keep no threads.
+            until(lambda: threads(lab, "island0") < before + 60)
         # With the order on, both at once, many times.
         found = [(total(X + n), rows(X - n)) for n in range(20)]
         for n, (a, b) in enumerate(found):
