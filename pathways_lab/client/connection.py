@@ -249,8 +249,11 @@ class Connection:
         for buffer in outputs:
             buffer.run, buffer.witnesses = identity, witnesses
         outputs = tuple(outputs)
+        # Uploads too: as long as a run reads one, somebody must know that it is in use.
         waits = tuple(
-            buffer for buffer in inputs if buffer is not None and buffer.run in self._runs
+            buffer
+            for buffer in inputs
+            if buffer is not None and (not buffer.run or buffer.run in self._runs)
         )
         run = self._runs[identity] = Run(identity, waits, outputs)
         run.steps = len(plan.steps)
@@ -310,6 +313,7 @@ class Connection:
     def _take_run(self, identity: int) -> Run | None:
         run = self._runs.pop(identity, None)
         if run is not None:
+            run.inputs = ()  # before anybody is told that it is over
             self._steps -= run.steps
             self._vouched -= run.vouched
         return run

@@ -194,7 +194,7 @@ class DataLinks:
             link = self._links.get(host)
             if link is not None and link.closed is None:
                 return link
-            address = self._address(host)
+            address = self.address(host)
             connection = self._connection
             try:
                 link = connection.reactor.connect(
@@ -236,14 +236,15 @@ class DataLinks:
         connection = self._connection
         with contextlib.suppress(PathwaysError):
             connection.reactor.connect_soon(
-                self._address(host),
+                self.address(host),
                 connection.data_key,
                 self._hello,
                 dialled,
                 **self._options(host),
             )
 
-    def _address(self, host: str) -> str:
+    def address(self, host: str) -> str:
+        """Where a host takes data.  Raises PathwaysError when it is not in the lab."""
         for island in self._connection.topology["islands"]:
             for entry in island["hosts"]:
                 if entry["name"] == host:

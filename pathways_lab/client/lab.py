@@ -38,6 +38,7 @@ from pathways_lab.client.connection import Connection
 from pathways_lab.client.dcn import Dcn, emulate
 from pathways_lab.client.devices import Slice, VirtualDeviceSet
 from pathways_lab.client.elasticity import Elasticity
+from pathways_lab.client.feed import Feeding
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.lease import Lease, require
@@ -59,7 +60,7 @@ from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
 
-class Lab(Elasticity, Care):
+class Lab(Elasticity, Care, Feeding):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.
@@ -423,6 +424,8 @@ class Lab(Elasticity, Care):
         self.slices = []
         if "chaos" in self.__dict__:
             self.chaos.close()
+        if "_host_tasks" in self.__dict__:
+            self._host_tasks.close()
         try:
             self.session.connection.close()
         finally:

@@ -37,7 +37,7 @@ class Buffer(Pending):
 
 
 class Run(Pending):
-    """A submitted run.  inputs: buffers that it waits for.  steps: of its plan.
+    """A submitted run.  inputs: buffers that it waits for, and uploads.  steps: of its plan.
 
     vouched: all its outputs are there, as their witnesses say.
     """

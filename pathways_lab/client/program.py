@@ -28,6 +28,7 @@ from pathways_lab.client.devices import Slice, VirtualDevice
 from pathways_lab.client.flat import with_static
 from pathways_lab.client.graph import Argument, Constant, GraphNode, Held, Prepared, Ref, prepare
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.layouts import Requested
 from pathways_lab.client.placing import Given, place
 from pathways_lab.client.single import session_of
 from pathways_lab.core import lowering
@@ -380,8 +381,7 @@ def device_put(tree: Any, to: Any) -> Any:
     Outside of a program: handles, at once.  Inside: a transfer of its own.
     """
     leaves, structure = jax.tree.flatten(tree)
-    targets = _targets(to, tree)
-    moves = [_move(target) for target in targets]
+    moves = _moves(to, tree, "the targets of device_put")
     scope = scopes.current()
     if isinstance(scope, scopes.Body):
         # Inside of a compiled function it is JAX's business.
@@ -401,14 +401,26 @@ def _is_target(entry: Any) -> bool:
     return isinstance(entry, Slice | VirtualDevice | jax.sharding.Sharding)
 
 
-def _targets(to: Any, tree: Any) -> list[Any]:
+def targets_of(to: Any, tree: Any, what: str) -> list[tuple[Slice, Requested]]:
+    """Where each leaf of *tree* goes: a slice, and the sharding there if one was given.
+
+    Raises PathwaysError when *to* is no place, or no prefix of the tree; *what* names it.
+    """
+    return [(move.slice, move.requested) for move in _moves(to, tree, what)]
+
+
+def _moves(to: Any, tree: Any, what: str) -> list[capture.Move]:
+    return [_move(target) for target in _targets(to, tree, what)]
+
+
+def _targets(to: Any, tree: Any, what: str) -> list[Any]:
     if _is_target(to):
         return [to] * len(jax.tree.leaves(tree))
     try:
         full = jax.tree.broadcast(to, tree, is_leaf=_is_target)
     except ValueError as error:
         raise failures.capture_failure(
-            f"the targets of device_put do not have the structure of the tree: {error}",
+            f"{what} do not have the structure of the tree: {error}",
             "give one slice or sharding, or a tree prefix of them",
         ) from None
     return jax.tree.leaves(full, is_leaf=_is_target)

@@ -90,6 +90,7 @@ from pathways_lab.core.slices import SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 from pathways_lab.core.topology import SliceBinding, Topology
+from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.core.uploads import Uploads
 
 NOWHERE: SliceId = -1
@@ -123,6 +124,7 @@ class Control:
             FunctionAnnounced: self._function_announced,
             ProgramRegistered: self._program_registered,
             BufferDeclared: self._buffer_declared,
+            UploadLost: self._upload_lost,
             RunSubmitted: self._run_submitted,
             RunCancelled: self._run_cancelled,
             BuffersDropped: self._buffers_dropped,
@@ -413,7 +415,12 @@ class Control:
             self._refuse(event, subject, failure or "its slice is unknown")
             return
         buffer = state.store.create(event.buffer, event.client, event.slice, event.nbytes, "upload")
-        self.uploads.declare(buffer, record.binding.hosts)
+        self.uploads.declare(buffer, record.binding.hosts, event.ahead)
+
+    def _upload_lost(self, event: UploadLost) -> None:
+        buffer = self.state.store.find(event.buffer, event.client)
+        if buffer is not None and not buffer.maker and buffer.owner == event.client:
+            self.uploads.give_up(buffer, event.failure)
 
     def _run_submitted(self, event: RunSubmitted) -> None:
         """Every submitted run ends once and resolves its outputs, refused ones too."""

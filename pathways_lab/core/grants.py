@@ -81,6 +81,10 @@ class Grants:
     ) -> None:
         """A legal run whose inputs have not failed."""
         state = self.state
+        if self.uploads.ahead:
+            for p, buffer in enumerate(inputs):
+                if buffer is not None and index.readers[p]:
+                    self.uploads.read(buffer)
         state.submitted += 1
         run = RunRecord(
             id=event.run,

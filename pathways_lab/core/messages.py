@@ -25,6 +25,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.upload_messages import UploadLost
 
 Buffer = int
 Run = int
@@ -133,7 +134,7 @@ class ProgramRegistered:
 
 @dataclass(frozen=True, slots=True)
 class BufferDeclared:
-    """A client uploads a buffer: *nbytes* on each device of *slice*."""
+    """A client uploads *nbytes* per device of *slice*; ahead: counted from a first reader on."""
 
     time: float
     cause: str
@@ -141,6 +142,7 @@ class BufferDeclared:
     buffer: Buffer
     slice: SliceId
     nbytes: int
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +360,7 @@ Event = (
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     RunCancelled | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
     PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
-    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent
+    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadLost
 )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ like everybody else.
 Rule for maintainers: an upload is resident when all hosts have its bytes, in
 their own memory; it takes device memory at the launch of its first reader, in
 the order of the grants.  Its bytes count from its admission on, and no reader
-is admitted before.
+is admitted before.  One that was declared *ahead* asks for memory when a first
+run reads it: what nobody reads yet can keep nobody from beginning.
 
 Paper: section 4.6 (object store).
 """
@@ -30,6 +31,7 @@ PATIENCE = 10.0
 class Uploads:
     """early: hosts that have the bytes of buffers that nobody declared yet.
 
+    ahead: buffers that ask for memory when somebody reads them.
     abandoned: buffers whose bytes were given up because nobody declared them in time.
     orphans: hosts to which bytes are under way that nobody wants.
     departed: numbers of clients that have left; what still comes of them is nobody's.
@@ -39,17 +41,34 @@ class Uploads:
         self.state = state
         self.outcomes = outcomes
         self.early: dict[int, set[str]] = {}
+        self.ahead: set[int] = set()
         self.orphans: dict[int, set[str]] = {}
         self.departed: set[int] = set()
         self.abandoned: set[int] = set()
         self._since: dict[int, float] = {}
 
-    def declare(self, buffer: BufferRecord, hosts: tuple[str, ...]) -> None:
-        """A new buffer whose bytes are on their way to *hosts*."""
-        state = self.state
-        state.submitted += 1
+    def declare(self, buffer: BufferRecord, hosts: tuple[str, ...], ahead: bool = False) -> None:
+        """A new buffer whose bytes are on their way to *hosts*, or will be (*ahead*)."""
         buffer.stored = True
         buffer.arriving = set(hosts) - self.early.pop(buffer.id, set())
+        if ahead:
+            self.ahead.add(buffer.id)
+        else:
+            self._enter(buffer)
+        if not buffer.arriving and buffer.failure is None:
+            self._arrive(buffer)
+
+    def read(self, buffer: BufferRecord) -> None:
+        """A run will read the buffer: from now on it needs memory."""
+        if buffer.id in self.ahead:
+            self.ahead.discard(buffer.id)
+            if buffer.failure is None:
+                self._enter(buffer)
+
+    def _enter(self, buffer: BufferRecord) -> None:
+        """It waits for memory, or is told at once that there will never be any."""
+        state = self.state
+        state.submitted += 1
         lines = {buffer.slice: [buffer.nbytes, buffer.nbytes]}
         need = state.store.ledger.need(lines, upload=True)
         kind = buffer.slice, buffer.nbytes
@@ -65,8 +84,6 @@ class Uploads:
             self.lose(buffer, failure)
             return
         state.admission.put(entry)
-        if not buffer.arriving:
-            self._arrive(buffer)
 
     def admitted(self, buffer: BufferRecord) -> None:
         """There is memory for the buffer."""
@@ -111,6 +128,8 @@ class Uploads:
 
     def dropped(self, buffer: BufferRecord) -> None:
         """A buffer that is gone needs no memory any more."""
+        if buffer.state == "freed":
+            self.ahead.discard(buffer.id)
         if buffer.state == "freed" and not buffer.maker and not buffer.admitted:
             self.state.admission.remove(buffer=buffer)
 
@@ -119,6 +138,13 @@ class Uploads:
         self.state.admission.remove(buffer=buffer)
         self.reject(buffer.id, self.state.alive(buffer.arriving))
         self.outcomes.fail_buffer(buffer, failure)
+
+    def give_up(self, buffer: BufferRecord, failure: Failure) -> None:
+        """Its client says that the bytes will never come; what was sent of them is freed."""
+        if buffer.state == "promised":
+            self.state.admission.remove(buffer=buffer)
+            self.outcomes.fail_buffer(buffer, failure)
+            self.dropped(buffer)
 
     def leave(self, client: int) -> None:
         """Nothing of this client's is expected or wanted any more; what still comes is freed."""

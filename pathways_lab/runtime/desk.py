@@ -108,6 +108,8 @@ class Desk:
             self._check_own(link, slice_id, "slice")
             self._check_own(link, buffer, "buffer")
             self._check_room(link, buffers)
+            if self._launcher.buffers.get(buffer) is not None:
+                return  # who sent it did not live to hear of it, and it was sent again
         moved = self.moved.get(slice_id)
         if moved is not None and int(fields.get("generation", 0)) < moved.generation:
             # Its client had not heard yet where the slice lies now.

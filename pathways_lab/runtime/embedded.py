@@ -70,6 +70,8 @@ class EmbeddedCluster:
     pids: dict[str, list[int]] = field(default_factory=dict)
     recipe: Recipe | None = field(default=None, repr=False)
     _children: list[Child] = field(default_factory=list, repr=False)
+    _feeders: list[Child] = field(default_factory=list, repr=False)
+    _made_feeders: int = field(default=0, repr=False)
     _pems: dict[str, str] = field(default_factory=dict, repr=False)
     _dashboard: str = field(default="", repr=False)
     _owner: int = field(default_factory=os.getpid, repr=False)
@@ -135,6 +137,31 @@ class EmbeddedCluster:
             raise
         self.pids["workers"] += [child.pid for child in children]
         self.pids["devices"] += made
+
+    def add_feeders(self, count: int) -> None:
+        """Have *count* workers without devices, for feeds; those that have ended are replaced.
+
+        Raises PathwaysError when one does not start.
+        """
+        recipe = self.recipe
+        assert recipe is not None
+        for dead in [child for child in self._feeders if not child.alive]:
+            self._feeders.remove(dead)
+            self._end([dead])
+        children: list[Child] = []
+        try:
+            for _ in range(count - len(self._feeders)):
+                self._made_feeders += 1
+                children.append(recipe.start_feeder(self._made_feeders))
+                self._children.append(children[-1])
+            for child in children:
+                child.hear(_START_SECONDS)
+        except BaseException as error:
+            self._end(children)
+            if isinstance(error, ChildDied):
+                raise _error(f"a worker for feeds did not start: {error}", "") from error
+            raise
+        self._feeders += children
 
     def remove_island(self, name: str) -> None:
         """End the workers of an island."""

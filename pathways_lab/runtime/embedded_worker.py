@@ -47,7 +47,7 @@ def main() -> None:
 
     import distributed  # noqa: F401 (loaded while the scheduler starts)
 
-    lost = asyncio.run(_serve(settings["name"], folder, cluster or lifeline.configuration()))
+    lost = asyncio.run(serve(settings["name"], folder, cluster or lifeline.configuration()))
     device.retire(PATIENCE, lab_lost=lost)
     lifeline.leave()
 
@@ -61,7 +61,9 @@ def _tell_when_ready(device: DeviceProcess) -> None:
         lifeline.report(stage="device", pid=device.pid)
 
 
-async def _serve(name: str, folder: Path, cluster: dict[str, Any]) -> bool:
+async def serve(
+    name: str, folder: Path, cluster: dict[str, Any], resources: dict[str, float] | None = None
+) -> bool:
     """Until the worker has ended; whether because its scheduler is gone."""
     from distributed import Security, Worker
 
@@ -84,6 +86,7 @@ async def _serve(name: str, folder: Path, cluster: dict[str, Any]) -> bool:
         security=security,
         host="127.0.0.1",
         dashboard=False,
+        resources=resources,
     ) as worker:
         lifeline.report(stage="worker")
         await worker.finished()

@@ -17,9 +17,11 @@ from typing import Any
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Plan
 from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.runtime.codec import unpack, unpack_fields
 from pathways_lab.runtime.registry import Arguments, ClientSeen, HostSeen, Registry
 
@@ -225,6 +227,12 @@ def _declare(letter: _Letter) -> m.Event:
     return event
 
 
+def _lose_upload(letter: _Letter) -> m.Event:
+    buffer, why = _integer(letter.fields, "buffer"), unpack(Failure, letter.fields["failure"])
+    _own(letter.client, [buffer], "buffer")
+    return UploadLost(letter.time, letter.cause, letter.client.name, buffer, why)
+
+
 def _drop(letter: _Letter) -> m.Event:
     event = unpack_fields(m.BuffersDropped, letter.stamped())
     _own(letter.client, event.buffers, "buffer")
@@ -327,6 +335,7 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "program": _program,
     "submit": _submit,
     "declare": _declare,
+    "lose-upload": _lose_upload,
     "drop": _drop,
     "cancel": _cancel,
     "policy": _policy,

@@ -35,6 +35,7 @@ from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.dashboard import Door, Pages
 from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess, device_configuration
+from pathways_lab.runtime.feeder import FEEDS
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE
 from pathways_lab.runtime.membership import devices_of, place_of
@@ -220,7 +221,11 @@ class HostsPlugin(WorkerPlugin):
         """Start the device process and wait until the control plane knows it.
 
         A failure (no such device, no memory) is raised with the end of its log.
+        A worker for feeds owns no devices.
         """
+        self._process: DeviceProcess | None = None
+        if FEEDS in dask_private.resources_of(worker):
+            return
         self._folder = private_folder()
         self._process = await asyncio.to_thread(
             DeviceProcess,
@@ -237,6 +242,8 @@ class HostsPlugin(WorkerPlugin):
 
     async def teardown(self, worker: Any) -> None:
         """The worker ends, and with it the device process, which ends what it has begun first."""
+        if self._process is None:
+            return
         lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
         await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost)
         remove_folder(self._folder)

@@ -24,6 +24,7 @@ from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
 
 WORKER = "pathways_lab.runtime.embedded_worker"
+FEEDER = "pathways_lab.runtime.feeder"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 
 QUIET = {
@@ -96,6 +97,15 @@ class Recipe:
         child = spawn(WORKER, None, name=name, folder=self.folder, environment=QUIET)
         child.tell(worker)
         return child
+
+    def start_feeder(self, number: int) -> Child:
+        """The process of a worker without devices; it reports when Dask has it."""
+        name = f"feed/{number}"
+        config = {"name": name, "folder": str(self.folder), "cluster": self.meeting}
+        environment = {**QUIET, "JAX_PLATFORMS": "cpu"}
+        return spawn(
+            FEEDER, config, name=f"worker {name}", folder=self.folder, environment=environment
+        )
 
 
 def check_name(island: str) -> None:

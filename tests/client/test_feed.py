@@ -1,0 +1,153 @@
+"""Feeds: elements made by Dask tasks, on one real lab; and what the core does with such uploads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_lab as pw
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=1, hosts_per_island=1, devices_per_host=2, platform="cpu") as started:
+        yield started
+
+
+def tasks(lab: pw.Lab) -> list[Any]:
+    """Host computations that the timeline has heard of."""
+    return [r for r in lab.timeline.records if getattr(r, "kind", "") == "host-computation"]
+
+
+def buffers(lab: pw.Lab) -> int:
+    """Buffers that this client has on the lab."""
+    lab.session.connection.flush(drops=True)
+    return len(lab.session.connection._buffers)
+
+
+def until(done: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.01)
+
+
+def test_values_in_order_on_their_devices_and_never_more_ahead_than_asked(
+    lab: pw.Lab, tmp_path: Path
+) -> None:
+    s = lab.slice(2, "data")
+    folder = str(tmp_path)
+
+    def make(step: int) -> dict[str, Any]:
+        open(f"{folder}/{step}", "w").close()
+        return {"x": np.full((4, 3), step, np.float64), "pid": np.int32(os.getpid())}
+
+    def made() -> set[int]:
+        return {int(name) for name in os.listdir(folder)}
+
+    total = pw.jit(lambda w, x: w + x.sum(), on=s)
+    uploads = lab.session.connection.traffic.uploads
+    with lab.feed(make, {"x": s.sharding(P("data")), "pid": s}, prefetch=2, steps=9) as feed:
+        first = next(feed)
+        assert first["x"].sharding == s.sharding(P("data"))
+        assert first["x"].dtype == np.float32
+        until(lambda: made() == {0, 1, 2})
+        time.sleep(0.2)
+        assert made() == {0, 1, 2}  # one taken, two ahead
+        w = total(np.float32(0), first["x"])
+        seen = [float(first["x"].result()[0, 0])]
+        for number, element in enumerate(feed, 1):
+            assert max(made()) <= number + 2
+            seen.append(float(element["x"].result()[3, 2]))
+            w = total(w, element["x"])
+        assert seen == list(range(9))
+        assert float(w) == 12 * sum(range(9))
+        where = int(element["pid"])
+    assert lab.embedded is not None
+    assert where not in {os.getpid(), *(p for pids in lab.embedded.pids.values() for p in pids)}
+    assert lab.session.connection.traffic.uploads == uploads  # nothing went through this kernel
+    until(lambda: len(tasks(lab)) == 9)
+    assert {r.host for r in tasks(lab)} == {"feed/1"}
+    del first, element
+    with pytest.raises(pw.PathwaysError, match="feed was closed"):
+        next(feed)
+    s.release()
+
+
+def test_the_loop_is_held_back_by_runs_that_have_not_read(lab: pw.Lab) -> None:
+    s = lab.slice(1)
+    slow = pw.jit(lambda w, x: pw.emulated(60)(w + x), on=s)
+    feed = lab.feed(lambda step: np.float32(step), s, prefetch=2, steps=12)
+    w = slow(np.float32(0), next(feed)).block_until_ready()
+    start = time.monotonic()
+    for x in feed:
+        w = slow(w, x)
+        del x
+        # What is taken and not read yet: no more than asked for, and the newest.
+        assert len(lab.session.connection.runs) <= 4
+    dispatched = time.monotonic() - start
+    assert float(w) == sum(range(12))
+    assert dispatched > 0.3  # 11 steps of 60 ms, of which at most four were left
+    feed.close()
+    s.release()
+
+
+def test_a_failure_is_that_of_its_readers_and_tells_the_users_line(lab: pw.Lab) -> None:
+    s = lab.slice(1)
+    twice = pw.jit(lambda x: 2 * x, on=s)
+
+    def make(step: int) -> Any:
+        time.sleep(0.1)
+        if step == 2:
+            raise ValueError("no such picture")
+        return np.full(5 if step == 4 else 3, step, np.float32)
+
+    with lab.feed(make, s, prefetch=5, steps=6, name="pictures") as feed:
+        twice(np.zeros(3, np.float32)).block_until_ready()
+        results = [twice(element) for element in feed]
+        told: list[str] = []
+        for step, result in enumerate(results):
+            if step in (2, 4):
+                with pytest.raises(pw.PathwaysError) as error:
+                    result.result()
+                told.append(str(error.value))
+                details = error.value.failure.details
+                if step == 2:
+                    assert "raise ValueError" in details
+            else:
+                assert result.result().tolist() == [2 * step] * 3
+    assert "element 2 of pictures" in told[0]
+    assert "ValueError: no such picture" in told[0]
+    assert "test_feed.py" in told[0]
+    assert "element 4 of pictures is the array float32[5]" in told[1]
+    assert "first one was the array float32[3]" in told[1]
+    s.release()
+
+
+def test_what_was_taken_still_comes_and_nothing_stays(lab: pw.Lab) -> None:
+    s = lab.slice(1)
+
+    def make(step: int) -> Any:
+        time.sleep(0.2)
+        return np.int32([step, os.getpid()])
+
+    held = [next(lab.feed(make, s, prefetch=3))]  # a feed that goes without a word
+    with lab.feed(make, s, prefetch=3) as feed:
+        held += [next(feed), next(feed)]
+        left = feed
+    assert [int(value.result()[0]) for value in held] == [0, 0, 1]
+    assert "closed" in repr(left)
+    held.clear()
+    until(lambda: buffers(lab) == 0)
+    until(lambda: not lab._host_tasks._tasks and not lab._host_tasks._sources)
+    until(lambda: lab.accounts().total.nbytes == 0)
+    s.release()
