@@ -87,8 +87,8 @@ class Calls:
                 len(prepared.slices) > 1
                 or connection.racing.enter is not None
                 or not connection.knows(prepared.plan)
-                # Others need not wait for what still has to be uploaded, nor fail with it.
-                or any(b is not None and not b.run and not b.done for b in inputs)
+                # Others need not wait for what a host computation still has to make.
+                or any(b is not None and b.fed and not b.done for b in inputs)
             )
             if alone or (self._entries and self._entries[-1].prepared.place is not prepared.place):
                 self._flush()

@@ -249,11 +249,11 @@ class Connection:
         for buffer in outputs:
             buffer.run, buffer.witnesses = identity, witnesses
         outputs = tuple(outputs)
-        # Uploads too: as long as a run reads one, somebody must know that it is in use.
+        # Fed ones are in use, and known to be, as long as a run reads them.
         waits = tuple(
             buffer
             for buffer in inputs
-            if buffer is not None and (not buffer.run or buffer.run in self._runs)
+            if buffer is not None and (buffer.fed or buffer.run in self._runs)
         )
         run = self._runs[identity] = Run(identity, waits, outputs)
         run.steps = len(plan.steps)

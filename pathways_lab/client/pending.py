@@ -23,9 +23,10 @@ class Buffer(Pending):
     stored: its number on hosts; another than id for one that was taken.
     ticket: shows hosts that this client may read it, if it is another client's.
     witnesses: hosts that together know when it is there, if any do.  asked: they were.
+    fed: a host computation makes it (:mod:`pathways_lab.client.feed`).
     """
 
-    __slots__ = ("__weakref__", "asked", "id", "run", "stored", "ticket", "witnesses")
+    __slots__ = ("__weakref__", "asked", "fed", "id", "run", "stored", "ticket", "witnesses")
 
     def __init__(self, identity: int, run: int) -> None:
         super().__init__()
@@ -33,11 +34,11 @@ class Buffer(Pending):
         self.run = run
         self.ticket: bytes | None = None
         self.witnesses: frozenset[str] = _NOBODY
-        self.asked = False
+        self.asked = self.fed = False
 
 
 class Run(Pending):
-    """A submitted run.  inputs: buffers that it waits for, and uploads.  steps: of its plan.
+    """A submitted run.  inputs: buffers that it waits for, and fed ones.  steps: of its plan.
 
     vouched: all its outputs are there, as their witnesses say.
     """

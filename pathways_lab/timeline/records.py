@@ -13,7 +13,10 @@ Kinds in use:
 ======== ======================================================================
 Span     ``gang`` (computation running on devices), ``transfer`` (first byte
          sent to all bytes resident), ``compile``, and host control work
-         ``receive``, ``prepare``, ``launch``, ``send``
+         ``receive``, ``prepare``, ``launch``, ``send``;
+         ``host-computation`` (an element of a feed, from its making to its
+         arrival, on the Dask worker *host*; args step, made: when its function
+         had returned, nbytes; only its own client hears of it)
 Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          ``slice-bound``, ``slice-freed``, ``slices-lost``, ``slice-withdrawn``
          (lost, and may be bound again), ``slice-suspended``, ``hosts-left`` (on
