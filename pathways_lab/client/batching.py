@@ -183,6 +183,8 @@ class Calls:
     def _plan(self, wires: _Wires) -> Plan | None:
         plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id
         if plan is None and wires.shape in self._seen and self._made[on] < _PLANS:
+            if on not in self._made:
+                self._forget_released()
             self._made[on] += 1
             parts = [
                 Part(entry.prepared.plan, sources, kept)
@@ -198,6 +200,12 @@ class Calls:
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
         return plan
+
+    def _forget_released(self) -> None:
+        """Plans of slices that were released are registered no more."""
+        self._plans = {s: p for s, p in self._plans.items() if self._connection.knows(p)}
+        places = {on for plan in self._plans.values() for on in plan.slices}
+        self._made = Counter({on: n for on, n in self._made.items() if on in places})
 
 
 class _Wires:

@@ -77,6 +77,26 @@ def test_a_program_can_be_registered_while_calls_wait(
     assert ended.wait(20), "registering waits for itself"
 
 
+def test_plans_of_calls_go_with_their_slice(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for slices again and again does not keep what was made for each."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    calls = fake.session._calls
+    for _ in range(4):
+        on = fake.slice(2)
+        step = pw.jit(lambda x: x + 1, on=on)
+        x = step(np.zeros(4, np.float32)).block_until_ready()
+        for _ in range(3):
+            fake.held = True
+            made = [step(x) for _ in range(6)]
+            fake.held = False
+            fake.connection.flush()
+            fake.settle()
+            fake.release()
+            jax.block_until_ready(made)
+        assert len(calls._plans) == len(calls._made) == 1
+        on.release()
+
+
 @pytest.fixture(scope="module")
 def lab() -> Iterator[pw.Lab]:
     with pw.start(islands=1, hosts_per_island=2, devices_per_host=1, progress=False) as made:
