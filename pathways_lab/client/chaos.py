@@ -291,8 +291,10 @@ class Chaos:
     def _alone(self, host: Host) -> Slice:
         """A slice of all devices of one host and no others."""
         tried: list[Slice] = []
+        # A new slice goes where the fewest are, so at the latest all others have been balanced.
+        others = len(self._lab.session.connection.topology["slices"])
         try:
-            for _ in self._hosts(self._island_of(host.name)) * 2:
+            for _ in range(2 * (others + len(self._hosts(self._island_of(host.name))))):
                 on = self._lab.slice(host.devices, "x", island=self._island_of(host.name))
                 if set(on.hosts) == {host.name}:
                     return on

@@ -225,7 +225,13 @@ def storm(
             if not todo:
                 todo = list(kinds)
                 chance.shuffle(todo)
-            tell(f"{number + 1:>4} {strike(lab, todo.pop(), chance, workers, outcome)}")
+            kind = todo.pop()
+            try:
+                said = strike(lab, kind, chance, workers, outcome)
+            except pw.PathwaysError as error:
+                said = f"{kind} could not be begun: {error}"
+                outcome.broken.append(said)
+            tell(f"{number + 1:>4} {said}")
     return outcome
 
 

@@ -53,6 +53,19 @@ def test_a_small_storm(lab: pw.Lab) -> None:
     assert outcome.results > 10
 
 
+def test_a_crowded_host_gets_a_slice_of_its_own(lab: pw.Lab) -> None:
+    """Its memory can be filled although clients have more slices on it than on its neighbour."""
+    slices = [lab.slice(1, island="island1") for _ in range(12)]
+    host = lab.chaos._host("island1/host0")
+    for on in slices:
+        if on.hosts != (host.name,):
+            on.release()
+    alone = lab.chaos._alone(host)
+    assert set(alone.hosts) == {host.name}
+    for on in [*slices, alone]:
+        on.release()
+
+
 def test_a_host_is_killed_and_the_report_says_so(
     lab: pw.Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
