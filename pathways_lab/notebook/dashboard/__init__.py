@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from pathways_lab.runtime.dashboard import Pages
 
-PANELS = ("islands", "order", "hosts", "queues", "utilisation", "memory")
+PANELS = (
+    "islands", "order", "hosts", "queues", "utilisation", "memory", "graph", "messages", "planned",
+)  # fmt: skip
 """Panels with a page of their own."""
 
 OVERVIEW = "pathways"

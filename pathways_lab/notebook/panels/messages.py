@@ -23,6 +23,9 @@ MOST_COLUMNS = 48
 BURST = 0.002
 """Seconds within which messages of one kind from or to one process are one column."""
 
+KINDS = ("submit", "grant", "report", "run-ended")
+"""Kinds that have the same colour in every picture, whichever of them is in it."""
+
 HOVER = (
     ("message", "@kind_name"),
     ("from", "@source"),
@@ -110,7 +113,7 @@ def _arrows(
     heads: dict[str, list[object]] = {
         n: [] for n in ("xs", "ys", "fill", "kind_name", "source", "target", "bytes", "at")
     }
-    kinds: dict[str, str] = {}
+    kinds = dict(zip(KINDS, CAUSE_COLOURS, strict=False))
     wide = 5.0 * places / FRAME
     for x, burst in enumerate(shown):
         for message in burst:

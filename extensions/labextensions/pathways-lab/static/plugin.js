@@ -2,7 +2,9 @@
 
 import { Panel } from "./panel.js";
 
-const PAGES = ["overview", "islands", "order", "hosts", "queues", "utilisation", "memory"];
+const PAGES = [
+  "overview", "islands", "order", "hosts", "queues", "utilisation", "memory", "graph", "messages", "planned",
+];
 const CATEGORY = "Pathways Lab";
 
 // Two islands of devices; the class lets JupyterLab's theme colour it.
