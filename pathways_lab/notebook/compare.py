@@ -80,7 +80,11 @@ class Comparison:
                 plot = PANELS[name](scene, start + longest)
                 if not place:
                     plot = replace(plot, title=title, note=head)
-                plots.append(replace(plot, name=f"{name}-{number}", x=(0.0, longest), readouts={}))
+                # The numbers at the right would be over the longest of all: neither they nor
+                # what tells of them is shown.
+                note = plot.note.partition("; at the right")[0]
+                plot = replace(plot, name=f"{name}-{number}", note=note, readouts={})
+                plots.append(replace(plot, x=(0.0, longest)))
             texts.append(f"{title}: {head}\n{table(scene, start + seconds, title)}")
             facts[title] = {"seconds": round(seconds, 6), "busy": round(share, 4)}
         summary = "; ".join(text.splitlines()[0] for text in texts)
