@@ -111,20 +111,21 @@ def test_a_failure_is_that_of_its_readers_and_tells_the_users_line(lab: pw.Lab) 
             raise ValueError("no such picture")
         return np.full(5 if step == 4 else 3, step, np.float32)
 
-    with lab.feed(make, s, prefetch=5, steps=6, name="pictures") as feed:
-        twice(np.zeros(3, np.float32)).block_until_ready()
-        results = [twice(element) for element in feed]
-        told: list[str] = []
-        for step, result in enumerate(results):
-            if step in (2, 4):
-                with pytest.raises(pw.PathwaysError) as error:
-                    result.result()
-                told.append(str(error.value))
-                details = error.value.failure.details
-                if step == 2:
-                    assert "raise ValueError" in details
-            else:
-                assert result.result().tolist() == [2 * step] * 3
+    twice(np.zeros(3, np.float32)).block_until_ready()
+    for _ in range(2):  # calls that come alike again may travel together: not these
+        with lab.feed(make, s, prefetch=5, steps=6, name="pictures") as feed:
+            results = [twice(element) for element in feed]
+            told: list[str] = []
+            for step, result in enumerate(results):
+                if step in (2, 4):
+                    with pytest.raises(pw.PathwaysError) as error:
+                        result.result()
+                    told.append(str(error.value))
+                    details = error.value.failure.details
+                    if step == 2:
+                        assert "raise ValueError" in details
+                else:
+                    assert result.result().tolist() == [2 * step] * 3
     assert "element 2 of pictures" in told[0]
     assert "ValueError: no such picture" in told[0]
     assert "test_feed.py" in told[0]
