@@ -255,7 +255,8 @@ def _text(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _html(rows: Sequence[tuple[str, ...]], caption: str, notes: Sequence[str] = ()) -> str:
-    heads = "".join(f"<th>{html.escape(text)}</th>" for text in rows[0])
+    first, *others = (html.escape(text).replace("/", "/<wbr>") for text in rows[0])
+    heads = f'<th style="{NAMES}">{first}</th>' + "".join(f"<th>{text}</th>" for text in others)
     lines = []
     for number, row in enumerate(rows[1:]):
         title = f' title="{html.escape(notes[number])}"' if notes else ""
