@@ -22,10 +22,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathways_lab.runtime import jax_private
 
 
+OWN_OUTPUT = """
+import os, sys
+sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+"""
+"""Where libraries print from their own threads, even in the middle of a line, Python does not."""
+
+
 def in_new_process(code: str) -> str:
     """Run *code* where nothing has touched JAX yet; return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", OWN_OUTPUT + textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=120,
