@@ -21,7 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.runtime import jax_private
 
-
 OWN_OUTPUT = """
 import os, sys
 sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
