@@ -115,6 +115,8 @@ class Elastic:
     _programs: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _functions: dict[str, tuple[CompiledFunction, CompiledFunction]] = field(default_factory=dict)
     _copies: list[_Copy] = field(default_factory=list)
+    _given: int = 0
+    """The first step that was not yielded."""
     _kept: dict[int, Tree] = field(default_factory=dict)
     """Batches since the oldest copy, by step."""
 
@@ -132,7 +134,8 @@ class Elastic:
         states = {name: self._put(self.state, name) for name in self._holders()}
         self._copies = [_Copy(0, states)]
         flying: list[_Flying] = []
-        at, given, fetched = 0, 0, 0
+        at, fetched = 0, 0
+        self._given = 0
         try:
             while True:
                 try:
@@ -154,8 +157,8 @@ class Elastic:
                     flying.clear()
                     continue
                 flying.pop(0)
-                if done.step >= given:
-                    given = done.step + 1
+                if done.step >= self._given:
+                    self._given = done.step + 1
                     yield Step(done.step, next(iter(done.states.values())), out)
         finally:
             self.close()
@@ -318,7 +321,11 @@ class Elastic:
             if name not in states:
                 states[name] = device_put(source, self._whole(name))
         self._copies.append(_Copy(step, states))
-        complete = [c for c in self._copies if all(map(_ready, jax.tree.leaves(c.states)))]
+        complete = [
+            c
+            for c in self._copies
+            if c.step <= self._given and all(map(_ready, jax.tree.leaves(c.states)))
+        ]
         if complete:
             newest = complete[-1].step
             self._copies = [c for c in self._copies if c.step >= newest]
@@ -328,6 +335,8 @@ class Elastic:
         gone = self._lost(error)
         self.members = [name for name in self.members if name not in gone]
         for copy in reversed(self._copies):
+            if copy.step > self._given:
+                continue  # what was not yielded before it would never be
             for name, state in copy.states.items():
                 if name in self.members and _good(state):
                     self._copies = [c for c in self._copies if c.step <= copy.step]

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 MODULE = "tests.runtime.lifeline_child"
@@ -75,6 +76,7 @@ def test_a_child_that_dies_tells_why(start: Callable[..., Child]) -> None:
 def test_a_stopped_child_is_woken_by_end(start: Callable[..., Child]) -> None:
     child = start(deaf=True)
     child.hear(20)
+    until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
     child.end(patience=60.0)
     assert child.exit_code == 0, "it was killed"
 

@@ -1,0 +1,39 @@
+"""After a loss a training loop goes on from where nothing that is wanted would be left out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pathways_lab.client import elastic
+from pathways_lab.core.errors import Failure, PathwaysError
+
+
+@pytest.mark.parametrize(("given", "on_from"), [(11, 9), (12, 12), (14, 12)])
+def test_no_step_is_left_out_because_a_later_copy_is_there(given: int, on_from: int) -> None:
+    """Step 11 may be lost although the state after it lies on an island that lives."""
+    loop: Any = SimpleNamespace(
+        members=["island0", "island1"],
+        replicas=2,
+        _given=given,
+        _copies=[elastic._Copy(step, {"island1": {}}) for step in (9, 12)],
+        _lost=lambda error: ["island0"],
+        _again=lambda copy, name, gone: (copy.step, {}),
+    )
+    lost = PathwaysError(Failure("lost", "island0 was lost"))
+    assert elastic.Elastic._recover(loop, lost) == (on_from, {})
+    assert loop._copies[-1].step == on_from
+
+
+@pytest.mark.parametrize(("given", "kept"), [(8, [6, 9, 12]), (9, [9, 12]), (12, [12])])
+def test_copies_are_kept_until_the_steps_before_them_were_yielded(
+    given: int, kept: list[int]
+) -> None:
+    loop: Any = SimpleNamespace(
+        members=[], replicas=1, _given=given,
+        _copies=[elastic._Copy(step, {"island0": {}}) for step in (6, 9)],
+    )  # fmt: skip
+    elastic.Elastic._copy(loop, 12, {"island0": {}})
+    assert [copy.step for copy in loop._copies] == kept
