@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json) \
   $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*)
 
-# Most tests wait most of the time; what belongs together is in one file, and stays together.
+# One process for tests with labs and browsers, one beside it for those that are pure.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ WORKERS ?= 2
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Variables: PYTHON (interpreter), VENV (environment), ARGS (for pytest or the lab),'
-	@echo '             WORKERS (files of tests run at a time, 0: all in one process)'
+	@echo '             WORKERS (processes of tests; 0: none besides)'
 
 lab: $(VENV)/.notebook  ## install, then start JupyterLab with the quickstart open
 	@$(BIN)/python -m pathways_lab lab $(ARGS)
@@ -32,7 +32,7 @@ demo: $(VENV)/.notebook  ## run the quickstart headless and leave the executed n
 	@$(BIN)/python -m pathways_lab demo $(ARGS)
 
 test: $(VENV)/.dev  ## run all tests (ARGS="-m 'not cluster and not browser'" for the pure ones)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.dev  ## style of the code
 	$(BIN)/ruff check .

@@ -97,9 +97,16 @@ def quiet_children() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first; browser tests become skips where there is no browser."""
+    """Fast tests first; browser tests become skips where there is no browser.
+
+    Labs and browsers have the machine for themselves: where tests run in several processes,
+    one after the other in one of them, while another one does what is pure.
+    """
     order = {"browser": 2, "cluster": 1}
     items.sort(key=lambda item: max((order.get(m.name, 0) for m in item.iter_markers()), default=0))
+    for item in items:
+        if any(m.name in order for m in item.iter_markers()):
+            item.add_marker(pytest.mark.xdist_group("machine"))
     if find_chromium() is None:
         for item in items:
             if item.get_closest_marker("browser"):
