@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.notebook.jupyter import Lab, Page, chromium, grows, wait_for_picture
+from tests.runtime.processes import until
 
 pytestmark = [
     pytest.mark.browser,
@@ -147,7 +148,13 @@ def test_the_frozen_picture_needs_no_kernel(
     page.wait_for_kernel()
     page.command("notebook:run-all-cells")
     page.wait_for_picture()
-    page.command("docmanager:save")
+
+    def frozen() -> bool:
+        page.command("docmanager:save")
+        outputs = lab.read("frozen.ipynb")["cells"][0]["outputs"]
+        return bool(outputs) and "text/html" in outputs[0]["data"]
+
+    until(frozen)  # some time after the last picture
     page.shutdown()
     saved = lab.read("frozen.ipynb")
     output = saved["cells"][0]["outputs"][0]
