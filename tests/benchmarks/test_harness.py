@@ -17,6 +17,7 @@ from benchmarks.harness.figure import Axis, curves, dots
 from benchmarks.harness.numbers import brief, ratio, seconds, spread
 from benchmarks.harness.report import Claim, Report, judged, matrix, publish
 from benchmarks.harness.rounds import Measured, Missing, Timed, measure, more_units
+from tests.runtime.processes import until
 
 
 @dataclass
@@ -255,7 +256,7 @@ def test_a_child_is_a_system_in_a_process_of_its_own() -> None:
     assert child.round("a", 1) == Timed(2.0, 1.0), "a failed round does not end the child"
     child.rest()
     (process,) = psutil.Process().children()
-    assert process.status() == psutil.STATUS_STOPPED
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
     child.wake()
     assert child.round("a", 1) == Timed(2.0, 1.0)
     child.rest()
