@@ -96,6 +96,7 @@ def quiet_children() -> Iterator[None]:
     os.environ.update(saved)
 
 
+@pytest.hookimpl(tryfirst=True)  # groups are part of names for whoever comes later
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first; browser tests become skips where there is no browser.
 
