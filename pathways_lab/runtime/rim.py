@@ -62,7 +62,7 @@ class Rim:
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
-    heard: when a client last came or said something (None: none ever came).
+    heard: when a client last came, said something or had work under way (None: none ever came).
     """
 
     def __init__(
@@ -339,6 +339,8 @@ class Rim:
     def look(self) -> None:
         """Now and then: is anything stuck?"""
         now = self._clock()
+        if self.registry.programs:
+            self.heard = now  # idle from its end, and not since it was submitted
         self.races.settle(now)
         self.standstill.look(now)
 

@@ -10,7 +10,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,16 @@ class Lab:
         hosts = [h for s in plan.slices for h in self.bindings[s].hosts]
         return tuple(dict.fromkeys(hosts))
 
+    def hosts_of(self, plan: Plan, index: int) -> set[str]:
+        """Who has a part in a step."""
+        node = plan.steps[index].node
+        ends = (
+            (node.slice,)
+            if isinstance(node, Call)
+            else (plan.values[node.input].slice, plan.values[node.output].slice)
+        )
+        return {h for s in ends if s is not None for h in self.bindings[s].hosts}
+
     def grant(
         self,
         run: int,
@@ -209,10 +219,15 @@ class Lab:
         *,
         first: int = 0,
         last: int | None = None,
-        hosts: Sequence[str] | None = None,
+        hosts: Iterable[str] | None = None,
     ) -> None:
-        """Grant a window to all hosts, or to some; arrays among the inputs travel with it."""
+        """Grant a window to the hosts with a step in it, as the core does, or to some.
+
+        Arrays among the inputs travel with it.
+        """
         stop = len(plan.steps) if last is None else last
+        if hosts is None:
+            hosts = dict.fromkeys(h for i in range(first, stop) for h in self.hosts_of(plan, i))
         buffers, arguments = [], {}
         for position, given in enumerate(inputs):
             if isinstance(given, np.ndarray):
@@ -220,7 +235,7 @@ class Lab:
                 buffers.append(arrays.as_bytes(np.asarray(given, order="C")))
         ids = tuple(i if isinstance(i, int) else None for i in inputs)
         islands: dict[str, int] = {}
-        for host in self.involved(plan) if hosts is None else hosts:
+        for host in hosts:
             island = host.partition("/")[0]
             if island not in islands:
                 islands[island] = self.places.get(island, 0)
@@ -235,16 +250,11 @@ class Lab:
 
     def run_over(self, run: int, plan: Plan, timeout: float = 30.0) -> None:
         """Until every host has reported every step of the run that concerns it."""
-        keys = []
-        for index, step in enumerate(plan.steps):
-            node = step.node
-            ends = (
-                (node.slice,)
-                if isinstance(node, Call)
-                else (plan.values[node.input].slice, plan.values[node.output].slice)
-            )
-            hosts = {h for s in ends if s is not None for h in self.bindings[s].hosts}
-            keys += [(host, run, index) for host in hosts]
+        keys = [
+            (host, run, index)
+            for index in range(len(plan.steps))
+            for host in self.hosts_of(plan, index)
+        ]
         self.wait(lambda: all(key in self.finished for key in keys), timeout)
 
     def broadcast(self, op: str, **fields: Any) -> None:
