@@ -23,17 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.coordination import Coordination, CoordinationLost
 from pathways_lab.runtime.formation import Formation
+from pathways_lab.runtime.gangs import outwait
 from pathways_lab.runtime.lifeline import ChildDied
 
 MODULE = "pathways_lab.runtime.disorder"
 DEVICES = 2
 """Per host.  Device i of all, row-major over hosts and devices, contributes i + 1."""
 _START_SECONDS = 60.0
+_CUT_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,8 @@ class _Host:
     def __init__(self, name: str, folder: Path) -> None:
         self._name, self._folder = name, folder
         self._joint: Any = None
+        self._ended: Failure | None = None
+        self._launching: threading.Thread | None = None
         self._programs: dict[str, tuple[Any, Any]] = {}
 
     def form(self, formation: Formation, address: str, programs: Sequence[Program]) -> None:
@@ -253,14 +258,35 @@ class _Host:
 
         if self._joint is not None:
             self._joint.end("it forms again")
+        self._ended = None
         self._joint = Joint(formation, self._name, address, self._folder)
         self._joint.join()
         self._programs = {
             name: self._compile(program) for name, program in zip("AB", programs, strict=True)
         }
 
+    def begin(self, order: str) -> None:
+        """Launch in a thread, the one launching thread of this host; it may hang."""
+
+        def launch() -> None:
+            outcomes = self.launch(order)
+            lifeline.report(outcomes={name: pack(outcome) for name, outcome in outcomes.items()})
+
+        self._launching = threading.Thread(target=launch, daemon=True)
+        self._launching.start()
+
     def end(self, reason: str) -> None:
-        self._joint.end(reason)
+        """Cut the connections, and again: what was being launched may have missed it."""
+        joint, launching = self._joint, self._launching
+        joint.end(reason)
+        self._ended = Failure("lost", f"{joint.formation} has ended: {reason}", host=self._name)
+
+        def cut() -> None:
+            while launching is not None and launching.is_alive():
+                launching.join(_CUT_SECONDS)
+                joint.sever()
+
+        threading.Thread(target=cut, daemon=True).start()
 
     def _compile(self, program: Program) -> tuple[Any, Any]:
         import jax
@@ -309,6 +335,7 @@ class _Host:
                 outcomes[name] = Outcome(error=_first_line(error))
         for name, result in launched.items():
             try:
+                outwait(result, lambda: self._ended)
                 values = {float(v) for s in result.addressable_shards for v in s.data.ravel()[:1]}
                 outcomes[name] = Outcome(values=tuple(sorted(values)))
             except Exception as error:
@@ -329,10 +356,6 @@ def main() -> None:
     host = _Host(configuration["host"], Path(configuration["folder"]))
     lifeline.report(ready=os.getpid())
 
-    def launch(order: str) -> None:
-        outcomes = host.launch(order)
-        lifeline.report(outcomes={name: pack(outcome) for name, outcome in outcomes.items()})
-
     while True:
         request = lifeline.configuration()
         if "formation" in request:
@@ -340,8 +363,7 @@ def main() -> None:
             host.form(unpack(Formation, request["formation"]), request["address"], programs)
             lifeline.report(formed=True)
         elif "order" in request:
-            # The one launching thread of this host; it may hang.
-            threading.Thread(target=launch, args=(request["order"],), daemon=True).start()
+            host.begin(request["order"])
         else:
             host.end(request["end"])
 

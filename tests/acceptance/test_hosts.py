@@ -78,4 +78,5 @@ def test_a_thousand_runs_leave_memory_where_it_was(lab: pw.Lab) -> None:
     assert lab.stats().lowered == counts.lowered
     assert lab.stats().compiled == counts.compiled
     for name in before:
-        assert after[name] < before[name] + 100, (before, after)  # a leak would be 1,000 MiB
+        # A leak would be 1,000 MiB; runs in flight and the allocator keep what they need.
+        assert after[name] < before[name] + 400, (before, after)

@@ -32,7 +32,9 @@ def test_two_orders_deadlock_and_are_ended() -> None:
     seen = demonstrate("deadlock", ("AB", "BA"))
     assert seen.hung == ("host0", "host1")
     assert len(outcomes(seen)) == 4
-    assert all("Gloo" in outcome.error and not outcome.values for outcome in outcomes(seen))
+    # Nearly always of their connections; the rare one that missed the cut is left behind.
+    words = ("Gloo", "has ended")
+    assert all(any(w in o.error for w in words) and not o.values for o in outcomes(seen))
     assert seen.deaths == {}
     assert seen.seconds < 5.0
     assert seen.after == {"host0": RIGHT, "host1": RIGHT}
