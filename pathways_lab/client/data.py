@@ -32,8 +32,9 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.arrays import upload_fields
 from pathways_lab.runtime.auth import AuthenticationError
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.link import Link, LinkClosed
 
 _ANYWHERE: Mapping[str, int] = {}
@@ -85,14 +86,8 @@ class DataLinks:
         """
         connection, binding = self._connection, on.binding
         buffer = connection.new_buffer()
-        packed, places = pack(layout), boxes(layout, kind.shape)
-        description = {
-            "buffer": buffer.id,
-            "slice": on.id,
-            "shape": list(kind.shape),
-            "dtype": kind.dtype,
-            "layout": packed,
-        }
+        places = boxes(layout, kind.shape)
+        description = upload_fields(buffer.id, on.id, kind.shape, kind.dtype, layout)
         connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout)})
         by_host: dict[str, list[int]] = {}
         for device, (host, _) in enumerate(binding.devices):

@@ -35,7 +35,8 @@ from pathways_lab.client import lines
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.runtime import tls
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.arrays import upload_fields
+from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 
@@ -234,14 +235,10 @@ class _Deliveries:
         for parcel, leaf in zip(parcels, leaves, strict=True):
             data = np.asarray(leaf, dtype=np.dtype(jnp.dtype(parcel.dtype)), order="C")
             places = boxes(parcel.layout, data.shape)
-            fields = {
-                "buffer": parcel.buffer,
-                "slice": parcel.slice,
-                "shape": list(data.shape),
-                "dtype": parcel.dtype,
-                "layout": pack(parcel.layout),
-                "generation": parcel.generation,
-            }
+            fields = upload_fields(
+                parcel.buffer, parcel.slice, data.shape, parcel.dtype, parcel.layout
+            )
+            fields["generation"] = parcel.generation
             for host, address, devices in parcel.hosts:
                 parts = _parts(data, [places[device] for device in devices])
                 nbytes += sum([part.nbytes for part in parts])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +30,7 @@ from jax.sharding import NamedSharding
 from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
 from pathways_lab.core.program import SliceId, Value
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.pages import Pages
 
@@ -45,6 +46,19 @@ _KEY_IMPLEMENTATIONS = (
 
 
 # --- types --------------------------------------------------------------------------
+
+
+def upload_fields(
+    buffer: int, slice_id: SliceId, shape: Sequence[int], dtype: str, layout: Layout | None
+) -> dict[str, Any]:
+    """What messages say of an upload: the value that its shards make."""
+    return {
+        "buffer": buffer,
+        "slice": slice_id,
+        "shape": list(shape),
+        "dtype": dtype,
+        "layout": pack(layout),
+    }
 
 
 def is_key(dtype: str) -> bool:

@@ -177,13 +177,9 @@ class Desk:
         if moved is not None and generation < moved.generation:
             # The slice has moved while its bytes were being put together.
             if isinstance(result, arrays.OnDemand) and (shards := result.shards()) is not None:
-                fields = {
-                    "buffer": buffer,
-                    "slice": value.slice,
-                    "shape": list(value.shape),
-                    "dtype": value.dtype,
-                    "layout": pack(value.layout),
-                }
+                fields = arrays.upload_fields(
+                    buffer, value.slice, value.shape, value.dtype, value.layout
+                )
                 parts = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
                 self.send_on(moved, fields, parts)
             return

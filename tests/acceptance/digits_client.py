@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,45 +16,19 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.workloads import digits
-
-MICROBATCHES, RATE, SIZE = 4, 0.1, 256
+from tests.acceptance.training import BATCH, pipeline
 
 
 def train(lab: pw.Lab, epochs: int) -> dict[str, Any]:
     """The losses, and the seconds of the first and of the later steps."""
-    rows, whole = P("data"), P()
     left, right = (lab.slice((4,), axes=("data",), island=name) for name in ("island0", "island1"))
-    forward = pw.jit(digits.forward, on=left, in_shardings=(whole, rows), out_shardings=rows)
-    head = pw.jit(
-        digits.head, on=right, in_shardings=(whole, rows, rows), out_shardings=(whole, whole, rows)
-    )
-    backward = pw.jit(
-        digits.backward, on=left, in_shardings=(whole, rows, rows), out_shardings=whole
-    )
-
-    @pw.program
-    def step(stage1: Any, stage2: Any, batch: Any) -> Any:
-        parts = batch.split(MICROBATCHES)
-        hs = [forward(stage1, part.images) for part in parts]
-        heads = [head(stage2, h, part.labels) for h, part in zip(hs, parts, strict=True)]
-        backs = [
-            backward(stage1, part.images, of_h)
-            for part, (_, _, of_h) in zip(parts, heads, strict=True)
-        ]
-        mean = sum(loss for loss, _, _ in heads) / MICROBATCHES
-        of_stage2 = reduce(digits.add, [g for _, g, _ in heads])
-        return (
-            digits.update(stage1, reduce(digits.add, backs), RATE, MICROBATCHES),
-            digits.update(stage2, of_stage2, RATE, MICROBATCHES),
-            mean,
-        )
-
+    step = pipeline(left, right, P("data"))
     data = digits.load()
     stage1, stage2 = digits.init()
     losses, seconds = [], []
     for _ in range(epochs):
-        for start in range(0, len(data.images), SIZE):
-            images, labels = data.images[start : start + SIZE], data.labels[start : start + SIZE]
+        for start in range(0, len(data.images), BATCH):
+            images, labels = data.images[start : start + BATCH], data.labels[start : start + BATCH]
             begun = time.monotonic()
             stage1, stage2, mean = step(stage1, stage2, digits.Batch(images, labels))
             losses.append(float(mean))

@@ -272,14 +272,10 @@ class Lab:
         for host in binding.hosts:
             devices = [n for n, (h, _) in enumerate(binding.devices) if h == host]
             shards = [np.asarray(data[arrays.index(cuts[n])], kind.dtype, "C") for n in devices]
-            fields = {
-                "buffer": buffer,
-                "slice": value.slice,
-                "shape": list(value.shape),
-                "dtype": value.dtype,
-                "layout": pack(value.layout),
-                "devices": devices,
-            }
+            fields = arrays.upload_fields(
+                buffer, value.slice, value.shape, value.dtype, value.layout
+            )
+            fields["devices"] = devices
             self.clients[host].link.send("put", fields, [arrays.as_bytes(s) for s in shards])
         self.wait(lambda: all((h, buffer) in self.resident for h in binding.hosts))
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.arrays import as_bytes
+from pathways_lab.runtime.arrays import as_bytes, upload_fields
 from pathways_lab.runtime.auth import AuthenticationError, key_of
-from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.handshake import Refused
 from tests.runtime.fake_control import Data, Lab
 from tests.runtime.host_kit import binding, layout
@@ -36,14 +35,8 @@ def lab() -> Iterator[Lab]:
 
 
 def put_fields(slice_: SliceBinding, buffer: int) -> dict[str, Any]:
-    return {
-        "buffer": buffer,
-        "slice": slice_.slice,
-        "shape": [4],
-        "dtype": "float32",
-        "layout": pack(layout(slice_, None)),
-        "devices": [0],
-    }
+    fields = upload_fields(buffer, slice_.slice, [4], "float32", layout(slice_, None))
+    return {**fields, "devices": [0]}
 
 
 @pytest.fixture
