@@ -18,6 +18,7 @@ SHORT = {
     "dispatch": ["--hosts", "2", "--rounds", "3", "--budget", "0.1"],
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],
+    "clients": ["--clients", "1", "4", "--rounds", "3", "--budget", "0.3"],
     "latency": ["--rounds", "3", "--budget", "0.05"],
     "drawing": ["--seconds", "20", "--every", "10"],
     "looking": ["--rounds", "3", "--budget", "0.3"],

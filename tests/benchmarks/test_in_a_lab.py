@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import pathways_lab as pw
-from benchmarks import crossover, looking, pipeline
+from benchmarks import clients, crossover, looking, pipeline
+from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.rounds import Measured, measure
 
 
@@ -36,6 +38,25 @@ def test_the_crossover_measures_all_ways_and_what_they_cost(lab: pw.Lab) -> None
     assert set(found.times["0.5 ms"]) == {crossover.JAX, crossover.CALLS, crossover.CHAINED}
     assert all(seconds >= 0.5e-3 for (seconds,) in found.times["0.5 ms"].values())
     assert costs[0] > 0
+
+
+@pytest.mark.cluster
+def test_what_clients_used_together_is_all_accounted_for(lab: pw.Lab, tmp_path: Path) -> None:
+    file, case = tmp_path / "lab.json", "2 ms"
+    lab.invite(file)
+    tenants = [Tenant(str(file), name, held=[case], devices=1) for name in ("ann", "bob")]
+    for tenant in tenants:
+        tenant.start()
+    crowd = clients.Crowd(lab, tenants, [case], devices=2)
+    try:
+        timed = crowd.round(case, 9)
+    finally:
+        for tenant in tenants:
+            tenant.stop()
+    assert timed.units == 10
+    ((held, least, most),) = crowd.used[case]
+    assert held * 2 * timed.seconds >= 10 * 2e-3
+    assert least + most == pytest.approx(2)
 
 
 @pytest.mark.cluster
