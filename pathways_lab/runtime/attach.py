@@ -213,7 +213,8 @@ def _attach(
         raise _error(
             f"the Dask cluster at {address} sends in the clear and is reachable from other "
             "machines: anybody on the network could run code in the lab",
-            "start it with TLS credentials (distributed.Security), or on loopback",
+            "start it with TLS credentials (security=distributed.Security.temporary() makes a set),"
+            " or on loopback",
         )
     try:
         control = client.run_on_scheduler(control_of)

@@ -283,5 +283,5 @@ def _plain_text(address: str) -> str:
     return (
         f"the Dask cluster at {address} is reachable from other machines and sends in the clear, "
         "so anybody on the network could run code in the lab; start it with TLS credentials "
-        "(distributed.Security) or on loopback"
+        "(security=distributed.Security.temporary() makes a set) or on loopback"
     )
