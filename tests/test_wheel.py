@@ -59,7 +59,9 @@ def test_jupyterlab_finds_its_extension(wheel: Path, tmp_path: Path) -> None:
     found = config.get_federated_extensions([str(folder)])["pathways-lab"]
     assert found["install"]["packageName"] == "pathways-lab"
     loaded = folder / "pathways-lab" / found["jupyterlab"]["_build"]["load"]
-    assert {"plugin.js", "panel.js", "panel.css"} < {path.name for path in loaded.parent.iterdir()}
+    assert {"plugin.js", "panel.js", "line.js", "panel.css"} < {
+        path.name for path in loaded.parent.iterdir()
+    }
     assert found["version"] in wheel.name, "one version for all parts"
 
 

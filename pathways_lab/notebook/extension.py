@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from pathways_lab.client import hooks, patch
 from pathways_lab.core.story import Stuck
-from pathways_lab.notebook import completion, waits
+from pathways_lab.notebook import completion, places, waits
 from pathways_lab.notebook.errors import Renderer, cell_name
 from pathways_lab.notebook.magics import PathwaysMagics
 from pathways_lab.notebook.printed import Printed, notes_below_cell
@@ -44,14 +44,22 @@ class Extension:
         formatters["text/html"].for_type(Stuck, waits.as_html)
         patch.load()
         if in_notebook:
+            self._note_cell()
+            shell.events.register("pre_run_cell", self._note_cell)
             hooks.show_progress, hooks.show_line = notebook_line, line_below_cell
             hooks.open_notes = lambda: notes_below_cell(cell_name(shell))
             # The first picture must not wait for Bokeh's modules, nor for who draws it.
             threading.Thread(target=_import_views, name="pathways imports", daemon=True).start()
 
+    def _note_cell(self, info: Any = None) -> None:
+        """The cell that runs now may have lines that views show."""
+        places.note(self.shell)
+
     def unload(self) -> None:
         """Take everything back."""
         patch.unload()
+        if self._note_cell in self.shell.events.callbacks["pre_run_cell"]:
+            self.shell.events.unregister("pre_run_cell", self._note_cell)
         self.renderer.remove()
         for kind in ("text/plain", "text/html"):
             self.shell.display_formatter.formatters[kind].pop(Stuck, None)

@@ -19,6 +19,8 @@ class Header:
     summary: one line for screen readers.
     actions: buttons; the name is what comes back when one is pressed.
     chosen: what is known of the gang that somebody has clicked: ``(label, text)``.
+    line: the user's line that made it, as its record has it; a view in a notebook says
+        beside it, as ``place``, where its page finds the line.
     moments: what the scrubber covers, seconds on the axis; at: where it stands,
         None while the picture follows.
     """
@@ -32,5 +34,6 @@ class Header:
     summary: str = ""
     actions: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str], ...] = ()
+    line: str = ""
     moments: tuple[float, float] = (0.0, 0.0)
     at: float | None = None

@@ -153,6 +153,7 @@ class Feed {
     this.seq = -1;
     this.gang = null;
     this.rest = 0;
+    this.lit = "";
     this.ready = this.start();
   }
 
@@ -165,6 +166,20 @@ class Feed {
     this.gang = gang;
     for (const view of this.views) view.mark();
     this.act("choose", gang);
+  }
+
+  // That gang's line in its cell: an event of the page, which JupyterLab's extension hears
+  // (line.js).  A cell that is gone, or was never of this notebook, has no line to show.
+  light(reveal = false) {
+    const place = this.views.size && !this.frozen ? this.header?.place : null;
+    const cell = place ? cellsOf(this.model).find(({ id }) => id === place.cell) : undefined;
+    const line = cell ? { cell, number: place.number, text: place.text } : null;
+    const told = line ? `${cell.id} ${line.number} ${line.text}` : "";
+    if (told === this.lit && !reveal) return;
+    this.lit = told;
+    document.dispatchEvent(
+      new CustomEvent("pathways-lab:line", { detail: { owner: this, line, reveal } }),
+    );
   }
 
   async start() {
@@ -264,17 +279,22 @@ class Feed {
     this.frozen = snapshot.frozen;
     this.document = undefined;
     for (const view of [...this.views]) view.freeze(this.frozen);
+    this.light();
     // The kernel replaces the output itself, unless this page was opened after
     // the cell had started: then the notebook still holds the widget.
     setTimeout(() => keep(this.model, snapshot), 1500);
   }
 }
 
+// The cells of the notebook that shows a widget; none in other places.
+function cellsOf(model) {
+  return [...(model.widget_manager?.context?.model?.cells ?? [])];
+}
+
 // Put the frozen picture into the notebook's document, where it is saved.
 function keep(model, { id, frozen }) {
-  const cells = model.widget_manager?.context?.model?.cells;
-  if (!cells || !id) return;
-  for (const cell of cells) {
+  if (!id) return;
+  for (const cell of cellsOf(model)) {
     const outputs = cell.outputs;
     for (let i = 0; outputs && i < outputs.length; i++) {
       const view = outputs.get(i).data?.["application/vnd.jupyter.widget-view+json"];

@@ -24,7 +24,7 @@ from pathways_lab.client.program import DISPATCH, How
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.notebook import dashboard
+from pathways_lab.notebook import dashboard, places
 from pathways_lab.notebook.cell import Cell, CellRefused, parse
 from pathways_lab.notebook.devices import device_table
 from pathways_lab.notebook.errors import Renderer, running_cell
@@ -141,6 +141,7 @@ class PathwaysMagics(magic.Magics):
         source = f"# %%pw_program {line}\n" + self.shell.transform_cell(cell)
         number = running_cell(self.shell)
         self._file = self.shell.compile.cache(source, number, raw_code=source)
+        places.note(self.shell, self._file)
         return parse(source, self._file)
 
     def _refused(self, error: CellRefused | SyntaxError, name: str) -> PathwaysError:

@@ -78,7 +78,7 @@ const HELP =
 
 // Below the figures: a scrubber through the record, and what is known of the chosen gang.
 class Foot {
-  constructor(send, seeks) {
+  constructor(send, seeks, reveal) {
     this.root = element("div", "foot");
     this.slider = this.root.appendChild(element("input", "scrubber"));
     this.slider.type = "range";
@@ -91,6 +91,7 @@ class Foot {
     this.text.hidden = true;
     this.send = send;
     this.seeks = seeks;
+    this.reveal = reveal;
     this.slider.oninput = () => this.go(Number(this.slider.value));
   }
 
@@ -102,12 +103,17 @@ class Foot {
     this.slider.step = Math.max((high - low) / 2000, 0.001);
     if (!active) this.slider.value = header.at ?? high;
     this.moment.textContent = `${Number(this.slider.value).toFixed(2)} s`;
-    const chosen = JSON.stringify(header.chosen);
+    const chosen = JSON.stringify([header.chosen, header.place]);
     if (chosen === this.shown) return;
     this.shown = chosen;
     this.chosen.replaceChildren(
       ...header.chosen.map(([label, text]) => {
-        const part = element("span", "fact");
+        const found = label === "line" && header.place;
+        const part = element(found ? "button" : "span", "fact");
+        if (found) {
+          part.title = "Go to it in its cell.";
+          part.onclick = () => this.reveal();
+        }
         if (label) part.appendChild(element("b", "", label));
         part.appendChild(document.createTextNode(text));
         if (label === "line") part.classList.add("pathways-lab-line");
@@ -146,7 +152,7 @@ class View {
     this.root.title = "";
     const send = (name, value) => feed.act(name, value);
     this.head = new Head(send);
-    this.foot = new Foot(send, () => this.seeks());
+    this.foot = new Foot(send, () => this.seeks(), () => feed.light(true));
     this.pause = element("button", "button", "pause");
     this.pause.title = "Hold the picture to look at it; dragging it does so too.";
     this.pause.onclick = () => (this.resting ? this.follow() : this.hold());
@@ -205,6 +211,7 @@ class View {
   header(header) {
     this.head.show(header);
     this.foot.show(header);
+    this.feed.light();
     this.resting = this.paused || header.at !== null;
     this.pause.textContent = this.resting ? "follow" : "pause";
     this.root.setAttribute("aria-label", `${header.title}. ${HELP}`);
@@ -356,5 +363,6 @@ class View {
     this.watch.disconnect();
     this.drop();
     this.feed.views.delete(this);
+    this.feed.light();
   }
 }

@@ -22,7 +22,7 @@ from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.panels import chosen, plots
 from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.text import about_gang, duration, merged_note, summary, table
+from pathways_lab.notebook.text import about_gang, duration, gang_of, merged_note, summary, table
 from pathways_lab.timeline.log import Timeline, within
 from pathways_lab.timeline.records import Record, Span
 from pathways_lab.timeline.waits import known_at
@@ -133,6 +133,7 @@ class Picture:
         begun = round(self.since - scene.origin, 3)
         known = self.scene.last + QUIET if self.scene.last > self.since else self._folded
         end = self._folded if self.scene.busy else min(self._folded, known)
+        gang = gang_of(scene, self._gang) if self._gang is not None else None
         return Header(
             title=self.wanted.title,
             state={"finished": "done"}.get(state, state),
@@ -142,7 +143,8 @@ class Picture:
             legend=legend(scene, self.panels),
             summary=summary(scene, at, self.wanted.title),
             actions=() if self.outcome or self.timeline.loaded else self.wanted.actions,
-            chosen=about_gang(scene, self._gang) if self._gang is not None else (),
+            chosen=about_gang(scene, gang) if self._gang is not None else (),
+            line=gang.line if gang is not None else "",
             moments=(begun, max(begun, round(end - scene.origin, 1))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
         )

@@ -10,7 +10,6 @@ picture (tested).
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 
 from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
+from pathways_lab.notebook.places import split
 from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.strips import Strip
@@ -75,8 +75,8 @@ class What(NamedTuple):
     @property
     def source(self) -> str:
         """The user's line without its file, which in a notebook is a pseudo file's path."""
-        found = re.fullmatch(r".*?:(\d+): ?(.*)", self.line, re.DOTALL)
-        return f"{found[1]}: {found[2]}" if found else self.line
+        known = split(self.line)
+        return f"{known[1]}: {known[2]}" if known else self.line
 
 
 @dataclass(slots=True)

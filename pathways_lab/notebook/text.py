@@ -101,15 +101,18 @@ def table(scene: Scene, now: float, title: str) -> str:
     return "\n".join(lines)
 
 
-def about_gang(scene: Scene, gang: float) -> tuple[tuple[str, str], ...]:
-    """What is known of a gang: ``(label, text)``."""
+def gang_of(scene: Scene, gang: float) -> Gang | None:
+    """The gang with a number, while it is in what is shown."""
     run, step = parts(gang)
-    found = next(
-        (g for (r, s), g in scene.gangs.by_key.items() if s == step and r % (1 << 32) == run),
-        None,
-    )
+    known = scene.gangs.by_key.items()
+    return next((g for (r, s), g in known if s == step and r % (1 << 32) == run), None)
+
+
+def about_gang(scene: Scene, found: Gang | None) -> tuple[tuple[str, str], ...]:
+    """What is known of a gang: ``(label, text)``."""
     if found is None:
         return (("gang", "it is not in the part of the record that is shown"),)
+    run, step = found.run % (1 << 32), found.step
     line = What(found.node, found.program, found.client, found.line)
     out = [
         ("", f"{found.node} of {found.program}"),

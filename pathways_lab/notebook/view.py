@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pathways_lab.notebook import painters
+from pathways_lab.notebook import painters, places
 from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.live import LiveFigures
 from pathways_lab.notebook.panels import chosen
@@ -104,6 +104,8 @@ class View:
 
     def message(self, message: Message) -> None:
         """Something for the pages."""
+        if "header" in message:
+            message["header"]["place"] = places.place_of(message["header"]["line"])
         if self.live is not None:
             self.live.post(message)
 

@@ -39,7 +39,8 @@ x = np.zeros(4, np.float32)
 float(second(first(x))[0])
 """
 
-TRAIN = """%%pw_program train
+TRAIN = """
+%%pw_program train
 outs = []
 for _ in range(300):
     outs.append(second(first(x)))
@@ -75,7 +76,14 @@ run = outs[0].buffer.run
 spans = [r for r in lab.timeline.records if isinstance(r, Span) and r.run == run]
 gangs = [r for r in spans if r.kind == "gang"]
 print("gangs", len(gangs), sum(len(r.devices) for r in gangs))
+from pathways_lab.notebook import places
+file = (lambda: None).__code__.co_filename
+print(places.place_of(f"{file}:2: text")["cell"])
 """
+
+
+LIT = """() => [...document.querySelectorAll('.jp-Notebook .jp-Cell')].flatMap((cell, n) =>
+  [...cell.querySelectorAll('.cm-pathways-line')].map(line => [n, line.textContent]))"""
 
 
 def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_path: Path) -> None:
@@ -88,6 +96,21 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     page.show_cell(2)
     grows(page)
     assert page.busy(3), "the cell after it must still be spinning"
+    page.click_mark("order", "order-done")
+    page.page.wait_for_function(f"() => ({LIT})().length", timeout=10_000)
+    assert page.page.evaluate(LIT) == [[2, "    outs.append(second(first(x)))"]]
+    page.page.click("button.pathways-lab-fact")
+    page.screenshot(tmp_path / "line.png")
+    edit = "s => window.jupyterapp.shell.currentWidget.content.widgets[2].model.sharedModel"
+    page.page.evaluate(f"{edit}.setSource(s)", TRAIN.replace("append", "extend"))
+    assert page.page.evaluate(LIT) == [], "what ran is not what stands there now"
+    page.page.evaluate(f"{edit}.setSource(s)", TRAIN)
+    assert len(page.page.evaluate(LIT)) == 1
+    page.page.focus(".pathways-lab")
+    page.page.keyboard.press("Escape")
+    page.page.wait_for_function(f"() => !({LIT})().length", timeout=10_000)
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    assert page.busy(3), "all of it while the cell was spinning"
     (lab.work / "seen").touch()
     page.screenshot(tmp_path / "moving.png")
     page.wait_for_idle(timeout=90)
@@ -105,6 +128,7 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     assert set(picture["data"]) == {"text/html", "text/plain"}
     facts = picture["metadata"]["pathways_lab"]
     assert printed[:2] == ["gangs", "600"]
+    assert printed[3] == "cell6"
     assert facts["programs"]["train"] == int(printed[2]) == 600 * 2
     assert facts["held"] >= 600 * 2 * 0.06
     spoken = "".join("".join(o["data"]["text/plain"]) for o in cells[4]["outputs"])

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, printed, studio
+from pathways_lab.notebook import live, places, printed, studio
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.live import LiveFigures, answer_while_busy
@@ -151,6 +152,27 @@ def test_a_button_reaches_its_action() -> None:
     wire._received(None, {"type": "action", "name": "seek", "value": 1.5}, None)
     wire._received(None, "nonsense", None)
     assert pressed == [("cancel", None), ("seek", 1.5)]
+
+
+def test_a_line_has_a_place_when_its_cell_is_known() -> None:
+    asked = {"metadata": {"cellId": "a1"}, "content": {"code": "x = 1\ny = 2"}}
+    kernel = type("Kernel", (), {"get_parent": lambda self: asked})()
+    shell = type("Shell", (), {"kernel": kernel, "compile": XCachingCompiler()})()
+    shell.execution_count = 1
+    places.note(shell)
+    places.note(shell, "file of a magic's text")
+    file = get_file_name("x = 1\ny = 2")
+    found = places.place_of(f"{file}:2: y = 2")
+    assert found == {"cell": "a1", "number": 2, "text": "y = 2"}
+    assert places.place_of("file of a magic's text:3: z: int = f(':4: ')") == {
+        "cell": "a1", "number": 3, "text": "z: int = f(':4: ')",
+    }  # fmt: skip
+    assert places.place_of("model.py:2: y = 2") is None
+    assert places.place_of("") is None
+    del asked["metadata"]["cellId"]  # another front end
+    asked["content"]["code"] = "z = 3"
+    places.note(shell)
+    assert places.place_of(f"{get_file_name('z = 3')}:1: z = 3") is None
 
 
 def test_messages_from_the_page_are_not_routed_to_the_busy_loop() -> None:

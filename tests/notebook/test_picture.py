@@ -146,9 +146,10 @@ def test_a_gang_has_one_number_in_all_panels() -> None:
     facts = dict(shown.look(3.0)[1].chosen)
     assert facts[""] == f"{gang.node} of train"
     assert facts["line"] == gang.line
+    assert shown.look(3.0)[1].line == gang.line
     assert "ended" in facts["state"]
     shown.do("choose", None)
-    assert shown.look(3.0)[1].chosen == ()
+    assert (shown.look(3.0)[1].chosen, shown.look(3.0)[1].line) == ((), "")
 
 
 def test_what_is_several_gangs_is_no_gang() -> None:

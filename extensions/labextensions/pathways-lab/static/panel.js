@@ -3,6 +3,8 @@
 
 const QUICK = 500; // milliseconds between two questions while things happen
 const SLOW = 2000; // ... and when nothing does, or there is no lab
+const MISSES = 3; // questions without an answer, after which a lab that is still listed has ended
+const SHOWN = "pathways-lab:shown"; // where a reload of the page finds which lab was shown
 
 const HELP = "No lab of yours runs on this machine. In a notebook:";
 const START = "import pathways_lab as pw\nlab = pw.start()";
@@ -149,15 +151,17 @@ export class Panel {
   constructor(node, ask, pages, open) {
     this.node = node;
     this.ask = ask;
-    this.lab = null; // name of the lab that is shown
+    this.lab = null; // name of the lab that is shown, until it ends
+    this.silent = new Set(); // labs that do not answer
+    this.misses = 0;
     this.number = 0;
     this.running = 0;
     node.append(make("header", "title", "Pathways Lab"));
     this.choice = node.appendChild(make("select", "choice"));
     this.choice.setAttribute("aria-label", "lab");
     this.choice.onchange = () => {
-      this.picked = this.choice.value; // until it ends; else the newest is shown
-      this.choose(this.picked);
+      this.silent.delete(this.choice.value);
+      this.choose(this.choice.value);
     };
     this.help = node.appendChild(make("div", "help"));
     this.help.append(make("p", "", HELP), make("pre", "", START));
@@ -194,23 +198,29 @@ export class Panel {
   }
 
   async follow(turn) {
-    let listed = 0;
+    let listed = -Infinity;
     while (turn === this.running) {
       let wait = SLOW;
+      let lab = null;
       try {
         if (!this.lab || performance.now() - listed > 2 * SLOW) {
           this.list((await this.ask("")).labs);
           listed = performance.now();
         }
-        if (this.lab) {
-          const lab = this.lab;
+        lab = this.lab;
+        if (lab) {
           const news = await this.ask(`/${lab}/pathways-lab/state?since=${this.number}`);
+          if (lab === this.lab) this.misses = 0;
           if (news && lab === this.lab && turn === this.running) this.show(news);
           wait = news ? QUICK : 2 * QUICK;
         }
       } catch {
-        // The lab has ended, or the server is gone for a moment.
-        this.choose(null);
+        // The lab has ended, or it or the server cannot answer for a moment: who is there?
+        listed = -Infinity;
+        if (lab && lab === this.lab && ++this.misses >= MISSES) {
+          this.silent.add(lab);
+          this.choose(null);
+        }
       }
       if (document.hidden) wait = 2 * SLOW;
       await new Promise((resolve) => setTimeout(resolve, wait));
@@ -219,8 +229,10 @@ export class Panel {
 
   list(labs) {
     const names = labs.map((lab) => lab.name);
-    if (!names.includes(this.picked)) this.picked = null;
-    this.choose(this.picked ?? names[0] ?? null);
+    if (names.every((name) => this.silent.has(name))) this.silent.clear(); // ask them again
+    const known = this.lab ?? sessionStorage.getItem(SHOWN);
+    const newest = names.find((name) => !this.silent.has(name)) ?? null;
+    this.choose(names.includes(known) && !this.silent.has(known) ? known : newest);
     const shown = names.join(" ");
     if (shown !== this.shown) {
       this.shown = shown;
@@ -239,7 +251,8 @@ export class Panel {
   choose(lab) {
     if (lab === this.lab) return;
     this.lab = lab;
-    this.number = 0;
+    this.number = this.misses = 0;
+    if (lab) sessionStorage.setItem(SHOWN, lab);
     if (!lab) this.show(null);
   }
 

@@ -20,7 +20,8 @@
     get: async (name) => {
       if (name !== "./extension") throw new Error(`there is no module ${name} here`);
       const { plugin } = await import(new URL("plugin.js", here));
-      const made = await plugin(shared, new URL("panel.css", here));
+      const { lines } = await import(new URL("line.js", here));
+      const made = [await plugin(shared, new URL("panel.css", here)), await lines(shared)];
       return () => ({ __esModule: true, default: made });
     },
   };
