@@ -1,0 +1,142 @@
+"""The paper's trainings in ratios: pipelines, islands, and one controller against many.
+
+    python -m benchmarks.training [--milliseconds 10] [--factor 1]
+
+Paper, section 5.3: Table 2 (pipelines against SPMD at equal batch, M = 4S), Figure 10
+(four islands against one), Figure 12 (two islands against one of twice the size) and
+Table 1 (one controller against many).  All but the last on emulated devices, whose
+ratios are worth what their constants are worth: ``--factor`` varies these
+(:mod:`benchmarks.gangs.trainings`), ``--milliseconds`` the time of a layer.  Table 1 is
+real computation: a small language model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.gangs.trainings import (
+    ALL,
+    APART,
+    BANDWIDTH,
+    EIGHT,
+    FEW,
+    LATENCY,
+    OVERLAP,
+    SPMD,
+    STAGE,
+    STAGES,
+    TOGETHER,
+)
+from benchmarks.harness.child import Child
+from benchmarks.harness.command import arguments, settings
+from benchmarks.harness.report import Claim, Report, judged, publish
+from benchmarks.harness.rounds import Measured, Timed, measure
+
+ONE, FOUR = "one island of 16", "four islands of 4"
+REAL = "language model, really computed"
+JAX, OURS = "multi-controller", "spmd"
+STEPS = 10
+
+CLAIMS = (
+    Claim("GPipe S=4 as fast as SPMD", (ALL, ONE), (STAGES[4], ONE), 1.0),
+    Claim("GPipe S=8 as fast as SPMD", (ALL, ONE), (STAGES[8], ONE), 1.0),
+    Claim("GPipe S=16 as fast as SPMD", (ALL, ONE), (STAGES[16], ONE), 1.0),
+    Claim("S=16 loses at most 1.7% of S=4", (STAGES[4], ONE), (STAGES[16], ONE), 0.983),
+    Claim("four times the devices, S=4", (FEW, ONE), (STAGES[4], ONE), 3.86),
+    Claim("Figure 10: four islands against one", (FEW, ONE), (FEW, FOUR), 0.99),
+    Claim("Figure 12: two islands against one", (EIGHT, ONE), (EIGHT, FOUR), 0.97),
+    Claim("Figure 12, overlapped", (EIGHT, ONE), (OVERLAP, FOUR), 0.97),
+    Claim("overlapped against not", (EIGHT, FOUR), (OVERLAP, FOUR), 1.0),
+    Claim("Table 1: ours against multi-controller", (REAL, JAX), (REAL, OURS), 0.98),
+)
+
+
+class Way:
+    """One way to train the language model, made ready anew in every round."""
+
+    cases: Sequence[str] = (REAL,)
+
+    def __init__(self, lab: Any, name: str) -> None:
+        import optax
+
+        from pathways_lab.pipeline import ways
+        from pathways_lab.workloads import language
+
+        self.name = name
+        self._lab, self._ready = lab, ways.ready
+        size = language.Size(blocks=2, width=64, hidden=256, heads=4, context=32)
+        layers = list(zip(language.functions(size), language.parameters(size), strict=True))
+        batch = next(language.batches(size, examples=16))
+        self._work = ways.Work(layers, language.loss, optax.sgd(0.1), batch, STEPS)
+
+    def start(self) -> None:
+        """Its lab is there."""
+
+    def round(self, case: str, units: int) -> Timed:
+        """At least so many steps, in whole lengths of a loop."""
+        import jax
+
+        times = -(-units // STEPS)
+        with self._ready(self._lab, self.name, self._work, "island0") as prepared:
+            # The first loop of each length is compiled.
+            for count in (prepared.warm, STEPS):
+                jax.block_until_ready(prepared.go(count))
+            begun = time.perf_counter()
+            for _ in range(times):
+                jax.block_until_ready(prepared.go(STEPS))
+            seconds = time.perf_counter() - begun
+        return Timed(seconds, times * STEPS)
+
+    def stop(self) -> None:
+        """Its lab ends later."""
+
+
+def merged(parts: list[Measured]) -> Measured:
+    """Measurements that were taken one after the other, as one."""
+    whole = parts[0]
+    for part in parts[1:]:
+        whole.times |= part.times
+        whole.missing |= part.missing
+    return whole
+
+
+def main() -> None:
+    """Measure, print, publish."""
+    import pathways_lab as pw
+
+    parser = arguments(__doc__, rounds=5, budget=3.0)
+    parser.add_argument("--milliseconds", type=float, default=10.0, help="per layer and example")
+    parser.add_argument("--factor", type=float, default=1.0, help="of the constants")
+    chosen = parser.parse_args()
+    how = settings(chosen)
+    ms = 0.1 if how.quick else chosen.milliseconds
+    module, same = "benchmarks.gangs.trainings", {"forward": ms, "factor": chosen.factor}
+    cases = list(dict.fromkeys((*TOGETHER, *APART)))
+    emulated = measure(
+        [Child(ONE, module, TOGETHER, apart=False, **same),
+         Child(FOUR, module, APART, apart=True, **same)],
+        cases, rounds=how.rounds, budget=min(how.budget, 1e-3), seed=how.seed,
+    )  # fmt: skip
+    with pw.start(islands=1, hosts_per_island=1, devices_per_host=4, progress=False) as lab:
+        real = measure(
+            [Way(lab, JAX), Way(lab, OURS)], [REAL],
+            rounds=2 * how.rounds, budget=how.budget, seed=how.seed,
+        )  # fmt: skip
+    measured = merged([emulated, real])
+    title = f"Trainings (emulated: {ms:g} ms per layer and example)"
+    report = Report("training", title, "step", measured, ONE)
+    report.notes += [
+        "",
+        judged(CLAIMS, measured),
+        "",
+        f"Constants, times {chosen.factor:g}: collectives of SPMD {SPMD:.0%}, of a stage"
+        f" {STAGE:.2%} for each doubling of its devices."
+        f" Between islands {LATENCY * 1e6:.0f} us and {BANDWIDTH / 1e6:g} MB/s.",
+    ]
+    publish(report, how.folder)
+
+
+if __name__ == "__main__":
+    main()
