@@ -21,10 +21,11 @@ from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.panels import chosen, plots
 from pathways_lab.notebook.plot import FRAME, Plot
+from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.text import about_gang, duration, gang_of, merged_note, summary, table
 from pathways_lab.timeline.log import Timeline, within
-from pathways_lab.timeline.records import Record, Span
+from pathways_lab.timeline.records import Record
 from pathways_lab.timeline.waits import known_at
 
 SETTLE = 0.3
@@ -68,54 +69,42 @@ class Wanted:
 
 
 class Picture:
-    """One view's content.  outcome: how what it shows has ended, "" while it goes on."""
+    """One view's content.
 
-    def __init__(self, timeline: Timeline, wanted: Wanted) -> None:
+    outcome: how what it shows has ended, "" while it goes on.
+    present: of the timeline, where other pictures show the same part of it.
+    """
+
+    def __init__(self, timeline: Timeline, wanted: Wanted, present: Present | None = None) -> None:
         self.timeline = timeline
         self.wanted = wanted
         self.panels = chosen(wanted.panels)
         self.outcome = ""
-        now = timeline.clock()
-        first = min((r.time for r in timeline.records if not isinstance(r, Span)), default=now)
-        origin = wanted.origin if wanted.origin is not None else first
-        since = wanted.since if wanted.since is not None else now - wanted.window
-        self.since = max(origin, since)
         self.palette = palette_of(timeline)
-        self.scene = self._scene(origin)
-        self._version = 0
-        self._waiting: list[Record] = []
-        self._folded = now
+        self.present = present or Present(timeline, wanted.window, wanted.origin, wanted.since)
+        self._folds = -1
         self._over_at = 0.0
         self._gang: float | None = None
         self._past: Past | None = None
         self._drawn: tuple[Plot, ...] = ()
-        self.collect(now)
 
-    def _scene(self, origin: float) -> Scene:
-        scene = Scene(origin, self.wanted.window, self.palette)
-        for plan in self.timeline.plans:
-            scene.flows.add(plan)
-        return scene
+    @property
+    def scene(self) -> Scene:
+        """What is shown while it follows."""
+        return self.present.scene
 
-    def collect(self, now: float, most: int = 0) -> bool:
-        """Fold new records, *most* at most (0: all); True when there were any that count."""
-        batch = self.timeline.since(self._version)
-        self._version = batch.version
-        self.scene.dropped += batch.missed
-        self._waiting += [r for r in batch.records if within(r, self.since)]
-        ready, self._waiting = self._waiting, []
-        if most and len(ready) > most:
-            ready, self._waiting = ready[:most], ready[most:]
-        self._folded = min(now, known_at(ready[-1])) if self._waiting else now
-        self.scene.add(ready, self._folded)
-        return bool(ready)
+    @property
+    def since(self) -> float:
+        """What happened before is not shown (seconds on the records' clock)."""
+        return self.present.since
 
     # --- looking -------------------------------------------------------------
 
     def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
         """The plots and the header at *now* (records' clock)."""
-        news = self.collect(now, FOLD)
-        scene, at = self.scene, self._folded
+        self.present.collect(now, FOLD)
+        news, self._folds = self.present.folds != self._folds, self.present.folds
+        scene, at = self.scene, self.present.folded
         if self._past is not None:
             scene, at = self._past.scene, self._past.now
             self._drawn = self._past.plots(self.panels)
@@ -131,8 +120,9 @@ class Picture:
             state = "waiting"
         done, all_known = self._counted(scene)
         begun = round(self.since - scene.origin, 3)
-        known = self.scene.last + QUIET if self.scene.last > self.since else self._folded
-        end = self._folded if self.scene.busy else min(self._folded, known)
+        folded = self.present.folded
+        known = self.scene.last + QUIET if self.scene.last > self.since else folded
+        end = folded if self.scene.busy else min(folded, known)
         gang = gang_of(scene, self._gang) if self._gang is not None else None
         return Header(
             title=self.wanted.title,
@@ -187,7 +177,7 @@ class Picture:
 
     def _late(self, now: float) -> tuple[str, ...]:
         """Said when records come faster than they can be drawn."""
-        lag = now - self._folded
+        lag = now - self.present.folded
         return (f"the picture is {duration(lag)} behind",) if lag > BEHIND else ()
 
     def text(self) -> str:
@@ -196,7 +186,7 @@ class Picture:
         if self._past is not None:
             return table(self._past.scene, self._past.now, self.wanted.title)
         if not self.outcome:
-            self.collect(now)
+            self.present.collect(now)
         return table(self.scene, now, self.wanted.title)
 
     # --- what a person wants ------------------------------------------------------
@@ -218,15 +208,8 @@ class Picture:
             self._clear()
 
     def _clear(self) -> None:
-        now = self.timeline.clock()
-        known = self.scene
         self._past, self._gang, self._drawn = None, None, ()
-        self.since = now
-        self.scene = self._scene(known.origin)
-        # What is there and what is under way is no past.
-        self.scene.add(
-            [r for r in self.timeline.records if within(r, now) or _standing(r, known)], now
-        )
+        self.present.forget(self.timeline.clock())
 
     # --- the end --------------------------------------------------------------
 
@@ -242,7 +225,7 @@ class Picture:
         self._over_at = self._over_at or now
         if now - self._over_at < SETTLE:
             return False
-        if (self.scene.busy or self._waiting) and now - self._over_at < PATIENCE:
+        if (self.scene.busy or self.present.behind) and now - self._over_at < PATIENCE:
             return False
         self.outcome = outcome
         return True
@@ -256,7 +239,7 @@ class Picture:
 
     def bundle(self) -> Bundle:
         """The frozen picture of everything that the view has seen."""
-        self.collect(self.timeline.clock())
+        self.present.collect(self.timeline.clock())
         scene = self.scene
         last = max(scene.last, self.since + 1e-3)
         records = [r for r in self.timeline.records if within(r, self.since)]
@@ -264,14 +247,6 @@ class Picture:
             records, self.since, last, self.panels, self.wanted.title, self.palette,
             self.notes(), scene.machine,
         )  # fmt: skip
-
-
-def _standing(record: Record, scene: Scene) -> bool:
-    """Whether a record is of a run that has not ended, and no computation that has."""
-    if isinstance(record, Span):
-        return False
-    run = getattr(record, "run", 0)
-    return bool(run) and run not in scene.ended and run in scene.runs
 
 
 class Past:
@@ -288,12 +263,13 @@ class Past:
         self._folded = 0
         self._plots: tuple[Plot, ...] = ()
         self.now = picture.since
-        self.scene = picture._scene(picture.scene.origin)
+        self.scene = picture.present.blank(picture.scene.origin)
 
     def go(self, moment: float) -> None:
         """Stand at *moment*."""
         if moment < self.now:
-            self.scene, self._folded = self._picture._scene(self._picture.scene.origin), 0
+            self.scene = self._picture.present.blank(self._picture.scene.origin)
+            self._folded = 0
         until = bisect_right(self._known, moment)
         self.scene.add(self._records[self._folded : until], moment)
         self._folded, self.now, self._plots = until, moment, ()

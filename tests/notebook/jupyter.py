@@ -233,6 +233,25 @@ class Page:
             timeout=1000 * timeout,
         )
 
+    def painted(self) -> int:
+        """Pixels of the live figures' canvases that are not empty."""
+        found: int = self.page.evaluate(
+            """() => {
+              const canvases = (root) => [...root.querySelectorAll('*')].flatMap((element) => [
+                ...(element.tagName === 'CANVAS' ? [element] : []),
+                ...(element.shadowRoot ? canvases(element.shadowRoot) : []),
+              ]);
+              return canvases(document.querySelector('.pathways-lab')).reduce((sum, canvas) => {
+                const { width, height } = canvas;
+                if (!width || !height || !canvas.checkVisibility()) return sum;
+                const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);
+                for (let i = 3; i < data.length; i += 4) sum += data[i] > 0;
+                return sum;
+              }, 0);
+            }"""
+        )
+        return found
+
     def click_mark(self, panel: str, layer: str) -> float:
         """Hold the picture, click the middle of a layer's newest mark; the mark's gang."""
         self.page.click(".pathways-lab-button:has-text('pause')")

@@ -68,6 +68,7 @@ def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> No
         grows(page)
         assert page.busy(), "the cell must still be spinning"
     assert page.attribute("data-scripts") == "server"
+    assert page.painted() > 10_000
     page.screenshot(tmp_path / "moving.png")
     assert page.console == []
 

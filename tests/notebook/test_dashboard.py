@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import struct
+import time
 from typing import Any
 
 import pytest
 
-from pathways_lab.notebook.dashboard import PANELS
-from pathways_lab.notebook.dashboard.feed import KEPT, Feed
+from pathways_lab.notebook.dashboard import PANELS, process
+from pathways_lab.notebook.dashboard.feed import KEPT, Feed, begun
 from pathways_lab.notebook.dashboard.page import html
 from pathways_lab.notebook.dashboard.process import FILES
 from pathways_lab.notebook.dashboard.state import state
@@ -54,7 +55,7 @@ class Playing:
 def test_a_page_gets_everything_once_and_then_what_follows() -> None:
     playing = Playing()
     playing.play(0.1)
-    feed = Feed(playing.timeline, ("queues",), first=1000)
+    feed = Feed(begun(playing.timeline), ("queues",), first=1000)
     (first,) = messages(feed.since(0))
     assert (first["type"], first["seq"]) == ("snapshot", 1000)
     assert "Figure" in first["document"]
@@ -72,7 +73,7 @@ def test_a_page_gets_everything_once_and_then_what_follows() -> None:
 def test_a_page_that_is_too_late_or_of_another_process_begins_anew() -> None:
     playing = Playing()
     playing.play(0.1)
-    feed = Feed(playing.timeline, ("queues",), first=1000)
+    feed = Feed(begun(playing.timeline), ("queues",), first=1000)
     for step in range(KEPT + 2):
         playing.play(0.1 + step / 100)
         feed.tick()
@@ -84,13 +85,72 @@ def test_a_page_that_is_too_late_or_of_another_process_begins_anew() -> None:
 def test_looking_back_is_for_one_page_and_not_for_all() -> None:
     playing = Playing()
     playing.play(0.5)
-    shared = Feed(playing.timeline, ("queues",), first=1)
-    own = Feed(playing.timeline, ("queues",), first=2)
+    present = begun(playing.timeline)
+    shared = Feed(present, ("queues",), first=1)
+    own = Feed(present, ("queues",), first=2)
     own.do("seek", 0.2)
     assert messages(own.since(0))[0]["header"]["at"] == pytest.approx(0.2)
     assert messages(shared.since(0))[0]["header"]["at"] is None
     (text,) = messages(own.do("text", None))
     assert "island0" in text["text"]
+
+
+def test_what_one_page_folds_all_of_them_show() -> None:
+    playing = Playing()
+    playing.play(0.1)
+    present = begun(playing.timeline)
+    feeds = [Feed(present, (panel,), first=1) for panel in ("queues", "order")]
+    playing.play(0.6)
+    for feed in feeds:
+        feed.tick()
+    assert present.folds == 2, "what was there, and what is new: each once"
+    for feed in feeds:
+        (message,) = messages(feed.since(1))
+        assert any("columns" in change for change in json.loads(message["changes"]))
+
+
+def test_a_first_picture_is_of_no_more_than_can_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    playing = Playing()
+    playing.play(1.0)
+    assert begun(playing.timeline).since == 0.0
+    monkeypatch.setattr("pathways_lab.notebook.dashboard.feed.FIRST", 50)
+    present = begun(playing.timeline)
+    assert 0.0 < present.since < 1.0
+    assert len(present.scene.gangs.by_key) < 50
+    assert present.scene.machine.islands, "who is there is always in it"
+
+
+class Slow:
+    """A watched lab on a machine where each look takes so many seconds of a clock of its own."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.now, self.takes = 100.0, 0.0
+
+    def look(self) -> None:
+        self.now += self.takes
+
+    def recall(self) -> None:
+        pass
+
+
+def test_pages_that_wait_in_line_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    playing = Playing()
+    playing.play(0.5)
+    watch = Slow(playing.timeline)
+    times = {"monotonic": lambda: watch.now, "thread_time": lambda: 0.0, "time_ns": time.time_ns}
+    monkeypatch.setattr(process, "time", type("Time", (), times))
+    gallery = process.Gallery(watch)  # type: ignore[arg-type]
+    watch.takes = 0.6 * process.FORGET
+    first = gallery.feed(("queues",))
+    for panel in PANELS[:5]:
+        gallery.feed((panel,))
+    assert gallery.feed(("queues",)) is first, "its page could not ask before"
+    watch.takes = 0.0
+    watch.now += process.FORGET + 1.0
+    assert gallery.feed(("queues",)) is not first, "nobody has asked for it"
 
 
 # --- the side panel's data ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One choice of panels, and the pages that follow it.
 
-Problem: pages come and go and ask at their own pace; drawing is paid once for
-all that show the same, and an answer must continue exactly where a page stands.
+Problem: pages come and go and ask at their own pace; folding is paid once, drawing
+once for all that show the same, and an answer must continue exactly where a page stands.
 
 How: every change is a message with a number, the last few are kept.  A page says
 which number it has and gets what follows, or everything if that is gone.
@@ -16,14 +16,29 @@ from collections import deque
 from typing import Any
 
 from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.waits import known_at
 
 KEPT = 64
 """Messages for pages that are late."""
 
 WINDOW = 20.0
 """Seconds that the pages look back."""
+
+FIRST = 20_000
+"""Records that the first picture is made of at most: a second and a half of work."""
+
+
+def begun(timeline: Timeline) -> Present:
+    """The present, for all feeds: the newest records of the window, and no more than a first
+    picture can wait for."""
+    records = timeline.records
+    since = timeline.clock() - WINDOW
+    if len(records) > FIRST:
+        since = max(since, known_at(records[-FIRST]))
+    return Present(timeline, WINDOW, since=since)
 
 
 class Feed:
@@ -32,8 +47,9 @@ class Feed:
     picture: what they show.
     """
 
-    def __init__(self, timeline: Timeline, panels: tuple[str, ...], first: int) -> None:
-        self.picture = Picture(timeline, Wanted(panels, window=WINDOW))
+    def __init__(self, present: Present, panels: tuple[str, ...], first: int) -> None:
+        timeline = present.timeline
+        self.picture = Picture(timeline, Wanted(panels, window=WINDOW), present)
         self._stream = Stream(*self.picture.look(timeline.clock()))
         self._stream.seq = first
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=KEPT)

@@ -25,11 +25,12 @@ from typing import Any
 from tornado import httpserver, web
 
 from pathways_lab.notebook.dashboard import PANELS, path_of
-from pathways_lab.notebook.dashboard.feed import Feed
+from pathways_lab.notebook.dashboard.feed import WINDOW, Feed, begun
 from pathways_lab.notebook.dashboard.page import BOKEHJS, html
 from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import Watch
 from pathways_lab.notebook.panels import DEFAULT
+from pathways_lab.notebook.present import Present
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.attach import ControlAddress
 
@@ -73,6 +74,8 @@ class Gallery:
         self.watch = watch
         self.asked = time.monotonic()
         self._feeds: dict[tuple[tuple[str, ...], str], Drawn] = {}
+        self._present: Present | None = None
+        self._worked = 0.0
         self._number = 0
         self._state: dict[str, Any] = {}
 
@@ -82,19 +85,34 @@ class Gallery:
         view: names a page that has one of its own, because somebody there looks
             elsewhere than at the present.
         """
-        now = self.asked = time.monotonic()
+        self.asked = time.monotonic()
+        try:
+            return self._feed(panels, view, self.asked - self._worked)
+        finally:
+            self._worked += time.monotonic() - self.asked
+
+    def _feed(self, panels: tuple[str, ...], view: str, now: float) -> Feed:
+        """now: seconds in which this process could have answered whoever asked: those in
+        which it worked do not count, or feeds would be forgotten whose pages wait in line."""
         self.watch.look()
         for other in [key for key, drawn in self._feeds.items() if now - drawn.asked > FORGET]:
             del self._feeds[other]
+        present = self._present
+        if present and present.timeline.clock() - present.folded > WINDOW:
+            self._feeds.clear()  # it comes faster than it can be drawn: go on with the newest
+        if not self._feeds:
+            self._present = None
         drawn = self._feeds.get((panels, view))
         if drawn is None:
             if len(self._feeds) >= MOST:
                 del self._feeds[min(self._feeds, key=lambda key: self._feeds[key].asked)]
-            self.watch.recall()
-            feed = Feed(self.watch.timeline, panels, _stamp())
+            if self._present is None:
+                self.watch.recall()
+                self._present = begun(self.watch.timeline)
+            feed = Feed(self._present, panels, _stamp())
             drawn = self._feeds[panels, view] = Drawn(feed)
         drawn.asked = now
-        drawn.refresh(now)
+        drawn.refresh()
         return drawn.feed
 
     def state(self, since: int) -> bytes:
@@ -109,14 +127,16 @@ class Gallery:
 
 
 class Drawn:
-    """A feed.  asked: when somebody did last (seconds)."""
+    """A feed.  asked: when somebody did last, as :meth:`Gallery.feed` counts seconds."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
-        self.asked = self._due = time.monotonic()
+        self.asked = 0.0
+        self._due = time.monotonic()
 
-    def refresh(self, now: float) -> None:
+    def refresh(self) -> None:
         """Draw it again, unless that was just done or has taken too long."""
+        now = time.monotonic()
         if now >= self._due:
             begun = time.thread_time()
             self.feed.tick()
