@@ -194,7 +194,9 @@ def _labels(sheet: Sheet, frame: Frame) -> None:
     for y, text in plot.rows.items():
         sheet.text(LEFT - 8, frame.y(y), text, anchor="end")
     for y, text in plot.groups.items():
-        sheet.text(LEFT - 16 - max(50.0, 6.6 * inner), frame.y(y), text, anchor="end", bold=True)
+        # Left of the rows' labels, but nothing is cut off.
+        end = max(LEFT - 16 - max(50.0, 6.6 * inner), wide(text, bold=True))
+        sheet.text(end, frame.y(y), text, anchor="end", bold=True)
     for y, text in plot.readouts.items():
         if text:
             sheet.text(WIDTH - RIGHT + 8, frame.y(y), text)

@@ -243,6 +243,18 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     os.kill(studio._child.pid, signal.SIGKILL)
     assert other.over.wait(20)
     assert "ended" in other.why
+    # Who freezes it sees all that is known by then, also what nobody has asked for yet.
+    assert log.written is not None
+    last = [chronicle.write(r) for r in training(3, hosts=2)[len(records) :]]
+    fourth = Screen()
+    painter = painters.painter_of(log, wanted, fourth)
+    fourth.wait_for(lambda m: m["type"] == "snapshot")
+    log.written.add(last)
+    log.extend_later(len(last), lambda: chronicle.read(last))
+    painter.end("ended")
+    assert fourth.over.wait(20)
+    assert fourth.end is not None
+    assert fourth.end[1][1] == Picture(log, wanted).bundle()[1] != here[1]
     # And the next view has a new one, which ends with the lab.
     third = Screen()
     painters.painter_of(log, wanted, third)
