@@ -36,8 +36,8 @@ MOST = 32
 """Calls that leave together."""
 SOON = 0.001
 """Seconds after which they leave at the latest, unless the interpreter is busy."""
-_PLANS = 256
-"""Plans of several calls that are made for a slice: cluster and client keep them."""
+_CALLS = 1024
+"""Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096
 
 
@@ -65,7 +65,8 @@ class Calls:
         self._flushing = False
         self._plans: dict[Shape, Plan] = {}
         self._made: Counter[SliceId] = Counter()
-        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        """Hashes of shapes: what is taken for seen by mistake has its plan one time too soon."""
         connection.flush = self.flush
 
     def add(
@@ -182,10 +183,12 @@ class Calls:
 
     def _plan(self, wires: _Wires) -> Plan | None:
         plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id
-        if plan is None and wires.shape in self._seen and self._made[on] < _PLANS:
+        seen = hash(wires.shape)
+        calls = len(wires.entries)
+        if plan is None and seen in self._seen and self._made[on] + calls <= _CALLS:
             if on not in self._made:
                 self._forget_released()
-            self._made[on] += 1
+            self._made[on] += calls
             parts = [
                 Part(entry.prepared.plan, sources, kept)
                 for entry, sources, kept in zip(
@@ -196,7 +199,7 @@ class Calls:
             name = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             plan = self._plans[wires.shape] = in_series(name, parts)
         elif plan is None:
-            self._seen[wires.shape] = None
+            self._seen[seen] = None
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
         return plan

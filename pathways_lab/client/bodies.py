@@ -101,11 +101,18 @@ class Body:
         None: whatever suits the code; what the user asked of a result counts more.
         """
         pinned = pinned or (None,) * len(self.out_types)
-        key = (place.id, tuple(wanted), tuple(pinned))
+        key = (place, tuple(wanted), tuple(pinned))
         known = self._executables.get(key)
         if known is None:
-            known = self._executables[key] = self._export(place, wanted, pinned)
+            made = self._export(place, wanted, pinned)
+            alive = {k: e for k, e in self._executables.items() if not k[0].released}
+            known, self._executables = made, {**alive, key: made}
         return known
+
+    def keep(self, key: Any, prepared: Any) -> None:
+        """A new program of one call; those on slices that were released are forgotten."""
+        alive = {k: p for k, p in self.prepared.items() if not p.released}
+        self.prepared = {**alive, key: prepared}
 
     def wanted(self, index: int, place: Slice) -> Layout | None:
         """The layout that the user asked for argument leaf *index*."""

@@ -289,7 +289,8 @@ class CellProgram:
         cell = self._captured.get(reads.key)
         if cell is None:
             cell = CapturedCell(self._run, values, reads, self.name, self._on, self._how)
-            self._captured[reads.key] = cell
+            alive = {k: c for k, c in self._captured.items() if not c.program.released}
+            self._captured = {**alive, reads.key: cell}
         self.last = cell
         return cell, reads
 

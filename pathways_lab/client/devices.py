@@ -156,9 +156,17 @@ class Slice:
     def release(self) -> None:
         """Give the devices back.  Values on the slice are lost; handles to them fail."""
         if not self.released:
-            self.released = True
-            if self.owner is not None:
-                self.owner.release_slice(self.id)
+            owner = self.owner
+            self.end()
+            if owner is not None:
+                owner.release_slice(self.id)
+
+    def end(self) -> None:
+        """It is released, or its lab is closed.
+
+        JAX remembers meshes long after their last use, and would remember the lab with them.
+        """
+        self.released, self.owner = True, None
 
     def rebind(self, island: str | None = None) -> Slice:
         """Get other devices for a slice that has lost its own; the same slice, to work with again.

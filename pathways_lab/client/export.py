@@ -178,7 +178,9 @@ def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tup
     with jax_private.exporting_without_backend():
         exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
         exported = exporter(*structs)
-        return bytes(exported.serialize()), exported.mlir_module()
+        made = bytes(exported.serialize()), exported.mlir_module()
+    jax_private.forget_lowered()
+    return made
 
 
 def _pickled(body: Body) -> bytes:

@@ -138,6 +138,11 @@ class Prepared:
         """One of its slices: the first that it uses."""
         return self.slices[0]
 
+    @property
+    def released(self) -> bool:
+        """Whether a slice that it uses was released: it cannot be run any more."""
+        return any(on.released for on in self.slices)
+
 
 def prepare(
     name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref], *, sequential: bool = False

@@ -47,7 +47,8 @@ def start(call: BoundCall, place: Slice, loop: Loop) -> Any:
     known: Prepared | None = body.prepared.get(key)
     if known is None:
         repeated = cast(Body, _Repeated(body, loop))
-        known = body.prepared[key] = prepare_call(call, place, repeated)
+        known = prepare_call(call, place, repeated)
+        body.keep(key, known)
     return jax.tree.unflatten(body.out_tree, session_of(place).run(known, call.leaves))
 
 

@@ -123,6 +123,11 @@ class CapturedProgram:
         where = item.slice if isinstance(item, Ref) else on
         return Passed(item.source, item.type, item.name, where)
 
+    @property
+    def released(self) -> bool:
+        """Whether a slice that it uses was released."""
+        return self.prepared is not None and self.prepared.released
+
     def run(self, leaves: Sequence[Any], priority: int = 0) -> Any:
         """Submit one run with these flat arguments; its results, at once."""
         handles: list[Handle] = []
@@ -291,7 +296,9 @@ class ProgramFunction:
                 [item.type for item in inputs],
                 [item.slice if isinstance(item, Ref) else None for item in inputs],
             )
-            program = self._captured[key] = CapturedProgram(captured, inputs, self._on, self._how)
+            program = CapturedProgram(captured, inputs, self._on, self._how)
+            alive = {k: p for k, p in self._captured.items() if not p.released}
+            self._captured = {**alive, key: program}
         self.last = program
         return program, leaves
 

@@ -88,7 +88,7 @@ class Session:
     ) -> tuple[_Binder, list[Buffer | None]]:
         self.connection.make_room(prepared.plan)
         for on in prepared.slices:
-            _check_slice(on)
+            check_slice(on)
         binder = _Binder(self, leaves)
         buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
         if prepared.donated:
@@ -105,7 +105,7 @@ class Session:
 
     def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
         """A host array on the devices of a slice."""
-        _check_slice(on)
+        check_slice(on)
         data = arrays.host_bytes(leaf, kind)
         return Handle(self, self.data.upload(data, kind, on, layout), kind, on, layout, name)
 
@@ -258,7 +258,8 @@ def _known(ref: Ref) -> Layout:
     return ref.layout
 
 
-def _check_slice(on: Slice) -> None:
+def check_slice(on: Slice) -> None:
+    """Raises PathwaysError when it was released."""
     if on.released:
         raise failures.failure(
             "refused", f"slice {on.name} was released", "ask for a new one: lab.slice(...)"

@@ -25,7 +25,7 @@ from pathways_lab.client.functions import BoundCall, CompiledFunction
 from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, TransferNode, prepare
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
-from pathways_lab.client.session import Session
+from pathways_lab.client.session import Session, check_slice
 
 
 class Immediate:
@@ -45,7 +45,8 @@ class Immediate:
         key = (place.id, lines.place_of_caller(), placements)
         known: Prepared | None = call.body.prepared.get(key)
         if known is None:
-            known = call.body.prepared[key] = prepare_call(call, place, call.body)
+            known = prepare_call(call, place, call.body)
+            call.body.keep(key, known)
         handles = session.call(known, call.leaves)
         return jax.tree.unflatten(call.body.out_tree, handles)
 
@@ -95,6 +96,7 @@ def slice_of_call(call: BoundCall) -> Slice:
 
 def session_of(place: Slice) -> Session:
     """The session of a slice's lab."""
+    check_slice(place)
     owner = place.owner
     session: Session | None = getattr(owner, "session", None)
     if session is None:

@@ -31,6 +31,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import distributed as _distributed
+from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
@@ -184,6 +185,16 @@ def exporting_without_backend() -> Iterator[None]:
             _exporting -= 1
             if _exporting == 0:
                 vars(_export)["xb"] = _xla_bridge
+
+
+def forget_lowered() -> None:
+    """Let go of what functions were lowered to, here and in user code.
+
+    JAX keeps the last 2,048 of them, each a MB and more, in case that one is asked for again.
+    What was compiled is kept elsewhere.
+    """
+    _pjit._pjit_lower.cache_clear()
+    _pxla._cached_lowering_to_hlo.cache_clear()
 
 
 def user_frames(source_info: Any) -> list[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -95,6 +96,30 @@ def test_plans_of_calls_go_with_their_slice(fake: FakeLab, monkeypatch: pytest.M
             jax.block_until_ready(made)
         assert len(calls._plans) == len(calls._made) == 1
         on.release()
+
+
+def test_plans_of_calls_hold_a_bounded_number_of_calls(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ways there are in which calls may come."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    monkeypatch.setattr(batching, "_CALLS", 12)
+    on = fake.slice(2)
+    steps = [pw.jit(lambda x, n=n: x + n, on=on) for n in range(3)]
+    x = steps[0](np.zeros(4, np.float32)).block_until_ready()
+    for order in itertools.product(range(3), repeat=2):
+        for _ in range(2):
+            fake.held = True
+            made = [steps[0](x), *(steps[n](x) for n in order), *(steps[n](x) for n in order)]
+            fake.held = False
+            fake.connection.flush()
+            fake.settle()
+            fake.release()
+            jax.block_until_ready(made)
+    calls = fake.session._calls
+    assert calls._plans
+    assert sum(len(plan.steps) for plan in calls._plans.values()) <= 12
+    assert all(isinstance(shape, int) for shape in calls._seen), "no shape is kept to be compared"
 
 
 @pytest.fixture(scope="module")

@@ -465,3 +465,16 @@ def test_what_cannot_be_pickled_is_said(fake: FakeLab) -> None:
 def test_no_lab_no_run() -> None:
     with pytest.raises(pw.PathwaysError, match="belongs to no running lab"):
         pw.jit(lambda x: x, on=a_slice(2))(np.ones(2))
+
+
+def test_nothing_is_kept_for_slices_that_were_released(fake: FakeLab) -> None:
+    """Functions and programs that live long meet many slices."""
+    step = pw.jit(lambda x: x + 1)
+    twice = pw.program(lambda x: step(step(x)))
+    for _ in range(4):
+        with fake.slice(2) as on:
+            x = pw.device_put(np.arange(4.0, dtype=np.float32), on)
+            np.testing.assert_array_equal(step(x).result(), np.arange(4) + 1)
+            np.testing.assert_array_equal(twice(x).result(), np.arange(4) + 2)
+    (body,) = step._bodies.values()
+    assert (len(body._executables), len(body.prepared), len(twice._captured)) == (1, 1, 1)

@@ -180,7 +180,21 @@ def test_released_slices_are_said(fake: FakeLab, double: Any) -> None:
         h = pw.device_put(V, on)
     with pytest.raises(pw.PathwaysError, match="was released"):
         h + 1
+    fake.settle()
     assert fake.of("release-slice")[0]["slice"] == on.id
+
+
+def test_a_released_slice_keeps_nothing_of_its_lab(fake: FakeLab) -> None:
+    """JAX keeps meshes, and so the slices that they are made of."""
+    on = fake.slice(2)
+    assert on.owner is fake
+    on.release()
+    on.release()
+    assert on.owner is None
+    fake.settle()
+    assert (fake.count("release-slice"), on.state) == (1, "released")
+    with pytest.raises(pw.PathwaysError, match="was released"):
+        pw.device_put(np.zeros(2), on)
 
 
 # --- freeing --------------------------------------------------------------------------------

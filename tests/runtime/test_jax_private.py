@@ -6,11 +6,13 @@ A failure here means that JAX moved something: the message says what, and
 
 from __future__ import annotations
 
+import gc
 import linecache
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from typing import Any
 
 import jax
@@ -301,3 +303,18 @@ def test_callbacks_of_other_threads_are_not_wrapped() -> None:
         thread.start()
         thread.join(60)
     assert results == [1.0]
+
+
+def test_what_functions_were_lowered_to_is_let_go() -> None:
+    """Else a function that lives long is kept once more for each slice that it was exported for."""
+    modules = weakref.WeakSet[object]()
+    function = jax.jit(lambda x: x * 3 + 1)
+    lowered = function.lower(np.zeros(4, np.float32))
+    modules.add(lowered._lowering)
+    del lowered
+    gc.collect()
+    assert modules, "JAX keeps it, in case that it is asked for again"
+    jax_private.forget_lowered()
+    gc.collect()
+    assert not modules
+    assert function.lower(np.zeros(4, np.float32)).as_text()
