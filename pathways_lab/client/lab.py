@@ -348,10 +348,12 @@ class Lab(Elasticity, Care, Feeding):
         return hooks.open_view(self, *panels, **options)
 
     def _remember(self, written: list[bytes]) -> None:
-        self._compiled += sum([chronicle.kind_of(entry) == "compile" for entry in written])
+        seen = [chronicle.look(entry) for entry in written]
+        self._compiled += sum([kind == "compile" for kind, _ in seen])
+        records = sum([least for _, least in seen])
         assert self.timeline.written is not None
-        self.timeline.written.add(written)
-        self.timeline.extend_later(len(written), lambda: chronicle.read(written))
+        self.timeline.written.add(written, records)
+        self.timeline.extend_later(records, lambda: chronicle.read(written))
 
     # --- sharing, and the Dask side -----------------------------------------------------------
 
@@ -420,7 +422,7 @@ class Lab(Elasticity, Care, Feeding):
             _current = None
         self.leases.clear()
         for entry in self.slices:
-            entry.released = True
+            entry.end()
         self.slices = []
         if "chaos" in self.__dict__:
             self.chaos.close()

@@ -83,7 +83,8 @@ class Studio:
             entries, missed = rest
             if missed:
                 self.timeline.extend([Sample("dropped", self.timeline.clock(), float(missed))])
-            self.timeline.extend_later(len(entries), lambda: chronicle.read(entries))
+            least = sum([chronicle.look(entry)[1] for entry in entries])
+            self.timeline.extend_later(least, lambda: chronicle.read(entries))
             return
         number, *values = rest
         try:

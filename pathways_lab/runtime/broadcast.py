@@ -24,6 +24,8 @@ BATCH_SECONDS = 0.05
 """Watchers get at most one message per this many seconds."""
 _BATCH = 20_000
 """Records in one message."""
+_KEPT = 16 << 20
+"""Bytes of records that are kept at most."""
 _SLOW = 16 << 20
 """Bytes that may wait for a watcher that does not read, before records are left out."""
 
@@ -46,11 +48,14 @@ class _Reader:
 class Broadcast:
     """A bounded log of packed records, and the watchers that follow it.
 
-    capacity: records kept for watchers that come later.
+    capacity, nbytes: what is kept for watchers that come later: so many records, and bytes.
     """
 
-    def __init__(self, capacity: int = 20_000) -> None:
-        self._log: deque[bytes] = deque(maxlen=capacity)
+    def __init__(self, capacity: int = 20_000, nbytes: int = _KEPT) -> None:
+        self._capacity = capacity
+        self._most = nbytes
+        self._log: deque[bytes] = deque()
+        self._nbytes = 0
         self._fresh: list[bytes] = []
         self._lost = 0
         self._readers: dict[str, _Reader] = {}
@@ -59,9 +64,11 @@ class Broadcast:
         """Remember packed records.  True when a flush is due that was not due before."""
         due = bool(self._fresh)
         for record in records:
-            if len(self._log) == self._log.maxlen:
-                self._lost += 1
             self._log.append(record)
+            self._nbytes += len(record)
+            while len(self._log) > self._capacity or self._nbytes > self._most:
+                self._nbytes -= len(self._log.popleft())
+                self._lost += 1
             if self._readers:
                 self._fresh.append(record)
         return bool(self._fresh) and not due

@@ -72,6 +72,8 @@ class Ended(NamedTuple):
 
 
 _TIMES = 8
+_GANGS_BEFORE = 5
+"""Fields of an entry of gangs between its form and its rows."""
 
 
 def about(
@@ -171,12 +173,35 @@ def read(written: Iterable[bytes]) -> list[Record]:
     return records
 
 
-def kind_of(entry: bytes) -> str:
-    """The kind of a span, event or sample, without reading the rest; "" for several at once."""
+def look(entry: bytes) -> tuple[str, int]:
+    """What an entry holds, without reading the rest, and at least so many records.
+
+    The kind of a span, event or sample; "" for several at once.
+    """
     unpacker = msgpack.Unpacker(strict_map_key=False)
     unpacker.feed(entry)
-    unpacker.read_array_header()
-    return str(unpacker.unpack()) if unpacker.unpack() in ("Span", "Event", "Sample") else ""
+    fields = unpacker.read_array_header()
+    form = unpacker.unpack()
+    if form == _MESSAGES:
+        return "", unpacker.read_array_header()
+    if form == _PLACES:
+        unpacker.skip()
+        inner = msgpack.Unpacker()
+        inner.feed(unpacker.unpack())
+        inner.read_array_header()
+        for _ in range(3):
+            inner.skip()
+        return "", inner.read_array_header()
+    if form == _GANGS:
+        for _ in range(_GANGS_BEFORE):
+            unpacker.skip()
+        return "", 2 * unpacker.read_array_header()
+    if form == _ROW:
+        for _ in range(fields - 2):
+            unpacker.skip()
+        unpacker.read_array_header()
+        return "", 2 * (len(unpacker.unpack()) // 8)
+    return str(unpacker.unpack()), 1
 
 
 def _read_gangs(

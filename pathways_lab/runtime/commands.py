@@ -140,9 +140,11 @@ class Commands:
             case m.QuotaKept(client=client, request=request):
                 self._tell.client(client, "quota", {"id": request})
             case m.SliceFreed(hosts=hosts, slice=slice_id):
-                self._in_turn(hosts, "unbind", {"slice": slice_id})
+                others = self._registry.told.get(slice_id, set()).difference(hosts)
+                self._in_turn((*hosts, *sorted(others)), "unbind", {"slice": slice_id})
                 self._formations.unbind(slice_id)
                 self._registry.forget_slice(slice_id)
+                self._diary.moved()
                 self._tell.topology()
             case m.Refused(client=client, subject=subject, failure=failure):
                 self._tell.refuse(client, subject, failure)
@@ -154,7 +156,7 @@ class Commands:
                 blob = self._registry.blobs[slice_id >> 32, function]
                 self._in_turn(hosts, "prepare", fields, [blob])
             case m.ShareProgram(hosts=hosts, plan=plan):
-                self._in_turn(hosts, "program", self._program(plan))
+                self._in_turn(hosts, "program", self._program(plan, hosts))
             case m.FreeBuffers(hosts=hosts, buffers=buffers):
                 self._in_turn(hosts, "free", {"buffers": buffers})
             case m.AbortRun(hosts=hosts, run=run):
@@ -195,11 +197,14 @@ class Commands:
             if not self._races.hold(host, op, fields, buffers):
                 self._tell.host(host, op, fields, buffers)
 
-    def _program(self, key: str) -> dict[str, Any]:
+    def _program(self, key: str, hosts: Sequence[str]) -> dict[str, Any]:
         """A plan with the bindings of all its slices: hosts must know both ends of a transfer."""
-        _, plan, packed = self._registry.plans[key]
+        _, plan = self._registry.plans[key]
         known = self._registry.bindings
-        return {"plan": packed, "bindings": [pack(known[s]) for s in plan.slices if s in known]}
+        if len(plan.slices) > 1:
+            for slice_id in plan.slices:
+                self._registry.told.setdefault(slice_id, set()).update(hosts)
+        return {"plan": pack(plan), "bindings": [pack(known[s]) for s in plan.slices if s in known]}
 
     def _moved(self, moved: em.SliceMoved) -> None:
         """A suspended slice has devices again: first its old hosts hear it, then the new ones."""

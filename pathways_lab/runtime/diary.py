@@ -59,7 +59,7 @@ class Diary:
         )
 
     def moved(self) -> None:
-        """Slices are elsewhere now."""
+        """Slices are elsewhere now, or gone, and plans with them."""
         self._placings.clear()
 
     def _placing(self, grant: Grant, island: str) -> bytes:

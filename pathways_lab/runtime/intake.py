@@ -187,7 +187,7 @@ def _program(letter: _Letter) -> m.Event:
         raise Rejected(f"program {plan.key[:64]}", "another client has a program of this key")
     if owner is not None and owner[1] != plan:
         raise Rejected(f"program {plan.key[:64]}", "this key was given to another program")
-    letter.registry.plans[plan.key] = (letter.client.name, plan, letter.fields["plan"])
+    letter.registry.plans[plan.key] = letter.client.name, plan
     return m.ProgramRegistered(letter.time, letter.cause, letter.client.name, plan)
 
 

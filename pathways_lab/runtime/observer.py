@@ -76,7 +76,8 @@ class Observer:
         if op == "records":
             self._introduce(link)
             written = fields["records"]
-            self._remember(len(written), lambda: chronicle.read(written))
+            least = sum([chronicle.look(entry)[1] for entry in written])
+            self._remember(least, lambda: chronicle.read(written))
 
     def _closed(self, link: Link, reason: str) -> None:
         self._ended(reason)

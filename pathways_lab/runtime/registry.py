@@ -85,8 +85,8 @@ class Registry:
     clients: dict[str, ClientSeen] = field(default_factory=dict)
     hosts: dict[str, HostSeen] = field(default_factory=dict)
     bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
-    plans: dict[str, tuple[str, Plan, Any]] = field(default_factory=dict)
-    """By key: the client that registered it, the plan, and the plan packed."""
+    plans: dict[str, tuple[str, Plan]] = field(default_factory=dict)
+    """By key: the client that registered it, and the plan."""
     functions: dict[tuple[str, SliceId], dict[str, Any]] = field(default_factory=dict)
     """By key and slice: the fields of the announcement."""
     blobs: dict[tuple[int, str], memoryview] = field(default_factory=dict)
@@ -94,6 +94,8 @@ class Registry:
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
     """Of runs that are not over: the client and the plan's key."""
+    told: dict[SliceId, set[str]] = field(default_factory=dict)
+    """By slice that programs move something to or from: hosts that have one of them."""
     away: dict[SliceId, str] = field(default_factory=dict)
     """Slices without devices: ``"suspended"``, or ``"lost"``."""
     published: dict[str, str] = field(default_factory=dict)
@@ -141,13 +143,14 @@ class Registry:
         """The slice is gone, and with it what was announced for it."""
         self.withdraw_slice(slice_id)
         self.away.pop(slice_id, None)
+        self.told.pop(slice_id, None)
         self.taken = {entry for entry in self.taken if entry[1] != slice_id}
         for key in [key for key in self.functions if key[1] == slice_id]:
             del self.functions[key]
         used = {(slice_ >> 32, key) for key, slice_ in self.functions}
         for blob in [blob for blob in self.blobs if blob not in used]:
             del self.blobs[blob]
-        for plan in [key for key, (_, p, _) in self.plans.items() if slice_id in p.slices]:
+        for plan in [key for key, (_, p) in self.plans.items() if slice_id in p.slices]:
             del self.plans[plan]
 
     def forget_client(self, name: str) -> None:
@@ -157,7 +160,7 @@ class Registry:
             return
         for run in [run for run, (owner, _) in self.programs.items() if owner == name]:
             self.forget_run(run)
-        for key in [key for key, (owner, _, _) in self.plans.items() if owner == name]:
+        for key in [key for key, (owner, _) in self.plans.items() if owner == name]:
             del self.plans[key]
         for announced in [a for a in self.functions if a[1] >> 32 == client.number]:
             del self.functions[announced]

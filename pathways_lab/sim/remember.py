@@ -55,7 +55,7 @@ class Memory:
     records: list[records.Record] = field(default_factory=list)
     hosts: dict[str, HostSeen] = field(default_factory=dict)
     bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
-    plans: dict[str, tuple[str, Plan, None]] = field(default_factory=dict)
+    plans: dict[str, tuple[str, Plan]] = field(default_factory=dict)
     programs: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def happened(self, event: Event, commands: Sequence[Command]) -> None:
@@ -65,7 +65,7 @@ class Memory:
         if isinstance(event, HostJoined):
             self.hosts[event.host] = HostSeen(event.island)
         elif isinstance(event, ProgramRegistered):
-            self.plans[event.plan.key] = event.client, event.plan, None
+            self.plans[event.plan.key] = event.client, event.plan
         elif isinstance(event, RunSubmitted):
             self.programs[event.run] = event.client, event.plan
         for command in commands:

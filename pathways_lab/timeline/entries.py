@@ -16,23 +16,23 @@ from itertools import islice
 
 
 class Entries:
-    """The newest batches of entries, at most about *capacity* entries.  Any thread."""
+    """The newest batches of entries, of about *capacity* records at most.  Any thread."""
 
     def __init__(self, capacity: int = 200_000) -> None:
         self.capacity = capacity
         self._lock = threading.Lock()
-        self._batches: deque[tuple[bytes, ...]] = deque()
+        self._batches: deque[tuple[Sequence[bytes], int]] = deque()
         self._held = 0
         self._version = 0
 
-    def add(self, batch: Sequence[bytes]) -> None:
-        """Remember a batch."""
+    def add(self, batch: Sequence[bytes], records: int) -> None:
+        """Remember a batch, which is not changed any more, of at least so many *records*."""
         with self._lock:
-            self._batches.append(tuple(batch))
-            self._held += len(batch)
+            self._batches.append((batch, records))
+            self._held += records
             self._version += len(batch)
             while self._held > self.capacity and len(self._batches) > 1:
-                self._held -= len(self._batches.popleft())
+                self._held -= self._batches.popleft()[1]
 
     def since(self, version: int) -> tuple[list[bytes], int, int]:
         """``(entries, version, missed)``: what came after *version*, which the next call is given.
@@ -41,9 +41,9 @@ class Entries:
         """
         with self._lock:
             asked = self._version - version
-            new: list[tuple[bytes, ...]] = []
+            new: list[Sequence[bytes]] = []
             held = 0
-            for batch in reversed(self._batches):
+            for batch, _ in reversed(self._batches):
                 if held >= asked:
                     break
                 new.append(batch)

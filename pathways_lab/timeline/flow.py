@@ -19,6 +19,11 @@ from typing import Any
 from pathways_lab.core.program import Call, Plan, ValueId
 from pathways_lab.timeline.records import Event, Record
 
+PLANS = 1000
+"""Programs whose steps are remembered: those that were in use last."""
+_RUNS = 4096
+"""Runs of which it is remembered what they are runs of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -81,12 +86,21 @@ class Flows:
         """Fold one record."""
         if not isinstance(record, Event):
             return
+        key = str(record.args.get("plan", ""))
         if record.kind == "plan":
-            self._plans[str(record.args.get("plan", ""))] = record
+            self._use(key, record)
         elif record.kind == "submitted":
-            self._runs[record.run] = str(record.args.get("plan", ""))
-            if len(self._runs) > 4096:
+            self._runs[record.run] = key
+            self._use(key, self._plans.get(key))
+            if len(self._runs) > _RUNS:
                 del self._runs[next(iter(self._runs))]
+
+    def _use(self, key: str, plan: Event | Flow | None) -> None:
+        self._plans.pop(key, None)
+        if plan is not None:
+            self._plans[key] = plan
+            if len(self._plans) > PLANS:
+                del self._plans[next(iter(self._plans))]
 
     def run(self, run: int) -> Flow:
         """The steps of a run's program."""

@@ -22,11 +22,13 @@ from typing import Any
 
 from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries, waits
 from pathways_lab.timeline.entries import Entries
+from pathways_lab.timeline.flow import PLANS
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.queries import Flow, flows
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 Observer = Callable[[Sequence[Record]], None]
+
 
 open_view: Callable[..., Any] | None = None
 """``open_view(timeline, *panels, **options)``: set by whoever stands above and can draw."""
@@ -158,8 +160,19 @@ class Timeline:
                     self._lost += int(record.value)
             elif record.program and record.program not in self._programs:
                 self._programs[record.program] = len(self._programs)
-            if isinstance(record, Event) and record.kind == "plan":
-                self._plans[str(record.args.get("plan", ""))] = record
+            if isinstance(record, Event) and record.kind in ("plan", "submitted"):
+                self._plan(record)
+
+    def _plan(self, event: Event) -> None:
+        """A plan is known, or one that is known is used."""
+        key = str(event.args.get("plan", ""))
+        known = self._plans.pop(key, None)
+        if event.kind == "plan":
+            known = event
+        if known is not None:
+            self._plans[key] = known
+            if len(self._plans) > PLANS:
+                del self._plans[next(iter(self._plans))]
 
     def recording(self) -> Recording:
         """``with timeline.recording() as run: ...``: keeps what happens inside."""
@@ -237,7 +250,10 @@ class Timeline:
 
     @property
     def plans(self) -> tuple[Event, ...]:
-        """What programs consist of, one record each; the bound does not push these out."""
+        """What programs consist of, one record each, of those that were last in use.
+
+        The bound does not push these out.
+        """
         with self._lock:
             self._read()
             return tuple(self._plans.values())

@@ -40,7 +40,7 @@ class HostKnown(Protocol):
 class Registry(Protocol):
     """What a rim knows beside the core.
 
-    plans: by key, the client that registered it, the plan, and anything.
+    plans: by key, the client that registered it, and the plan.
     programs: by run, the client and the plan's key.
     """
 
@@ -49,7 +49,7 @@ class Registry(Protocol):
     @property
     def bindings(self) -> Mapping[SliceId, SliceBinding]: ...
     @property
-    def plans(self) -> Mapping[str, tuple[str, Plan, Any]]: ...
+    def plans(self) -> Mapping[str, tuple[str, Plan]]: ...
     @property
     def programs(self) -> Mapping[m.Run, tuple[str, str]]: ...
 
@@ -141,7 +141,7 @@ class Placing:
         known = registry.plans.get(grant.plan)
         if known is None:
             return None
-        client, plan, _ = known
+        client, plan = known
         gangs: list[tuple[int, int, str, SliceId, str, tuple[str, ...]]] = []
         place = 0
         for number in range(grant.first, grant.last):

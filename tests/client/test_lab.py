@@ -133,7 +133,8 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     with pytest.raises(pw.PathwaysError, match="the lab was closed"):
         handle.result()
     with pytest.raises(pw.PathwaysError):
-        on.owner and first.slice(1)
+        first.slice(1)
+    assert on.owner is None
     second.close()
     second.close()
     assert repr(second) == "<Lab, closed>"

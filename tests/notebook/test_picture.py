@@ -205,7 +205,7 @@ def lab_log(records: list[Record]) -> Timeline:
     log = Timeline()
     log.written = Entries()
     entries = [chronicle.write(r) for r in records]
-    log.written.add(entries)
+    log.written.add(entries, len(entries))
     log.extend_later(len(entries), lambda: chronicle.read(entries))
     return log
 
@@ -249,7 +249,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     fourth = Screen()
     painter = painters.painter_of(log, wanted, fourth)
     fourth.wait_for(lambda m: m["type"] == "snapshot")
-    log.written.add(last)
+    log.written.add(last, len(last))
     log.extend_later(len(last), lambda: chronicle.read(last))
     painter.end("ended")
     assert fourth.over.wait(20)
@@ -267,10 +267,10 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
 
 def test_entries_are_bounded_and_what_is_missed_is_counted() -> None:
     entries = Entries(capacity=10)
-    entries.add([b"0", b"1", b"2"])
+    entries.add([b"0", b"1", b"2"], 3)
     assert entries.since(0) == ([b"0", b"1", b"2"], 3, 0)
     assert entries.since(2) == ([b"2"], 3, 0)
-    entries.add([b"%d" % n for n in range(3, 12)])
+    entries.add([b"%d" % n for n in range(3, 12)], 9)
     held, version, missed = entries.since(1)
     assert (held, version, missed) == ([b"%d" % n for n in range(3, 12)], 12, 2)
     assert entries.since(12) == ([], 12, 0)

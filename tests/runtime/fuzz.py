@@ -180,7 +180,7 @@ class Lab:
         assert {r.binding.client for r in self.control.slices.values()} == {"good"}
         assert not state.runs
         assert not self.control.bookings.line
-        assert {name for name, _, _ in registry.plans.values()} <= {"good"}
+        assert {name for name, _ in registry.plans.values()} <= {"good"}
         assert not registry.programs
         assert not registry.arguments
         assert isinstance(registry.policy, FIFO)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pathways_lab.timeline.flow import PLANS, Flows
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Sample
 
@@ -89,3 +90,24 @@ def test_many_threads_may_extend_at_once() -> None:
 def test_a_capacity_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one record, not 0"):
         Timeline(capacity=0)
+
+
+def test_plans_are_known_as_long_as_their_programs_are_in_use() -> None:
+    log = Timeline(capacity=10)
+    flow = Flows()
+    for n in range(PLANS + 50):
+        news = [
+            Event("plan", 0.0, args={"plan": f"p{n}", "steps": [[False, "f", 7, 4, [], ""]]}),
+            Event("submitted", 0.0, run=n + 1, args={"plan": f"p{n}"}),
+            Event("submitted", 0.0, run=10_000, args={"plan": "p0"}),
+        ]
+        log.extend(news)
+        for record in news:
+            flow.add(record)
+    known = [str(plan.args["plan"]) for plan in log.plans]
+    assert len(known) == PLANS
+    assert {"p0", f"p{PLANS + 49}"} <= set(known)
+    assert "p1" not in known
+    assert flow.run(10_000)
+    assert flow.run(PLANS + 50)
+    assert not flow.run(2)

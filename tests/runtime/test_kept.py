@@ -1,0 +1,106 @@
+"""What is kept, and for how long: nothing of what is over, and records within a bound."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from pathways_lab.core import messages as m
+from pathways_lab.runtime import chronicle
+from pathways_lab.runtime.broadcast import Broadcast
+from pathways_lab.runtime.device_process import arenas
+from pathways_lab.timeline.entries import Entries
+from pathways_lab.timeline.records import Event, Sample, Span
+from pathways_lab.timeline.records_of import Placing
+from tests.runtime.test_rim import ONE, Lab, Peer, submitted
+
+
+def test_every_host_that_heard_of_a_slice_hears_of_its_end() -> None:
+    """Also one that has no device of it, and knows it as the other end of a transfer."""
+    lab = Lab()
+    submitted(lab)  # i0/h got a program that moves something between ONE and ONE + 1
+    lab.core.answer = lambda event: [m.SliceFreed("c", ("i1/h",), ONE + 1)]
+    lab.say(1, "release-slice", slice=ONE + 1)
+    for host in lab.hosts.values():
+        assert host.of("unbind") == [{"slice": ONE + 1}]
+    assert ONE + 1 not in lab.rim.registry.told
+
+
+def test_what_was_noted_of_a_slice_s_programs_goes_with_it() -> None:
+    lab = Lab()
+    submitted(lab)
+    assert lab.rim.diary._placings
+    lab.core.answer = lambda event: [m.SliceFreed("c", ("i0/h",), ONE)]
+    lab.say(1, "release-slice", slice=ONE)
+    assert not lab.rim.diary._placings
+    assert not lab.rim.registry.plans
+
+
+def test_late_watchers_get_what_fits_into_a_bound_of_bytes() -> None:
+    log = Broadcast(capacity=10, nbytes=10_000)
+    small, large = (
+        chronicle.write(Event("output", 0.0, args={"text": "x" * size})) for size in (1, 2000)
+    )
+    for _ in range(8):
+        log.add([large])
+    log.add([small] * 3)
+    peer = Peer()
+    log.watch("late", peer, 1.0)
+    (sent,) = peer.of("records")
+    dropped, *kept = chronicle.read(sent["records"])
+    assert isinstance(dropped, Sample)
+    assert (dropped.name, dropped.value, len(kept)) == ("dropped", 4.0, 7)
+    assert 9 * len(small) < sum(map(len, sent["records"])) <= 10_000 + 100
+
+
+def ended(step: int, opens: bool) -> chronicle.Ended:
+    about = chronicle.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+    return chronicle.Ended(about, 9, step, 40 + step, False, False, opens, *map(float, range(8)))
+
+
+def entries() -> list[bytes]:
+    """One of each form."""
+    about = [ended(0, False).about] * 5
+    times: Any = ([0.0] * 5,) * 4
+    gangs = tuple((n, n, "f", 7, "a.py:1: f(x)", ("h",)) for n in range(3))
+    return [
+        chronicle.write(Event("submitted", 1.0, run=9)),
+        chronicle.write(Sample("memory", 1.0, 5.0)),
+        chronicle.write(Span("compile", 1.0, 2.0, "i", "h")),
+        chronicle.gangs("i", "h", True, [ended(n, n == 0) for n in range(4)], 0.5),
+        chronicle.row(
+            "i", "h", True, 0.5, about, (9, 0, 40), (), 5, False, (0.0, 0.0, 0.0, 0.0), times
+        ),
+        chronicle.places((1.0, 9, 0, 40), chronicle.placing(Placing("i", "p", "c", gangs))),
+        chronicle.messages([(1.0, "grant", "control", "h", 100, 9, "p")] * 6),
+    ]
+
+
+def test_how_many_records_an_entry_holds_is_known_without_reading_it() -> None:
+    looked = [chronicle.look(entry) for entry in entries()]
+    assert [kind for kind, _ in looked] == ["submitted", "memory", "compile", "", "", "", ""]
+    for (_, least), entry in zip(looked, entries(), strict=True):
+        there = len(chronicle.read([entry]))
+        assert there / 2 < least <= there
+
+
+def test_unread_entries_are_bounded_by_their_records() -> None:
+    """Else a client that never looks would keep many times what its timeline holds."""
+    kept = Entries(capacity=100)
+    (messages,) = entries()[-1:]
+    for _ in range(1000):
+        kept.add([messages], chronicle.look(messages)[1])
+    held, version, missed = kept.since(0)
+    assert (version, missed) == (1000, 1000 - len(held))
+    assert 90 < len(chronicle.read(held)) <= 100
+
+
+def test_device_processes_share_few_heaps_unless_a_user_wants_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    assert arenas() == {"MALLOC_ARENA_MAX": "2"}
+    monkeypatch.setitem(os.environ, "MALLOC_ARENA_MAX", "7")
+    assert arenas() == {"MALLOC_ARENA_MAX": "7"}
