@@ -12,7 +12,7 @@ from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, places, printed, studio
+from pathways_lab.notebook import live, places, printed, studio, view
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.live import LiveFigures, answer_while_busy
@@ -21,6 +21,7 @@ from pathways_lab.notebook.plot import Append, Assign, Replace
 from pathways_lab.notebook.printed import LINES, Pane
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.stream import Stream
+from pathways_lab.timeline.log import Timeline
 from tests.notebook.synthetic import arrival, training
 
 
@@ -143,6 +144,27 @@ def test_a_frozen_widget_says_so_to_whoever_comes_and_sends_nothing_more(wire: W
     assert wire.snapshot()["frozen"]["data"] == {"text/html": "<img>"}
     wire._received(None, {"type": "snapshot"}, None)
     assert wire.kinds() == ["snapshot", "snapshot"]
+
+
+def test_the_kernel_puts_the_static_picture_into_the_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pages do so too, but not all front ends are pages, and not all of them are open."""
+    left: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], metadata: Any, raw: bool) -> None:
+            left.append(data)
+
+    monkeypatch.setattr(view, "widgets_work", lambda: True)
+    monkeypatch.setattr(view, "_display", lambda *data, **options: Handle())
+    log = Timeline(clock=lambda: 3.0)
+    log.extend(training(1))
+    made = view.View(log)
+    made.show()
+    made.show()
+    made.freeze()
+    assert [set(data) for data in left] == [{"text/html", "text/plain"}] * 2, "wherever it is shown"
 
 
 def test_a_button_reaches_its_action() -> None:
