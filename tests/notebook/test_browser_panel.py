@@ -23,14 +23,18 @@ BEGIN = """async (source) => {
     const name = path.split("/")[1];
     if (!labs.includes(name) || mute.includes(name)) throw new Error("502");
     const client = { name: `client of ${name}`, slices: 0, devices: 0, using: 0 };
-    return { number: 1, islands: [], programs: [], clients: [client], notes: [] };
+    const devices = [...name].map(() => ({ busy: 0, memory: 0 }));
+    const hosts = [{ name: "island0/host0", kind: "cpu", lost: "", devices }];
+    const islands = [{ name: "island0", busy: 0, hosts }];
+    return { number: 1, islands, programs: [], clients: [client], notes: [] };
   };
   new Panel(document.body, ask, [], () => {}).begin();
 }"""
 
 
 class Panel:
-    """The panel on a page of its own, with labs that answer as a test wants and a clock of its."""
+    """The panel on a page of its own, with a clock of its own and labs that answer as a test
+    wants; a lab's island has as many devices as its name has letters."""
 
     def __init__(self, browser: Any) -> None:
         self.page = browser.new_page()
@@ -56,8 +60,12 @@ class Panel:
         self.page.clock.run_for(1000 * seconds)
         if self.page.is_visible(".pathways-panel-help"):
             return ""
-        text: str = self.page.inner_text(".pathways-panel-row .pathways-panel-name")
-        return text.removeprefix("client of ")
+        text: str = self.page.inner_text(
+            ".pathways-panel-part:has-text('Clients') .pathways-panel-name"
+        )
+        name = text.removeprefix("client of ")
+        assert self.page.locator(".pathways-panel-device").count() == len(name), "its own devices"
+        return name
 
     def close(self) -> None:
         self.page.close()

@@ -95,6 +95,7 @@ class Host {
 
   update(host) {
     put(this.label, short(host.name));
+    for (const gone of this.devices.splice(host.devices.length)) gone.node.remove(); // another lab's
     while (this.devices.length < host.devices.length) {
       const device = new Device(this.devices.length);
       this.devices.push(device);
