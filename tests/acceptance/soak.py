@@ -136,7 +136,10 @@ def fill(lab: pw.Lab) -> None:
     for _ in range(20):
         f(1.0).result(timeout=60)
     on.release()
-    spans = [record for record in lab.timeline.records if isinstance(record, Span)]
+    spans: list[Span] = []
+    while len(spans) < 20:  # records come later than values
+        time.sleep(0.05)
+        spans = [record for record in lab.timeline.records if isinstance(record, Span)]
     for _ in range(lab.timeline.capacity // len(spans) + 1):
         lab.timeline.extend(replace(span, args=dict(span.args)) for span in spans)
 
