@@ -260,6 +260,7 @@ class HostRim:
     def _unbind(self, fields: Fields, _: Buffers) -> None:
         actions, lane = self.tenants.unbind(fields["slice"])
         self._carrier.carry_out(actions)
+        self._forget_programs()
         if lane:
             self._lanes.drop(lane)
 
@@ -268,6 +269,10 @@ class HostRim:
 
     def _move(self, fields: Fields, _: Buffers) -> None:
         self._parking.move(unpack(SliceBinding, fields["binding"]))
+        self._forget_programs()
+
+    def _forget_programs(self) -> None:
+        self._story.forget(lambda plan: self.launcher.plan(plan) is None)
 
     def _span(self, fields: Fields, _: Buffers) -> None:
         """A slice that is about to be bound computes together with other hosts."""

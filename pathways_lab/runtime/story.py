@@ -3,7 +3,7 @@
 Problem: every bar in every view is one of these records; they must name the
 gang, its place, its devices and the user's line, in the same way everywhere.
 
-Rule for maintainers: nothing is kept here but the host's name; times come in
+Rule for maintainers: nothing is kept here but names; times come in
 on this process's monotonic clock (those of transfers on the control plane's
 already) and go out on the control plane's.
 
@@ -28,9 +28,6 @@ from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.rows import Course, Ends
 from pathways_lab.timeline.records import Event, Span
 
-_KEPT = 50_000
-"""Steps whose common part is remembered."""
-
 
 def _text(line: Line) -> str:
     return str(line) if line.number else ""
@@ -48,20 +45,26 @@ class Story:
         self._island = island
         self._emulated = emulated
         self._offset = offset
-        self._about: dict[tuple[str, int], bytes] = {}
+        self._about: dict[str, dict[int, bytes]] = {}
+        """By plan and step."""
 
     def about(self, plan: Plan, step: int, call: Call, place: Place) -> bytes:
         """What all gangs of this step have in common."""
-        key = plan.key, step
-        known = self._about.get(key)
+        steps = self._about.get(plan.key)
+        if steps is None:
+            steps = self._about[plan.key] = {}
+        known = steps.get(step)
         if known is None:
-            if len(self._about) >= _KEPT:
-                self._about.clear()
             client, devices = place.binding.client, place.locals
-            known = self._about[key] = chronicle.about(
+            known = steps[step] = chronicle.about(
                 plan.name, call.name, client, _text(call.line), call.slice, devices
             )
         return known
+
+    def forget(self, gone: Callable[[str], bool]) -> None:
+        """Programs have gone, and what their steps have in common with them: *gone* says which."""
+        for plan in [plan for plan in self._about if gone(plan)]:
+            del self._about[plan]
 
     def launched(self, job: GangJob) -> Event:
         """A gang was handed to its devices, and is not over yet."""

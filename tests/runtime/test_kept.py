@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.program import Call, Plan
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast
 from pathways_lab.runtime.device_process import arenas
+from pathways_lab.runtime.devices import Footprint, Place
+from pathways_lab.runtime.story import Story
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.timeline.records_of import Placing
@@ -104,3 +108,16 @@ def test_device_processes_share_few_heaps_unless_a_user_wants_others(
     assert arenas() == {"MALLOC_ARENA_MAX": "2"}
     monkeypatch.setitem(os.environ, "MALLOC_ARENA_MAX", "7")
     assert arenas() == {"MALLOC_ARENA_MAX": "7"}
+
+
+def test_what_a_host_noted_of_a_program_goes_with_it() -> None:
+    story = Story("i/h", "i", True, lambda: 0.0)
+    plans = {key: Plan(key, "p", (), (), (), (), ()) for key in ("old", "new")}
+    call = Call("f", 7, (), (), name="f")
+    bound = SliceBinding(7, "kernel-1", "i", (1,), ("x",), (("i/h", 0),), "cpu")
+    place = Place(bound, "i/h", Footprint("lane", {("i/h", 0): object()}))
+    for plan in plans.values():
+        assert story.about(plan, 0, call, place) is story.about(plan, 0, call, place)
+    del plans["old"]
+    story.forget(lambda key: key not in plans)
+    assert list(story._about) == ["new"]
