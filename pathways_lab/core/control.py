@@ -271,6 +271,7 @@ class Control:
             return
         self.clients[event.client] = ClientRecord(number=event.number, owner=event.owner)
         self.state.clients[event.client] = set()
+        self.uploads.join(event.number)
 
     def _client_left(self, event: ClientLeft) -> None:
         """Everything of a client is freed; what was granted still ends."""

@@ -34,7 +34,8 @@ class Uploads:
     ahead: buffers that ask for memory when somebody reads them.
     abandoned: buffers whose bytes were given up because nobody declared them in time.
     orphans: hosts to which bytes are under way that nobody wants.
-    departed: numbers of clients that have left; what still comes of them is nobody's.
+    present: numbers of the clients that are connected, newest: the highest that ever was;
+        what still comes of others up to that, which have left, is nobody's.
     """
 
     def __init__(self, state: State, outcomes: Outcomes) -> None:
@@ -43,7 +44,8 @@ class Uploads:
         self.early: dict[int, set[str]] = {}
         self.ahead: set[int] = set()
         self.orphans: dict[int, set[str]] = {}
-        self.departed: set[int] = set()
+        self.present: set[int] = set()
+        self.newest = 0
         self.abandoned: set[int] = set()
         self._since: dict[int, float] = {}
 
@@ -104,7 +106,7 @@ class Uploads:
             buffer.arriving.remove(host)
             if not buffer.arriving and buffer.state == "promised":
                 self._arrive(buffer)
-        elif buffer is None and number >> 32 in self.departed:
+        elif buffer is None and self._departed(number >> 32):
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
         elif buffer is None:
             self.early.setdefault(number, set()).add(host)
@@ -146,11 +148,20 @@ class Uploads:
             self.outcomes.fail_buffer(buffer, failure)
             self.dropped(buffer)
 
+    def join(self, client: int) -> None:
+        """Numbers are given in the order of joining, and never again; 0: it has none."""
+        if client:
+            self.present.add(client)
+            self.newest = max(self.newest, client)
+
+    def _departed(self, client: int) -> bool:
+        return 0 < client <= self.newest and client not in self.present
+
     def leave(self, client: int) -> None:
         """Nothing of this client's is expected or wanted any more; what still comes is freed."""
         if client == 0:
             return
-        self.departed.add(client)
+        self.present.discard(client)
         for number in [n for n in self.early if n >> 32 == client]:
             self.reject(number, ())
         for number in [n for n in self.orphans if n >> 32 == client]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections import deque
+from types import FunctionType, ModuleType
+
 from pathways_lab.core.messages import (
     BufferDeclared,
     ClientJoined,
@@ -57,3 +61,36 @@ def test_bytes_that_nobody_declares_are_not_kept() -> None:
     assert "before it was declared" in failure.message
     assert script.resolved[DECLARED] is None
     assert not script.control.uploads.abandoned
+
+
+def kept(root: object) -> int:
+    """Entries of all containers that can be reached."""
+    seen: dict[int, object] = {}
+    todo, entries = [root], 0
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen[id(one)] = one
+        entries += len(one) if isinstance(one, dict | list | set | deque) else 0
+        todo += gc.get_referents(one)
+    return entries
+
+
+def test_nothing_is_kept_of_clients_that_left() -> None:
+    script = Script()
+    first = script.slice(2)
+    sizes = []
+    for number in range(5, 25):
+        now, high = 100.0 * number, number << 32
+        base = (now, "test", "bob")
+        script.send(ClientJoined(*base, number=number))
+        script.send(SliceRequested(*base, high | 1, SliceRequest((2,), ("x",))))
+        script.send(HostReport(now, "test", HOST, resident=(high | 1,)))
+        script.send(BufferDeclared(*base, high | 2, high | 1, 8))
+        script.send(HostReport(now, "test", HOST, resident=(high | 2,)))
+        script.send(ClientLeft(*base, "killed"))
+        script.send(HostReport(now, "test", HOST, resident=(high | 3,)))
+        sizes.append(kept(script.control))
+    assert first in script.control.slices
+    assert len(set(sizes[5:])) == 1, sizes
