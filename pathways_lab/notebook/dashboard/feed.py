@@ -27,8 +27,8 @@ KEPT = 64
 WINDOW = 20.0
 """Seconds that the pages look back."""
 
-FIRST = 20_000
-"""Records that the first picture is made of at most: a second and a half of work."""
+FIRST = 10_000
+"""Records that the first picture is made of at most: about a second of work."""
 
 
 def begun(timeline: Timeline) -> Present:
