@@ -19,11 +19,13 @@ import argparse
 import math
 import os
 import random
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -91,6 +93,22 @@ def _blocks(life: Samples, seconds: float) -> list[tuple[float, float]]:
     ]
 
 
+def written(pid: int) -> int:
+    """Bytes of memory that a process has to itself and has written to; 0 when it is gone.
+
+    Libraries that nobody else on the machine has loaded just now are no part of it.
+    """
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except FileNotFoundError:
+        return held([pid])
+    except OSError:
+        return 0
+    return 1024 * sum(
+        int(n) for n in re.findall(r"^Private_Dirty: +(\d+) kB$", rollup, re.MULTILINE)
+    )
+
+
 @dataclass
 class Memory:
     """What processes take, sampled.  warm: seconds of each that do not count."""
@@ -109,7 +127,7 @@ class Memory:
             except psutil.Error:
                 continue
             name = named.get(process.pid, module[0].rpartition(".")[2] if module else "?")
-            now, taken = time.time(), held([process.pid])
+            now, taken = time.time(), written(process.pid)
             if name and taken and now - born > self.warm:
                 lives = self.lives.setdefault(name, {})
                 lives.setdefault((process.pid, born), []).append((now, taken / MIB))

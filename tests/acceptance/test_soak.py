@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 
-from tests.acceptance.soak import HOUR, Samples, slope
+from tests.acceptance.soak import HOUR, Samples, slope, written
 
 MINUTES = 60.0
 
@@ -45,3 +46,11 @@ def test_too_little_decides_nothing() -> None:
     assert slope([]).verdict(32) == "not decided"
     assert slope([life(0, 60, 300, 0)[:2]]).verdict(32) == "not decided"
     assert slope([life(0, 3, 300, 0, noise=10)]).verdict(32) == "not decided"
+
+
+def test_memory_that_was_written_to_counts() -> None:
+    before = written(os.getpid())
+    kept = bytearray(os.urandom(1 << 20)) * 64
+    assert 60 << 20 < written(os.getpid()) - before < 80 << 20
+    assert len(kept) == 64 << 20
+    assert written(1 << 30) == 0
