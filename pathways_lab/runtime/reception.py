@@ -125,6 +125,8 @@ class Reception:
         self._call_later(_HANDSHAKE_SECONDS, self.turn_away, arrival)
 
     def _arriving(self, arrival: Arrival) -> None:
+        if arrival not in self._arrivals:
+            return  # two threads were told of it, and to the first one it has become a link
         try:
             messages = arrival.step()
         except (AuthenticationError, WireError, OSError):

@@ -266,6 +266,38 @@ def test_last_words_arrive_before_the_end(ends: Callable[..., End], where: str) 
     until(lambda: client.closed == ["done"])
 
 
+def test_an_arrival_that_became_a_link_is_not_read_by_who_was_told_before(tmp_path: Path) -> None:
+    """Two threads wait in a selector; the second one may handle what is out of date by then."""
+    sent = threading.Event()
+
+    class Told(Reactor):
+        again = True
+
+        def _handle(self, ready: Any) -> None:
+            super()._handle(ready)
+            if self.links and self.again:
+                self.again = False
+                sent.wait(10)
+                super()._handle(ready)
+
+    came: list[str] = []
+    errors: list[str] = []
+    server = Told(
+        "server", lambda link, op, *_: came.append(op), lambda *_: None, on_error=errors.append
+    )
+    server.start()
+    client = End("client")
+    try:
+        address = server.listen(f"unix:{tmp_path}/s", KEY, {"name": "server"})
+        client.reactor.connect(address, KEY, {"name": "client"}).send("first")
+        sent.set()
+        until(lambda: came)
+        assert not errors
+    finally:
+        client.reactor.close()
+        server.close()
+
+
 def test_a_handler_that_raises_is_reported_and_survived() -> None:
     server, client = End("server"), End("client")
     address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
