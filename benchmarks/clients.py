@@ -7,8 +7,8 @@ multi-controller JAX, Figure 11 the utilisation of the devices that they share. 
 processes call a function that holds all devices of one island for so long (emulated),
 each call on the result of the one before, and not waiting.  Multi-controller JAX is one
 loop per host, which has the devices for itself, on a lab of its own that rests
-meanwhile.  The utilisation is what the control plane accounts for, and the share of
-each client is of that: fair is 1 / clients.
+meanwhile.  What is held of the devices' time is that of the emulated computations
+themselves; the share of each client is of what the control plane accounts for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gangs.tenant import milliseconds
 from benchmarks.harness.child import Child
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.numbers import brief, spread
@@ -33,17 +34,14 @@ MODULE = "benchmarks.gangs.tenant"
 class Crowd:
     """The first so many of a lab's clients, all at once.
 
-    devices: of the island.
     used: per case and round, the share of device time that all of them held, and the
     least and the most that one of them had of it, as a factor of its fair share.
     """
 
-    def __init__(
-        self, lab: Any, tenants: Sequence[System], cases: Sequence[str], devices: int
-    ) -> None:
+    def __init__(self, lab: Any, tenants: Sequence[System], cases: Sequence[str]) -> None:
         self.name = name_of(len(tenants))
         self.cases = cases
-        self._lab, self._tenants, self._devices = lab, tenants, devices
+        self._lab, self._tenants = lab, tenants
         self.used: dict[str, list[tuple[float, float, float]]] = {case: [] for case in cases}
 
     def start(self) -> None:
@@ -59,8 +57,8 @@ class Crowd:
             seconds = time.perf_counter() - begun
         count = each * len(self._tenants)
         used = self._used(before, count)
-        held, fair = sum(used), sum(used) / len(used)
-        self.used[case].append((held / self._devices / seconds, min(used) / fair, max(used) / fair))
+        held, fair = count * milliseconds(case) / 1e3 / seconds, sum(used) / len(used)
+        self.used[case].append((held, min(used) / fair, max(used) / fair))
         return Timed(seconds, count)
 
     def _used(self, before: Any, count: int) -> list[float]:
@@ -114,7 +112,7 @@ def main() -> None:
                 tenants.append(Child(name, MODULE, cases, file=str(file), client=name, **same))
                 tenants[-1].start()
                 print(f"{name} is there", flush=True)
-            crowds = [Crowd(lab, tenants[:n], cases, chosen.devices) for n in chosen.clients]
+            crowds = [Crowd(lab, tenants[:n], cases) for n in chosen.clients]
             alone = Child(JAX, MODULE, cases, hosts=chosen.hosts, **same)
             systems: list[System] = [alone, *crowds]
             measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)

@@ -5,7 +5,8 @@
 The profiler is switched on inside a host's device process by a function that calls
 back into Python; the same computations are then in the timeline and in the profile.
 Both are of one machine's clock.  Devices are CPU devices: what the profiler calls the
-execution of the computation's thunks is what counts as the device's time.
+execution of the computation's thunks is what counts as the device's time.  Then devices
+are kept busy for a known share of the time, and the timeline is asked for it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ THREADS, BEGIN, END, MARK = "XLAPjRtCpuClient", "::StartRegion", "::StopRegion",
 a part that only the measured computation has."""
 
 CASES = ("one by one, each waited for", "queued, one behind the other")
+PERIOD, SHARE = 0.1, 0.3
+"""Seconds from one computation to the next, and for how much of that devices are kept busy."""
 SETTLE = 1.5
 """Seconds in which the last records arrive."""
 
@@ -115,6 +118,23 @@ def run(gangs: int) -> dict[str, list[tuple[Span, tuple[float, float]]]]:
     return {CASES[0]: pairs[:gangs], CASES[1]: pairs[gangs:]}
 
 
+def busy(periods: int) -> dict[str, float]:
+    """By device: the utilisation that the timeline tells of a known one."""
+    with pw.start(islands=1, hosts_per_island=1, devices_per_host=2, progress=False) as lab:
+        both = lab.slice(shape=(2,), axes=("x",))
+        hold = pw.jit(pw.emulated(1e3 * SHARE * PERIOD), on=both)
+        x = np.ones(2, np.float32)
+        jax.block_until_ready(hold(x))
+        time.sleep(PERIOD)
+        begun, since = time.monotonic(), lab.timeline.clock()
+        for period in range(periods):
+            time.sleep(max(0.0, begun + period * PERIOD - time.monotonic()))
+            jax.block_until_ready(hold(x))
+        time.sleep(SETTLE)
+        shares = lab.timeline.utilisation(since, since + periods * PERIOD)
+    return {f"device {lane.device}": share for lane, share in shares.items()}
+
+
 def table(found: dict[str, list[tuple[Span, tuple[float, float]]]]) -> str:
     """Median and 90th percentile of the errors."""
     rows = [("case", "computation takes", "error of", "median", "90 % are below")]
@@ -138,6 +158,8 @@ def main() -> None:
     chosen = parser.parse_args()
     before = load()
     print(table(run(chosen.gangs)))
+    told = ", ".join(f"{name} {share:.2%}" for name, share in busy(chosen.gangs).items())
+    print(f"\nUtilisation told of devices that are busy {SHARE:.0%} of the time: {told}.")
     of = machine()
     print(f"\n{of['processor']}, {of['cores']} cores, jax {of['jax']}; load {before} -> {load()}")
 

@@ -85,9 +85,9 @@ class Outcomes:
             state.pace.add(key[1], -sum(costs), -len(costs))
             took = [run.took.pop(step, 0.0) for step in alike]
             timed = [seconds for seconds in took if seconds]
+            devices = index.devices[key[1]]
+            state.accounts.gang(run.client, sum(timed) * devices, len(took))
             if timed:
-                devices = index.devices[key[1]]
-                state.accounts.gang(run.client, sum(timed) * devices, len(timed))
                 state.functions.measure(key, timed)
                 assumed = sum(cost for cost, s in zip(costs, took, strict=True) if s) / 1e6
                 spent = (sum(timed) - assumed) * devices
@@ -125,8 +125,9 @@ class Outcomes:
         if key is not None:
             state.pace.add(key[1], -cost, -1)
             took = run.took.pop(step, None)
-            if took is not None:
-                state.accounts.gang(run.client, took * index.devices[key[1]])
+            if took is not None or run.gangs[step] == "finished":
+                # One that was over at once counts too.
+                state.accounts.gang(run.client, (took or 0.0) * index.devices[key[1]])
             if took is not None and step not in run.poison:
                 state.functions.measure(key, (took,))
                 spent = (took - cost / 1e6) * index.devices[key[1]]

@@ -93,3 +93,14 @@ def test_who_left_long_ago_shares_a_row(
     assert len(found) <= 4
     assert sum(row.gangs for row in found.values()) == 10
     assert sum(row.byte_seconds for row in found.values()) == 50.0
+
+
+def test_gangs_that_were_over_at_once_count_too() -> None:
+    script = Script(islands=1, hosts=1, devices=1)
+    on, sketch = script.slice(1), Sketch("quick")
+    (made,) = sketch.call("f", on, [sketch.input(on, 10)], [10])
+    (last,) = sketch.call("g", on, [made], [10])
+    script.submit(script.register(sketch.output(last)))
+    script.finish_all(seconds=0.0)
+    ((used, _),) = script.control.accounts(0.0).values()
+    assert (used.gangs, used.device_seconds) == (2, 0.0)
