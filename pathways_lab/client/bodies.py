@@ -22,7 +22,7 @@ import numpy as np
 
 from pathways_lab.client import arguments, export, failures, jaxprs, layouts, scopes, stats
 from pathways_lab.client.arrays import ArrayType, dtype_of, type_of
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.layouts import Requested
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
@@ -111,8 +111,7 @@ class Body:
 
     def keep(self, key: Any, prepared: Any) -> None:
         """A new program of one call; those on slices that were released are forgotten."""
-        alive = {k: p for k, p in self.prepared.items() if not p.released}
-        self.prepared = {**alive, key: prepared}
+        self.prepared = with_new(self.prepared, key, prepared)
 
     def wanted(self, index: int, place: Slice) -> Layout | None:
         """The layout that the user asked for argument leaf *index*."""

@@ -26,7 +26,7 @@ from jax.core import Tracer
 from pathways_lab.client import arrays
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.graph import Ref
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.program import AHEAD, CapturedProgram, How, input_item
@@ -209,6 +209,11 @@ class CapturedCell:
         )
         self.program = CapturedProgram(captured, inputs, on, how)
 
+    @property
+    def released(self) -> bool:
+        """Whether a slice that it uses was released."""
+        return self.program.released
+
     def run(self, reads: _Reads, priority: int = 0) -> Names:
         """Submit one run; what the cell assigns, and the changes of its containers."""
         assigned, changed = self.program.run(reads.leaves, priority)
@@ -289,8 +294,7 @@ class CellProgram:
         cell = self._captured.get(reads.key)
         if cell is None:
             cell = CapturedCell(self._run, values, reads, self.name, self._on, self._how)
-            alive = {k: c for k, c in self._captured.items() if not c.program.released}
-            self._captured = {**alive, reads.key: cell}
+            self._captured = with_new(self._captured, reads.key, cell)
         self.last = cell
         return cell, reads
 

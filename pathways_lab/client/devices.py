@@ -18,8 +18,8 @@ from __future__ import annotations
 import functools
 import html
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -286,6 +286,26 @@ def slice_of_devices(devices: Sequence[Any] | Slice) -> Slice:
             f"ask for a slice of {len(found)} devices: add_slice(tpu_devices={len(found)})",
         )
     return owner
+
+
+class Releasable(Protocol):
+    """Something that uses slices."""
+
+    @property
+    def released(self) -> bool:
+        """Whether one of them was released."""
+
+
+_K = TypeVar("_K")
+_R = TypeVar("_R", bound=Releasable)
+
+
+def with_new(known: Mapping[_K, _R], key: _K, new: _R) -> dict[_K, _R]:
+    """What is known and a new entry, without those whose slices were released.
+
+    A new dictionary: another thread may be looking through the old one.
+    """
+    return {**{k: r for k, r in known.items() if not r.released}, key: new}
 
 
 class SliceMaker(Protocol):

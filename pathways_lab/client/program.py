@@ -24,7 +24,7 @@ from pathways_lab.client import arrays, capture, failures, fusing, layouts, mlir
 from pathways_lab.client.arguments import Names, Numbers, Roles
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
-from pathways_lab.client.devices import Slice, VirtualDevice
+from pathways_lab.client.devices import Slice, VirtualDevice, with_new
 from pathways_lab.client.flat import with_static
 from pathways_lab.client.graph import Argument, Constant, GraphNode, Held, Prepared, Ref, prepare
 from pathways_lab.client.handles import Handle
@@ -297,8 +297,7 @@ class ProgramFunction:
                 [item.slice if isinstance(item, Ref) else None for item in inputs],
             )
             program = CapturedProgram(captured, inputs, self._on, self._how)
-            alive = {k: p for k, p in self._captured.items() if not p.released}
-            self._captured = {**alive, key: program}
+            self._captured = with_new(self._captured, key, program)
         self.last = program
         return program, leaves
 

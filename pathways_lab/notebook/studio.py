@@ -83,8 +83,7 @@ class Studio:
             entries, missed = rest
             if missed:
                 self.timeline.extend([Sample("dropped", self.timeline.clock(), float(missed))])
-            least = sum([chronicle.look(entry)[1] for entry in entries])
-            self.timeline.extend_later(least, lambda: chronicle.read(entries))
+            self.timeline.extend_later(chronicle.count(entries), lambda: chronicle.read(entries))
             return
         number, *values = rest
         try:

@@ -173,6 +173,11 @@ def read(written: Iterable[bytes]) -> list[Record]:
     return records
 
 
+def count(entries: Iterable[bytes]) -> int:
+    """At least so many records are in these entries."""
+    return sum([look(entry)[1] for entry in entries])
+
+
 def look(entry: bytes) -> tuple[str, int]:
     """What an entry holds, without reading the rest, and at least so many records.
 

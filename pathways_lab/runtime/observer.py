@@ -76,8 +76,7 @@ class Observer:
         if op == "records":
             self._introduce(link)
             written = fields["records"]
-            least = sum([chronicle.look(entry)[1] for entry in written])
-            self._remember(least, lambda: chronicle.read(written))
+            self._remember(chronicle.count(written), lambda: chronicle.read(written))
 
     def _closed(self, link: Link, reason: str) -> None:
         self._ended(reason)
