@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from pathways_lab.runtime import chronicle
+from pathways_lab.runtime.wire import Letter
 from pathways_lab.timeline.records import Sample
 
 BATCH_SECONDS = 0.05
@@ -30,18 +31,18 @@ _SLOW = 16 << 20
 """Bytes that may wait for a watcher that does not read, before records are left out."""
 
 
-class Watcher(Protocol):
-    """A link, as far as it matters here."""
+class Peer(Protocol):
+    """The other end of a link: a client, a host, whoever watches."""
 
     @property
     def pending(self) -> int: ...
 
-    def send(self, op: str, fields: dict[str, Any]) -> int: ...
+    def forward(self, letter: Letter) -> int: ...
 
 
 @dataclass(slots=True)
 class _Reader:
-    watcher: Watcher
+    watcher: Peer
     dropped: int = 0
 
 
@@ -73,14 +74,15 @@ class Broadcast:
                 self._fresh.append(record)
         return bool(self._fresh) and not due
 
-    def watch(self, name: str, watcher: Watcher, time: float) -> None:
+    def watch(self, name: str, watcher: Peer, time: float) -> None:
         """Tell *watcher* what is remembered now, and what comes from now on."""
         if name in self._readers:
             return
         self.flush(time)
         reader = self._readers[name] = _Reader(watcher, self._lost)
         for start in range(0, len(self._log), _BATCH):
-            self._send(reader, list(islice(self._log, start, start + _BATCH)), time)
+            records = list(islice(self._log, start, start + _BATCH))
+            self._send(reader, records, _letter(records), time)
 
     def unwatch(self, name: str) -> None:
         """Stop telling; an unknown name is fine."""
@@ -91,20 +93,28 @@ class Broadcast:
     def flush(self, time: float) -> None:
         """Send what is new to all watchers."""
         fresh, self._fresh = self._fresh, []
+        # The newest are the ones that a live view can still use.
+        newest = fresh[-_BATCH:]
+        letter = _letter(newest)
         for reader in list(self._readers.values()) if fresh else ():
-            # The newest are the ones that a live view can still use.
-            reader.dropped += max(0, len(fresh) - _BATCH)
-            self._send(reader, fresh[-_BATCH:], time)
+            reader.dropped += len(fresh) - len(newest)
+            self._send(reader, newest, letter, time)
 
-    def _send(self, reader: _Reader, records: Sequence[bytes], time: float) -> None:
+    def _send(self, reader: _Reader, records: Sequence[bytes], letter: Letter, time: float) -> None:
+        """letter: what carries these records, and nothing else."""
         if reader.watcher.pending > _SLOW:
             reader.dropped += len(records)
             return
         if reader.dropped:
-            records = [chronicle.write(Sample("dropped", time, float(reader.dropped))), *records]
+            dropped = chronicle.write(Sample("dropped", time, float(reader.dropped)))
+            letter = _letter([dropped, *records])
             reader.dropped = 0
         try:
-            reader.watcher.send("records", {"records": records})
+            reader.watcher.forward(letter)
         except ConnectionError:
             # Its closing is on the way and will remove it.
             reader.dropped += len(records)
+
+
+def _letter(records: Sequence[bytes]) -> Letter:
+    return Letter("records", {"records": records})

@@ -139,13 +139,17 @@ def places(window: Window, placing: bytes) -> bytes:
     return _packed((_PLACES, window, placing))
 
 
-Letter = tuple[float, str, str, str, int, int, str]
-"""A wire message: time, kind, source, target, bytes, run (0: several), program."""
+Sent = tuple[float, str, str, Sequence[str], int, int, str]
+"""The same wire message to each target: time, kind, source, targets, bytes, run, program.
+
+run: 0 for several.  bytes: of one of them.
+"""
 
 
-def messages(letters: Iterable[Letter]) -> bytes:
+def messages(sent: Iterable[Sent]) -> bytes:
     """Wire messages as one entry."""
-    return _packed((_MESSAGES, list(letters)))
+    entries = list(sent)
+    return _packed((_MESSAGES, sum([len(entry[3]) for entry in entries]), entries))
 
 
 def read(written: Iterable[bytes]) -> list[Record]:
@@ -163,7 +167,11 @@ def read(written: Iterable[bytes]) -> list[Record]:
                 rows = tuple((*gang[:5], tuple(gang[5])) for gang in gangs)
                 records += Placing(island, program, client, rows).events(*plain[1])
             elif plain[0] == _MESSAGES:
-                records += [message(*letter) for letter in plain[1]]
+                records += [
+                    message(time, kind, source, target, *rest)
+                    for time, kind, source, targets, *rest in plain[2]
+                    for target in targets
+                ]
             else:
                 records.append(unpack(Record, plain))
         except CodecError:
@@ -188,7 +196,7 @@ def look(entry: bytes) -> tuple[str, int]:
     fields = unpacker.read_array_header()
     form = unpacker.unpack()
     if form == _MESSAGES:
-        return "", unpacker.read_array_header()
+        return "", int(unpacker.unpack())
     if form == _PLACES:
         unpacker.skip()
         inner = msgpack.Unpacker()

@@ -25,6 +25,7 @@ from pathways_lab.runtime.policy_desk import PolicyDesk
 from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import Registry
 from pathways_lab.runtime.switchboard import Switchboard
+from pathways_lab.runtime.wire import Letter
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -59,7 +60,14 @@ class Commands:
     def carry_out(self, commands: Sequence[m.Command]) -> None:
         """What one event led to, in order."""
         resolved: list[m.Resolved] = []
+        grants: list[m.Grant] = []
         for command in commands:
+            if isinstance(command, m.Grant):
+                grants.append(command)
+                continue
+            if grants:
+                self._grant(grants)
+                grants = []
             if isinstance(command, m.Resolved):
                 resolved.append(command)
             elif isinstance(command, m.RunEnded):
@@ -67,6 +75,7 @@ class Commands:
                 resolved = []
             else:
                 self._carry_out(command)
+        self._grant(grants)
         self._tell_resolved(resolved)
 
     # --- runs ------------------------------------------------------------------------
@@ -88,29 +97,35 @@ class Commands:
             "resolved": [_resolved(r) for r in resolved if r.client == ended.client],
         }
         size = self._tell.client(ended.client, "run-ended", fields)
-        self._diary.count("run-ended", "control", ended.client, size, ended.run)
+        self._diary.count("run-ended", "control", (ended.client,), size, ended.run)
         self._registry.forget_run(ended.run)
         self._races.ended(ended.run)
 
-    def _grant(self, grant: m.Grant) -> None:
-        fields = pack_fields(grant)
-        buffers: list[memoryview] = []
-        arguments = self._registry.arguments.get(grant.run)
-        if arguments is not None and grant.host not in arguments.sent:
-            arguments.sent.add(grant.host)
-            fields["arguments"] = arguments.places
-            buffers = arguments.buffers
-        if self._races.hold(grant.host, "grant", fields, buffers):
-            return
-        size = self._tell.host(grant.host, "grant", fields, buffers)
-        self._diary.count("grant", "control", grant.host, size, grant.run)
+    def _grant(self, grants: Sequence[m.Grant]) -> None:
+        """Windows for hosts, in order; hosts that are told the same get the same letter."""
+        alike: dict[tuple[int, int, int, int, int, bool], list[m.Grant]] = {}
+        for grant in grants:
+            arguments = self._registry.arguments.get(grant.run)
+            along = arguments is not None and grant.host not in arguments.sent
+            same = grant.run, grant.first, grant.epoch, grant.place, grant.previous, along
+            alike.setdefault(same, []).append(grant)
+        for (run, *_, along), some in alike.items():
+            hosts = [grant.host for grant in some]
+            fields = pack_fields(some[0])
+            del fields["host"]
+            buffers: list[memoryview] = []
+            if along:
+                arguments = self._registry.arguments[run]
+                arguments.sent.update(hosts)
+                fields["arguments"] = arguments.places
+                buffers = arguments.buffers
+            told, size = self._in_turn(hosts, "grant", fields, buffers)
+            self._diary.count("grant", "control", told, size, run)
 
     # --- all others ------------------------------------------------------------------
 
     def _carry_out(self, command: m.Command) -> None:
         match command:
-            case m.Grant():
-                self._grant(command)
             case m.SliceBound(binding=binding):
                 fields = {"binding": pack(binding)}
                 if not any(self._registry.hosts[host].assembled for host in binding.hosts):
@@ -191,11 +206,13 @@ class Commands:
         op: str,
         fields: dict[str, Any],
         buffers: Sequence[Buffer] = (),
-    ) -> None:
-        """Hosts get this after what waits for the start of a race."""
-        for host in hosts:
-            if not self._races.hold(host, op, fields, buffers):
-                self._tell.host(host, op, fields, buffers)
+    ) -> tuple[list[str], int]:
+        """Hosts get this after what waits for the start of a race: who was told, its bytes."""
+        told = [host for host in hosts if not self._races.hold(host, op, fields, buffers)]
+        letter, size = Letter(op, fields, buffers), 0
+        for host in told:
+            size = self._tell.forward(host, letter) or size
+        return told, size
 
     def _program(self, key: str, hosts: Sequence[str]) -> dict[str, Any]:
         """A plan with the bindings of all its slices: hosts must know both ends of a transfer."""

@@ -21,7 +21,7 @@ from pathways_lab.timeline.records_of import Placing, told, window_of
 
 _PLACINGS = 1024
 """Windows of programs of which it is remembered what all their runs have in common."""
-_LETTERS = 4096
+_SENT = 4096
 """Wire messages that are remembered as one record at most."""
 
 
@@ -35,7 +35,7 @@ class Diary:
         self._registry = registry
         self._clock = clock
         self._flush_due = flush_due
-        self._letters: list[chronicle.Letter] = []
+        self._sent: list[chronicle.Sent] = []
         self._placings: dict[tuple[str, int, int, str], tuple[Plan | None, bytes]] = {}
 
     def remember(self, *records: Record) -> None:
@@ -75,17 +75,17 @@ class Diary:
             found = self._placings[key] = plan, packed
         return found[1]
 
-    def count(self, kind: str, source: str, target: str, size: int, run: int) -> None:
-        """A message went over the wire."""
+    def count(self, kind: str, source: str, targets: Sequence[str], size: int, run: int) -> None:
+        """A message went over the wire, the same one to each target.  size: bytes of each."""
         known = self._registry.plans.get(self._registry.programs.get(run, ("", ""))[1])
         program = known[1].name if known else ""
-        self._letters.append((self._clock(), kind, source, target, size, run, program))
-        if len(self._letters) == _LETTERS:
+        self._sent.append((self._clock(), kind, source, targets, size, run, program))
+        if len(self._sent) == _SENT:
             self.flush()
 
     def flush(self) -> None:
         """Send new records to the watchers."""
-        if self._letters:
-            letters, self._letters = self._letters, []
-            self.broadcast.add([chronicle.messages(letters)])
+        if self._sent:
+            sent, self._sent = self._sent, []
+            self.broadcast.add([chronicle.messages(sent)])
         self.broadcast.flush(self._clock())

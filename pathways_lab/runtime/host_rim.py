@@ -381,7 +381,7 @@ class HostRim:
 
     def _grant(self, fields: Fields, buffers: Buffers) -> None:
         received = time.monotonic()
-        grant = unpack_fields(Grant, fields)
+        grant = unpack_fields(Grant, {**fields, "host": self.name})
         plan = self.launcher.plan(grant.plan)
         arguments: dict[int, Any] = {}
         for position, place in (fields.get("arguments") or {}).items():

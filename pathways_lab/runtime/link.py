@@ -39,7 +39,7 @@ from pathways_lab.runtime.segments import (
     Segment,
     SegmentError,
 )
-from pathways_lab.runtime.wire import Decoder, Message, WireError, bytes_of, encode
+from pathways_lab.runtime.wire import Decoder, Letter, Message, WireError, bytes_of, encode
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -172,13 +172,17 @@ class Link:
 
         Raises LinkClosed, and WireError for what cannot be encoded.
         """
+        return self.forward(Letter(op, fields, buffers))
+
+    def forward(self, letter: Letter) -> int:
+        """The same of a message that other links may send too."""
         if self._closed is not None:
             raise LinkClosed(self._closed)
         try:
-            if buffers and self._lends:
-                size = self._queue_shared(op, fields, [bytes_of(buffer) for buffer in buffers])
+            if letter.buffers and self._lends:
+                size = self._queue_shared(letter)
             else:
-                frame = _Frame(encode(op, fields, buffers))
+                frame = _Frame(letter.pieces)
                 size = frame.size
                 self._queue.append(frame)
             if self._tls and not self._owner.is_current():
@@ -201,20 +205,21 @@ class Link:
         # would lose a descriptor: it begins when it has heard of that link.
         return self._lender is not None and (self._connected or self.received_messages > 0)
 
-    def _queue_shared(self, op: str, fields: dict[str, Any] | None, views: list[memoryview]) -> int:
+    def _queue_shared(self, letter: Letter) -> int:
         """Queue a message whose buffers, if large, lie in shared memory, if there is any."""
+        views = [bytes_of(buffer) for buffer in letter.buffers]
         nbytes = sum([len(view) for view in views])
         # A segment that is lent and not announced would be lost.
         with HeldBack(lambda: None), self._lending:
             lender = self._lender if nbytes >= SHARED_FROM else None
             lent = None if lender is None else lender.lend(views)
             if lender is None or lent is None:
-                frame = _Frame(encode(op, fields, views))
+                frame = _Frame(letter.pieces)
                 self._queue.append(frame)
                 return frame.size
             segment, claim = lent
             try:
-                pieces = encode(op, fields, views, claim)
+                pieces = encode(letter.op, letter.fields, views, claim)
             except WireError:
                 lender.keep(segment, claim)
                 raise

@@ -27,6 +27,7 @@ from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import not_an_owner
 from pathways_lab.core.story import Stuck
 from pathways_lab.runtime.acts import OnStuck
+from pathways_lab.runtime.broadcast import Peer
 from pathways_lab.runtime.codec import CodecError, pack, unpack
 from pathways_lab.runtime.commands import Commands
 from pathways_lab.runtime.diary import Diary
@@ -36,9 +37,12 @@ from pathways_lab.runtime.policy_desk import PolicyDesk
 from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
 from pathways_lab.runtime.standstill import Standstill
-from pathways_lab.runtime.switchboard import Peer, Switchboard
+from pathways_lab.runtime.switchboard import Switchboard
 from pathways_lab.timeline.records import Event
 from pathways_lab.timeline.records_of import policy_told
+
+_HERE = ("control",)
+"""Whom messages reach that come here."""
 
 
 class Core(Protocol):
@@ -259,7 +263,7 @@ class Rim:
         else:
             event = client_event(self.registry, client, op, fields, buffers, self._clock())
             if isinstance(event, m.RunSubmitted):
-                self.diary.count("submit", name, "control", size, event.run)
+                self.diary.count("submit", name, _HERE, size, event.run)
                 race = race_of(fields)
                 if race is not None:
                     self.races.entered(race[0], event.run, race[1])
@@ -283,7 +287,7 @@ class Rim:
             runs = {entry[0] for entry in (*report.finished, *report.rows, *report.failed)}
             if runs:
                 only = next(iter(runs)) if len(runs) == 1 else 0
-                self.diary.count("report", name, "control", size, only)
+                self.diary.count("report", name, _HERE, size, only)
             said = report.resident or report.compiled or report.parked or report.moved
             if said or runs:
                 self.happened(report)

@@ -5,7 +5,7 @@ what is told to many (who is there, which slices) must be the same for all.
 
 Rule for maintainers: sending never fails and never waits; the end of a peer
 comes as an event of its own.  No sockets here: peers are anything with
-``send`` and ``pending``, so that tests need none.
+``forward`` and ``pending``, so that tests need none.
 
 Paper: section 4.5.
 """
@@ -13,23 +13,16 @@ Paper: section 4.5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.runtime.broadcast import Watcher
+from pathways_lab.runtime.broadcast import Peer
 from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.registry import Registry
+from pathways_lab.runtime.wire import Letter
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-
-class Peer(Watcher, Protocol):
-    """The other end of a link."""
-
-    def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
-    ) -> int: ...
 
 
 class Switchboard:
@@ -50,13 +43,17 @@ class Switchboard:
         self, name: str, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
     ) -> int:
         """Tell a client.  The bytes sent, 0 when it is gone."""
-        return _post(self.clients.get(name), op, fields, buffers)
+        return _post(self.clients.get(name), Letter(op, fields, buffers))
 
     def host(
         self, name: str, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
     ) -> int:
         """Tell a host at once, also what others wait for behind a race."""
-        return _post(self.hosts.get(name), op, fields, buffers)
+        return self.forward(name, Letter(op, fields, buffers))
+
+    def forward(self, host: str, letter: Letter) -> int:
+        """The same of a letter that other hosts get too."""
+        return _post(self.hosts.get(host), letter)
 
     def refuse(self, client: str, subject: str, failure: Failure) -> None:
         """Tell a client that something of its was not taken, and why."""
@@ -65,8 +62,9 @@ class Switchboard:
     # --- to all ------------------------------------------------------------------
 
     def every_client(self, op: str, fields: dict[str, Any]) -> None:
-        for name in tuple(self.clients):
-            self.client(name, op, fields)
+        letter = Letter(op, fields)
+        for peer in tuple(self.clients.values()):
+            _post(peer, letter)
 
     def topology(self) -> None:
         """Clients hear who is there."""
@@ -75,23 +73,23 @@ class Switchboard:
     def data_addresses(self) -> None:
         """Hosts hear where the others are."""
         addresses = {h.name: h.data_address for h in self._registry.hosts.values()}
+        letter = Letter("peers", {"peers": addresses})
         for name in self.hosts:
-            self.host(name, "peers", {"peers": addresses})
+            self.forward(name, letter)
 
     def clients_present(self, newest: int, hosts: Sequence[str]) -> None:
         """Hosts take nothing from clients that have left.  newest: the last number given."""
         present = [client.number for client in self._registry.clients.values()]
+        letter = Letter("clients", {"newest": newest, "present": present})
         for name in hosts:
-            self.host(name, "clients", {"newest": newest, "present": present})
+            self.forward(name, letter)
 
 
-def _post(
-    peer: Peer | None, op: str, fields: dict[str, Any], buffers: Sequence[Buffer] = ()
-) -> int:
+def _post(peer: Peer | None, letter: Letter) -> int:
     """Send to a peer that may be gone: its end is then on the way as an event."""
     if peer is None:
         return 0
     try:
-        return peer.send(op, fields, buffers)
+        return peer.forward(letter)
     except ConnectionError:
         return 0

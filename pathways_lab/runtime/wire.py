@@ -111,6 +111,27 @@ def encode(
     return [memoryview(head), *(view for view in views if view.nbytes)]
 
 
+class Letter:
+    """One message, for one link or many: encoded once, when the first one writes it."""
+
+    __slots__ = ("_pieces", "buffers", "fields", "op")
+
+    def __init__(
+        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Buffer] = ()
+    ) -> None:
+        self.op = op
+        self.fields = fields
+        self.buffers = buffers
+        self._pieces: list[memoryview] | None = None
+
+    @property
+    def pieces(self) -> list[memoryview]:
+        """Its frame, see :func:`encode`.  Raises WireError."""
+        if self._pieces is None:
+            self._pieces = encode(self.op, self.fields, self.buffers)
+        return self._pieces
+
+
 _pages = Pages()
 
 

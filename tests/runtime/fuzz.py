@@ -33,13 +33,13 @@ from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.registry import HostSeen
 from pathways_lab.runtime.rim import Rim
-from pathways_lab.runtime.wire import Decoder, Limits, WireError, encode
+from pathways_lab.runtime.wire import Decoder, Letter, Limits, WireError, encode
 from tests.runtime.test_rim import Peer, Services, ticket
 
 ROUND = 500
 """Inputs between two looks; the attacker comes anew after each."""
 HOSTS = ("i0/h0", "i0/h1")
-Letter = tuple[str, dict[str, Any], list[bytes]]
+Said = tuple[str, dict[str, Any], list[bytes]]
 
 
 class Desk:
@@ -62,9 +62,8 @@ class HostPeer(Peer):
         super().__init__()
         self.lab, self.name = lab, name
 
-    def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Any] = ()
-    ) -> int:
+    def forward(self, letter: Letter) -> int:
+        op, fields = letter.op, letter.fields
         assert fields is not None
         if op == "prepare":
             done = [(fields["function"], fields["slice"], 0, None)]
@@ -86,9 +85,8 @@ class ClientPeer(Peer):
         self.ended: dict[int, str] = {}
         self.lost: list[int] = []
 
-    def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Any] = ()
-    ) -> int:
+    def forward(self, letter: Letter) -> int:
+        op, fields = letter.op, letter.fields
         assert fields is not None
         if op == "refused":
             self.refused += 1
@@ -206,7 +204,7 @@ def run_of(number: int, run: int, output: int, given: int | None = None) -> dict
     }  # fmt: skip
 
 
-def letters(number: int) -> list[Letter]:
+def letters(number: int) -> list[Said]:
     """Every message that a client sends, as it should be; the first three are a beginning."""
     high = number << 32
     where = high | 1
@@ -288,7 +286,7 @@ class Mutator:
                 found[self.rng.choice(("race", "client", "time", "cause", "loop"))] = self.value(1)
         return found
 
-    def letter(self, letter: Letter) -> Letter:
+    def letter(self, letter: Said) -> Said:
         """A message that is wrong, perhaps."""
         op, fields, buffers = letter
         chance = self.rng.random()
@@ -320,7 +318,7 @@ class Fuzz:
         self.inputs = self.unreadable = 0
         self.limits = Limits(header=1 << 20, buffers=64, body=1 << 20)
 
-    def once(self, mutator: Mutator, known: list[Letter], sent: list[Letter]) -> None:
+    def once(self, mutator: Mutator, known: list[Said], sent: list[Said]) -> None:
         """One input."""
         rng, self.inputs = self.rng, self.inputs + 1
         letter = rng.choice(known)
@@ -351,7 +349,7 @@ class Fuzz:
         """An attacker's stay."""
         known = letters(self.lab.evil_number)
         mutator = Mutator(self.rng, self.lab.good_number)
-        sent: list[Letter] = []
+        sent: list[Said] = []
         for _ in range(ROUND):
             self.once(mutator, known, sent)
         self.lab.look()

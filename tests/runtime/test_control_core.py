@@ -56,7 +56,7 @@ class Host:
             plan = unpack(Plan, fields["plan"])
             self.plans[plan.key] = plan
         elif op == "grant":
-            grant = unpack_fields(Grant, fields)
+            grant = unpack_fields(Grant, {**fields, "host": self.name})
             self.grants.append((grant, [bytes(b) for b in buffers]))
             plan = self.plans[grant.plan]
             steps = range(grant.first, grant.last)

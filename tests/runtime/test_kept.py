@@ -78,7 +78,7 @@ def entries() -> list[bytes]:
             "i", "h", True, 0.5, about, (9, 0, 40), (), 5, False, (0.0, 0.0, 0.0, 0.0), times
         ),
         chronicle.places((1.0, 9, 0, 40), chronicle.placing(Placing("i", "p", "c", gangs))),
-        chronicle.messages([(1.0, "grant", "control", "h", 100, 9, "p")] * 6),
+        chronicle.messages([(1.0, "grant", "control", ("h", "k"), 100, 9, "p")] * 6),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.registry import HostSeen
 from pathways_lab.runtime.rim import Rim
+from pathways_lab.runtime.wire import Letter
 from pathways_lab.timeline.queries import messages
 from pathways_lab.timeline.records import Event, Record
 
@@ -45,12 +46,10 @@ class Peer:
         self.pending = 0
         self.gone = False
 
-    def send(
-        self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Any] = ()
-    ) -> int:
+    def forward(self, letter: Letter) -> int:
         if self.gone:
             raise ConnectionError
-        self.sent.append((op, fields or {}, [bytes(b) for b in buffers]))
+        self.sent.append((letter.op, letter.fields or {}, [bytes(b) for b in letter.buffers]))
         return 100
 
     def of(self, op: str) -> list[dict[str, Any]]:
@@ -384,7 +383,7 @@ def test_arguments_travel_with_the_first_grant_to_each_host_only(lab: Lab) -> No
         (_, first, bytes_), (_, second, nothing) = [s for s in peer.sent if s[0] == "grant"]
         assert (first["arguments"], bytes_, nothing) == ({0: 0}, [b"arg"], [])
         assert "arguments" not in second
-        assert unpack_fields(m.Grant, first).plan == "plan"
+        assert unpack_fields(m.Grant, {**first, "host": "i0/h"}).plan == "plan"
     program = lab.hosts["i0/h"].of("program")[0]
     assert unpack(Plan, program["plan"]) == plan_on((ONE, ONE + 1))
     assert [unpack(SliceBinding, b).slice for b in program["bindings"]] == [ONE, ONE + 1]

@@ -1,0 +1,217 @@
+"""What does one more host cost the control plane?
+
+``python -m benchmarks.fanout`` starts the control plane's own process and, here, one
+client and hosts that only talk: they take grants and report ends as real hosts do (every
+10 ms while busy), over real sockets, and compute nothing.  So what a run of one gang over all hosts
+costs the control plane can be measured for as many hosts as there may be, and not only
+for those that fit on this machine.  The seconds are processor time of its process alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from benchmarks.harness.command import arguments, settings
+from benchmarks.harness.figure import curves
+from benchmarks.harness.report import Report, publish
+from benchmarks.harness.rounds import Measured
+from pathways_lab.core.lowering import lower
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.runtime import chronicle
+from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.launching import ControlProcess, ControlSettings
+from pathways_lab.runtime.link import Link
+from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.reports import PERIOD
+from pathways_lab.testing import Sketch
+
+PER_HOST = 4
+HOSTS = (1, 4, 16, 64, 256, 512)
+FLIGHT = 64
+"""Runs that the client has submitted and not heard the end of."""
+
+
+@dataclass
+class Host:
+    """One that only talks.  rows: windows to be reported, as real hosts do it of gangs in a row."""
+
+    link: Link
+    name: str
+    about: bytes
+    rows: list[tuple[int, int, tuple[float, ...]]] = field(default_factory=list)
+    gangs: list[chronicle.Ended] = field(default_factory=list)
+
+    def take(self, grant: dict[str, Any]) -> None:
+        """A window is granted: its gangs end at once."""
+        now, steps = time.monotonic(), range(grant["first"], grant["last"])
+        self.rows.append((grant["run"], grant["first"], len(steps) * (1e-4,)))
+        for place, step in enumerate(steps, grant["place"]):
+            self.gangs.append(
+                chronicle.Ended(
+                    self.about, grant["run"], step, place, False, False, True, *8 * (now,)
+                )
+            )
+
+    def report(self) -> None:
+        """What has ended since the last time."""
+        records = [chronicle.gangs("island0", self.name, True, self.gangs, 0.0)]
+        self.link.send("report", {"rows": self.rows, "records": records})
+        self.rows, self.gangs = [], []
+
+
+class Crowd:
+    """A control plane, hosts that only talk, and one client with a slice over all of them."""
+
+    def __init__(self, hosts: int, nodes: int) -> None:
+        self.control = ControlProcess(ControlSettings.fresh())
+        self.control.wait_ready()
+        self.nodes = nodes
+        self._ready = threading.Event()
+        self._room = threading.Semaphore(FLIGHT)
+        self._due = False
+        self._hosts: dict[str, Host] = {}
+        self._number = 0
+        self._reactor = Reactor("crowd", self._message, lambda link, reason: None)
+        self._reactor.start()
+        try:
+            self._join(hosts)
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self, hosts: int) -> None:
+        where = self.control.settings
+        for number in range(hosts):
+            name = f"island0/host{number}"
+            hello = {
+                "role": "host", "name": name, "island": "island0", "devices": PER_HOST,
+                "kind": "talk", "memory": 1 << 40, "pid": 0, "worker_pid": 0,
+                "data_address": f"unix:none{number}", "emulated": True, "assembled": True,
+            }  # fmt: skip
+            link = self._reactor.connect(self.control.host_address, where.host_key, hello)
+            about = chronicle.about("work", "f", "kernel-1", "", 0, tuple(range(PER_HOST)))
+            link.tag = self._hosts[link.name] = Host(link, name, about)
+            self._hosts[name] = self._hosts.pop(link.name)
+        hello = {"role": "client", "name": "", "pid": 0}
+        self.client = self._reactor.connect(self.control.client_address, where.client_key, hello)
+        self.first = int(self.client.peer["number"]) << 32
+        devices = hosts * PER_HOST
+        request = pack(SliceRequest((devices,), ("x",)))
+        self.client.send("slice", {"slice": self.first, "request": request})
+        sketch = Sketch("work").chain(self.first, *(f"f{n}" for n in range(self.nodes)))
+        self.plan = lower(sketch.program({self.first: devices}))
+        for n in range(self.nodes):
+            fields = {"function": f"f{n}", "slice": self.first}
+            self.client.send("function", fields, [b"code"])
+        self.client.send("program", {"plan": pack(self.plan)})
+        self.run(1)
+
+    def _message(self, link: Link, op: str, fields: dict[str, Any], buffers: Any) -> None:
+        host = link.tag
+        if isinstance(host, Host):
+            if op == "grant":
+                host.take(fields)
+                if not self._due:
+                    self._due = True
+                    self._reactor.call_later(PERIOD, self._report)
+            elif op == "prepare":
+                ready = [[fields["function"], fields["slice"], 0, None]]
+                link.send("report", {"compiled": ready})
+        elif op == "run-ended":
+            if fields["failure"] is not None:
+                raise RuntimeError(f"a run failed: {fields['failure']}")
+            self._room.release()
+
+    def _report(self) -> None:
+        self._due = False
+        for host in self._hosts.values():
+            if host.rows:
+                host.report()
+
+    def run(self, runs: int) -> None:
+        """Submit so many runs, and wait until all have ended."""
+        for _ in range(runs):
+            if not self._room.acquire(timeout=60):
+                raise TimeoutError("runs do not end")
+            self._number += 2
+            run, made = self.first + self._number, self.first + self._number + 1
+            fields = {
+                "run": run, "plan": self.plan.key, "inputs": [None], "outputs": [made],
+                "arguments": {0: 0}, "dropped": [made],
+            }  # fmt: skip
+            self.client.send("submit", fields, [b"\0\0\0\0"])
+        for _ in range(FLIGHT):
+            if not self._room.acquire(timeout=60):
+                raise TimeoutError("runs do not end")
+        for _ in range(FLIGHT):
+            self._room.release()
+
+    def seconds(self) -> float:
+        """Processor time of the control plane so far."""
+        used = psutil.Process(self.control.pid).cpu_times()
+        return float(used.user + used.system)
+
+    def close(self) -> None:
+        """End everything."""
+        self._reactor.close()
+        self.control.close()
+
+
+def measured(hosts: int, nodes: int, rounds: int, budget: float) -> list[float]:
+    """Seconds of the control plane per run, in each round of at least *budget* such seconds."""
+    crowd = Crowd(hosts, nodes)
+    try:
+        crowd.run(100)
+        found = []
+        for _ in range(rounds):
+            begun, runs = crowd.seconds(), 0
+            while crowd.seconds() - begun < budget:
+                crowd.run(2 * FLIGHT)
+                runs += 2 * FLIGHT
+            found.append((crowd.seconds() - begun) / runs)
+        return found
+    finally:
+        crowd.close()
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = arguments(__doc__, rounds=5, budget=0.5)
+    parser.add_argument("--hosts", type=int, nargs="+", default=list(HOSTS))
+    chosen = parser.parse_args()
+    how = settings(chosen)
+    result = Measured()
+    lines: dict[str, list[tuple[float, float]]] = {}
+    facts: dict[str, Any] = {}
+    for nodes in (1, 32):
+        runs = f"runs of {nodes}"
+        costs: list[tuple[float, float]] = []
+        for hosts in chosen.hosts:
+            samples = measured(hosts, nodes, how.rounds, how.budget)
+            result.times[f"{hosts} hosts, {runs}"] = {
+                "a run": samples,
+                "for each host": [sample / hosts for sample in samples],
+            }
+            costs.append((float(hosts), statistics.median(samples)))
+        lines[runs] = [(hosts, 1e6 * seconds / hosts) for hosts, seconds in costs]
+        if len(costs) > 1:
+            slope, base = statistics.linear_regression(*zip(*costs, strict=True))
+            facts[runs] = {"per host": slope, "base": base}
+    report = Report("fanout", "What a run costs the control plane", "run", result, "a run", facts)
+    text = [report.table(), ""]
+    text += [
+        f"Of {runs}: {1e6 * found['per host']:.1f} us more for each host."
+        for runs, found in facts.items()
+    ]
+    picture = curves(report.title, lines, "hosts", "microseconds of one core, for each host")
+    publish(report, how.folder, "\n".join(text), picture)
+
+
+if __name__ == "__main__":
+    main()
