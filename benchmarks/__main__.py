@@ -19,6 +19,7 @@ SHORT = {
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],
     "clients": ["--clients", "1", "4", "--rounds", "3", "--budget", "0.3"],
+    "fanout": ["--hosts", "1", "4", "16", "--rounds", "3", "--budget", "0.2"],
     "latency": ["--rounds", "3", "--budget", "0.05"],
     "drawing": ["--seconds", "20", "--every", "10"],
     "looking": ["--rounds", "3", "--budget", "0.3"],

@@ -10,9 +10,9 @@ of the same lab; ours is called from here, each call depending on the last.  The
 throughput of multi-controller JAX.
 
 Machines of up to 512 hosts are **simulated**, with costs measured in the same
-run: CPU seconds of the client per call, of the control plane per run (a line
-through 1, 2 and 4 hosts, so that its cost grows with hosts), and of a host per
-gang.  Each cost is also halved and raised by half, to see which of them decide.
+run: CPU seconds of the client per call, of the control plane per run and for each
+host (:mod:`benchmarks.fanout`: the real one, with hosts that only talk), and of a
+host per gang.  Each cost is also halved and raised by half, to see which of them decide.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
 
+from benchmarks.fanout import Line, line
+from benchmarks.fanout import measured as fanout
 from benchmarks.gangs.work import ALLREDUCE, computation, repeated
 from benchmarks.harness.command import Settings, arguments, settings
 from benchmarks.harness.figure import curves
@@ -205,50 +207,50 @@ def process_seconds(pids: Sequence[int]) -> float:
     return float(sum(times.user + times.system for times in used))
 
 
-def costs_per_run(stage: Stage, runs: int) -> tuple[float, float, float, float]:
-    """CPU seconds per run of one gang: of the client's thread, the control plane, each host;
-    and of each host per step of a loop of its own."""
+def costs_per_run(stage: Stage, runs: int) -> tuple[float, float, float]:
+    """CPU seconds per run of one gang: of the client's thread, and of each host; and of
+    each host per step of a loop of its own."""
     import jax
 
     assert stage.lab.embedded is not None
-    control, hosts = stage.lab.embedded.pids["control"], stage.lab.embedded.pids["devices"]
+    hosts = stage.lab.embedded.pids["devices"]
     function = stage.function(0.0)
     value = jax.block_until_ready(function(stage.zero))
-    before = process_seconds(control), process_seconds(hosts), time.thread_time()
+    before = process_seconds(hosts), time.thread_time()
     for _ in range(runs):
         value = function(value)
     jax.block_until_ready(value)
-    after = process_seconds(control), process_seconds(hosts), time.thread_time()
-    of_control, of_hosts, of_client = (
-        (end - begin) / runs for begin, end in zip(before, after, strict=True)
-    )
+    after = process_seconds(hosts), time.thread_time()
+    of_hosts, of_client = ((end - begin) / runs for begin, end in zip(before, after, strict=True))
     before_loop = 0.0
     for _ in range(2):  # the first prepares it
         before_loop = process_seconds(hosts)
         loop = stage.lab.multi_controller(function, stage.zero, steps=runs, records=False)
         jax.block_until_ready(loop)
     of_loop = (process_seconds(hosts) - before_loop) / runs
-    return of_client, of_control, of_hosts / len(hosts), of_loop / len(hosts)
+    return of_client, of_hosts / len(hosts), of_loop / len(hosts)
 
 
-def fitted(per_hosts: Mapping[int, tuple[float, float, float, float]]) -> Constants:
-    """The constants behind what :func:`costs_per_run` found on some numbers of hosts.
+def fitted(found: Iterable[tuple[float, float, float]], control: Line) -> Constants:
+    """The constants behind what :func:`costs_per_run` found on some numbers of hosts: of
+    each the dearest."""
+    client, host, jax = map(max, zip(*found, strict=True))
+    return Constants(client, control.base, control.per_host, host, jax)
 
-    The control plane's cost is a line through all points, but neither part below
-    nothing; of the others the dearest counts.
-    """
-    client, host, jax = (max(found[n] for found in per_hosts.values()) for n in (0, 2, 3))
-    points = [(float(hosts), found[1]) for hosts, found in per_hosts.items()]
-    if len(points) == 1:
-        return Constants(client, 0.0, points[0][1] / points[0][0], host, jax)
-    slope, base = statistics.linear_regression(*zip(*points, strict=True))
-    if base < 0 or slope < 0:
-        dearest = max(cost / hosts for hosts, cost in points)
-        return Constants(client, 0.0, dearest, host, jax)
-    return Constants(client, base, slope, host, jax)
+
+def control_line(how: Settings) -> Line:
+    """What a run costs the control plane, over hosts."""
+    costs = [
+        (float(n), statistics.median(fanout(n, 1, how.rounds, how.budget)))
+        for n in (CROWDS[:2] if how.quick else CROWDS)
+    ]
+    return line(costs)
 
 
 # --- simulated -------------------------------------------------------------------------------
+
+CROWDS = (4, 64, 256)
+"""Hosts that only talk, for what a run costs the control plane."""
 
 RUNS = 16
 """Simulated calls, each depending on the last, all but the first in flight at once."""
@@ -320,7 +322,7 @@ def varied(
 
 def real(
     hosts: int, lengths: Sequence[float], how: Settings
-) -> tuple[Measured, dict[str, float | None], tuple[float, float, float, float]]:
+) -> tuple[Measured, dict[str, float | None], tuple[float, float, float]]:
     """All ways in one lab: the samples, the crossing of each way in seconds, the costs."""
     import pathways_lab as pw
 
@@ -386,7 +388,7 @@ def main() -> None:
         for way in found:
             line = [(1e3 * length, share) for length, share in shares(measured, lengths, way)]
             lines[f"{way}, {hosts} host{'s' * (hosts > 1)}"] = line
-    constants = fitted(costs)
+    constants = fitted(costs.values(), control_line(how))
     simulated, facts["simulated"] = simulation(constants, 8 if how.quick else chosen.most)
     title = f"Crossover: {brief(100 * LEVEL)}% of the throughput of multi-controller JAX"
     report = Report("crossover", title, "computation", everything, JAX, facts)

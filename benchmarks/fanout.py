@@ -12,8 +12,10 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -46,9 +48,12 @@ class Host:
     about: bytes
     rows: list[tuple[int, int, tuple[float, ...]]] = field(default_factory=list)
     gangs: list[chronicle.Ended] = field(default_factory=list)
+    places: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
+    """Of the last windows that it was granted."""
 
     def take(self, grant: dict[str, Any]) -> None:
         """A window is granted: its gangs end at once."""
+        self.places.append(grant["place"])
         now, steps = time.monotonic(), range(grant["first"], grant["last"])
         self.rows.append((grant["run"], grant["first"], len(steps) * (1e-4,)))
         for place, step in enumerate(steps, grant["place"]):
@@ -75,7 +80,7 @@ class Crowd:
         self._ready = threading.Event()
         self._room = threading.Semaphore(FLIGHT)
         self._due = False
-        self._hosts: dict[str, Host] = {}
+        self.hosts: list[Host] = []
         self._number = 0
         self._reactor = Reactor("crowd", self._message, lambda link, reason: None)
         self._reactor.start()
@@ -96,8 +101,8 @@ class Crowd:
             }  # fmt: skip
             link = self._reactor.connect(self.control.host_address, where.host_key, hello)
             about = chronicle.about("work", "f", "kernel-1", "", 0, tuple(range(PER_HOST)))
-            link.tag = self._hosts[link.name] = Host(link, name, about)
-            self._hosts[name] = self._hosts.pop(link.name)
+            link.tag = Host(link, name, about)
+            self.hosts.append(link.tag)
         hello = {"role": "client", "name": "", "pid": 0}
         self.client = self._reactor.connect(self.control.client_address, where.client_key, hello)
         self.first = int(self.client.peer["number"]) << 32
@@ -130,7 +135,7 @@ class Crowd:
 
     def _report(self) -> None:
         self._due = False
-        for host in self._hosts.values():
+        for host in self.hosts:
             if host.rows:
                 host.report()
 
@@ -180,6 +185,21 @@ def measured(hosts: int, nodes: int, rounds: int, budget: float) -> list[float]:
         crowd.close()
 
 
+class Line(NamedTuple):
+    """Seconds of the control plane: of any run, and more of it for each host."""
+
+    base: float
+    per_host: float
+
+
+def line(costs: Sequence[tuple[float, float]]) -> Line:
+    """The line through (hosts, seconds per run), neither part below nothing."""
+    per_host, base = statistics.linear_regression(*zip(*costs, strict=True))
+    if base < 0 or per_host < 0:
+        return Line(0.0, max(seconds / hosts for hosts, seconds in costs))
+    return Line(base, per_host)
+
+
 def main() -> None:
     """See the module's docstring."""
     parser = arguments(__doc__, rounds=5, budget=0.5)
@@ -201,12 +221,11 @@ def main() -> None:
             costs.append((float(hosts), statistics.median(samples)))
         lines[runs] = [(hosts, 1e6 * seconds / hosts) for hosts, seconds in costs]
         if len(costs) > 1:
-            slope, base = statistics.linear_regression(*zip(*costs, strict=True))
-            facts[runs] = {"per host": slope, "base": base}
+            facts[runs] = line(costs)._asdict()
     report = Report("fanout", "What a run costs the control plane", "run", result, "a run", facts)
     text = [report.table(), ""]
     text += [
-        f"Of {runs}: {1e6 * found['per host']:.1f} us more for each host."
+        f"{runs}: {1e6 * found['per_host']:.1f} us more for each host."
         for runs, found in facts.items()
     ]
     picture = curves(report.title, lines, "hosts", "microseconds of one core, for each host")

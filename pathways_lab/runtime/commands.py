@@ -107,6 +107,8 @@ class Commands:
         for grant in grants:
             arguments = self._registry.arguments.get(grant.run)
             along = arguments is not None and grant.host not in arguments.sent
+            if arguments is not None:
+                arguments.sent.add(grant.host)
             same = grant.run, grant.first, grant.epoch, grant.place, grant.previous, along
             alike.setdefault(same, []).append(grant)
         for (run, *_, along), some in alike.items():
@@ -115,10 +117,8 @@ class Commands:
             del fields["host"]
             buffers: list[memoryview] = []
             if along:
-                arguments = self._registry.arguments[run]
-                arguments.sent.update(hosts)
-                fields["arguments"] = arguments.places
-                buffers = arguments.buffers
+                fields["arguments"] = self._registry.arguments[run].places
+                buffers = self._registry.arguments[run].buffers
             told, size = self._in_turn(hosts, "grant", fields, buffers)
             self._diary.count("grant", "control", told, size, run)
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import crossover
 from benchmarks.crossover import Constants, crossing, fitted, simulated_crossing
+from benchmarks.fanout import Line, line
 from benchmarks.harness.rounds import Measured
 
 
@@ -26,10 +27,10 @@ def test_shares_compare_with_many_controllers() -> None:
 
 
 def test_the_control_plane_is_a_line_over_hosts_that_is_nowhere_below_nothing() -> None:
-    line = fitted({h: (1e-4, 2e-4 + h * 1e-5, 3e-4, 1e-5) for h in (1, 2, 4)})
-    assert (line.control, line.control_per_host) == pytest.approx((2e-4, 1e-5))
-    steep = fitted({1: (1e-4, 1e-5, 0.0, 0.0), 4: (2e-4, 4e-3, 0.0, 0.0)})
-    assert (steep.client, steep.control, steep.control_per_host) == (2e-4, 0.0, 1e-3)
+    assert line([(h, 2e-4 + h * 1e-5) for h in (1, 2, 4)]) == pytest.approx((2e-4, 1e-5))
+    assert line([(1, 1e-5), (4, 4e-3)]) == (0.0, 1e-3)
+    found = fitted([(1e-4, 3e-4, 1e-6), (2e-4, 1e-4, 2e-6)], Line(5e-5, 1e-5))
+    assert found == Constants(2e-4, 5e-5, 1e-5, 3e-4, 2e-6)
 
 
 def test_a_simulated_crossing_follows_the_dearest_cost() -> None:

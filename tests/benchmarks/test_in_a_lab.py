@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pathways_lab as pw
-from benchmarks import clients, crossover, looking, pipeline
+from benchmarks import clients, crossover, fanout, looking, pipeline
 from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.rounds import Measured, measure
 
@@ -38,6 +38,18 @@ def test_the_crossover_measures_all_ways_and_what_they_cost(lab: pw.Lab) -> None
     assert set(found.times["0.5 ms"]) == {crossover.JAX, crossover.CALLS, crossover.CHAINED}
     assert all(seconds >= 0.5e-3 for (seconds,) in found.times["0.5 ms"].values())
     assert costs[0] > 0
+
+
+@pytest.mark.cluster
+def test_hosts_that_only_talk_are_granted_every_run_once() -> None:
+    crowd = fanout.Crowd(hosts=3, nodes=2)
+    try:
+        crowd.run(70)
+        granted = [list(host.places) for host in crowd.hosts]
+        assert granted == [list(range(0, 142, 2))] * 3
+        assert crowd.seconds() > 0
+    finally:
+        crowd.close()
 
 
 @pytest.mark.cluster

@@ -43,12 +43,14 @@ class Peer:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any], list[bytes]]] = []
+        self.letters: list[Letter] = []
         self.pending = 0
         self.gone = False
 
     def forward(self, letter: Letter) -> int:
         if self.gone:
             raise ConnectionError
+        self.letters.append(letter)
         self.sent.append((letter.op, letter.fields or {}, [bytes(b) for b in letter.buffers]))
         return 100
 

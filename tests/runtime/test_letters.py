@@ -1,0 +1,30 @@
+"""Law: what several hosts are told alike is one letter, and each host's order is its own."""
+
+from __future__ import annotations
+
+from pathways_lab.core import messages as m
+from pathways_lab.runtime.codec import pack, unpack_fields
+from tests.runtime.test_rim import ONE, Lab, plan_on
+
+
+def test_hosts_that_are_told_the_same_get_the_same_letter_and_each_its_own_order() -> None:
+    """Encoding a message costs more than sending it, and a run may be told to hundreds."""
+    lab = Lab()
+    lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
+    windows = [(0, 1, 40, (-1, -1)), (1, 2, 41, (40, 12)), (2, 3, 42, (41, 41))]
+    lab.core.answer = lambda event: [
+        m.Grant("c", host, ONE + 9, "plan", first, last, 1, place, before, (None,), (ONE + 6,))
+        for first, last, place, previous in windows
+        for host, before in zip(lab.hosts, previous, strict=True)
+    ]
+    lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
+            arguments={0: 0})  # fmt: skip
+    one, two = ([s for s in peer.letters if s.op == "grant"] for peer in lab.hosts.values())
+    assert [a is b for a, b in zip(one, two, strict=True)] == [True, False, True]
+    assert one[0].pieces is two[0].pieces
+    for got, name in zip((one, two), lab.hosts, strict=True):
+        told = [unpack_fields(m.Grant, {**(s.fields or {}), "host": name}) for s in got]
+        previous = [before[name == "i1/h"] for *_, before in windows]
+        assert [(g.first, g.place) for g in told] == [(0, 40), (1, 41), (2, 42)]
+        assert [g.previous for g in told] == previous
+        assert [len(s.buffers) for s in got] == [1, 0, 0]
