@@ -37,8 +37,9 @@ PATIENCE = 3.0
 QUIET = 1.0
 """Seconds after the last computation in which a picture still moves on."""
 
-FOLD = 4_000
-"""Records that one look folds at most: a picture that is behind moves on, and says so."""
+FOLD = 1_000
+"""Records that one look folds at most, some 25 ms of work: a picture that is behind moves on, and
+says so."""
 
 BEHIND = 0.5
 """Seconds of lag that are not worth a remark."""
@@ -101,16 +102,23 @@ class Picture:
     # --- looking -------------------------------------------------------------
 
     def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
-        """The plots and the header at *now* (records' clock)."""
+        """What is new at *now* (records' clock), folded and :meth:`shown`."""
         self.present.collect(now, FOLD)
+        return self.shown(now)
+
+    def shown(self, now: float) -> tuple[tuple[Plot, ...], Header]:
+        """The plots and the header of what is folded; *now* is the time (records' clock)."""
         news, self._folds = self.present.folds != self._folds, self.present.folds
         scene, at = self.scene, self.present.folded
         if self._past is not None:
             scene, at = self._past.scene, self._past.now
             self._drawn = self._past.plots(self.panels)
         elif not self._drawn or news or scene.busy or now - scene.last < QUIET:
-            self._drawn = plots(self.panels, scene, at)
+            self._drawn = self.present.once(self.panels, self._plots)
         return self._drawn, self.header(scene, at, now)
+
+    def _plots(self, scene: Scene, at: float) -> tuple[Plot, ...]:
+        return plots(self.panels, scene, at)
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
         """What stands above the figures; *scene* is shown as it is *at* some moment."""
@@ -209,7 +217,7 @@ class Picture:
 
     def _clear(self) -> None:
         self._past, self._gang, self._drawn = None, None, ()
-        self.present.forget(self.timeline.clock())
+        self.present = self.present.forgetting(self.timeline.clock())
 
     # --- the end --------------------------------------------------------------
 

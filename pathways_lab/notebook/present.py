@@ -9,11 +9,17 @@ new, for all who share it.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.timeline.log import Timeline, within
 from pathways_lab.timeline.records import Record, Span
 from pathways_lab.timeline.waits import known_at
+
+Made = TypeVar("Made")
 
 
 class Present:
@@ -39,8 +45,10 @@ class Present:
         self.since = max(origin, since if since is not None else now - window)
         self.scene = self.blank(origin)
         self.folded, self.folds = now, 0
-        self._version = 0
+        self._version = self._left = 0
         self._waiting: list[Record] = []
+        self._made: dict[Hashable, Any] = {}
+        self._made_of = (0, 0.0)
         self.collect(now)
 
     def blank(self, origin: float) -> Scene:
@@ -53,29 +61,56 @@ class Present:
     @property
     def behind(self) -> bool:
         """Whether records that have come are not in the scene yet."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._left)
 
     def collect(self, now: float, most: int = 0) -> None:
-        """Fold new records, *most* at most (0: all)."""
-        batch = self.timeline.since(self._version)
-        self._version = batch.version
-        self.scene.dropped += batch.missed
-        self._waiting += [r for r in batch.records if within(r, self.since)]
+        """Fold new records, *most* at most (0: all); the others are not even read."""
+        if not most or len(self._waiting) < most:
+            batch = self.timeline.since(self._version, most)
+            self._version, self._left = batch.version, batch.left
+            if batch.missed:
+                self.scene.lose(batch.missed)
+            self._waiting += [r for r in batch.records if within(r, self.since)]
         ready, self._waiting = self._waiting, []
         if most and len(ready) > most:
             ready, self._waiting = ready[:most], ready[most:]
-        self.folded = min(now, known_at(ready[-1])) if self._waiting else now
+        if not self.behind:
+            self.folded = now
+        elif ready:
+            self.folded = min(now, known_at(ready[-1]))
         self.scene.add(ready, self.folded)
         self.folds += bool(ready)
 
-    def forget(self, now: float) -> None:
-        """Begin anew at *now*; what is there and what is under way is no past."""
-        known = self.scene
-        self.since = now
-        self.scene = self.blank(known.origin)
-        self.scene.add(
-            [r for r in self.timeline.records if within(r, now) or _standing(r, known)], now
-        )
+    def once(self, what: Hashable, make: Callable[[Scene, float], Made]) -> Made:
+        """Something made of the scene as it is now: once for all who share it."""
+        state = self.folds, self.folded
+        if state != self._made_of:
+            self._made_of, self._made = state, {}
+        if what not in self._made:
+            self._made[what] = make(self.scene, self.folded)
+        made: Made = self._made[what]
+        return made
+
+    def forgetting(self, now: float) -> Present:
+        """One that begins anew at *now*, for whoever wants that; what is there and what is
+        under way is no past."""
+        other, known = copy.copy(self), self.scene
+        batch = self.timeline.since(0)
+        other.since, other.folded, other._made = now, now, {}
+        other._version, other._left, other._waiting = batch.version, 0, []
+        other.scene = self.blank(known.origin)
+        other.scene.add([r for r in batch.records if within(r, now) or _standing(r, known)], now)
+        return other
+
+
+def newest(timeline: Timeline, window: float, most: int) -> Present:
+    """The present of the last *window* seconds, or of about the newest *most* records: no
+    more than a first picture can wait for."""
+    records = timeline.records
+    since = timeline.clock() - window
+    if len(records) > most:
+        since = max(since, known_at(records[-most]))
+    return Present(timeline, window, since=since)
 
 
 def _standing(record: Record, scene: Scene) -> bool:

@@ -242,13 +242,19 @@ class Scene:
 
     def _sample(self, sample: Sample) -> None:
         if sample.name == "dropped":
-            self.dropped += int(sample.value)
+            self.lose(int(sample.value))
         elif sample.name == "clock":
             self.apart = max(self.apart, sample.value)
         elif sample.name == "memory":
             lane = Lane(sample.island, sample.host, int(sample.args.get("device", 0)))
             before, self.memory[lane] = self.memory.get(lane, 0.0), sample.value
             self.used.setdefault(sample.island, Used()).add(sample.time, sample.value - before)
+
+    def lose(self, count: int) -> None:
+        """So many records are missing: what devices work on may long have ended."""
+        self.dropped += count
+        for waiting in self.waiting.values():
+            waiting.queue.clear()
 
     def _remember(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
         """Keep what is known of the newest runs, and draw what devices waited for."""

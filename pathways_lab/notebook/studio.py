@@ -7,9 +7,11 @@ finished messages on the way to pages.
 
 How: the kernel's :mod:`.painters` starts ``python -m pathways_lab.notebook.studio``
 on a lifeline and shares a socket with it.  Ten times a second, while any view is
-open, the process asks for what is new, folds it once per view, and sends one
+open, the process asks for what is new, folds it once for all views that show the same
+part of the record, draws it once for all that show the same panels, and sends one
 message per view that has something to show.  It runs at a low priority, and on a
-busy machine less often: whoever computes goes first, and a picture that is late says so.
+busy machine less often (:mod:`.pace`): whoever computes goes first.  It reads no more
+than it folds, and a picture that is late says so.
 
 Rule for maintainers: both ends are this package's, so frames are pickled tuples
 ``(kind, view, ...)``; imports neither Bokeh nor JAX, to start quickly.
@@ -25,24 +27,24 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
+from weakref import WeakValueDictionary
 
 import psutil
 
-from pathways_lab.notebook.picture import Picture
+from pathways_lab.notebook.pace import Pace
+from pathways_lab.notebook.picture import FOLD, Picture, Wanted
+from pathways_lab.notebook.present import Present, newest
 from pathways_lab.notebook.stream import Stream
 from pathways_lab.runtime import chronicle, lifeline
+from pathways_lab.timeline.entries import Counted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Sample
 
 PERIOD = 0.1
 """Seconds between two updates."""
 
-SHARE, SHARE_BUSY = 3, 32
-"""It rests at least this many times as long as an update took: on a machine that has processors
-to spare, and on one that is busy, where whatever it uses is taken from those that compute."""
-
-BUSY = 50.0
-"""Per cent of all processors from which on a machine counts as busy."""
+FIRST = 50_000
+"""Records that the first picture of the newest ones is made of at most: a second of work."""
 
 NICE = 10
 """How much it gives way to those that compute."""
@@ -58,7 +60,7 @@ class Shown:
 
     def message(self, now: float, whole: bool = False) -> dict[str, Any] | None:
         """What is new, or with *whole* everything."""
-        plots, header = self.picture.look(now)
+        plots, header = self.picture.shown(now)
         if self.stream is None:
             self.stream = Stream(plots, header)
             whole = True
@@ -76,24 +78,43 @@ class Studio:
         self._say = say
         self.timeline = Timeline(clock=clock)
         self.views: dict[int, Shown] = {}
+        self._presents: WeakValueDictionary[Any, Present] = WeakValueDictionary()
 
     def hear(self, kind: str, *rest: Any) -> None:
         """A frame from the kernel."""
         if kind == "records":
-            entries, missed = rest
-            if missed:
-                self.timeline.extend([Sample("dropped", self.timeline.clock(), float(missed))])
-            self.timeline.extend_later(chronicle.count(entries), lambda: chronicle.read(entries))
+            self._remember(*rest)
             return
         number, *values = rest
         try:
             if kind == "open":
-                self.views[number] = Shown(Picture(self.timeline, values[0]))
+                wanted: Wanted = values[0]
+                picture = Picture(self.timeline, wanted, self._present(wanted))
+                self.views[number] = Shown(picture)
                 self._draw(number, self.views[number])
             elif number in self.views:
                 self._about(kind, number, self.views[number], values)
         except Exception as error:
             self._fail(number, error)
+
+    def _remember(self, batches: list[Counted], missed: int) -> None:
+        if missed:
+            lost = Sample("dropped", self.timeline.clock(), float(missed))
+            self.timeline.extend_later(1, lambda: [lost])
+        for entries, records in batches:
+            self.timeline.extend_later(records, functools.partial(chronicle.read, entries))
+
+    def _present(self, wanted: Wanted) -> Present:
+        """What a view shows, shared with others that show the same part of the record."""
+        key = wanted.window, wanted.origin, wanted.since
+        present = self._presents.get(key)
+        if present is None:
+            if wanted.since is None and wanted.origin is None:
+                present = newest(self.timeline, wanted.window, FIRST)
+            else:
+                present = Present(self.timeline, *key)
+            self._presents[key] = present
+        return present
 
     def _about(self, kind: str, number: int, shown: Shown, values: list[Any]) -> None:
         if kind == "do":
@@ -109,8 +130,11 @@ class Studio:
             shown.picture.outcome = values[0]
             self._end(number, shown)
 
-    def tick(self) -> None:
-        """Draw what is new in every view."""
+    def tick(self, most: int = FOLD) -> None:
+        """Draw what is new in every view: so many records more, at most."""
+        now = self.timeline.clock()
+        for present in {shown.picture.present for shown in self.views.values()}:
+            present.collect(now, most)
         for number, shown in list(self.views.items()):
             try:
                 self._draw(number, shown)
@@ -135,9 +159,9 @@ class Studio:
         self._say("failed", number, f"{type(error).__name__}: {error}")
 
 
-def rest(took: float, busy: float) -> float:
-    """Seconds until the next update.  took: of processor time, for the last one.  busy: in %."""
-    return max(PERIOD, (SHARE_BUSY if busy > BUSY else SHARE) * took)
+def spare() -> float:
+    """Processors that were idle since this was asked last."""
+    return (psutil.cpu_count() or 1) * (1 - float(psutil.cpu_percent()) / 100)
 
 
 def serve(connection: Connection, offset: float) -> None:
@@ -147,30 +171,37 @@ def serve(connection: Connection, offset: float) -> None:
         connection.send_bytes(pickle.dumps(frame, protocol=5))
 
     studio = Studio(say, lambda: time.monotonic() + offset)
+    pace = Pace(time.monotonic())
     asked = False
     due = 0.0
     while True:
         wait = max(0.0, due - time.monotonic()) if studio.views else None
         if asked or connection.poll(wait):
+            begun = time.thread_time()
             frame = pickle.loads(connection.recv_bytes())
             studio.hear(*frame)
             if frame[0] == "open":
+                # The first picture comes as soon as it can; the next ones give way.
                 due = time.monotonic()
                 give_way()
-            if not (asked and frame[0] == "records"):
-                continue
-            asked = False
-            begun = time.thread_time()
-            studio.tick()
-            due = time.monotonic() + rest(time.thread_time() - begun, psutil.cpu_percent())
+            if asked and frame[0] == "records":
+                asked = False
+                studio.tick(pace.part(FOLD))
+                pace.spent(time.thread_time() - begun)
+                due = time.monotonic() + PERIOD
         elif studio.views:
-            say("since", 0)
-            asked = True
+            now = time.monotonic()
+            rest = pace.rest(now, spare())
+            due = now + rest
+            if not rest:
+                say("since", 0)
+                asked = True
 
 
 @functools.cache
 def give_way() -> None:
-    """From now on at a low priority; the first picture comes as soon as it can."""
+    """From now on at a low priority."""
+    spare()  # what was before it was needed is no sign of what is now
     with contextlib.suppress(OSError):
         os.nice(NICE)
 

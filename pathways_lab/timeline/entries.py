@@ -12,7 +12,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+
+Counted = tuple[Sequence[bytes], int]
+"""Entries that came together, and at least how many records are in them."""
 
 
 class Entries:
@@ -21,33 +23,31 @@ class Entries:
     def __init__(self, capacity: int = 200_000) -> None:
         self.capacity = capacity
         self._lock = threading.Lock()
-        self._batches: deque[tuple[Sequence[bytes], int]] = deque()
+        self._batches: deque[Counted] = deque()
         self._held = 0
         self._version = 0
 
     def add(self, batch: Sequence[bytes], records: int) -> None:
         """Remember a batch, which is not changed any more, of at least so many *records*."""
         with self._lock:
+            records = max(1, records)
             self._batches.append((batch, records))
             self._held += records
-            self._version += len(batch)
+            self._version += records
             while self._held > self.capacity and len(self._batches) > 1:
                 self._held -= self._batches.popleft()[1]
 
-    def since(self, version: int) -> tuple[list[bytes], int, int]:
-        """``(entries, version, missed)``: what came after *version*, which the next call is given.
+    def since(self, version: int) -> tuple[list[Counted], int, int]:
+        """``(batches, version, missed)``: what came after *version*, which the next call is given.
 
-        missed: entries that were pushed out unseen.
+        missed: records that were pushed out unseen, as far as they were counted.
         """
         with self._lock:
-            asked = self._version - version
-            new: list[Sequence[bytes]] = []
-            held = 0
-            for batch, _ in reversed(self._batches):
-                if held >= asked:
+            new: list[Counted] = []
+            reached = self._version
+            for batch in reversed(self._batches):
+                if reached <= version:
                     break
                 new.append(batch)
-                held += len(batch)
-            entries = [entry for batch in reversed(new) for entry in batch]
-            surplus = max(0, held - asked)
-            return list(islice(entries, surplus, None)), self._version, max(0, asked - held)
+                reached -= batch[1]
+            return new[::-1], self._version, max(0, reached - version)

@@ -40,11 +40,13 @@ class Batch:
 
     version: pass it to the next :meth:`Timeline.since`.
     missed: records that the bound pushed out before this reader saw them.
+    left: at least so many more have come, which nobody has read.
     """
 
     records: tuple[Record, ...]
     version: int
     missed: int
+    left: int
 
 
 class Recording:
@@ -143,10 +145,10 @@ class Timeline:
                 return
         self.extend(read())
 
-    def _read(self) -> None:
-        """Look at what waits to be read."""
+    def _read(self, until: float = float("inf")) -> None:
+        """Look at what waits to be read, at least up to the version *until*."""
         with self._lock:
-            while self._later:
+            while self._later and self._version < until:
                 least, read = self._later.popleft()
                 self._waiting -= least
                 self._add(tuple(read()))
@@ -194,15 +196,18 @@ class Timeline:
             if observer in self._observers:
                 self._observers.remove(observer)
 
-    def since(self, version: int) -> Batch:
-        """The records after the first *version* ones, as far as still known."""
+    def since(self, version: int, most: int = 0) -> Batch:
+        """The records after the first *version* ones, as far as still known.
+
+        most: read no more than it takes to have about so many; 0: everything.
+        """
         with self._lock:
-            self._read()
+            self._read(version + most if most else float("inf"))
             asked = max(0, self._version - version)
             known = min(asked, len(self._records))
             new = list(islice(reversed(self._records), known))
             new.reverse()
-            return Batch(tuple(new), self._version, asked - known)
+            return Batch(tuple(new), self._version, asked - known, self._waiting)
 
     @property
     def records(self) -> tuple[Record, ...]:

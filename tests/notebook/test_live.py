@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, places, printed, studio, view
+from pathways_lab.notebook import live, pace, places, printed, studio, view
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.live import LiveFigures, answer_while_busy
+from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.plot import Append, Assign, Replace
 from pathways_lab.notebook.printed import LINES, Pane
@@ -249,7 +251,32 @@ def test_what_is_noticed_later_appears_below_its_cell(monkeypatch: pytest.Monkey
     ]
 
 
+def looked(seconds: float, spare: Callable[[float], float], update: float = 0.025) -> list[float]:
+    """When a painter with a pace draws, whose updates take so long (processor seconds)."""
+    pace, now, at = Pace(0.0), 0.0, []
+    while now < seconds:
+        rest = pace.rest(now, spare(now))
+        if not rest:
+            at.append(now)
+            pace.spent(update)
+        now += rest or studio.PERIOD
+    return at
+
+
+def parts(spare: float) -> int:
+    pace = Pace(0.0)
+    pace.rest(1.0, spare)
+    return pace.part(1000)
+
+
 def test_pictures_give_way_on_a_busy_machine() -> None:
-    assert studio.rest(0.001, busy=10.0) == studio.PERIOD
-    assert studio.rest(0.1, busy=10.0) == pytest.approx(0.3), "a quarter of one processor"
-    assert 0.1 / (0.1 + studio.rest(0.1, busy=90.0)) < 0.031, "nobody shall feel it"
+    busy = looked(60.0, lambda now: 0.1)
+    assert [sum(at < end for at in busy) for end in (1, 10)] == [1, 8], "from the first update on"
+    assert 0.025 * len(busy) / 60 <= 1.05 * pace.LEAST
+    idle = looked(60.0, lambda now: 1.8)
+    assert len(idle) == pytest.approx(600, abs=1), "ten times a second"
+    dear = looked(60.0, lambda now: 1.8, update=0.2)
+    assert 0.2 * len(dear) / 60 == pytest.approx(pace.MOST, rel=0.05)
+    assert [parts(0.0), parts(1.0), parts(2.0)] == [250, 1000, 1000]
+    late = looked(12.0, lambda now: 2.0 if now > 10 else 0.0, update=0.5)
+    assert next(at for at in late if at > 1) < 10 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from pathways_lab.notebook import painters, picture
 from pathways_lab.notebook.chosen import NOBODY, number, parts
 from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.header import Header
-from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.plot import Plot
+from pathways_lab.notebook.present import Present
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.studio import Studio
 from pathways_lab.runtime import chronicle
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
@@ -265,12 +269,67 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     child.wait()
 
 
+def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = training(40)
+    cut = 200
+    sent: list[tuple[Any, ...]] = []
+    made = Studio(lambda *frame: sent.append(frame), lambda: arrival(records[-1]))
+
+    def tell(part: list[Record]) -> None:
+        batches = [([chronicle.write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]
+        made.hear("records", [batch for batch in batches if batch[0]], 0)
+
+    tell(records[:cut])
+    for seat in (1, 2):
+        made.hear("open", seat, Wanted(window=1e9))
+    folded: list[Record] = []
+    add = Scene.add
+
+    def counted(scene: Scene, part: Iterable[Record], now: float) -> None:
+        folded.extend(part := tuple(part))
+        add(scene, part, now)
+
+    monkeypatch.setattr(Scene, "add", counted)
+    tell(records[cut:])
+    made.tick()
+    assert len(folded) == FOLD < len(records) - cut, "a bounded part, once for both"
+    assert made.timeline._waiting > 500, "and the others were not even read"
+    one, other = (made.views[seat].picture for seat in (1, 2))
+    assert one.present is other.present
+    assert one._drawn is other._drawn
+    while one.present.behind:
+        made.tick()
+    written = [chronicle.write(r) for r in folded]
+    assert written == [chronicle.write(r) for r in records[cut:]], "everything, once, in order"
+    # What one of them does is its own.
+    made.hear("do", 1, "clear")
+    made.tick()
+    assert not one.scene.gangs.by_key
+    assert other.scene.gangs.by_key
+    assert {kind for kind, *_ in sent} == {"message"}
+
+
+def test_what_is_lost_on_the_way_keeps_no_device_busy() -> None:
+    log = Timeline(capacity=50, clock=lambda: 9.0)
+    records = training(4)
+    begun = next(n for n, r in enumerate(records) if getattr(r, "kind", "") == "launched") + 1
+    log.extend(records[:begun])
+    present = Present(log, 1e9, 0.0, 0.0)
+    assert present.scene.busy
+    log.extend([Event("message", 9.0)] * 60)
+    present.collect(9.0)
+    assert present.scene.dropped
+    assert not present.scene.busy, "the record of its end may be among them"
+
+
 def test_entries_are_bounded_and_what_is_missed_is_counted() -> None:
     entries = Entries(capacity=10)
-    entries.add([b"0", b"1", b"2"], 3)
-    assert entries.since(0) == ([b"0", b"1", b"2"], 3, 0)
-    assert entries.since(2) == ([b"2"], 3, 0)
-    entries.add([b"%d" % n for n in range(3, 12)], 9)
-    held, version, missed = entries.since(1)
-    assert (held, version, missed) == ([b"%d" % n for n in range(3, 12)], 12, 2)
+    first, second = [b"0", b"1", b"2"], [b"%d" % n for n in range(3, 12)]
+    entries.add(first, 3)
+    assert entries.since(0) == ([(first, 3)], 3, 0)
+    entries.add(second, 9)
+    assert entries.since(3) == ([(second, 9)], 12, 0)
+    assert entries.since(0) == ([(second, 9)], 12, 3)
     assert entries.since(12) == ([], 12, 0)

@@ -16,10 +16,9 @@ from collections import deque
 from typing import Any
 
 from pathways_lab.notebook.picture import Picture, Wanted
-from pathways_lab.notebook.present import Present
+from pathways_lab.notebook.present import Present, newest
 from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.waits import known_at
 
 KEPT = 64
 """Messages for pages that are late."""
@@ -28,17 +27,12 @@ WINDOW = 20.0
 """Seconds that the pages look back."""
 
 FIRST = 10_000
-"""Records that the first picture is made of at most: about a second of work."""
+"""Records that the first picture is made of at most."""
 
 
 def begun(timeline: Timeline) -> Present:
-    """The present, for all feeds: the newest records of the window, and no more than a first
-    picture can wait for."""
-    records = timeline.records
-    since = timeline.clock() - WINDOW
-    if len(records) > FIRST:
-        since = max(since, known_at(records[-FIRST]))
-    return Present(timeline, WINDOW, since=since)
+    """The present, for all feeds."""
+    return newest(timeline, WINDOW, FIRST)
 
 
 class Feed:
