@@ -7,7 +7,9 @@ transfers and dispatch that take no time.
 
 Rule for maintainers: the causes of a device's gap add up to the gap (tested for
 arbitrary records).  Idle time that the ideal machine has too is the plan's,
-and is taken from what a device waits for by nature: inputs, and work.
+and is taken from what a device waits for by nature: inputs, and work.  A run that was
+submitted ahead has its turn on a device after the runs before it: that time is theirs,
+by name, until the end of their gangs.
 
 Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
 """
@@ -24,7 +26,15 @@ from pathways_lab.timeline.waits import CAUSES, INPUT, NOTHING, Wait, Waits, kno
 
 PLAN, OTHERS = "idle by plan", "other runs"
 GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
-"""What a gap may consist of."""
+"""What a gap may consist of, beside the runs that were before it (:func:`behind`).
+
+other runs: those whose gangs are not known any more.
+"""
+
+
+def behind(gang: Span) -> str:
+    """The cause of a gap in which a device was for another run, whose *gang* this is."""
+    return f"run {gang.run} ({gang.program})" if gang.program else f"run {gang.run}"
 
 
 @dataclass(slots=True)
@@ -134,15 +144,13 @@ def ideal(gangs: Iterable[Span], flow: Flow) -> dict[int, tuple[float, float]]:
     return out
 
 
-def compare(seen: RunSeen, flow: Flow) -> Planned:
-    """The run as planned and as it was."""
+def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
+    """The run as planned and as it was.  others: gangs of other runs."""
     plan = ideal(seen.gangs, flow)
     begin, actual = seen.begin, seen.end - seen.begin
     length = max((end for _, end in plan.values()), default=0.0)
-    ran: dict[Lane, list[Span]] = {}
-    for gang in seen.gangs:
-        for number in gang.devices:
-            ran.setdefault(Lane(gang.island, gang.host, number), []).append(gang)
+    ran = _by_lane(seen.gangs)
+    meanwhile = _by_lane(g for g in others if g.end > begin and g.start < seen.end)
     waited: dict[Lane, list[tuple[str, float, float]]] = {}
     for numbers, wait in seen.waits:
         for number in numbers:
@@ -150,7 +158,7 @@ def compare(seen: RunSeen, flow: Flow) -> Planned:
             waited.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
     devices = []
     for lane, gangs in sorted(ran.items()):
-        gap = _gap(gangs, waited.get(lane, []), begin, seen.end)
+        gap = _gap(gangs, waited.get(lane, []), meanwhile.get(lane, []), begin, seen.end)
         busy = sum(plan[g.step][1] - plan[g.step][0] for g in gangs)
         devices.append(
             Device(
@@ -163,10 +171,26 @@ def compare(seen: RunSeen, flow: Flow) -> Planned:
     return Planned(seen, length, actual, tuple(devices))
 
 
+def _by_lane(gangs: Iterable[Span]) -> dict[Lane, list[Span]]:
+    out: dict[Lane, list[Span]] = {}
+    for gang in gangs:
+        for number in gang.devices:
+            out.setdefault(Lane(gang.island, gang.host, number), []).append(gang)
+    return out
+
+
 def _gap(
-    gangs: list[Span], waited: list[tuple[str, float, float]], begin: float, end: float
+    gangs: list[Span],
+    waited: list[tuple[str, float, float]],
+    others: list[Span],
+    begin: float,
+    end: float,
 ) -> dict[str, float]:
-    """Seconds by cause between two moments in which none of *gangs* ran."""
+    """Seconds by cause between two moments in which none of *gangs* ran.
+
+    others: gangs of other runs on the device.
+    """
+    others = sorted(others, key=lambda g: g.end)
     free: list[tuple[float, float]] = []
     reached = begin
     for gang in sorted(gangs, key=lambda g: g.start):
@@ -179,14 +203,21 @@ def _gap(
         if seconds > 0:
             out[cause] = out.get(cause, 0.0) + seconds
 
+    def count_others(start: float, until: float) -> None:
+        for gang in others:
+            if start < gang.end and gang.start < until:
+                count(behind(gang), min(gang.end, until) - start)
+                start = min(gang.end, until)
+        count(OTHERS, until - start)
+
     for start, until in free:
         for cause, a, b in sorted(waited, key=lambda part: part[1]):
             a, b = max(a, start), min(b, until)
             if b > a:
-                count(OTHERS, a - start)
+                count_others(start, a)
                 count(cause, b - a)
                 start = b
-        count(OTHERS, until - start)
+        count_others(start, until)
     count(NOTHING, end - reached)
     return out
 
@@ -207,12 +238,15 @@ def planned(records: Iterable[Record], run: int) -> Planned:
     """One run of *records* as planned against what happened.  Raises KeyError: no gang of it."""
     flows = Flows()
     fold, seen = Waits(flows), RunSeen(run)
+    others: list[Span] = []
     ranked = sorted(records, key=lambda r: (known_at(r), isinstance(r, Span) and r.kind == "gang"))
     for record in ranked:
         flows.add(record)
         waits = fold.add(record)
         if getattr(record, "run", 0) == run:
             seen.add(record, waits)
+        elif isinstance(record, Span) and record.kind == "gang":
+            others.append(record)
     if not seen.gangs:
         raise KeyError(f"no gang of run {run} is known")
-    return compare(seen, flows.run(run))
+    return compare(seen, flows.run(run), others)

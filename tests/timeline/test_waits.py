@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pathways_lab.timeline import waits
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.planned import GAP_CAUSES, PLAN, planned
+from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, planned
 from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.waits import (
     CAUSES,
@@ -88,7 +88,8 @@ def test_the_gap_of_every_device_adds_up(records):
     for run in (1, 2, 3):
         found = planned(records, run)
         for device in found.devices:
-            assert set(device.gap) <= set(GAP_CAUSES)
+            others = {f"run {other} (p)" for other in {1, 2, 3} - {run}}
+            assert set(device.gap) <= {*GAP_CAUSES, *others}
             assert min(device.gap.values(), default=0) >= 0
             covered, reached = 0.0, 0.0
             for _, start, end in sorted(device.actual, key=lambda part: part[1]):
@@ -146,3 +147,19 @@ def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():
     assert gap[PLAN] > 0
     assert gap[TRANSFER] > 0
     assert sum(gap.values()) == pytest.approx(sum(d.lost for d in found.devices))
+
+
+def test_a_run_that_was_submitted_ahead_names_those_that_have_its_devices_before_it():
+    def made(run: int, start: float) -> list[Record]:
+        return [gang(start + n, start + n + 0.9, run, step=n) for n in range(3)]
+
+    submitted = [Event("submitted", 0.1 * run, run=run, program="p") for run in (1, 2, 3)]
+    records = [*submitted, *made(1, 1.0), *made(2, 4.0), *made(3, 7.0)]
+    gap = planned(records, 3).gap()
+    # Also what a device waited for in their turn: 0.7 s until the first one, and 0.1 between them.
+    assert gap["run 1 (p)"] == pytest.approx(3.9 - 0.3)
+    assert gap["run 2 (p)"] == pytest.approx(3.0)
+    assert OTHERS not in gap
+    forgotten = planned([r for r in records if r.run != 1], 3).gap()
+    assert forgotten["run 2 (p)"] == pytest.approx(6.9 - 0.3)
+    assert planned(records, 1).gap().keys().isdisjoint(gap.keys() - set(GAP_CAUSES))

@@ -58,7 +58,13 @@ def plot(scene: Scene, now: float) -> Plot:
     devices: tuple[Device, ...] = ()
     actual = 0.0
     if run is not None and run.gangs:
-        found = compare(run, scene.flows.run(run.run))
+        before = [
+            gang
+            for other in scene.runs.values()
+            if other is not run and (other.ended is None or other.ended > run.begin)
+            for gang in other.gangs
+        ]
+        found = compare(run, scene.flows.run(run.run), before)
         actual = found.actual
         names = {gang.step: gang.node for gang in run.gangs}
         note = f"{run.program}: {duration(found.planned)} planned, {duration(found.actual)} actual"
@@ -199,7 +205,8 @@ def _causes(
     device: Device, at: float, gaps: dict[str, list[object]], words: dict[str, list[object]]
 ) -> None:
     left, lost = RIGHT, device.lost
-    for cause in ORDER:
+    runs = sorted(set(device.gap) - set(ORDER))
+    for cause in (*ORDER[:1], *runs, *ORDER[1:]):
         seconds = device.gap.get(cause, 0.0)
         if seconds <= 0 or lost <= 0:
             continue
@@ -209,7 +216,7 @@ def _causes(
             "right": right,
             "top": at - 0.36,
             "bottom": at + 0.36,
-            "fill": COLOURS[cause],
+            "fill": COLOURS.get(cause, NEUTRAL),
             "device": f"{device.lane.host}, device {device.lane.device}",
             "cause": cause,
             "share": f"{100 * seconds / lost:.1f} %",
@@ -217,7 +224,7 @@ def _causes(
         }
         for name, value in values.items():
             gaps[name].append(value)
-        word = f"{SHORT.get(cause, cause)} {100 * seconds / lost:.0f} %"
+        word = f"{SHORT.get(cause, cause.partition(' (')[0])} {100 * seconds / lost:.0f} %"
         if (right - left) * FRAME > 7 * len(word):
             words["x"].append((left + right) / 2)
             words["y"].append(at)
