@@ -17,6 +17,7 @@ Paper: section 4.5 (hosts own their devices), appendix A (pluggable runtimes).
 from __future__ import annotations
 
 import abc
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -56,11 +57,15 @@ class Footprint:
     devices: by host and local number; of other hosts only where the runtime is
         one of several processes.
     lane: the name of the queue that launches on them.
+    number: its own in this process.
     executables: compiled functions, filled by :mod:`pathways_lab.runtime.functions`.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, lane: str, devices: Mapping[Owned, Any]) -> None:
         self.lane = lane
+        self.number = next(self._numbers)
         self.devices = dict(devices)
         self.executables: dict[Any, Any] = {}
         self.compiling = threading.Lock()

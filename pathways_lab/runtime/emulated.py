@@ -6,6 +6,13 @@ side.  A computation that *sleeps* can.  It is an XLA custom call of a few lines
 of C++, built once per user; where no compiler is found a Python callback does
 the same, less exactly.
 
+A sleep ends some 60 us late, and on busy cores the next one begins a while after that,
+which no device does.  On hosts each device of a lane therefore has a *clock*: what was
+launched before the last computation ended, by that clock, begins at that moment, and what
+a computation does between two holds is done in their time.  What was launched later
+begins when it does, so a wait for inputs or for dispatch is never hidden; and whatever
+comes more than 5 ms late was kept by something else, and counts.
+
 Rule for maintainers: the held array is a real operand and a real result of the
 call, so XLA can neither drop it nor move it; and the call is declared pointwise
 to both partitioners, so that every device holds its own shard and nothing is
@@ -43,6 +50,9 @@ TARGET = "pathways_lab_hold"
 """Name of the custom call: exporting code must list it among ``disabled_checks``."""
 
 _SOURCE = pathlib.Path(__file__).with_name("emulated.cc")
+_OPTIONS = "mhlo.backend_config"
+_UNSURE = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
+"""Operations in which a hold may run never, or again and again."""
 _lock = threading.Lock()
 Tree = TypeVar("Tree")
 
@@ -105,20 +115,80 @@ def build() -> pathlib.Path | None:
 
 
 @functools.cache
-def _load() -> bool:
+def _load() -> ctypes.PyDLL | None:
     path = build()
     if path is None:
-        return False
-    library = ctypes.CDLL(str(path))
+        return None
+    # What is called from Python takes less than to let go of the interpreter.
+    library = ctypes.PyDLL(str(path))
+    library.PathwaysLabLaunched.argtypes = [ctypes.c_int64]
+    library.PathwaysLabLaunched.restype = None
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.PathwaysLabHold), platform="cpu")
     jax.ffi.register_ffi_target_as_batch_partitionable(TARGET)
-    return True
+    return library
 
 
 def register() -> bool:
     """Make the custom call known to this process.  False: there is no compiler."""
     with _lock:
-        return _load()
+        return _load() is not None
+
+
+# --- the clocks of a lane's devices -----------------------------------------------
+
+
+def keeps_clock(lowered: Any, lane: int) -> bool:
+    """Have the holds of a lowered function, not compiled yet, go by the clocks of a lane.
+
+    lane: its number in this process.  False: they do not, because there is none that
+    every call runs once; such calls must not be told to :func:`telling`.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    holds: list[Any] = []
+    names: set[str] = set()
+
+    def look(operation: Any) -> Any:
+        names.add(operation.name)
+        attributes = operation.attributes
+        if "call_target_name" in attributes and attributes["call_target_name"].value == TARGET:
+            holds.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(look)
+        if not holds or names & _UNSURE:
+            return False
+        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), lane)
+        for hold in holds:
+            known = ir.DictAttr(hold.attributes[_OPTIONS])
+            options = {name: known[name] for name in ("ms", "elements")}
+            hold.attributes[_OPTIONS] = ir.DictAttr.get({**options, "lane": number})
+    return True
+
+
+def telling(call: Callable[..., Any], lane: int) -> Callable[..., Any]:
+    """What launches a function whose holds go by the clocks of a lane, told to these."""
+    library = _load()
+    assert library is not None
+    launched: Callable[[int], None] = library.PathwaysLabLaunched
+
+    def launch(*arguments: Any) -> Any:
+        results = call(*arguments)
+        launched(lane)
+        return results
+
+    return launch
+
+
+def dear_zero() -> jax.Array:
+    """A zero (uint8) that XLA takes for a thousand operations to compute.
+
+    What it takes for less it runs in whoever calls, when it is for one device: then
+    nothing could be in that device's queue.
+    """
+    ones = jax.lax.optimization_barrier(jnp.ones((8, 8), jnp.float32))
+    zero: jax.Array = ((ones @ ones)[0, 0] < 0).astype(jnp.uint8)
+    return zero
 
 
 # --- the operation ---------------------------------------------------------------
@@ -133,7 +203,7 @@ def _lower(context: Any, x: Any, *, ms: float, shared: bool) -> Any:
     rule = jax.ffi.ffi_lowering(TARGET, operand_output_aliases={0: 0})
     shape = context.avals_in[0].shape
     elements = np.float64(math.prod(shape) if shared else 0)
-    results = rule(context, x, ms=np.float64(ms), elements=elements)
+    results = rule(context, x, ms=np.float64(ms), elements=elements, lane=np.int64(-1))
     result: Any = results[0] if isinstance(results, (list, tuple)) else results
     factors = [f"d{i}" if i > 17 else "ijklmnopqrstuvwxyz"[i] for i in range(len(shape))]
     dims = f"[{', '.join(factors)}]"
@@ -200,6 +270,11 @@ def emulated(ms: float, *, shared: bool = False) -> Callable[[Tree], Tree]:
     shared: *ms* is what one device would take for the whole of *x*; a device that
         holds a part is held for its share of it.  So the same code costs the same
         work however its arrays are cut.  (Inside ``shard_map`` a shard is the whole.)
+
+    In the lab a device is a queue: what was launched before the last computation ended
+    begins, by an emulated clock, when that one ended, as if neither a sleep's lateness nor
+    what else the computation does took time.  Waits for inputs and for dispatch are real.
+    Computations with branches or loops keep no clock.
 
     Where no C++ compiler is found, a Python callback sleeps on one device and
     the others wait for it, whatever they hold.

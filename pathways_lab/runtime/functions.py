@@ -111,6 +111,10 @@ class Executable:
         memory = compiled.memory_analysis()
         self.temporary = int(getattr(memory, "temp_size_in_bytes", 0) or 0)
 
+    def launch_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Call what *wrap* makes of what is called."""
+        self._compiled = wrap(self._compiled)
+
     def renew(self, other: Executable) -> None:
         """Be what the same code was compiled to for other devices."""
         self.__dict__.update(other.__dict__)
@@ -133,6 +137,9 @@ class Repeating(Executable):
         self._loop = loop
         self._step = step
 
+    def launch_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._step = wrap(self._step)
+
     def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], Laps]:
         return run(self._step, self._loop, arguments)
 
@@ -142,13 +149,18 @@ def _callable(code: Code) -> Callable[..., Any]:
     if code.kind == "pickle":
         loaded: Callable[..., Any] = cloudpickle.loads(code.blob)
         return loaded
-    if emulated.TARGET.encode() in bytes(code.blob) and not emulated.register():
+    if _holds(code) and not emulated.register():
         raise RuntimeError(
             "pw.emulated() needs a C++ compiler on the host for functions that were exported "
             "where there is one: install g++ or clang++, or set CXX"
         )
     called: Callable[..., Any] = jax.export.deserialize(bytearray(code.blob)).call
     return called
+
+
+def _holds(code: Code) -> bool:
+    """Whether it was exported with holds of ``pw.emulated`` in it."""
+    return code.kind == "export" and emulated.TARGET.encode() in bytes(code.blob)
 
 
 def compile_code(code: Code, place: Place, output: Output) -> Executable:
@@ -177,7 +189,7 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
             if code.loop is not None:
                 # Nothing beside the user's own results: it is measured against plain JAX.
                 return data if len(data) > 1 else data[0]
-            return (*data, jnp.zeros((), jnp.uint8))
+            return (*data, emulated.dear_zero() if _holds(code) else jnp.zeros((), jnp.uint8))
 
         whole.__name__ = whole.__qualname__ = code.name or "function"
         results = [place.sharding(kind.layout) for kind in outs]
@@ -197,9 +209,14 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
             for kind in ins
         ]
         lowered = jitted.lower(*structs)
+        lane = place.footprint.number
+        clocked = _holds(code) and emulated.keeps_clock(lowered, lane)
         compiled = lowered.compile()
     how = (compiled, gangs, callbacks > 0, time.monotonic() - started)
-    return Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
+    made = Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
+    if clocked:
+        made.launch_through(lambda call: emulated.telling(call, lane))
+    return made
 
 
 def _pairs(

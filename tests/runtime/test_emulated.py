@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import time
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from pathways_lab.runtime import emulated as module
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.emulated import TARGET, emulated
+from pathways_lab.runtime.emulated import TARGET, dear_zero, emulated, keeps_clock, telling
 
 needs_compiler = pytest.mark.skipif(module.compiler() is None, reason="no C++ compiler")
 
@@ -146,3 +147,81 @@ def test_cache_directory_of_others_is_refused(
     assert module.cache_directory() == tmp_path / "pathways_lab"
     (tmp_path / "pathways_lab").chmod(0o777)
     assert module.cache_directory() != tmp_path / "pathways_lab"
+
+
+# --- clocks -------------------------------------------------------------------------
+
+MS = 10**6
+_lanes = iter(range(10**6, 10**7))
+
+
+class Clock:
+    """The clock of a lane with one device, whose time the test says (nanoseconds)."""
+
+    def __init__(self) -> None:
+        self.lane, self.runs = next(_lanes), iter(range(1, 1000))
+        library = module._load()
+        assert library is not None
+        self._launched, self._until = library.PathwaysLabLaunchedAt, library.PathwaysLabUntil
+        self._launched.argtypes, self._launched.restype = [ctypes.c_int64] * 2, None
+        self._until.argtypes = [ctypes.c_int64, ctypes.c_int32] + [ctypes.c_int64] * 3
+        self._until.restype = ctypes.c_int64
+
+    def launch(self, now: int) -> int:
+        """A computation: its run."""
+        self._launched(self.lane, now)
+        return next(self.runs)
+
+    def hold(self, run: int, now: int, length: int) -> int:
+        """When the device is free again."""
+        return int(self._until(self.lane, 0, run, now, length))
+
+
+@needs_compiler
+def test_what_was_in_the_queue_begins_when_the_last_one_ended() -> None:
+    clock, begin = Clock(), 1000 * MS
+    first, second, third = [clock.launch(begin) for _ in range(3)]
+    assert clock.hold(first, begin + 1, 10 * MS) == begin + 1 + 10 * MS
+    free = begin + 1 + 10 * MS
+    # Sleeps that end late, hand-overs, and what is computed between two holds do not add up.
+    assert clock.hold(second, free + MS, 10 * MS) == free + 10 * MS
+    assert clock.hold(second, free + 13 * MS, 5 * MS) == free + 15 * MS
+    assert clock.hold(third, free + 16 * MS, 10 * MS) == free + 25 * MS
+
+
+@needs_compiler
+def test_what_came_later_begins_when_it_does() -> None:
+    clock, begin = Clock(), 1000 * MS
+    assert clock.hold(clock.launch(begin), begin, 10 * MS) == begin + 10 * MS
+    late = clock.launch(begin + 10 * MS + 1)
+    assert clock.hold(late, begin + 11 * MS, 10 * MS) == begin + 21 * MS
+    # In time, but kept by something else for too long to be a sleep's lateness.
+    kept = clock.launch(begin + 15 * MS)
+    assert clock.hold(kept, begin + 27 * MS, 10 * MS) == begin + 37 * MS
+
+
+@needs_compiler
+def test_launches_and_holds_of_compiled_functions_go_by_the_clock() -> None:
+    clock = Clock()
+    x = jax.device_put(np.ones(4, np.float32), jax_private.make_cpu_client(1).local_devices()[0])
+    lowered = jax.jit(lambda x: (emulated(30)(x), dear_zero())).lower(x)
+    assert keeps_clock(lowered, clock.lane)
+    call = telling(lowered.compile(), clock.lane)
+    begun = time.monotonic_ns()
+    result, _ = call(x)
+    assert not result.is_ready()  # it does not run in whoever calls
+    result.block_until_ready()
+    free = clock.hold(clock.launch(0), 0, 0)
+    assert begun + 30 * MS <= free <= time.monotonic_ns()
+    # One launch was told by the call, one above: else this would not be in the queue.
+    assert clock.hold(clock.launch(0), free + MS, 0) == free
+
+
+@needs_compiler
+def test_branches_and_loops_keep_no_clock() -> None:
+    x = jnp.ones(4)
+    hold = emulated(1)
+    loop = jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: hold(y), x)).lower(x)
+    branch = jax.jit(lambda x: jax.lax.cond(x[0] > 0, hold, lambda y: y, x)).lower(x)
+    none = jax.jit(lambda x: x + 1).lower(x)
+    assert [keeps_clock(lowered, 1) for lowered in (loop, branch, none)] == [False] * 3
