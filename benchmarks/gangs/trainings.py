@@ -3,9 +3,9 @@
 Sixteen layers hold every device that computes them for so many milliseconds per
 example forward, and for twice as many backward; a batch has 64 examples.  Two
 constants stand for what is not emulated, the collectives inside of an SPMD
-computation, and are the ones that fix the ratios (chosen so that the paper's own come
+computation, and fix the ratios of one island (chosen so that the paper's own come
 out at its size, see notebook 08): :data:`SPMD`, and :data:`STAGE` for each doubling of
-the devices of a stage.
+the devices of a stage.  :data:`LATENCY` and :data:`BANDWIDTH` fix those of several.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Trainings:
     """A lab and its trainings.
 
     apart: four islands instead of one.  forward: milliseconds per layer and example.
-    factor: of both constants, to vary them.
+    factor: of all constants, to vary them.
     """
 
     def __init__(self, apart: bool, forward: float, factor: float = 1.0) -> None:
@@ -57,7 +57,7 @@ class Trainings:
         self._x = rng.normal(size=(EXAMPLES, WIDTH)).astype(np.float32)
         self._weights = rng.normal(0, 0.1, (LAYERS, WIDTH, WIDTH)).astype(np.float32)
         if self._apart:
-            self._lab.dcn(latency=LATENCY, bandwidth=BANDWIDTH)
+            self._lab.dcn(latency=LATENCY * self._factor, bandwidth=BANDWIDTH / self._factor)
             self._pipelined(FEW, [1] * 4, [f"island{n}" for n in range(4)])
             for case, chunks in ((EIGHT, 1), (OVERLAP, 4)):
                 self._parallel(case, [4, 4], ["island0", "island1"], 0.0, chunks)

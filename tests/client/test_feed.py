@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from pathways_lab.client import host_tasks
+from pathways_lab.runtime import dask_private
+from pathways_lab.runtime.feeder import FEEDS
 
 pytestmark = pytest.mark.cluster
 
@@ -152,3 +157,70 @@ def test_what_was_taken_still_comes_and_nothing_stays(lab: pw.Lab) -> None:
     until(lambda: not lab._host_tasks._tasks and not lab._host_tasks._sources)
     until(lambda: lab.accounts().total.nbytes == 0)
     s.release()
+
+
+def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_path: Path) -> None:
+    """Once while it makes an element, once when the hosts have one and nobody knows it yet."""
+    s = lab.slice(2, "data")
+    folder = str(tmp_path)
+
+    def make(step: int) -> Any:
+        def first(what: str) -> bool:
+            path = f"{folder}/{what}"
+            there = os.path.exists(path)
+            with open(path, "a") as file:
+                file.write(f"{os.getpid()}\n")
+            return not there
+
+        if step == 2 and first("making"):
+            time.sleep(60)
+        if step == 4 and first("sent"):
+            # Called when all hosts have said that they have it.
+            host_tasks._worker = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+        return np.full((2, 2), step, np.float32)
+
+    add = pw.jit(lambda w, x: 10 * w + x.sum() / 4, on=s)
+    with lab.feed(make, s.sharding(P("data")), prefetch=3, steps=7, name="batches") as feed:
+        w = add(np.float32(0), next(feed))
+        making = tmp_path / "making"
+        until(lambda: making.exists() and making.read_text().endswith("\n"))
+        os.kill(int(making.read_text()), signal.SIGKILL)
+        for element in feed:
+            w = add(w, element)
+        assert float(w) == 123456  # all of them, once, in order
+    pids = (tmp_path / "sent").read_text().split()
+    assert len(set(pids)) == 2, "the element was made again by another worker"
+    until(lambda: [r.args["step"] for r in tasks(lab) if r.program == "batches"] == list(range(7)))
+    s.release()
+
+
+def test_a_cluster_of_ones_own_with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if loopback were a network: elements go to hosts with the cluster's credentials."""
+    monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
+    security = distributed.Security.temporary()
+    common = {"security": security, "host": "127.0.0.1"}
+    worker = {**common, "nthreads": 1, "dashboard_address": None}
+    with (
+        distributed.SpecCluster(
+            workers={
+                "host": {"cls": distributed.Nanny, "options": worker},
+                "feed": {"cls": distributed.Nanny, "options": {**worker, "resources": {FEEDS: 1}}},
+            },
+            scheduler={
+                "cls": distributed.Scheduler,
+                "options": {**common, "port": 0, "dashboard": False},
+            },
+            security=security,
+        ) as cluster,
+        pw.connect(cluster, devices_per_host=1, platform="cpu") as lab,
+    ):
+        assert cluster.scheduler_address.startswith("tls://")
+        assert lab._control.tls is not None
+        hosts = [host for island in lab.islands for host in island.hosts]
+        assert len(hosts) == 1  # the other worker launches nothing
+        on = lab.slice(1)
+        double = pw.jit(lambda x: 2 * x, on=on)
+        with lab.feed(lambda step: np.float32([step, os.getpid()]), on, steps=4) as feed:
+            found = [double(x).result().tolist() for x in feed]
+        assert [x[0] for x in found] == [0, 2, 4, 6]
+        assert found[0][1] / 2 not in {os.getpid(), 0}
