@@ -21,7 +21,7 @@ Paper: section 4.2 (client), section 4.5 (batching where throughput matters).
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +64,6 @@ class Calls:
         self._entries: list[Entry] = []
         self._flushing = False
         self._plans: dict[Shape, Plan] = {}
-        self._made: Counter[SliceId] = Counter()
         self._seen: OrderedDict[int, None] = OrderedDict()
         """Hashes of shapes: what is taken for seen by mistake has its plan one time too soon."""
         connection.flush = self.flush
@@ -87,7 +86,7 @@ class Calls:
             alone = (
                 len(prepared.slices) > 1
                 or connection.racing.enter is not None
-                or not connection.knows(prepared.plan)
+                or not connection.registered.has(prepared)
                 # Others need not wait for what a host computation still has to make.
                 or any(b is not None and b.fed and not b.done for b in inputs)
             )
@@ -126,7 +125,7 @@ class Calls:
         connection, self._flushing = self._connection, True
         gone = connection.take_dropped()
         try:
-            connection.register(prepared.plan, prepared.functions)
+            connection.registered.add(prepared)
             return connection.submit(prepared.plan, inputs, arguments, payload, dropped=gone)
         except BaseException:
             connection.drop(*gone)
@@ -174,7 +173,7 @@ class Calls:
             # Nobody is told of these, and nobody can ask for them.
             connection.disown(buffer)
             gone.pop(buffer.id, None)
-        connection.register(plan, ())
+        connection.registered.add_series(plan, wires.keys)
         connection.submit(
             plan, wires.inputs, wires.arguments, wires.payload,
             outputs=wires.kept, dropped=() if later else gone,
@@ -184,11 +183,7 @@ class Calls:
     def _plan(self, wires: _Wires) -> Plan | None:
         plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id
         seen = hash(wires.shape)
-        calls = len(wires.entries)
-        if plan is None and seen in self._seen and self._made[on] + calls <= _CALLS:
-            if on not in self._made:
-                self._forget_released()
-            self._made[on] += calls
+        if plan is None and seen in self._seen and self._room(on, len(wires.entries)):
             parts = [
                 Part(entry.prepared.plan, sources, kept)
                 for entry, sources, kept in zip(
@@ -204,17 +199,18 @@ class Calls:
                 self._seen.popitem(last=False)
         return plan
 
-    def _forget_released(self) -> None:
-        """Plans of slices that were released are registered no more."""
-        self._plans = {s: p for s, p in self._plans.items() if self._connection.knows(p)}
-        places = {on for plan in self._plans.values() for on in plan.slices}
-        self._made = Counter({on: n for on, n in self._made.items() if on in places})
+    def _room(self, on: SliceId, calls: int) -> bool:
+        """Whether another plan may be made; those that are registered no more are forgotten."""
+        knows = self._connection.registered.knows
+        self._plans = {shape: p for shape, p in self._plans.items() if knows(p.key)}
+        made = sum([len(p.steps) for p in self._plans.values() if on in p.slices])
+        return made + calls <= _CALLS
 
 
 class _Wires:
     """How calls hang together.
 
-    shape: the same for calls that can be one and the same plan.
+    shape: the same for calls that can be one and the same plan.  keys: of their plans.
     inputs, arguments, payload, kept: of the run.  inner: what stays inside.
     """
 
@@ -255,5 +251,5 @@ class _Wires:
                     kept.append(position)
                     self.kept.append(output)
             self.keeps.append(tuple(kept))
-        keys = [entry.prepared.plan.key for entry in entries]
-        self.shape: Shape = (tuple(keys), tuple(self.sources), tuple(self.keeps))
+        self.keys = tuple([entry.prepared.plan.key for entry in entries])
+        self.shape: Shape = (self.keys, tuple(self.sources), tuple(self.keeps))

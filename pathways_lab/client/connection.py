@@ -19,13 +19,11 @@ import contextlib
 import itertools
 import os
 import ssl
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pathways_lab.client import failures
-from pathways_lab.client.export import Executable
 from pathways_lab.client.following import Following
 from pathways_lab.client.pending import (
     Buffer,
@@ -33,6 +31,7 @@ from pathways_lab.client.pending import (
     Run,
 )
 from pathways_lab.client.questions import Questions
+from pathways_lab.client.registered import Registered
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.client.wishes import Wishes
@@ -40,7 +39,7 @@ from pathways_lab.client.witnesses import Witnesses
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
@@ -52,7 +51,7 @@ _STEPS = 8192
 """Steps of runs under way; who submits more waits until half of them are over."""
 _KINDS = ("slice", "run", "buffer", "race", "question")
 _TICK = 0.1
-"""Seconds after which ids of dropped handles are sent at the latest."""
+"""Seconds after which it is told at the latest what nobody has any more."""
 
 
 class Flush(Protocol):
@@ -104,10 +103,9 @@ class Connection:
         self.following = Following()
         self.racing = Racing()
         self.wishes: Wishes = Wishes(self)
-        self._known: set[tuple[str, SliceId]] = set()
-        self._plans: dict[str, tuple[SliceId, ...]] = {}
         self._dropped: deque[int] = deque()
-        self._registering = threading.Lock()
+        # Not send(): calls that wait may have to register too.
+        self.registered = Registered(self._send)
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
         self.board = Board(self.reactor)
         self.reactor.start()
@@ -200,32 +198,18 @@ class Connection:
 
     def _tick(self) -> None:
         if self.closed is None:
-            if self._dropped:
-                with contextlib.suppress(PathwaysError):
+            with contextlib.suppress(PathwaysError):
+                if self._dropped:
                     self.flush(drops=True)
+                self._witnesses.forget(self.registered.tidy())
             self.reactor.call_later(_TICK, self._tick)
 
     def release_slice(self, slice_id: SliceId) -> None:
         """Give a slice back, with everything that was registered for it."""
-        with self._registering:
-            self._known = {known for known in self._known if known[1] != slice_id}
-            self._plans = {key: on for key, on in self._plans.items() if slice_id not in on}
+        self.registered.release(slice_id)
         self._witnesses.released(slice_id)
         if self.closed is None:
             self.send("release-slice", {"slice": slice_id})
-
-    def register(self, plan: Plan, functions: Iterable[tuple[Executable, SliceId]]) -> None:
-        """Send the plan and its code, unless they were sent before."""
-        if plan.key in self._plans:
-            return
-        with self._registering:
-            for code, place in functions:
-                if (code.key, place) not in self._known:
-                    self._send("function", code.announced(place), [code.blob])
-                    self._known.add((code.key, place))
-            if plan.key not in self._plans:  # not send(): calls that wait may have to register too
-                self._send("program", {"plan": pack(plan)})
-                self._plans[plan.key] = plan.slices
 
     def submit(
         self,
@@ -294,10 +278,6 @@ class Connection:
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
         return len(self._runs) > self._vouched
-
-    def knows(self, plan: Plan) -> bool:
-        """Whether the plan was registered."""
-        return plan.key in self._plans
 
     def make_room(self, plan: Plan) -> None:
         """Back-pressure: wait until the steps under way, and those of *plan*, are not too many.

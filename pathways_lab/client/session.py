@@ -69,7 +69,7 @@ class Session:
         Raises PathwaysError when a handle is dead or a slice was released.
         """
         binder, buffers = self._bind(prepared, leaves)
-        self.connection.register(prepared.plan, prepared.functions)
+        self.connection.registered.add(prepared)
         made = self.connection.submit(
             prepared.plan, buffers, binder.arguments, binder.payload, priority
         )

@@ -48,6 +48,11 @@ class Witnesses:
         self._slices.pop(slice_id, None)
         self._plans.clear()
 
+    def forget(self, plans: Iterable[str]) -> None:
+        """These are registered no more."""
+        for key in plans:
+            self._plans.pop(key, None)
+
     def of(self, plan: Plan, inputs: Iterable[Buffer | None]) -> Hosts:
         """Witnesses of what a run of *plan* makes; none when there are none."""
         hosts = self._plans.get(plan.key)

@@ -31,6 +31,7 @@ from pathways_lab.core.elastic_messages import (
     SuspendRequested,
 )
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.forgetting import Forgetting
 from pathways_lab.core.gangs import IslandOrder
 from pathways_lab.core.grants import Grants
 from pathways_lab.core.messages import (
@@ -73,6 +74,7 @@ from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.overdue import Overdue, overdue
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import (
     ClientRecord,
@@ -112,6 +114,7 @@ class Control:
             self.state, self.clients, self.bookings, self.outcomes, self.uploads
         )
         self.elastic = Elastic(self.state, self.clients, self._lose_slices)
+        self.forgetting = Forgetting(self.state, self.clients)
         self._draining: set[SliceId] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostJoined: self._host_joined,
@@ -123,6 +126,7 @@ class Control:
             SliceReleased: self._slice_released,
             FunctionAnnounced: self._function_announced,
             ProgramRegistered: self._program_registered,
+            ProgramsDropped: self.forgetting.drop,
             BufferDeclared: self._buffer_declared,
             UploadLost: self._upload_lost,
             RunSubmitted: self._run_submitted,
@@ -166,6 +170,8 @@ class Control:
                 self.elastic.bind_drained()
             if self.bookings.moved and self.bookings.line:
                 self.bookings.serve()
+            if self.forgetting.busy:
+                self.forgetting.work()
             self.decisions.tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
@@ -277,6 +283,7 @@ class Control:
         """Everything of a client is freed; what was granted still ends."""
         state = self.state
         client = self.clients.pop(event.client)
+        self.forgetting.leave(event.client)
         failure = Failure("cancelled", f"client {event.client} left: {event.reason}")
         for number in sorted(state.clients.pop(event.client), reverse=True):
             run = state.runs.get(number)
@@ -383,13 +390,16 @@ class Control:
         if failure is not None and not waits_for_devices(failure):
             self._refuse(event, f"function {event.function}", failure)
             return
+        key = event.function, event.slice
+        self.forgetting.announced(key)
         hosts = self.state.resources.slices[event.slice].binding.hosts if failure is None else ()
-        if self.state.functions.announce((event.function, event.slice), hosts) and hosts:
+        if self.state.functions.announce(key, hosts) and hosts:
             self.state.out.append(Prepare(event.cause, hosts, event.function, event.slice))
 
     def _program_registered(self, event: ProgramRegistered) -> None:
         plan, client, state = event.plan, self.clients[event.client], self.state
         if plan.key in client.plans:
+            self.forgetting.keep(event.client, plan.key)
             return
         failure = check_program(state, event.client, client, plan)
         if failure is None:
@@ -431,7 +441,8 @@ class Control:
         if wrong:
             self._refuse(event, subject, wrong)
             return
-        index = client.plans.get(event.plan)
+        dropped = (event.client, event.plan) in self.forgetting.plans
+        index = None if dropped else client.plans.get(event.plan)
         failure = check_run(state, event, client, index)
         if failure is not None or index is None:
             self._refuse(event, subject, failure or "its program is unknown")

@@ -84,13 +84,11 @@ class Elastic:
     """See the module's docstring.
 
     lose: what becomes of slices that nothing computes on any more.
-    rebound: how often each program (by key) was worked out for other devices.
     """
 
     state: State
     clients: Mapping[str, ClientRecord]
     lose: Lose
-    rebound: dict[str, int] = field(default_factory=dict)
     _rebinds: dict[SliceId, RebindRequested] = field(default_factory=dict)
     _wishes: list[_Wish] = field(default_factory=list)
     _parking: dict[SliceId, set[str] | None] = field(default_factory=dict)
@@ -387,7 +385,6 @@ class Elastic:
                     known = state.resources.slices
                     bindings = {s: known[s].binding for s in index.plan.slices}
                     client.plans[key] = index_plan(index.plan, index.client, bindings)
-                    self.rebound[key] = self.rebound.get(key, 0) + 1
         for run in state.queued.values():
             if slice_id in run.index.plan.slices and run.client in self.clients:
                 run.index = self.clients[run.client].plans.get(run.index.plan.key, run.index)

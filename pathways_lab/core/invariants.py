@@ -26,6 +26,7 @@ def check(control: Control) -> None:
     for run in state.runs.values():
         _run(state, run)
     _references(state)
+    _registered(control)
     for slice_id, count in state.users.items():
         using = sum(slice_id in r.index.plan.slices for r in state.runs.values())
         assert using == count, f"slice {slice_id} counts {count} runs and has {using}"
@@ -92,3 +93,15 @@ def _references(state: State) -> None:
             assert number in state.runs, f"buffer {buffer.id} is claimed by run {number}"
         assert not buffer.donor or buffer.state == "donated" or buffer.reads >= 0
         assert buffer.reads >= 0, f"buffer {buffer.id} was read too often"
+
+
+def _registered(control: Control) -> None:
+    """What runs need, and programs call, is known."""
+    known = control.state.functions.records
+    for name, client in control.clients.items():
+        for key, index in client.plans.items():
+            missing = [function for function in index.functions if function not in known]
+            assert not missing, f"program {key} calls {missing}, which nobody knows"
+        for number in control.state.clients[name]:
+            key = control.state.runs[number].index.plan.key
+            assert key in client.plans, f"run {number} is of {key}, which nobody knows"

@@ -7,11 +7,10 @@ with the time in them, and carries out the *commands* that it returns.
 Rule for maintainers: frozen, plain data, every message names its ``cause``
 (the id of what made somebody send it, so that a story can be told backwards).
 Messages speak of gangs, steps and hosts, never of single devices or shards.
-Those about devices that come and go are in :mod:`pathways_lab.core.elastic_messages`.
+Some families are in modules beside this one, whose names end in ``_messages``.
 
-Identities: islands, hosts and clients are short strings (``"island0"``,
-``"island0/host1"``, ``"kernel-1"``).  Runs and buffers are integers whose high
-32 bits are the client's number, so that a client makes them without asking.
+Identities: islands, hosts and clients are short strings (``"island0/host1"``, ``"kernel-1"``).
+Runs and buffers are integers whose high 32 bits are the client's number: it need not ask.
 
 Paper: section 4 (resource manager, client, coordination, gang scheduler).
 """
@@ -24,6 +23,7 @@ from pathways_lab.core.elastic_messages import ElasticCommand, ElasticEvent
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.core.upload_messages import UploadLost
 
@@ -360,7 +360,7 @@ Event = (
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     RunCancelled | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
     PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
-    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadLost
+    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadLost | ProgramsDropped
 )  # fmt: skip
 
 
@@ -596,5 +596,5 @@ class Taken:
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | QuotaKept | Leased |
-    LeaseEnded | Published | Unpublished | Taken | ElasticCommand
+    LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten
 )  # fmt: skip

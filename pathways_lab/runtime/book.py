@@ -13,6 +13,7 @@ Paper: section 4.4 (consistent order on all hosts), section 4.5.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_lab.core.messages import Grant
@@ -61,9 +62,7 @@ class Book:
         """A slice is gone, and with it the programs that used it."""
         self._slices.pop(slice_id, None)
         self._locals.pop(slice_id, None)
-        for key in [key for key, plan in self._plans.items() if slice_id in plan.slices]:
-            del self._plans[key]
-            self._readings.pop(key, None)
+        self.forget([key for key, plan in self._plans.items() if slice_id in plan.slices])
 
     def lane(self, slice_id: SliceId | None) -> str:
         """The slice's queue here, or "" when it has no device on this host.
@@ -91,6 +90,12 @@ class Book:
     def program(self, plan: Plan) -> None:
         self._plans[plan.key] = plan
         self._readings.pop(plan.key, None)
+
+    def forget(self, plans: Iterable[str]) -> None:
+        """Nothing of these will be granted any more."""
+        for key in plans:
+            self._plans.pop(key, None)
+            self._readings.pop(key, None)
 
     def plan(self, key: str) -> Plan | None:
         return self._plans.get(key)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.diary import Diary
@@ -172,6 +173,10 @@ class Commands:
                 self._in_turn(hosts, "prepare", fields, [blob])
             case m.ShareProgram(hosts=hosts, plan=plan):
                 self._in_turn(hosts, "program", self._program(plan, hosts))
+            case ProgramsForgotten(hosts=hosts, plans=plans, functions=functions):
+                self._in_turn(hosts, "forget", {"plans": plans, "functions": functions})
+                self._registry.forget_programs(plans, functions)
+                self._diary.moved()
             case m.FreeBuffers(hosts=hosts, buffers=buffers):
                 self._in_turn(hosts, "free", {"buffers": buffers})
             case m.AbortRun(hosts=hosts, run=run):

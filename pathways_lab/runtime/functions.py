@@ -37,7 +37,7 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import arrays, emulated, jax_private
 from pathways_lab.runtime.codec import unpack
-from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.devices import Footprint, Place
 from pathways_lab.runtime.loops import Laps, Loop, run
 from pathways_lab.runtime.output import Gangs, Output
 
@@ -293,6 +293,12 @@ class Compiler:
         start, end: monotonic seconds of the compilation; equal when there was none.
         """
         self._pool.submit(self._guarded, self._prepare, code, place, done)
+
+    def forget(self, footprint: Footprint, function: str) -> None:
+        """Keep what it was compiled to for these devices no longer."""
+        with footprint.compiling:
+            for key in [key for key in footprint.executables if key[0] == function]:
+                del footprint.executables[key]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -379,6 +379,12 @@ class HostRim:
             self.tenants.bind(unpack(SliceBinding, packed))
         self.launcher.program(unpack(Plan, fields["plan"]))
 
+    def _forget(self, fields: Fields, _: Buffers) -> None:
+        functions = [(str(key), int(slice_id)) for key, slice_id in fields["functions"]]
+        self.launcher.forget(fields["plans"], functions)
+        self.tenants.forget(functions)
+        self._forget_programs()
+
     def _grant(self, fields: Fields, buffers: Buffers) -> None:
         received = time.monotonic()
         grant = unpack_fields(Grant, {**fields, "host": self.name})
@@ -433,6 +439,7 @@ class HostRim:
         "progress": _progress,
         "prepare": _prepare,
         "program": _program,
+        "forget": _forget,
         "grant": _grant,
         "free": _free,
         "abort": _abort,

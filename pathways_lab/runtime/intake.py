@@ -20,6 +20,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Plan
+from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.runtime.codec import unpack, unpack_fields
@@ -191,6 +192,16 @@ def _program(letter: _Letter) -> m.Event:
     return m.ProgramRegistered(letter.time, letter.cause, letter.client.name, plan)
 
 
+def _forget(letter: _Letter) -> m.Event:
+    event = unpack_fields(ProgramsDropped, letter.stamped())
+    _own(letter.client, [slice_id for _, slice_id in event.functions], "slice")
+    plans = letter.registry.plans
+    for key in event.plans:
+        if key in plans and plans[key][0] != letter.client.name:
+            raise Rejected(f"program {key[:64]}", "the program belongs to another client")
+    return event
+
+
 def _submit(letter: _Letter) -> m.Event:
     event = unpack_fields(m.RunSubmitted, letter.stamped())
     _own(letter.client, [event.run], "run")
@@ -333,6 +344,7 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "release-slice": _release,
     "function": _function,
     "program": _program,
+    "forget": _forget,
     "submit": _submit,
     "declare": _declare,
     "lose-upload": _lose_upload,

@@ -23,7 +23,7 @@ asynchronous dispatch).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core.errors import Failure
@@ -75,11 +75,8 @@ class Launcher:
     def unbind(self, slice_id: SliceId) -> list[Action]:
         """A slice is gone, with every buffer on it."""
         self._book.unbind(slice_id)
-        self._straight.forget()
-        self._alone = {entry for entry in self._alone if entry[1] != slice_id}
-        self._first_alone = {entry for entry in self._first_alone if entry[1] != slice_id}
-        for entry in [entry for entry in self._temporary if entry[1] == slice_id]:
-            del self._temporary[entry]
+        known = (*self._alone, *self._first_alone, *self._temporary)
+        self.forget((), [entry for entry in known if entry[1] == slice_id])
         return self.free(self.buffers.on_slice(slice_id))
 
     def leave(self, slice_id: SliceId) -> list[Action]:
@@ -91,6 +88,15 @@ class Launcher:
     def program(self, plan: Plan) -> None:
         """A program that may be granted from now on."""
         self._book.program(plan)
+        self._straight.forget()
+
+    def forget(self, plans: Iterable[str], functions: Iterable[tuple[str, SliceId]]) -> None:
+        """Nothing of these will be granted any more."""
+        self._book.forget(plans)
+        for function in functions:
+            self._alone.discard(function)
+            self._first_alone.discard(function)
+            self._temporary.pop(function, None)
         self._straight.forget()
 
     def plan(self, key: str) -> Plan | None:

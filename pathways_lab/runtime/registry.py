@@ -12,6 +12,7 @@ own number in their high 32 bits.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,13 +146,22 @@ class Registry:
         self.away.pop(slice_id, None)
         self.told.pop(slice_id, None)
         self.taken = {entry for entry in self.taken if entry[1] != slice_id}
-        for key in [key for key in self.functions if key[1] == slice_id]:
-            del self.functions[key]
-        used = {(slice_ >> 32, key) for key, slice_ in self.functions}
+        self.forget_programs(
+            [key for key, (_, plan) in self.plans.items() if slice_id in plan.slices],
+            [key for key in self.functions if key[1] == slice_id],
+        )
+
+    def forget_programs(
+        self, plans: Iterable[str], functions: Iterable[tuple[str, SliceId]]
+    ) -> None:
+        """Nobody needs these any more, nor code that nothing else is announced with."""
+        for plan in plans:
+            self.plans.pop(plan, None)
+        for function in functions:
+            self.functions.pop(function, None)
+        used = {(slice_id >> 32, key) for key, slice_id in self.functions}
         for blob in [blob for blob in self.blobs if blob not in used]:
             del self.blobs[blob]
-        for plan in [key for key, (_, p) in self.plans.items() if slice_id in p.slices]:
-            del self.plans[plan]
 
     def forget_client(self, name: str) -> None:
         """The client left; its slices are forgotten as the core frees them."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,13 +43,14 @@ class Tenant:
     """A slice as this host knows it.
 
     place: its devices here, why there are none, or None until that is known.
-    executables: by function.  codes: what they were compiled from, where several
-        hosts compute together.
+    wanted: functions that are to be there.  executables: those that are.
+    codes: what they were compiled from, where several hosts compute together.
     """
 
     binding: SliceBinding
     place: Place | Failure | None = None
     waiting: list[Callable[[Place | Failure], None]] = field(default_factory=list)
+    wanted: set[str] = field(default_factory=set)
     executables: dict[str, Executable] = field(default_factory=dict)
     codes: dict[str, Code] = field(default_factory=dict)
 
@@ -245,6 +246,7 @@ class Tenants:
     def prepare(self, code: Code) -> None:
         """Compile a function for its slice, as soon as that has devices."""
         tenant = self._tenants[code.slice]
+        tenant.wanted.add(code.function)
 
         def compile_it(place: Place | Failure) -> None:
             if isinstance(place, Failure):
@@ -261,6 +263,24 @@ class Tenants:
 
         self.when_open(code.slice, compile_it)
 
+    def forget(self, functions: Iterable[tuple[str, SliceId]]) -> None:
+        """Nobody needs these any more."""
+        for function, slice_id in functions:
+            tenant = self._tenants.get(slice_id)
+            if tenant is not None:
+                tenant.wanted.discard(function)
+                tenant.executables.pop(function, None)
+                tenant.codes.pop(function, None)
+                self._forget(tenant, function)
+
+    def _forget(self, tenant: Tenant, function: str) -> None:
+        """Slices of the same devices share what was compiled for them."""
+        if isinstance(tenant.place, Place):
+            footprint = tenant.place.footprint
+            users = [t.place for t in self._tenants.values() if function in t.wanted]
+            if not any(isinstance(p, Place) and p.footprint is footprint for p in users):
+                self._compiler.forget(footprint, function)
+
     def _compiled(
         self,
         tenant: Tenant,
@@ -272,6 +292,9 @@ class Tenants:
     ) -> None:
         if self._tenants.get(code.slice) is not tenant:
             return  # for devices that the slice has no more
+        if code.function not in tenant.wanted:
+            self._forget(tenant, code.function)
+            return
         if isinstance(result, Executable):
             if isinstance(tenant.place, Place) and tenant.place.devices is not devices:
                 self.prepare(code)  # they were formed again meanwhile

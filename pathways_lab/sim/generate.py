@@ -52,6 +52,7 @@ from pathways_lab.core.policies import (
     ShortestFirst,
 )
 from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Value
+from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.parts import made_of
@@ -68,7 +69,7 @@ class Shape:
         for a while.  share: that a client publishes a result, and that one takes it.
     kill: that an upload is the last thing a client does, and reaches some hosts only.
     stop: of a host, that it stands still for a while.  repeat: of a report, that it
-        comes twice.
+        comes twice.  forget: of a program, after each run, that it is dropped.
     """
 
     islands: int = 2
@@ -97,6 +98,7 @@ class Shape:
     kill: float = 0.0
     stop: float = 0.0
     repeat: float = 0.0
+    forget: float = 0.0
 
 
 def layout(devices: int) -> Layout:
@@ -177,6 +179,11 @@ def random_plan(rng: random.Random, slices: dict[SliceId, int], shape: Shape, na
     )  # fmt: skip
 
 
+def _functions(plan: Plan) -> dict[tuple[str, SliceId], None]:
+    calls = [step.node for step in plan.steps if isinstance(step.node, Call)]
+    return dict.fromkeys((call.function, call.slice) for call in calls)
+
+
 @dataclass(slots=True)
 class _Handle:
     slice: SliceId
@@ -208,6 +215,7 @@ class RandomClient:
     resolved: dict[int, list[Resolved]] = field(default_factory=dict)
     contents: dict[int, int] = field(default_factory=dict)
     taken: dict[int, Taken] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)
     left: bool = False
     _next: int = 0
     _working: bool = False
@@ -306,15 +314,7 @@ class RandomClient:
         for number in range(self.rng.randint(1, self.shape.programs)):
             plan = random_plan(self.rng, self.bound, self.shape, f"{self.name}.p{number}")
             self.plans.append(plan)
-            for step in plan.steps:
-                if isinstance(step.node, Call):
-                    node = step.node
-                    self.send(
-                        lambda t, n=node: FunctionAnnounced(
-                            t, "announce", self.name, n.function, n.slice
-                        )
-                    )
-            self.send(lambda t, p=plan: ProgramRegistered(t, "register", self.name, p))
+            self._register(plan)
         time = 0.0
         for _ in range(self.rng.randint(1, self.shape.runs)):
             time += self.rng.expovariate(1 / 0.002)
@@ -322,10 +322,27 @@ class RandomClient:
         if self.rng.random() < self.shape.leave:
             self.world.agenda.after(self.rng.random() * 0.1, self._leave)
 
+    def _register(self, plan: Plan) -> None:
+        self.registered.add(plan.key)
+        for function, where in _functions(plan):
+            self.send(
+                lambda t, f=function, w=where: FunctionAnnounced(t, "announce", self.name, f, w)
+            )
+        self.send(lambda t: ProgramRegistered(t, "register", self.name, plan))
+
+    def _forget(self, plan: Plan) -> None:
+        """Its functions are its own; its runs may be anywhere."""
+        if plan.key in self.registered and not self.left:
+            self.registered.discard(plan.key)
+            functions = tuple(_functions(plan))
+            self.send(lambda t: ProgramsDropped(t, "forget", self.name, (plan.key,), functions))
+
     def _submit(self) -> None:
         if self.left:
             return
         plan = self.rng.choice(self.plans)
+        if plan.key not in self.registered:
+            self._register(plan)
         donated = {
             plan.inputs.index(v)
             for step in plan.steps
@@ -352,6 +369,8 @@ class RandomClient:
                 t, "submit", self.name, run, plan.key, tuple(inputs), tuple(outputs), priority
             )
         )
+        if self.shape.forget and self.rng.random() < self.shape.forget:
+            self.world.agenda.after(self.rng.random() * 0.01, self._forget, plan)
         if self.rng.random() < self.shape.share:
             self._publish_or_take(outputs)
         for buffer in (*inputs, *outputs):

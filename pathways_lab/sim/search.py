@@ -12,7 +12,8 @@ with every rule in force and checks after every event, and at the end, that
 * nothing is left, in the core and on hosts, when all clients have gone.
 
 Clients leave, or are killed in the middle of an upload; hosts die, come back,
-stand still, report twice; devices and bytes are limited; islands are leased.
+stand still, report twice; devices and bytes are limited; islands are leased; programs are
+dropped under their runs, and registered again.
 
 ``--without RULE`` switches one rule off and looks for a workload that breaks.
 
@@ -72,7 +73,7 @@ FOCUS: Mapping[str, Shape] = {
 
 STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7, leave=0.3,
               fail=0.08, cancel=0.2, limit=0.5, lease=0.3, share=0.4, kill=0.05, stop=0.6,
-              repeat=0.1)  # fmt: skip
+              repeat=0.1, forget=0.4)  # fmt: skip
 """Everything that can go wrong does, often."""
 
 
@@ -177,6 +178,10 @@ def search(
     return Verdict(seed, broken, sum(len(c.runs) for c in clients), outcomes, world.agenda.made)
 
 
+_REGISTER = ("register the program first", "announce every compiled function for its slice first")
+"""What clients are told that have not registered what they run."""
+
+
 class _Limits:
     """Nobody who has reached a quota gets any more."""
 
@@ -230,6 +235,9 @@ def _ended(world: World, clients: list[RandomClient]) -> str:
             told = client.ended.get(run, [])
             if len(told) != 1:
                 return f"run {run} of {client.name} ended {len(told)} times"
+            failure = told[0].failure
+            if failure is not None and failure.remedy in _REGISTER:
+                return f"run {run} of {client.name}, which registers what it runs: {failure}"
         for buffer, run in client.outputs.items():
             told_of = client.resolved.get(buffer, [])
             if not told_of:
@@ -275,6 +283,8 @@ def _one_order(world: World) -> str:
 def _empty(world: World) -> str:
     """Nothing is left of clients that have gone."""
     state = world.control.state
+    if state.functions.records or world.control.forgetting.functions:
+        return f"functions {list(state.functions.records)} are left behind"
     if state.runs or state.store.buffers or world.control.slices:
         return (
             f"left behind: runs {list(state.runs)}, buffers {list(state.store.buffers)},"

@@ -49,6 +49,7 @@ from pathways_lab.core.messages import (
 )
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.program import Call, Plan, SliceId
+from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.core.waits import Launch, Wait, find_cycle
@@ -190,7 +191,11 @@ class World:
                 for host in command.hosts:
                     self._to_host(host, Host.unbind, command.slice)
             case ShareProgram():
-                pass
+                for host in command.hosts:
+                    self._to_host(host, Host.learn, command.plan)
+            case ProgramsForgotten():
+                for host in command.hosts:
+                    self._to_host(host, Host.forget, command.plans, command.functions)
 
     def _to_client(self, name: str, command: Command) -> None:
         client = self.clients.get(name)
@@ -282,6 +287,7 @@ class World:
 
     def _compiled(self, host: Host, command: Prepare, temporary: int, start: float) -> None:
         name = host.name
+        host.learn((command.function, command.slice))
         self.memory.compiled(name, command.function, command.slice, start, self.agenda.now)
         ready = ((command.function, command.slice, temporary, None),)
         self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))

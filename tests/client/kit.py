@@ -208,6 +208,19 @@ class FakeLab:
         plan = unpack(Plan, fields["plan"])
         self._plans[plan.key] = plan
 
+    def _on_forget(self, fields: dict[str, Any], _: Any) -> None:
+        def forget() -> None:
+            for key in fields["plans"]:
+                del self._plans[key]
+            for function, where in fields["functions"]:
+                del self._fields[function, where]
+                self._compiled.pop((function, where), None)
+
+        if self.held:
+            self._waiting.append(forget)  # after the runs that need them
+        else:
+            forget()
+
     def _on_drop(self, fields: dict[str, Any], _: Any) -> None:
         def drop() -> None:
             for buffer in fields["buffers"]:

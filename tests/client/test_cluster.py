@@ -20,7 +20,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from pathways_lab.client import registered
 from pathways_lab.runtime import jax_private
+from pathways_lab.timeline.records import Span
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 
@@ -355,3 +358,27 @@ def test_requests_that_cannot_be_met_say_what_there_is(lab: pw.Lab) -> None:
     for shape, axes in (((), None), ((2, 0), None), ((2, 2), ("x", "x")), ((2, 2), ("x",))):
         with pytest.raises(pw.PathwaysError):
             lab.slice(shape, axes)
+
+
+# --- what is registered -----------------------------------------------------------------
+
+
+def test_hosts_forget_compiled_code_that_nobody_has_and_compile_it_again(
+    lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registered, "_KEPT", 0)
+    known = lab.session.connection.registered
+    with lab.slice(4) as on:
+
+        def compilations(function: str) -> int:
+            spans = [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == "compile"]
+            return sum(r.args["function"] == function and r.args["slice"] == on.id for r in spans)
+
+        for times in (1, 2):
+            gone = pw.jit(lambda x: x + 1, on=on)
+            handle = gone(np.zeros(4, np.float32))
+            ((key, _),) = [f for f in known._functions if f[1] == on.id]
+            del gone
+            np.testing.assert_array_equal(handle.result(), np.ones(4))
+            until(lambda n=times, k=key: compilations(k) == 2 * n)  # type: ignore[misc]
+            until(lambda k=key: (k, on.id) not in known._functions)  # type: ignore[misc]

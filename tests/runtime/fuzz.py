@@ -218,6 +218,7 @@ def letters(number: int) -> list[Said]:
         ("slice", {"slice": where, "request": request, "wait": True}, []),
         ("function", function, [b"code"]),
         ("program", {"plan": pack(plan_of(number))}, []),
+        ("forget", {"plans": [plan_of(number).key], "functions": [["f", where]]}, []),
         ("submit", run_of(number, high | 10, high | 11), [b"1234"]),
         ("submit", run_of(number, high | 12, high | 13, high | 11), []),
         ("declare", {"buffer": high | 20, "slice": where, "nbytes": 4}, []),

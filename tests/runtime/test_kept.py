@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+import queue
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.program import Call, Plan
+from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast
 from pathways_lab.runtime.device_process import arenas
-from pathways_lab.runtime.devices import Footprint, Place
+from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
+from pathways_lab.runtime.functions import Compiler
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.output import Output
 from pathways_lab.runtime.story import Story
+from pathways_lab.runtime.tenants import Tenants
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.timeline.records_of import Placing
+from tests.runtime import host_kit, launch_kit
+from tests.runtime.launch_kit import HOST, PlanBuilder
 from tests.runtime.test_rim import ONE, Lab, Peer, submitted
 
 
@@ -40,6 +49,103 @@ def test_what_was_noted_of_a_slice_s_programs_goes_with_it() -> None:
     lab.say(1, "release-slice", slice=ONE)
     assert not lab.rim.diary._placings
     assert not lab.rim.registry.plans
+
+
+def test_what_no_run_needs_goes_from_hosts_and_control_plane() -> None:
+    """In its turn, and code only when nothing else was announced with it."""
+    lab = Lab()
+    for slice_id in (ONE, ONE + 1):
+        lab.say(1, "function", b"code", function="f", slice=slice_id, kind="export")
+    submitted(lab)
+    assert lab.rim.diary._placings
+    registry = lab.rim.registry
+
+    def forget(plans: tuple[str, ...], functions: tuple[tuple[str, int], ...]) -> None:
+        lab.core.answer = lambda event: [ProgramsForgotten("c", ("i0/h",), plans, functions)]
+        lab.say(1, "forget", plans=plans, functions=functions)
+
+    forget(("plan",), (("f", ONE),))
+    assert lab.hosts["i0/h"].sent[-1][0] == "forget"
+    assert lab.hosts["i0/h"].of("forget") == [{"plans": ("plan",), "functions": (("f", ONE),)}]
+    assert not registry.plans
+    assert not lab.rim.diary._placings
+    assert list(registry.functions) == [("f", ONE + 1)]
+    assert list(registry.blobs) == [(1, "f")]
+    forget((), (("f", ONE + 1),))
+    assert not registry.functions
+    assert not registry.blobs
+
+
+def test_a_launcher_knows_nothing_of_what_it_was_told_to_forget() -> None:
+    launcher = Launcher(HOST, "island0", rows=True)
+    launcher.bind(launch_kit.binding(1, 0), "lane")
+    builder = PlanBuilder("p").call(1, "f", ["x"], ["y"]).call(1, "f", ["y"], ["z"])
+    plan = builder.plan(["x"], ["z"])
+    launcher.program(plan)
+    launcher.grant(launch_kit.grant(1, plan, inputs=(None,), outputs=(5,)), {0: object()})
+    book, straight = launcher._book, launcher._straight
+    assert book._plans
+    assert book._readings
+    assert straight._stretches
+    launcher.needs("f", 1, 8)
+    launcher.launches_alone("f", 1)
+    launcher.first_launches_alone("f", 1)
+    launcher.forget(["p"], [("f", 1)])
+    assert not (launcher._temporary)
+    assert not (launcher._alone)
+    assert not (launcher._first_alone)
+    assert not (book._plans)
+    assert not (book._readings)
+    assert not (straight._stretches)
+
+
+def test_compiled_code_goes_with_the_last_slice_of_its_devices_that_wants_it() -> None:
+    """Also when it was let go before it was compiled."""
+    posted: queue.Queue[Any] = queue.Queue()
+    told: list[int] = []
+    compiler = Compiler(HOST, Output(lambda *_: None), lambda error: None)
+    tenants = Tenants(
+        HOST,
+        CpuRuntime(HOST, 1),
+        Launcher(HOST, "island0"),
+        compiler,
+        lambda *call: posted.put(call),
+        lambda slice_id: None,
+        lambda binding, code, *_: told.append(code.slice),
+    )
+    one, two = host_kit.binding(1, (1,), [0]), host_kit.binding(2, (1,), [0])
+    kind, whole = ((4,), "float32"), host_kit.layout(one, None)
+    code = host_kit.code(lambda x: (x + 1,), one, [(kind, whole)], [(kind, whole)])
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            call, *args = posted.get(timeout=60)
+            call(*args)
+
+    tenants.bind(one)
+    tenants.bind(two)
+    work(2)
+    place = tenants.place(1)
+    codes = [code, replace(code, slice=2)]
+    for each in codes:
+        tenants.prepare(each)
+    work(2)
+    assert (sorted(told), compiler.compilations) == ([1, 2], 1)
+    tenants.forget([(code.function, 1)])
+    assert not tenants[1].executables
+    assert len(place.footprint.executables) == 1, "the other slice has it"
+    tenants.forget([(code.function, 2)])
+    assert not place.footprint.executables
+    tenants.prepare(code)
+    tenants.forget([(code.function, 1)])
+    work(1)
+    assert not tenants[1].executables
+    assert not place.footprint.executables
+    assert len(told) == 2
+    tenants.prepare(code)
+    work(1)
+    assert list(tenants[1].executables) == [code.function], "it is as good as before"
+    compiler.close()
 
 
 def test_late_watchers_get_what_fits_into_a_bound_of_bytes() -> None:

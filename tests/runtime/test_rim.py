@@ -13,6 +13,7 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
+from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
@@ -285,6 +286,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
             arguments={0: 0})  # fmt: skip
     lab.say(1, "cancel", run=ONE + 9)
+    lab.say(1, "forget", plans=["plan"], functions=[["f", ONE]])
     lab.say(1, "drop", buffers=[ONE + 5, ONE + 6])
     lab.say(1, "release-slice", slice=ONE)
     lab.say(1, "policy", policy=pack(ProportionalShare({"a": 2.0})), request=5)
@@ -296,12 +298,13 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
         m.BufferDeclared(0, "", client, ONE + 5, ONE, 4),
         m.RunSubmitted(0, "", client, ONE + 9, "plan", (None,), (ONE + 6,)),
         m.RunCancelled(0, "", client, ONE + 9),
+        ProgramsDropped(0, "", client, ("plan",), (("f", ONE),)),
         m.BuffersDropped(0, "", client, (ONE + 5, ONE + 6)),
         m.SliceReleased(0, "", client, ONE),
         m.PolicyChosen(0, "", client, ProportionalShare({"a": 2.0}), 5),
     ]
     assert not lab.clients[0].of("refused")
-    assert len({event.cause for event in lab.core.events}) == 8
+    assert len({event.cause for event in lab.core.events}) == 9
 
 
 def _fields(event: m.Event) -> dict[str, Any]:
@@ -314,6 +317,8 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
     ("function", {"function": "f", "slice": ONE}),
     ("program", {"plan": pack(plan_on((ONE, TWO), "other"))}),
     ("program", {"plan": pack(plan_on((TWO, TWO), "plan"))}),
+    ("forget", {"plans": ["plan"], "functions": []}),
+    ("forget", {"plans": [], "functions": [["f", ONE]]}),
     ("submit", {"run": ONE + 1, "plan": "plan", "inputs": [], "outputs": []}),
     ("submit", {"run": TWO + 1, "plan": "plan", "inputs": [], "outputs": [TWO]}),
     ("submit", {"run": TWO + 1, "plan": "p", "inputs": [ONE + 6], "outputs": []}),

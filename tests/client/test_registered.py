@@ -1,0 +1,139 @@
+"""What is registered: sent once, kept as long as somebody has it, and a little longer."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client import batching, registered
+from tests.client.kit import FakeLab
+from tests.runtime.processes import until
+
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stays registered that nobody has."""
+    monkeypatch.setattr(registered, "_KEPT", 0)
+
+
+def plus(number: int, on: pw.Slice) -> Callable[..., Any]:
+    return pw.jit(lambda x: x + number, on=on)
+
+
+def forgotten(fake: FakeLab, programs: int) -> None:
+    """So many programs were let go, and that was told."""
+    gc.collect()
+    until(lambda: sum(len(told["plans"]) for told in fake.of("forget")) == programs, 20)
+
+
+def test_a_function_that_nobody_has_is_forgotten_and_can_come_again(
+    fake: FakeLab, at_once: None
+) -> None:
+    on = fake.slice(2)
+    kept = plus(1, on)
+    np.testing.assert_array_equal(kept(X).result(), X + 1)
+    for _ in range(2):
+        gone = plus(2, on)
+        for _ in range(2):
+            np.testing.assert_array_equal(gone(X).result(), X + 2)
+        del gone
+        forgotten(fake, fake.count("program") - 1)
+    assert (fake.count("function"), fake.count("program")) == (3, 3)
+    (first, again) = fake.of("forget")
+    assert first == again, "it has the same key each time"
+    assert [on_ for _, on_ in first["functions"]] == [on.id]
+    assert fake.connection.registered.knows(fake.of("submit")[0]["plan"])
+    np.testing.assert_array_equal(kept(X).result(), X + 1)
+
+
+def test_a_run_that_is_under_way_does_not_keep_its_function(fake: FakeLab, at_once: None) -> None:
+    on = fake.slice(2)
+    fake.held = True
+    handle = plus(2, on)(X)
+    forgotten(fake, 1)
+    fake.release()
+    np.testing.assert_array_equal(handle.result(), X + 2)
+
+
+def test_code_stays_as_long_as_another_program_calls_it(fake: FakeLab, at_once: None) -> None:
+    on = fake.slice(2)
+    one, two = plus(1, on), plus(2, on)
+    one(X).result()
+    both = pw.program(lambda x: two(one(x)))
+    np.testing.assert_array_equal(both(X).result(), X + 3)
+    del both
+    forgotten(fake, 1)
+    (told,) = fake.of("forget")
+    assert len(told["functions"]) == 1, "only the call of the other one was made for it"
+    np.testing.assert_array_equal(one(X).result(), X + 1)
+
+
+def test_the_last_ones_stay_and_cost_nothing_when_they_come_again(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that is run again, and a move of a handle, which is a new program each time."""
+    on, there = fake.slice(2), fake.slice(2)
+    for _ in range(3):
+        handle = plus(1, on)(X)
+        pw.device_put(handle, there).result()
+        del handle
+        gc.collect()
+    assert (fake.count("program"), fake.count("function")) == (2, 1)
+    monkeypatch.setattr(registered, "_KEPT", 3)
+    for number in range(2, 5):
+        plus(number, on)(X).result()
+    forgotten(fake, 2)
+
+
+def test_calls_sent_together_are_forgotten_with_one_of_their_functions(
+    fake: FakeLab, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    on = fake.slice(2)
+
+    def together(one: Any, two: Any) -> None:
+        x = one(two(X)).block_until_ready()
+        for _ in range(3):
+            fake.held = True
+            made = [one(x), *(two(x) for _ in range(5))]
+            fake.held = False
+            fake.connection.flush()
+            fake.settle()
+            fake.release()
+            np.testing.assert_array_equal(made[-1].result(), np.asarray(x) + 2)
+
+    one, two = plus(1, on), plus(2, on)
+    together(one, two)
+    calls = fake.session._calls
+    (plan,) = calls._plans.values()
+    del two
+    forgotten(fake, 3)  # called on two lines
+    assert plan.key in {key for told in fake.of("forget") for key in told["plans"]}
+    two = plus(2, on)
+    together(one, two)
+    assert [again.key for again in calls._plans.values()] == [plan.key], "registered again"
+    assert not calls._room(on.id, batching._CALLS)
+    del two
+    forgotten(fake, 6)
+    assert calls._room(on.id, batching._CALLS), "what is gone takes no room"
+
+
+def test_a_released_slice_takes_what_was_registered_along(fake: FakeLab, at_once: None) -> None:
+    on = fake.slice(2)
+    function = plus(1, on)
+    function(X).result()
+    on.release()
+    known = fake.connection.registered
+    assert not (known._plans)
+    assert not (known._functions)
+    del function
+    gc.collect()
+    until(lambda: not known._users, 20)
+    assert not fake.count("forget"), "the slice was all that had to be said"
