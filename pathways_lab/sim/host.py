@@ -11,7 +11,7 @@ deadlock, so they are modelled exactly, and everything else roughly:
 * a device is a FIFO queue that cannot be interrupted; a collective holds its
   devices from its turn on until all its partners have come;
 * a missing input becomes zeros: the gang is launched all the same;
-* what it was told to forget, programs and code, is not there until it comes again.
+* code that it was told to forget is not there until it is compiled again.
 
 Rule for maintainers: this is the specification of a device process; the real
 one is tested against it.
@@ -46,7 +46,7 @@ class Host:
         self.loose: list[Task] = []
         self.runs: dict[int, RunHere] = {}
         self.buffers: dict[int, HostValue] = {}
-        self.forgotten: set[str | tuple[str, SliceId]] = set()
+        self.forgotten: set[tuple[str, SliceId]] = set()
         self.thread = 0.0
         self.ingress = 0.0
         self.last_place: tuple[int, int] = (0, -1)
@@ -59,13 +59,9 @@ class Host:
 
     # --- messages ----------------------------------------------------------------
 
-    def learn(self, known: str | tuple[str, SliceId]) -> None:
-        """A program has come, or a function was compiled."""
-        self.forgotten.discard(known)
-
-    def forget(self, plans: tuple[str, ...], functions: tuple[tuple[str, SliceId], ...]) -> None:
+    def forget(self, functions: tuple[tuple[str, SliceId], ...]) -> None:
         """Nobody needs these any more."""
-        self.forgotten.update(plans, functions)
+        self.forgotten.update(functions)
 
     def grant(self, grant: Grant) -> None:
         """A window of a run."""
@@ -74,7 +70,6 @@ class Host:
             epoch, last = self.last_place
             assert grant.previous == (last if epoch == grant.epoch else -1), f"gap at {self.name}"
             self.last_place = grant.epoch, grant.place
-            assert grant.plan not in self.forgotten, f"{self.name} has forgotten {grant.plan}"
         here = self.runs.get(grant.run)
         if here is None:
             here = self.runs[grant.run] = RunHere(grant, world.plans[grant.plan])

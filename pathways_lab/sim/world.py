@@ -190,12 +190,11 @@ class World:
             case SliceFreed() | SliceWithdrawn():
                 for host in command.hosts:
                     self._to_host(host, Host.unbind, command.slice)
-            case ShareProgram():
-                for host in command.hosts:
-                    self._to_host(host, Host.learn, command.plan)
             case ProgramsForgotten():
                 for host in command.hosts:
-                    self._to_host(host, Host.forget, command.plans, command.functions)
+                    self._to_host(host, Host.forget, command.functions)
+            case ShareProgram():
+                pass
 
     def _to_client(self, name: str, command: Command) -> None:
         client = self.clients.get(name)
@@ -287,7 +286,7 @@ class World:
 
     def _compiled(self, host: Host, command: Prepare, temporary: int, start: float) -> None:
         name = host.name
-        host.learn((command.function, command.slice))
+        host.forgotten.discard((command.function, command.slice))
         self.memory.compiled(name, command.function, command.slice, start, self.agenda.now)
         ready = ((command.function, command.slice, temporary, None),)
         self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))

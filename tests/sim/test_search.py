@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.accounts import Accounts
+from pathways_lab.core.forgetting import Forgetting
 from pathways_lab.core.questions import Questions
 from pathways_lab.core.sharing import Sharing
 from pathways_lab.core.store import BufferRecord, Store
@@ -85,6 +86,8 @@ upload, drop = Host.upload, Store.drop
         (Host, "upload", _wrong_now_and_then, "wrong value"),
         (Store, "drop", _drops_anothers, "store has nothing for it"),
         (Accounts, "change", lambda self, client, nbytes: None, ""),
+        (Forgetting, "_over", lambda self, runs: True, "which nobody knows"),
+        (Forgetting, "keep", lambda self, client, plan: None, "registers what it runs"),
     ],
 )
 def test_without_what_protects_those_who_stay_workloads_break(
