@@ -35,8 +35,11 @@ FINEST = 20_000
 """Bars that are kept while the records are read."""
 
 BUDGETS = (4500, 1500, 500, 150, 50)
-"""Numbers of bars to try, from fine to coarse; but first devices, and then hosts,
-share rows, which hides less than wider bars do."""
+"""Numbers of bars to try, from fine to coarse."""
+
+ENOUGH = 90
+"""Bars of a row that still tell enough: with fewer, devices, and then hosts, share rows, which
+hides less than wider bars do."""
 
 Bundle = tuple[dict[str, str], dict[str, Any]]
 """MIME data and metadata, as ``display`` takes them."""
@@ -63,7 +66,8 @@ def freeze(
             origin, window, palette, final=True, budget=FINEST, level=level, machine=known
         )
         scene.add(records, end)
-        for budget in BUDGETS if level == "island" else BUDGETS[:1]:
+        least = 0 if level == "island" else ENOUGH * len(scene.rows.labels)
+        for budget in (BUDGETS[0], *(each for each in BUDGETS[1:] if each >= least)):
             if scene.marks > 2 * budget or len(scene.drawn) > budget:
                 scene.coarsen(budget)
             data, metadata = _bundle(scene, end, panels, title, notes)

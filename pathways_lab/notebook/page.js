@@ -141,6 +141,10 @@ class Foot {
   }
 }
 
+const MARGINS = 236; // pixels beside the drawing area: LEFT and RIGHT of plot.py
+const ruler = document.createElement("canvas").getContext("2d");
+ruler.font = "bold 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
+
 // One place in the page where the document is shown.
 class View {
   constructor(feed, host) {
@@ -173,6 +177,9 @@ class View {
       this.head.root, this.head.legend, this.body, this.foot.root, this.foot.chosen, this.foot.text,
     );
     this.paused = false;
+    this.fitted = [];
+    this.size = new ResizeObserver(() => requestAnimationFrame(() => this.fit()));
+    this.size.observe(this.body);
     this.watch = new MutationObserver(() => requestAnimationFrame(() => this.paint()));
     this.watch.observe(document.body, {
       attributes: true,
@@ -198,13 +205,29 @@ class View {
     this.root.dataset.scripts = feed.how;
     for (const model of copy._all_models.values())
       if (/Figure$/.test(model.type)) model.on_event("tap", (event) => this.tap(model, event));
+    this.fitted = [...copy._all_models.values()].filter((model) => model.data?.choices);
+    this.fit();
     this.mark();
     this.paint();
+  }
+
+  // Texts are as long as there is room for, here and now.
+  fit() {
+    const across = this.body.clientWidth - MARGINS;
+    if (!this.document || across <= 0) return;
+    for (const source of this.fitted) {
+      const { choices, room, text } = source.data;
+      const fits = (words, share) =>
+        words.find((word) => ruler.measureText(word).width < share * across) ?? words.at(-1);
+      const chosen = choices.map((words, at) => fits(words, room[at]));
+      if (chosen.some((word, at) => word !== text[at])) source.data = { ...source.data, text: chosen };
+    }
   }
 
   apply(changes) {
     if (this.paused || !this.document) return;
     apply(this.document, changes);
+    this.fit();
     if (this.feed.gang !== null) this.mark();
   }
 
@@ -361,6 +384,7 @@ class View {
 
   remove() {
     this.watch.disconnect();
+    this.size.disconnect();
     this.drop();
     this.feed.views.delete(this);
     this.feed.light();

@@ -151,7 +151,8 @@ class Picture:
         """Gangs that are done, and that are expected or known."""
         gangs, runs = scene.gangs, self.wanted.runs
         known = self.wanted.gangs or len(gangs.by_key) + sum(gangs.gone.values())
-        return sum(n for run, n in gangs.done.items() if not runs or run in runs), known
+        done = sum(gangs.done.get(run, 0) for run in runs) if runs else gangs.all_done
+        return done, known
 
     def _status(self, scene: Scene, done: int, known: int, at: float) -> str:
         if not known:

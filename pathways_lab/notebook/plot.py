@@ -41,7 +41,9 @@ BOXES, TEXTS, AREAS, LINES, DATA = "boxes", "texts", "areas", "lines", "data"
 boxes: ``left, right, top, bottom`` and ``paint`` (index into the palette) or
     ``fill`` (CSS colour), optionally ``alpha``, ``edge`` (CSS colour).
 texts: ``x, y, text``, anchored by ``Layer.anchor``; ``ink`` (CSS colour) where
-    the ground is known, else the page's text colour.
+    the ground is known, else the page's text colour.  With ``choices`` (texts, the
+    longest first) and ``room`` (share of the drawing area's width) a page picks the
+    first that fits there.
 areas: ``xs, ys`` (lists of polygons) and ``fill``.
 lines: ``xs, ys`` (lists of points), ``fill`` (CSS colour) and ``width`` (pixels).
 data: nothing is drawn; hover texts of other layers read it.

@@ -224,6 +224,8 @@ def _layer(sheet: Sheet, frame: Frame, layer: Layer) -> None:
         inks = columns.get("ink") or [INK] * len(layer)
         anchor = {"center": "middle"}.get(layer.anchor, layer.anchor)
         for x, y, text, ink in zip(columns["x"], columns["y"], columns["text"], inks, strict=True):
+            if not text:
+                continue
             sheet.text(frame.x(x), frame.y(y), text, anchor, layer.bold, ink)
     elif layer.kind == AREAS:
         for xs, ys, fill in zip(

@@ -20,6 +20,9 @@ from pathways_lab.timeline.records import Event, Record, Sample, Span
 GangKey = tuple[int, int]
 """Run and step: one gang, on one island."""
 
+RUNS = 4096
+"""Runs of which it is remembered how many of their gangs are done, unless all are."""
+
 STATES = ("granted", "launched", "done", "failed")
 """How far a gang has come, on one host or on all of them."""
 
@@ -105,6 +108,7 @@ class Gangs:
     keep: about so many gangs are remembered, the oldest go first; 0 = all.
     gone: how many have gone, by island.
     done: how many are done on all their hosts, by run; also those that have gone.
+    all_done: how many of all runs.
     """
 
     def __init__(self, keep: int = 0) -> None:
@@ -112,6 +116,7 @@ class Gangs:
         self.by_key: dict[GangKey, Gang] = {}
         self.gone: dict[str, int] = {}
         self.done: dict[int, int] = {}
+        self.all_done = 0
         self.version = 0
         self._ended_runs: dict[int, None] = {}
         self._orders: dict[str, list[Gang]] = {}
@@ -188,7 +193,10 @@ class Gangs:
         ended = len(gang.ended) >= len(gang.hosts)
         if ended and not gang.counted and gang.state == "done":
             gang.counted = True
+            self.all_done += 1
             self.done[gang.run] = self.done.get(gang.run, 0) + 1
+            if self.keep and len(self.done) > RUNS:
+                del self.done[next(iter(self.done))]
 
     def _end_run(self, run: int) -> None:
         self._ended_runs[run] = None

@@ -190,3 +190,14 @@ def test_short_runs_of_many_devices_stay_under_the_limit_in_all_panels() -> None
     data, metadata = frozen(cluster.in_order(), end)
     assert len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT
     assert metadata["pathways_lab"]["computations"] == 4 * 7 * 32 * 4
+
+
+def test_devices_keep_rows_of_their_own_while_their_bars_tell_enough() -> None:
+    steps = 60
+    records = training(steps)
+    data, metadata = frozen(records, max(r.end for r in records if isinstance(r, Span)))
+    assert len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT
+    facts = metadata["pathways_lab"]
+    assert facts["rows"] == 8, "wider bars first"
+    assert facts["bars"] > 90 * 8
+    assert facts["computations"] == steps * 18 * 4

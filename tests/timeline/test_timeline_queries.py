@@ -111,6 +111,15 @@ def test_only_the_newest_gangs_are_kept_and_all_are_counted() -> None:
     assert gangs.done == {RUN + n: 18 for n in range(4)}
 
 
+def test_runs_whose_gangs_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_lab.timeline.gangs.RUNS", 3)
+    gangs = Gangs(keep=20)
+    for record in training(6):
+        gangs.add(record)
+    assert gangs.done == {RUN + n: 18 for n in range(3, 6)}
+    assert gangs.all_done == 6 * 18
+
+
 def test_the_story_of_a_run_and_of_a_gang() -> None:
     records = training(2)
     of_run = queries.story(records, RUN)

@@ -224,49 +224,52 @@ def _lost(cells: list[Cell]) -> dict[str, list[Any]]:
 
 def _words(scene: Scene, cells: list[Cell]) -> dict[str, list[Any]]:
     """The device's number, and where there is room what it works on, or at the end its share."""
-    out: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
+    out: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "room": [], "choices": []}
     for cell in cells:
-        room = (cell.right - cell.left) * FRAME / 7.4
-        word = cell.label
-        if cell.host.lost:
-            word = "lost"
-        elif cell.what and cell.share > SHOWN and word:
-            work = cell.what.node or cell.what.program
-            longer = f"{word} · {100 * cell.share:.0f} %" if scene.final else f"{word} · {work}"
-            word = longer if len(longer) + 1 < room else word
-        if word and len(word) <= room:
+        choices = ["lost" if cell.host.lost else cell.label, ""]
+        if not cell.host.lost and cell.what and cell.share > SHOWN and cell.label:
+            work = f"{100 * cell.share:.0f} %" if scene.final else cell.what.node
+            choices.insert(0, f"{cell.label} · {work or cell.what.program}")
+        if choices[0]:
+            room = 0.9 * (cell.right - cell.left)
             out["x"].append((cell.left + cell.right) / 2)
             out["y"].append(cell.row - 0.09)
-            out["text"].append(word)
+            out["text"].append(_first_fitting(choices, room))
+            out["room"].append(room)
+            out["choices"].append(choices)
     return out
 
 
 def _heads(scene: Scene, blocks: list[Block]) -> dict[str, list[Any]]:
+    choices = [_headings(scene, block) for block in blocks]
+    rooms = [block.width for block in blocks]
     return {
         "x": [block.left for block in blocks],
         "y": [block.top - 0.72 for block in blocks],
-        "text": [_heading(scene, block) for block in blocks],
+        "text": [_first_fitting(*each, bold=True) for each in zip(choices, rooms, strict=True)],
+        "room": rooms,
+        "choices": choices,
     }
 
 
-def _heading(scene: Scene, block: Block) -> str:
+def _headings(scene: Scene, block: Block) -> list[str]:
+    """What stands above an island, from the most to the least."""
     devices = sum(host.devices for host in block.hosts)
     kinds = sorted({host.kind.upper() for host in block.hosts if host.kind})
     kind = f" {'/'.join(kinds)}" if kinds else ""
     hosts = f"{len(block.hosts)} host{'s' * (len(block.hosts) != 1)}"
-    words = [block.island, f"{hosts}, {devices}{kind} device{'s' * (devices != 1)}"]
+    plural = "s" * (devices != 1)
+    parts = f"{hosts}, {devices}{kind} device{plural}"
+    words: list[tuple[str, ...]] = [(parts,), (f"{devices:,} device{plural}",), ()]
     slices = [held for held in scene.machine.slices.values() if held.island == block.island]
     if slices:
-        words.append(_slices(slices))
-    if len(words) > 2 and not _fits(words, block):
-        words.pop()
-    if not _fits(words, block):
-        words = [block.island, f"{devices:,} device{'s' * (devices != 1)}"]
-    return "  ·  ".join(words if _fits(words, block) else words[:1])
+        words.insert(0, (parts, _slices(slices)))
+    return ["  ·  ".join((block.island, *each)) for each in words]
 
 
-def _fits(words: list[str], block: Block) -> bool:
-    return wide("  ·  ".join(words), bold=True) < block.width * FRAME
+def _first_fitting(choices: list[str], room: float, bold: bool = False) -> str:
+    """The first that fits into so much of a panel's usual width, else the last."""
+    return next((text for text in choices if wide(text, bold) < room * FRAME), choices[-1])
 
 
 def _slices(slices: list[SliceSeen]) -> str:
