@@ -10,7 +10,8 @@ others: until there are :data:`MOST`, until anything else is sent or waited for,
 until everything under way is over, or :data:`SOON`.  What then leaves together
 is one run of one plan, in which values whose handles are gone already are
 values between two steps.  Such a plan is made when the same calls come in the
-same way for the second time, and kept; in a loop that is every time.
+same way for the second time, and kept; in a loop that is every time, since runs are
+of 1, 2, 4 ... calls: what is left over waits on, unless it must leave too.
 
 Rule for maintainers: order is kept; whoever sends anything calls
 :meth:`Calls.flush` first.  A call that was taken is sent or fails.
@@ -21,6 +22,7 @@ Paper: section 4.2 (client), section 4.5 (batching where throughput matters).
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,10 +34,10 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.series import Part, Source, in_series
 
-MOST = 32
+MOST = 128
 """Calls that leave together."""
-SOON = 0.001
-"""Seconds after which they leave at the latest, unless the interpreter is busy."""
+SOON = 0.002
+"""Seconds for which a call waits for others at most, unless the interpreter is busy."""
 _CALLS = 1024
 """Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096
@@ -62,11 +64,13 @@ class Calls:
         self._connection = connection
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
-        self._flushing = False
+        self._since = 0.0
+        self._ticking = self._flushing = False
         self._plans: dict[Shape, Plan] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()
         """Hashes of shapes: what is taken for seen by mistake has its plan one time too soon."""
         connection.flush = self.flush
+        connection.over = self._some
 
     def add(
         self,
@@ -96,11 +100,14 @@ class Calls:
             if alone:
                 return self._send_alone(prepared, inputs, arguments, payload)
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
+            if not self._entries:
+                self._since = time.monotonic()
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
             if len(self._entries) >= MOST or not connection.under_way:
-                self._flush()
-            elif len(self._entries) == 1:
-                connection.reactor.call_later(SOON, self.flush)
+                self._flush(whole=False)
+            if self._entries and not self._ticking:
+                self._ticking = True
+                connection.reactor.call_later(SOON, self._tick)
         return outputs
 
     def flush(self, drops: bool = False) -> None:
@@ -114,6 +121,21 @@ class Calls:
                 self._flush()
                 if drops and not self._flushing:
                     connection.forget(connection.take_dropped())
+
+    def _some(self) -> None:
+        """Nothing is under way any more: the next run of what waits."""
+        if self._entries:
+            with self._lock:
+                self._flush(whole=False)
+
+    def _tick(self) -> None:
+        with self._lock:
+            if self._since + SOON <= time.monotonic():
+                self._flush(whole=False)
+            self._ticking = bool(self._entries)
+            if self._ticking:
+                left = self._since + SOON - time.monotonic()
+                self._connection.reactor.call_later(max(left, 0.0), self._tick)
 
     def _send_alone(
         self,
@@ -133,7 +155,8 @@ class Calls:
         finally:
             self._flushing = False
 
-    def _flush(self) -> None:
+    def _flush(self, whole: bool = True) -> None:
+        """Send all, or what makes the largest run."""
         if self._flushing or not self._entries:
             return
         self._flushing = True
@@ -144,6 +167,11 @@ class Calls:
                 count = 1 << (len(entries).bit_length() - 1)
                 self._send(entries[:count], entries[count:], gone)
                 del entries[:count]
+                if entries and not whole:
+                    self._entries[:0] = entries
+                    self._since = time.monotonic()
+                    self._connection.drop(*gone)
+                    break
         except BaseException as error:
             self._connection.drop(*gone)
             why = Failure("cancelled", f"the call was interrupted before it was sent: {error!r}")
@@ -157,28 +185,33 @@ class Calls:
             self._flushing = False
 
     def _send(self, entries: list[Entry], later: list[Entry], gone: dict[int, None]) -> None:
-        """So many calls as one run, or as one run each when they come so for the first time."""
+        """So many calls as one run, or as one run each when they come so for the first time.
+
+        gone: ids of handles that nobody has; those that go along are taken out.
+        """
         wires = _Wires(entries, later, gone) if len(entries) > 1 else None
         plan = self._plan(wires) if wires is not None else None
         connection = self._connection
-        if wires is None or plan is None:
-            for entry in entries:
-                last = not later and entry is entries[-1]
-                connection.submit(
-                    entry.prepared.plan, entry.inputs, entry.arguments, entry.payload,
-                    outputs=entry.outputs, dropped=gone if last else (),
-                )  # fmt: skip
-            return
-        for buffer in wires.inner:
+        for buffer in wires.inner if wires is not None and plan is not None else ():
             # Nobody is told of these, and nobody can ask for them.
             connection.disown(buffer)
             gone.pop(buffer.id, None)
-        connection.registered.add_series(plan, wires.keys)
-        connection.submit(
-            plan, wires.inputs, wires.arguments, wires.payload,
-            outputs=wires.kept, dropped=() if later else gone,
-        )  # fmt: skip
-        connection.traffic.runs += len(entries) - 1
+        needed = {b.id for call in later for b in (*call.inputs, *call.outputs) if b is not None}
+        told = [number for number in gone if number not in needed]
+        if wires is not None and plan is not None:
+            connection.registered.add_series(plan, wires.keys)
+            connection.submit(
+                plan, wires.inputs, wires.arguments, wires.payload, outputs=wires.kept, dropped=told
+            )
+            connection.traffic.runs += len(entries) - 1
+        else:
+            for entry in entries:
+                connection.submit(
+                    entry.prepared.plan, entry.inputs, entry.arguments, entry.payload,
+                    outputs=entry.outputs, dropped=told if entry is entries[-1] else (),
+                )  # fmt: skip
+        for number in told:
+            del gone[number]
 
     def _plan(self, wires: _Wires) -> Plan | None:
         plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id

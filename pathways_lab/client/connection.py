@@ -71,6 +71,7 @@ class Connection:
     on_records, on_output, on_policy: called in the reactor's thread.
     flush(drops=False): send what waits to be sent together, and with *drops* the ids
         of dropped handles; these never before anything that waits.
+    over(): called when everything that was submitted is over.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Connection:
         self.on_data_closed: Callable[[Link, str], None] | None = None
         self.on_closed: Callable[[Failure], None] = lambda _: None
         self.flush: Flush = lambda drops=False: None
+        self.over: Callable[[], None] = lambda: None
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self._steps = self._vouched = 0
@@ -306,7 +308,7 @@ class Connection:
             run.vouched = True
             self._vouched += 1
             if not self.under_way:
-                self.flush()
+                self.over()
 
     def cancel(self, buffers: Iterable[Buffer]) -> None:
         """Cancel what is not granted of the runs that make *buffers* and of what they wait for."""
@@ -353,7 +355,7 @@ class Connection:
             open_ = [output for output in run.outputs if failure and not output.done]
             self.board.settle((run, *open_), failure)
             if not self.under_way:
-                self.flush()
+                self.over()
 
     def _slice_bound(self, fields: dict[str, Any]) -> None:
         binding = unpack(SliceBinding, fields["binding"])

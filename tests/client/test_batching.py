@@ -78,6 +78,37 @@ def test_a_program_can_be_registered_while_calls_wait(
     assert ended.wait(20), "registering waits for itself"
 
 
+def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs are of 1, 2, 4 ... calls: a rest that left at once would cost a message for each bit."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    monkeypatch.setattr(connection, "_TICK", 60.0)
+    step = pw.jit(lambda x: x + 1, on=fake.slice(2))
+    calls = fake.session._calls
+    x = step(np.zeros(4, np.float32)).block_until_ready()
+    for again in (False, True):
+        before = len(fake.of("submit"))
+        fake.held = True
+        for _ in range(8):
+            x = step(x)  # the first one leaves, the others wait
+        waiting = []
+        while calls._entries:
+            waiting.append(len(calls._entries))
+            fake.settle()
+            fake.release()
+            fake.settle()
+        assert waiting == [7, 3, 1]
+        sent = fake.of("submit")[before:]
+        assert len(sent) == (4 if again else 8)
+        fake.settle()
+        fake.held = False
+        fake.release()
+        x.block_until_ready()
+        assert any(fields.get("dropped") for fields in sent[:-1]), "told as early as it can be"
+    produced_before_used(fake)
+
+
 def test_plans_of_calls_go_with_their_slice(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for slices again and again does not keep what was made for each."""
     monkeypatch.setattr(batching, "SOON", 60.0)
