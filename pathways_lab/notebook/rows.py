@@ -51,9 +51,12 @@ class Rows:
         return out
 
 
-def rows(machine: Machine, level: str = "") -> Rows:
-    """The rows of a machine, at *level*; "" picks the finest that is not too many."""
-    lanes = machine.lanes
+def rows(machine: Machine, level: str = "", feeders: bool = False) -> Rows:
+    """The rows of a machine, at *level*; "" picks the finest that is not too many.
+
+    feeders: below them those of the workers that make elements of feeds.
+    """
+    lanes = (*machine.lanes, *machine.feeders) if feeders else machine.lanes
     if not level:
         level = next(
             (one for one in LEVELS if len({_subject(lane, one) for lane in lanes}) <= MOST),

@@ -28,7 +28,7 @@ from pathways_lab.timeline.bars import Bar, Bars, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
-from pathways_lab.timeline.machine import Lane, Machine
+from pathways_lab.timeline.machine import FEEDS, Lane, Machine
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from pathways_lab.timeline.waits import (
@@ -202,8 +202,9 @@ class Scene:
                     bar.row = moved.get(bar.row, bar.row)
                 self._show_again()
                 self.waited.move(moved, self.origin)
-            few = len(self.machine.hosts) <= MOST
-            old, self._host_rows = self._host_rows, rows(self.machine, "host" if few else "island")
+            level = "host" if len(self.machine.hosts) <= MOST else "island"
+            old = self._host_rows
+            self._host_rows = rows(self.machine, level, feeders=True)
             moved = {row: self._host_rows.of[lane] for lane, row in old.of.items()}
             if any(a != b for a, b in moved.items()):
                 self.worked.move(moved, self.origin)
@@ -258,6 +259,8 @@ class Scene:
 
     def _remember(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
         """Keep what is known of the newest runs, and draw what devices waited for."""
+        if isinstance(record, Span) and record.kind == "host-computation":
+            self._feed(record)
         if isinstance(record, Sample) or not record.run:
             return
         self.clients.setdefault(record.program, record.client)
@@ -278,6 +281,17 @@ class Scene:
                 self.worked.add(
                     [_mark(row, WORK.index(record.kind), record.start, record.end, record)]
                 )
+
+    def _feed(self, span: Span) -> None:
+        """An element was made, and sent to its hosts."""
+        row = self.host_rows.of[Lane(FEEDS, span.host, 0)]
+        made = min(max(span.start, float(span.args.get("made", span.end))), span.end)
+        self.worked.add(
+            [
+                _mark(row, WORK.index("prepare"), span.start, made, span),
+                _mark(row, WORK.index("send"), made, span.end, span),
+            ]
+        )
 
     def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
         gang = wait.gang
@@ -402,7 +416,7 @@ class Scene:
 
     def _show_again(self) -> None:
         self.bars.clear()
-        self._show(self._bars.items)
+        self._show(self._bars.sealed)
 
     def _forget(self, now: float) -> None:
         """Keep to the window, and go coarser when too many bars are in it."""

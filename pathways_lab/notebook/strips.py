@@ -81,7 +81,7 @@ class Strip:
 
     def _again(self, origin: float) -> None:
         self.table.clear()
-        self._show(self.bars.items, origin)
+        self._show(self.bars.sealed, origin)
 
     def forget_before(self, time: float, origin: float) -> None:
         """Drop what ended before *time*, and go coarser when too much is left."""

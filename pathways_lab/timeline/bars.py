@@ -143,6 +143,11 @@ class Bars:
         self._gangs.clear()
         return new
 
+    @property
+    def sealed(self) -> list[Bar]:
+        """Those that will not change any more."""
+        return self.items[: self._sealed]
+
     def forget_before(self, time: float) -> int:
         """Drop the oldest bars that ended before *time*; returns how many."""
         gone = 0

@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from pathways_lab.timeline.records import Event, Record, Sample
 
+FEEDS = "feeds"
+"""What stands for an island in the lanes of workers that make elements of feeds."""
+
 
 class Lane(NamedTuple):
     """One device, seen as a lane of a figure."""
@@ -59,6 +62,7 @@ class SliceSeen:
 class Machine:
     """hosts by name, bound slices by number.
 
+    workers: those that made elements of feeds, by name.
     emulated, simulated: whether any device stands in for one, or exists on paper only.
     structure: grows whenever islands, hosts or device counts change, so that a
         view knows when to lay itself out anew.
@@ -66,6 +70,7 @@ class Machine:
 
     hosts: dict[str, HostSeen] = field(default_factory=dict)
     slices: dict[int, SliceSeen] = field(default_factory=dict)
+    workers: dict[str, None] = field(default_factory=dict)
     emulated: bool = False
     simulated: bool = False
     structure: int = 0
@@ -99,6 +104,9 @@ class Machine:
             devices = tuple(args.get("devices", ())) if kind == "launched" else ()
         else:
             devices = record.devices
+            if record.kind == "host-computation" and record.host not in self.workers:
+                self.workers[record.host] = None
+                self.structure += 1
         if record.host and record.island and devices:
             self._host(record.island, record.host, max(devices) + 1)
 
@@ -150,6 +158,11 @@ class Machine:
             for host in self.hosts_of(island)
             for device in range(host.devices)
         )
+
+    @property
+    def feeders(self) -> tuple[Lane, ...]:
+        """A lane for every worker that made elements of feeds."""
+        return tuple(Lane(FEEDS, name, 0) for name in sorted(self.workers, key=natural))
 
     @property
     def held(self) -> dict[tuple[str, int], SliceSeen]:

@@ -22,7 +22,7 @@ from pathways_lab.notebook.palette import (
 from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.plot import Append, Assign, Plot, Replace, changes, everything
 from pathways_lab.notebook.rows import rows
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene import WORK, Scene
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Timeline
@@ -45,6 +45,30 @@ def panel(name: str, scene: Scene, now: float) -> Plot:
 
 def column(plot: Plot, layer: str, name: str) -> list[Any]:
     return list(next(each for each in plot.layers if each.name == layer).columns[name])
+
+
+# --- hosts ----------------------------------------------------------------------
+
+
+def test_workers_that_make_elements_of_feeds_have_lanes_below_those_of_the_hosts() -> None:
+    made = Span(
+        "host-computation", 0.1, 0.4, "", "feed-0", program="batches", node="batches[3]",
+        args={"step": 3, "made": 0.3},
+    )  # fmt: skip
+    scene = scene_at([made, *training(1)], 2.0)
+    plot = panel("hosts", scene, 2.0)
+    (row,) = (row for row, label in plot.rows.items() if label == "feed-0")
+    assert row == max(plot.rows), "also when it was known before the hosts"
+    assert plot.groups[row] == "feeds"
+    seen = [
+        (WORK[int(kind)], left, right, top > row - 0.5)
+        for kind, left, right, top in zip(
+            *(column(plot, "hosts-work", name) for name in ("kind", "left", "right", "top")),
+            strict=True,
+        )
+    ]
+    assert seen == [("prepare", 0.1, 0.3, True), ("send", 0.3, 0.4, True)]
+    assert "hosts" in [shown.name for shown in plots(("queues",), scene, 2.0)]
 
 
 # --- islands -------------------------------------------------------------------

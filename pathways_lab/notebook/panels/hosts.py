@@ -2,7 +2,8 @@
 
 A lane per host: receiving a grant, preparing (waiting for nothing: addresses,
 buffers), launching, sending.  Dispatch is parallel and asynchronous when these
-marks run ahead of the bars below them.
+marks run ahead of the bars below them.  A lane per worker that makes elements of feeds
+stands below those of the hosts: preparing is the making of an element.
 
 Paper: figure 4 (sequential and parallel asynchronous dispatch).
 """
