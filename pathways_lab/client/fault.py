@@ -142,6 +142,8 @@ class Fault:
         self._version = lab.timeline.version
         self._events: list[Event] = []
         self.began += begin() or 0.0
+        # From when it is there: to ask a busy worker for it can take seconds.
+        self._lasts_until = self._now() + lasts
 
     def _now(self) -> float:
         return time.monotonic() + self._lab.session.connection.link.clock_offset
@@ -173,7 +175,7 @@ class Fault:
         if self.checks:
             return self
         if not self._over:
-            time.sleep(max(0.0, self.began + self.lasts - self._now()))
+            time.sleep(max(0.0, self._lasts_until - self._now()))
             self.end()
         until = time.monotonic() + patience
         self._noticed(until)

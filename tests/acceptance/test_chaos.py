@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.fault import Fault
+from pathways_lab.client import fault
+from pathways_lab.client.fault import Expected, Fault
 from tests.acceptance.storm import storm
 from tests.runtime.processes import until
 
@@ -29,9 +30,9 @@ def lab() -> Iterator[pw.Lab]:
         yield started
 
 
-def as_expected(fault: Fault) -> Fault:
-    assert fault.report().ok, repr(fault)
-    return fault
+def as_expected(made: Fault) -> Fault:
+    assert made.report().ok, repr(made)
+    return made
 
 
 def pid(lab: pw.Lab, host: str) -> int | None:
@@ -51,6 +52,31 @@ def test_a_small_storm(lab: pw.Lab) -> None:
     outcome = storm(lab, 1, 1, 2, ("partition",))
     assert outcome.broken == [], str(outcome)
     assert outcome.results > 10
+
+
+class Clock:
+    """Moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_fault_lasts_from_when_it_is_there(lab: pw.Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy worker takes seconds to begin it, which are no part of what was asked for."""
+    clock, ended = Clock(), []
+    monkeypatch.setattr(fault, "time", clock)
+    slow = Fault(
+        lab, "slowly begun", Expected("nothing happens", spares=True),
+        lambda: clock.sleep(3.0), 5.0, lambda: ended.append(clock.now),
+    )  # fmt: skip
+    assert as_expected(slow).lasts == 5.0
+    assert ended == [1008.0]
 
 
 def test_a_crowded_host_gets_a_slice_of_its_own(lab: pw.Lab) -> None:
