@@ -5,7 +5,8 @@
 A real JupyterLab and a headless Chromium, which draws in software: a browser with a
 graphics processor is cheaper.  The view has 64 devices and some thousands of bars
 that come in real time from a synthetic record, and is updated ten times a second;
-the kernel draws it in a thread, which is the dear way (views of a lab are drawn by
+the kernel's timeline is full from the beginning, so what grows is the view's.  The
+kernel draws it in a thread, which is the dear way (views of a lab are drawn by
 a process of their own).  Numbers per processor second are of one core.
 """
 
@@ -26,11 +27,15 @@ from tests.notebook.jupyter import Lab, Page, chromium
 CELL = """
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.notebook.view import View
-from tests.notebook.synthetic import Cluster, play
+from pathways_lab.timeline.records import Span
+from tests.notebook.synthetic import Cluster, play, shifted
 cluster, at = Cluster(islands=2, hosts=4, devices=8, emulated=True), 0.0
 while at < {seconds} + 120:
     at = cluster.pipeline(at=at, micro=8, forward=0.08) + 0.005
 log = Timeline()
+spans = [record for record in cluster.in_order() if isinstance(record, Span)]
+while len(log) < log.capacity:
+    log.extend(shifted(span, -1e4) for span in spans)
 view = View(log, {panels}, title="train", origin=log.clock())
 view.show()
 feed = play(log, cluster.in_order(), tick=0.1)

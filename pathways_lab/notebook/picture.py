@@ -248,8 +248,11 @@ class Picture:
 
     def bundle(self) -> Bundle:
         """The frozen picture of everything that the view has seen."""
-        self.present.collect(self.timeline.clock())
-        scene = self.scene
+        if self.timeline.version != self.present.version or self.present.behind:
+            self.present.collect(self.timeline.clock())
+        return self.present.once(("frozen", self.panels, self.wanted.title), self._freeze)
+
+    def _freeze(self, scene: Scene, at: float) -> Bundle:
         last = max(scene.last, self.since + 1e-3)
         records = [r for r in self.timeline.records if within(r, self.since)]
         return freeze(

@@ -29,6 +29,7 @@ class Present:
     origin: time (records' clock) that the axis calls 0; None: when the record begins.
     since: only what happened from then on is in it; None: the newest *window* seconds.
     folded: until when records are in the scene.  folds: how often something new came.
+    version: how many records of the timeline are in the scene, or wait for it.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Present:
         self.since = max(origin, since if since is not None else now - window)
         self.scene = self.blank(origin)
         self.folded, self.folds = now, 0
-        self._version = self._left = 0
+        self.version = self._left = 0
         self._waiting: list[Record] = []
         self._made: dict[Hashable, Any] = {}
         self._made_of = (0, 0.0)
@@ -66,8 +67,8 @@ class Present:
     def collect(self, now: float, most: int = 0) -> None:
         """Fold new records, *most* at most (0: all); the others are not even read."""
         if not most or len(self._waiting) < most:
-            batch = self.timeline.since(self._version, most)
-            self._version, self._left = batch.version, batch.left
+            batch = self.timeline.since(self.version, most)
+            self.version, self._left = batch.version, batch.left
             if batch.missed:
                 self.scene.lose(batch.missed)
             self._waiting += [r for r in batch.records if within(r, self.since)]
@@ -97,7 +98,7 @@ class Present:
         other, known = copy.copy(self), self.scene
         batch = self.timeline.since(0)
         other.since, other.folded, other._made = now, now, {}
-        other._version, other._left, other._waiting = batch.version, 0, []
+        other.version, other._left, other._waiting = batch.version, 0, []
         other.scene = self.blank(known.origin)
         other.scene.add([r for r in batch.records if within(r, now) or _standing(r, known)], now)
         return other

@@ -303,6 +303,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
         made.tick()
     written = [chronicle.write(r) for r in folded]
     assert written == [chronicle.write(r) for r in records[cut:]], "everything, once, in order"
+    assert one.bundle() is other.bundle(), "frozen once"
     # What one of them does is its own.
     made.hear("do", 1, "clear")
     made.tick()
