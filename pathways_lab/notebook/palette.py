@@ -97,6 +97,10 @@ def family(node: str) -> str:
     return re.sub(r"[\s_\-.]*\d+", "", node) or node
 
 
+_NAMES = 4096
+"""Nodes and programs whose colours are remembered."""
+
+
 class Palette:
     """Gives programs and their functions their places in :data:`PAINTS`.
 
@@ -123,6 +127,10 @@ class Palette:
         key = (program, node)
         code = self._codes.get(key)
         if code is None:
+            if len(self._codes) >= _NAMES:
+                self._programs.clear()
+                self._families.clear()
+                self._codes.clear()
             shade = 0
             if node:
                 known = self._families.setdefault(program, {})

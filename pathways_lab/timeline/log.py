@@ -29,6 +29,9 @@ from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 Observer = Callable[[Sequence[Record]], None]
 
+PROGRAMS = 4096
+"""Names of programs that keep their number, which decides their colour."""
+
 
 open_view: Callable[..., Any] | None = None
 """``open_view(timeline, *panels, **options)``: set by whoever stands above and can draw."""
@@ -108,6 +111,7 @@ class Timeline:
         self._version = 0
         self._lost = 0
         self._programs: dict[str, int] = {}
+        self._named = 0
         self._plans: dict[str, Event] = {}
         self._observers: list[Observer] = []
         self._later: deque[tuple[int, Callable[[], Iterable[Record]]]] = deque()
@@ -161,7 +165,10 @@ class Timeline:
                 if record.name == "dropped":
                     self._lost += int(record.value)
             elif record.program and record.program not in self._programs:
-                self._programs[record.program] = len(self._programs)
+                self._programs[record.program] = self._named
+                self._named += 1
+                if len(self._programs) > PROGRAMS:
+                    del self._programs[next(iter(self._programs))]
             if isinstance(record, Event) and record.kind in ("plan", "submitted"):
                 self._plan(record)
 
@@ -245,7 +252,7 @@ class Timeline:
 
     @property
     def programs(self) -> dict[str, int]:
-        """Programs in the order in which they were first seen.
+        """Programs in the order in which they were first seen, of the last :data:`PROGRAMS` names.
 
         It decides their colours, so that a program looks the same in every view.
         """

@@ -407,6 +407,16 @@ def test_one_program_has_one_hue_everywhere_whatever_a_view_saw_first() -> None:
     assert one.colour("eval") == two.colour("eval") == HUES[1]
 
 
+def test_so_many_colours_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_lab.notebook.palette._NAMES", 8)
+    palette = Palette(lambda: {"p": 1})
+    for number in range(50):
+        assert palette.colour("p") == HUES[1]
+        palette.colour(f"program {number}", f"f{number}")
+    known = palette._codes, palette._families, palette._programs
+    assert all(len(names) <= 8 for names in known)
+
+
 def test_functions_of_a_program_are_shades_of_its_hue_and_stages_share_them() -> None:
     palette = Palette()
     assert palette.colour("p", "fwd0") == palette.colour("p", "fwd1") == HUES[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast
+from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.device_process import arenas
 from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
 from pathways_lab.runtime.functions import Compiler
+from pathways_lab.runtime.host_rim import HostRim
 from pathways_lab.runtime.launch import Launcher
 from pathways_lab.runtime.output import Output
 from pathways_lab.runtime.story import Story
@@ -228,3 +232,32 @@ def test_what_a_host_noted_of_a_program_goes_with_it() -> None:
     del plans["old"]
     story.forget(lambda key: key not in plans)
     assert list(story._about) == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("unbind", {"slice": 1}),
+        ("move", {"binding": pack(replace(launch_kit.binding(1, 1), generation=1))}),
+        ("forget", {"plans": ["p"], "functions": []}),
+    ],
+)
+def test_a_host_forgets_what_it_noted_of_programs_when_they_go(
+    op: str, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # a host takes it
+    ended: list[str] = []
+    listen = f"unix:{tmp_path}/data"
+    host = HostRim(HOST, "island0", CpuRuntime(HOST, 2), b"k" * 32, listen, ended.append)
+    bound = launch_kit.binding(1, 0)
+    plan = PlanBuilder("p").call(1, "f", ["x"], ["y"]).plan(["x"], ["y"])
+    host._from_control["program"](host, {"bindings": [pack(bound)], "plan": pack(plan)}, [])
+    call = plan.steps[0].node
+    assert isinstance(call, Call)
+    place = Place(bound, HOST, Footprint("lane", {(HOST, 0): object()}))
+    host._story.about(plan, 0, call, place)
+    host._from_control[op](host, fields, [])
+    assert not host._story._about
+    host.compiler.close()
+    host.reactor.close()
+    assert not ended

@@ -74,6 +74,15 @@ def test_programs_keep_the_order_of_their_first_appearance() -> None:
     assert log.programs == {"b": 0, "a": 1, "c": 2}
 
 
+def test_so_many_names_of_programs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_lab.timeline.log.PROGRAMS", 3)
+    log = Timeline()
+    log.extend(event(n, f"p{n}") for n in range(5))
+    assert log.programs == {"p2": 2, "p3": 3, "p4": 4}
+    log.extend([event(5, "p0")])
+    assert log.programs == {"p3": 3, "p4": 4, "p0": 5}
+
+
 def test_many_threads_may_extend_at_once() -> None:
     log = Timeline(capacity=100_000)
     threads = [
