@@ -265,7 +265,7 @@ class Rim:
             if isinstance(event, m.RunSubmitted):
                 self.diary.count("submit", name, _HERE, size, event.run)
                 race = race_of(fields)
-                if race is not None:
+                if race is not None and self._own(name, race[0]):
                     self.races.entered(race[0], event.run, race[1])
             elif isinstance(event, m.LeaseReturned):
                 self._end_races(event.island, name)
@@ -374,13 +374,19 @@ class Rim:
     def _race(self, client: str, fields: dict[str, Any]) -> None:
         """Runs that follow are launched in orders of the client's choice."""
         island = fields["island"]
-        if island in self.registry.disorder and self.registry.leases.get(island) == client:
+        leased = self.registry.leases.get(island) == client
+        if island in self.registry.disorder and leased and self._own(client, int(fields["race"])):
             orders = {str(host): tuple(order) for host, order in fields["orders"].items()}
             ours = {h: order for h, order in orders.items() if self._island_of(h) == island}
             self.races.open(int(fields["race"]), client, island, ours)
 
     def _race_go(self, client: str, fields: dict[str, Any]) -> None:
-        self.races.close(int(fields["race"]), self._clock())
+        if self._own(client, int(fields["race"])):
+            self.races.close(int(fields["race"]), self._clock())
+
+    def _own(self, client: str, race: int) -> bool:
+        """Whether a client has made a number: of others' races it can say nothing."""
+        return race >> 32 == self.registry.clients[client].number
 
     def _account(self, client: str, fields: dict[str, Any]) -> None:
         """What everybody has used, for whoever asks."""

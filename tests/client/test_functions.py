@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client import stats
+from pathways_lab.runtime import jax_private
 from tests.client.kit import FakeLab, a_slice
 
 
@@ -478,3 +479,15 @@ def test_nothing_is_kept_for_slices_that_were_released(fake: FakeLab) -> None:
             np.testing.assert_array_equal(twice(x).result(), np.arange(4) + 2)
     (body,) = step._bodies.values()
     assert (len(body._executables), len(body.prepared), len(twice._captured)) == (1, 1, 1)
+
+
+def test_what_jax_lowered_is_let_go_with_each_export(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[int] = []
+    monkeypatch.setattr(jax_private, "forget_lowered", lambda: forgotten.append(1))
+    step = pw.jit(lambda x: x + 1)
+    for times in (1, 2):
+        with fake.slice(2) as on:
+            step(pw.device_put(np.zeros(4, np.float32), on)).result()
+        assert len(forgotten) == times
