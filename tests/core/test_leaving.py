@@ -63,6 +63,16 @@ def test_bytes_that_nobody_declares_are_not_kept() -> None:
     assert not script.control.uploads.abandoned
 
 
+def test_a_client_that_left_has_given_up_nothing() -> None:
+    script = Script()
+    script.send(ClientJoined(0.0, "test", "bob", number=5))
+    for time, number in ((0.0, UNKNOWN), (11.0, DECLARED)):
+        script.send(HostReport(time, "test", HOST, resident=(number,)))
+    assert script.control.uploads.abandoned == {UNKNOWN}
+    script.send(ClientLeft(12.0, "test", "bob", "killed"))
+    assert not script.control.uploads.abandoned
+
+
 def kept(root: object) -> int:
     """Entries of all containers that can be reached."""
     seen: dict[int, object] = {}

@@ -317,4 +317,5 @@ def test_what_functions_were_lowered_to_is_let_go() -> None:
     jax_private.forget_lowered()
     gc.collect()
     assert not modules
+    assert not jax_private._pxla._cached_lowering_to_hlo.cache_info().currsize
     assert function.lower(np.zeros(4, np.float32)).as_text()

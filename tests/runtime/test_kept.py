@@ -86,15 +86,15 @@ def test_a_launcher_knows_nothing_of_what_it_was_told_to_forget() -> None:
     builder = PlanBuilder("p").call(1, "f", ["x"], ["y"]).call(1, "f", ["y"], ["z"])
     plan = builder.plan(["x"], ["z"])
     launcher.program(plan)
+    launcher.needs("f", 1, 8)
+    launcher.launches_alone("g", 1)
+    launcher.first_launches_alone("g", 1)
     launcher.grant(launch_kit.grant(1, plan, inputs=(None,), outputs=(5,)), {0: object()})
     book, straight = launcher._book, launcher._straight
     assert book._plans
     assert book._readings
     assert straight._stretches
-    launcher.needs("f", 1, 8)
-    launcher.launches_alone("f", 1)
-    launcher.first_launches_alone("f", 1)
-    launcher.forget(["p"], [("f", 1)])
+    launcher.forget(["p"], [("f", 1), ("g", 1)])
     assert not (launcher._temporary)
     assert not (launcher._alone)
     assert not (launcher._first_alone)
