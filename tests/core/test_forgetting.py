@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pathways_lab.core import requests
 from pathways_lab.core.elastic_messages import RebindRequested
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import ClientLeft, HostLost, Prepare, RunCancelled, ShareProgram
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten
@@ -153,3 +157,11 @@ def test_a_slice_that_is_bound_again_has_nothing_of_what_was_dropped() -> None:
     run = script.submit(kept)
     script.finish_all()
     assert script.ended[run.run].outcome == "finished"
+
+
+def test_so_many_reasons_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_REMEMBERED", 3)
+    client = requests.ClientRecord()
+    for number in range(5):
+        client.refuse(f"p{number}", Failure("refused", "its slice was released"))
+    assert list(client.gone) == ["p2", "p3", "p4"]
