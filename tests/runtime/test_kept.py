@@ -17,7 +17,7 @@ from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.broadcast import Broadcast
-from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.device_process import arenas
 from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
 from pathways_lab.runtime.functions import Compiler
@@ -261,3 +261,19 @@ def test_a_host_forgets_what_it_noted_of_programs_when_they_go(
     host.compiler.close()
     host.reactor.close()
     assert not ended
+
+
+def test_idle_is_counted_from_the_end_of_work_and_not_from_its_beginning() -> None:
+    lab = Lab()
+    submitted(lab)
+    lab.now += 100
+    assert lab.rim.idle() == 0.0
+    lab.rim.look()
+    lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
+    lab.rim.from_host("i0/h", "report", pack_fields(m.HostReport(0, "", "", parked=(ONE,))), [], 1)
+    assert 0 < lab.rim.idle() < 1
+    lab.now += 10
+    lab.rim.look()
+    assert 10 < lab.rim.idle() < 11
+    lab.say(2, "topology")
+    assert lab.rim.idle() < 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pathways_lab.core import messages as m
 from pathways_lab.runtime.races import Races
+from tests.runtime.test_rim import ONE, TWO, Lab
 
 HOSTS = {"h0": (0, 1), "h1": (1, 0)}
 
@@ -93,3 +95,23 @@ def test_what_a_client_leaves_behind_goes_on_in_order() -> None:
 def test_other_hosts_are_not_concerned() -> None:
     races, _ = opened()
     assert not races.hold("h7", "grant", {"run": 10})
+
+
+def test_nobody_starts_or_enters_another_s_race() -> None:
+    lab = Lab()
+    lab.core.answer = lambda event: [m.Leased("c", "kernel-1", "i0", order=False)]
+    lab.say(1, "lease", island="i0", order=False)
+    lab.core.answer = lambda event: []
+    race, orders = ONE | 1, {"i0/h": [0]}
+    lab.say(1, "race", race=race, island="i0", orders=orders)
+    held = lab.rim.races._open[race]
+    lab.say(2, "race-go", race=race)
+    assert held.closed is None
+    lab.say(2, "submit", run=TWO + 1, plan="p", inputs=[], outputs=[], race=[race, 0])
+    assert not held.waiting
+    lab.say(1, "race", race=TWO | 1, island="i0", orders=orders)
+    assert list(lab.rim.races._open) == [race]
+    lab.say(1, "submit", run=ONE + 1, plan="p", inputs=[], outputs=[], race=[race, 0])
+    assert held.waiting == {ONE + 1}
+    lab.say(1, "race-go", race=race)
+    assert held.closed is not None

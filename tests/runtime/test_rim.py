@@ -590,37 +590,3 @@ def test_nobody_who_is_gone_stops_the_others(lab: Lab) -> None:
     lab.hosts["i0/h"].gone = True
     submitted(lab)
     assert lab.hosts["i1/h"].of("grant")
-
-
-def test_idle_is_counted_from_the_end_of_work_and_not_from_its_beginning(lab: Lab) -> None:
-    submitted(lab)
-    lab.now += 100
-    assert lab.rim.idle() == 0.0
-    lab.rim.look()
-    lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
-    lab.rim.from_host("i0/h", "report", pack_fields(m.HostReport(0, "", "", parked=(ONE,))), [], 1)
-    assert 0 < lab.rim.idle() < 1
-    lab.now += 10
-    lab.rim.look()
-    assert 10 < lab.rim.idle() < 11
-    lab.say(2, "topology")
-    assert lab.rim.idle() < 1
-
-
-def test_nobody_starts_or_enters_another_s_race(lab: Lab) -> None:
-    lab.core.answer = lambda event: [m.Leased("c", "kernel-1", "i0", order=False)]
-    lab.say(1, "lease", island="i0", order=False)
-    lab.core.answer = lambda event: []
-    race, orders = ONE | 1, {"i0/h": [0]}
-    lab.say(1, "race", race=race, island="i0", orders=orders)
-    held = lab.rim.races._open[race]
-    lab.say(2, "race-go", race=race)
-    assert held.closed is None
-    lab.say(2, "submit", run=TWO + 1, plan="p", inputs=[], outputs=[], race=[race, 0])
-    assert not held.waiting
-    lab.say(1, "race", race=TWO | 1, island="i0", orders=orders)
-    assert list(lab.rim.races._open) == [race]
-    lab.say(1, "submit", run=ONE + 1, plan="p", inputs=[], outputs=[], race=[race, 0])
-    assert held.waiting == {ONE + 1}
-    lab.say(1, "race-go", race=race)
-    assert held.closed is not None
