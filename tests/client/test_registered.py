@@ -49,7 +49,9 @@ def test_a_function_that_nobody_has_is_forgotten_and_can_come_again(
     (first, again) = fake.of("forget")
     assert first == again, "it has the same key each time"
     assert [on_ for _, on_ in first["functions"]] == [on.id]
-    assert fake.connection.registered.knows(fake.of("submit")[0]["plan"])
+    (plan,) = fake.connection._witnesses._plans
+    assert plan == fake.of("submit")[0]["plan"]
+    assert fake.connection.registered.knows(plan)
     np.testing.assert_array_equal(kept(X).result(), X + 1)
 
 
