@@ -77,6 +77,24 @@ def test_code_stays_as_long_as_another_program_calls_it(fake: FakeLab, at_once: 
     np.testing.assert_array_equal(one(X).result(), X + 1)
 
 
+def test_functions_of_one_content_are_one_program_until_the_last_has_gone(
+    fake: FakeLab, at_once: None
+) -> None:
+    on = fake.slice(2)
+    both = [plus(1, on) for _ in range(2)]
+    for number in range(2):
+        both[number](X).result()
+    known = fake.connection.registered
+    assert (fake.count("program"), len(known._users)) == (1, 2)
+    both.pop()
+    gc.collect()
+    until(lambda: len(known._users) == 1, 20)
+    fake.settle()
+    assert not fake.count("forget")
+    both.pop()
+    forgotten(fake, 1)
+
+
 def test_the_last_ones_stay_and_cost_nothing_when_they_come_again(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
