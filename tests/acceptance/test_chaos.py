@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import fault
+from pathways_lab.client import chaos, fault
 from pathways_lab.client.fault import Expected, Fault
 from tests.acceptance.storm import storm
 from tests.runtime.processes import until
@@ -77,6 +77,19 @@ def test_a_fault_lasts_from_when_it_is_there(lab: pw.Lab, monkeypatch: pytest.Mo
     )  # fmt: skip
     assert as_expected(slow).lasts == 5.0
     assert ended == [1008.0]
+
+
+def test_what_did_not_strike_is_called_off(lab: pw.Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message on each of four links: what some have not seen is no part of what comes next."""
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(chaos, "_TOLD", 0.0)
+    monkeypatch.setattr(
+        lab.chaos, "_trouble", lambda name, rule: said.append((name, rule.get("kind", "heal")))
+    )
+    as_expected(lab.chaos.duplicate("island0", "island1"))
+    ends = [f"island{i}/host{h}" for i in range(2) for h in range(2)]
+    assert sorted(said[:2]) == [(name, "duplicate") for name in ends[2:]]
+    assert sorted(said[2:]) == [(name, "heal") for name in ends]
 
 
 def test_a_crowded_host_gets_a_slice_of_its_own(lab: pw.Lab) -> None:
