@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json) \
   $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*)
 
-# One process for tests with labs and browsers, one beside it for those that are pure.
+# Processes of tests; those that look at time, and browsers, run while the others wait.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ WORKERS ?= 2
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Variables: PYTHON (interpreter), VENV (environment), ARGS (for pytest or the lab),'
-	@echo '             WORKERS (processes of tests; 0: none besides)'
+	@echo '             WORKERS (processes of tests; 0: this one)'
 
 lab: $(VENV)/.notebook  ## install, then start JupyterLab with the quickstart open
 	@$(BIN)/python -m pathways_lab lab $(ARGS)
@@ -32,7 +32,7 @@ demo: $(VENV)/.notebook  ## run the quickstart headless and leave the executed n
 	@$(BIN)/python -m pathways_lab demo $(ARGS)
 
 test: $(VENV)/.dev  ## run all tests (ARGS="-m 'not cluster and not browser'" for the pure ones)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev  ## style of the code
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 Law: a test that would need a network fails at the attempt, in this process
 (an audit hook that allows loopback, Unix sockets and unconnected datagrams).
 Law: tests that cannot run here are named, with the reason, at the end.
+Law: tests in several processes do not disturb those that look at time (`alone`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.alone import machine
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MAC_CHROME = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
@@ -96,22 +99,21 @@ def quiet_children() -> Iterator[None]:
     os.environ.update(saved)
 
 
-@pytest.hookimpl(tryfirst=True)  # groups are part of names for whoever comes later
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first; browser tests become skips where there is no browser.
-
-    Labs and browsers have the machine for themselves: where tests run in several processes,
-    one after the other in one of them, while another one does what is pure.
-    """
-    order = {"browser": 2, "cluster": 1}
+    """Fast tests first; browser tests become skips where there is no browser."""
+    order = {"browser": 3, "alone": 2, "cluster": 1}
     items.sort(key=lambda item: max((order.get(m.name, 0) for m in item.iter_markers()), default=0))
-    for item in items:
-        if any(m.name in order for m in item.iter_markers()):
-            item.add_marker(pytest.mark.xdist_group("machine"))
     if find_chromium() is None:
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason="no Chromium on this machine"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: to wait is not the test's own time
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Browsers, and what looks at time, run while the other processes of tests wait."""
+    with machine(alone=any(item.get_closest_marker(name) for name in ("alone", "browser"))):
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

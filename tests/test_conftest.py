@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import threading
 
 import pytest
+
+from tests.alone import ROOM, machine
+from tests.runtime.processes import until
 
 
 def test_a_connection_to_another_machine_fails_at_the_attempt():
@@ -16,3 +21,52 @@ def test_a_connection_to_another_machine_fails_at_the_attempt():
 def test_loopback_is_allowed():
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname()).close()
+
+
+def test_who_is_alone_waits_for_others_and_nobody_starts_past_who_waits(tmp_path, monkeypatch):
+    for name in ("DOOR", "ROOM"):
+        (tmp_path / name).touch()
+        monkeypatch.setattr(f"tests.alone.{name}", tmp_path / name)
+    events: list[str] = []
+
+    def enter(name: str, alone: bool) -> threading.Thread:
+        def run() -> None:
+            with machine(alone=alone):
+                events.append(name)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with machine(alone=False):
+        enter("another", alone=False).join(10)
+        assert events == ["another"]
+        waits = enter("alone", alone=True)
+        until(lambda: locked(tmp_path / "DOOR"), 10)
+        late = enter("late", alone=False)
+        assert events == ["another"]
+    waits.join(10)
+    late.join(10)
+    assert events == ["another", "alone", "late"]
+
+
+def test_this_test_is_not_alone():
+    """The rules of the run are in force: what is there is what a test without a mark gets."""
+    assert locked(ROOM)
+    assert not locked(ROOM, fcntl.LOCK_SH)
+
+
+@pytest.mark.alone
+def test_this_test_is_alone():
+    assert locked(ROOM, fcntl.LOCK_SH)
+
+
+def locked(path, how=fcntl.LOCK_EX):
+    """Whether somebody holds a lock that forbids one of this kind."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return False

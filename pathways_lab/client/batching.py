@@ -189,29 +189,38 @@ class Calls:
 
         gone: ids of handles that nobody has; those that go along are taken out.
         """
-        wires = _Wires(entries, later, gone) if len(entries) > 1 else None
-        plan = self._plan(wires) if wires is not None else None
         connection = self._connection
-        for buffer in wires.inner if wires is not None and plan is not None else ():
-            # Nobody is told of these, and nobody can ask for them.
-            connection.disown(buffer)
-            gone.pop(buffer.id, None)
+        as_one = self._as_one(entries, later, gone) if len(entries) > 1 else None
         needed = {b.id for call in later for b in (*call.inputs, *call.outputs) if b is not None}
         told = [number for number in gone if number not in needed]
-        if wires is not None and plan is not None:
-            connection.registered.add_series(plan, wires.keys)
-            connection.submit(
-                plan, wires.inputs, wires.arguments, wires.payload, outputs=wires.kept, dropped=told
-            )
-            connection.traffic.runs += len(entries) - 1
-        else:
+        if as_one is None:
             for entry in entries:
                 connection.submit(
                     entry.prepared.plan, entry.inputs, entry.arguments, entry.payload,
                     outputs=entry.outputs, dropped=told if entry is entries[-1] else (),
                 )  # fmt: skip
+        else:
+            wires, plan = as_one
+            connection.registered.add_series(plan, wires.keys)
+            connection.submit(
+                plan, wires.inputs, wires.arguments, wires.payload, outputs=wires.kept, dropped=told
+            )
+            connection.traffic.runs += len(entries) - 1
         for number in told:
             del gone[number]
+
+    def _as_one(
+        self, entries: list[Entry], later: list[Entry], gone: dict[int, None]
+    ) -> tuple[_Wires, Plan] | None:
+        """How these go as one run, if it may be; nobody is told of values that stay inside."""
+        wires = _Wires(entries, later, gone)
+        plan = self._plan(wires)
+        if plan is None:
+            return None
+        for buffer in wires.inner:
+            self._connection.disown(buffer)
+            gone.pop(buffer.id, None)
+        return wires, plan
 
     def _plan(self, wires: _Wires) -> Plan | None:
         plan, on = self._plans.get(wires.shape), wires.entries[0].prepared.place.id

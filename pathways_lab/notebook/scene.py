@@ -31,16 +31,7 @@ from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import FEEDS, Lane, Machine
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import Event, Record, Sample, Span
-from pathways_lab.timeline.waits import (
-    DISPATCH,
-    INPUT,
-    MEMORY,
-    NOTHING,
-    ORDER,
-    TRANSFER,
-    Wait,
-    Waits,
-)
+from pathways_lab.timeline.waits import CAUSES, NOTHING, Wait, Waits
 
 BUDGET = 6000
 """Bars that a live queue panel holds."""
@@ -51,7 +42,7 @@ MARGIN = 0.2
 BINS = 1000
 """Bins in which busy time is counted, over the whole window."""
 
-WAITS = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER)
+WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
 """What is drawn of a device that waits; nothing to do is an empty row."""
 
 WORK = ("receive", "prepare", "launch", "send")

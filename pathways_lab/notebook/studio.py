@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pickle
 import time
 import traceback
@@ -29,11 +28,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakValueDictionary
 
-import psutil
-
 from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.present import Present, newest
+from pathways_lab.notebook.processors import give_way, spare
 from pathways_lab.notebook.stream import Stream
 from pathways_lab.runtime import chronicle, lifeline
 from pathways_lab.timeline.entries import Counted
@@ -45,9 +43,6 @@ PERIOD = 0.1
 
 FIRST = 50_000
 """Records that the first picture of the newest ones is made of at most: a second of work."""
-
-NICE = 10
-"""How much it gives way to those that compute."""
 
 
 class Shown:
@@ -159,11 +154,6 @@ class Studio:
         self._say("failed", number, f"{type(error).__name__}: {error}")
 
 
-def spare() -> float:
-    """Processors that were idle since this was asked last."""
-    return (psutil.cpu_count() or 1) * (1 - float(psutil.cpu_percent()) / 100)
-
-
 def serve(connection: Connection, offset: float) -> None:
     """Until the kernel is gone.  offset: seconds from this machine's clock to the records'."""
 
@@ -196,14 +186,6 @@ def serve(connection: Connection, offset: float) -> None:
             if not rest:
                 say("since", 0)
                 asked = True
-
-
-@functools.cache
-def give_way() -> None:
-    """From now on at a low priority."""
-    spare()  # what was before it was needed is no sign of what is now
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 RUNNING, NOTHING = "running", "nothing to do"
 DISPATCH, ORDER, MEMORY = "dispatch", "gang order", "admission (memory, turn)"
-INPUT, TRANSFER = "earlier computation", "input transfer"
-CAUSES = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER, NOTHING)
+INPUT, TRANSFER, COMPILE = "earlier computation", "input transfer", "compiling"
+CAUSES = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER, COMPILE, NOTHING)
 """What a device may wait for.
 
 dispatch: the control plane's and the host's work until the gang is launched.
@@ -34,10 +34,11 @@ gang order: a gang that has its turn earlier, on devices that it shares.
 admission: the run was not admitted while others were unfinished (their memory, or
     the policy), or its bytes were not free on the host.
 earlier computation: one that makes its inputs, elsewhere.
+compiling: its host still made the function, which is so before a first run.
 """
 
 KEEP = 1024
-"""Runs of which obstacles are remembered."""
+"""Runs, and compiled functions, of which obstacles are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Waits:
         self._own = flows is None
         self._flows = flows or Flows()
         self._runs: dict[int, _Run] = {}
+        self._compiled: dict[tuple[str, str], Span] = {}
         self._open: set[int] = set()
         self.free: dict[Lane, float] = {}
         self._busy: dict[str, list[Span]] = {}
@@ -76,6 +78,10 @@ class Waits:
         """Fold one record; of a gang, ``(devices, wait)`` of each part of the gaps before it."""
         if self._own:
             self._flows.add(record)
+        if isinstance(record, Span) and record.kind == "compile":
+            self._compiled[record.host, record.node] = record
+            if len(self._compiled) > KEEP:
+                del self._compiled[next(iter(self._compiled))]
         if isinstance(record, Sample) or not record.run:
             return []
         run = self._runs.get(record.run)
@@ -144,6 +150,9 @@ class Waits:
                 yield INPUT, begin, arrival.start
         for end in ends:
             yield INPUT, begin, end
+        compiled = self._compiled.get((gang.host, gang.node))
+        if compiled is not None:
+            yield COMPILE, compiled.start, compiled.end
         launch = run.launched.get((gang.step, gang.host))
         for earlier in self._busy.get(gang.host, ()):
             if set(earlier.devices) & set(gang.devices) and earlier.devices != gang.devices:

@@ -17,14 +17,15 @@ import pathways_lab as pw
 from pathways_lab.timeline.records import Span
 from tests.runtime.processes import until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("ann", "bob", "cat", "dan")
 MS = 5.0
-RUNS = 1100
-SETTLE, SECONDS = 1.0, 4.0
-"""Seconds after a change of policy that do not count (granted work goes on), and that do."""
+RUNS = 2500
+SETTLE, LEAST, MOST = 1.0, 4.0, 12.0
+"""Seconds after a change of policy that do not count (granted work goes on), and that do:
+a hiccup of the machine in a run of somebody with a small share takes a while to make good."""
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +96,16 @@ def gangs(lab: pw.Lab) -> list[Span]:
 
 @pytest.mark.parametrize("weights", [(1, 2, 4, 8), (1, 1, 1, 1)])
 def test_device_time_is_shared_by_the_weights(lab: pw.Lab, weights: tuple[int, ...]) -> None:
+    shares = {name: w / sum(weights) for name, w in zip(NAMES, weights, strict=True)}
     lab.policy = pw.ProportionalShare(dict(zip(NAMES, weights, strict=True)))
     start = lab.timeline.clock() + SETTLE
-    time.sleep(SETTLE + SECONDS)
-    spent = device_seconds(lab, start, start + SECONDS)
-    total = sum(spent.values())
-    assert total > 0.5 * 4 * SECONDS, "the devices were not kept busy"
-    for name, weight in zip(NAMES, weights, strict=True):
-        share = weight / sum(weights)
-        assert spent[name] / total == pytest.approx(share, rel=0.05), (spent, weights)
+    time.sleep(SETTLE)
+    seconds, got = 0.0, dict[str, float]()
+    while got != pytest.approx(shares, rel=0.05):
+        assert seconds < MOST, (got, shares)
+        seconds += LEAST
+        time.sleep(LEAST)
+        spent = device_seconds(lab, start, start + seconds)
+        total = sum(spent.values())
+        assert total > 0.5 * 4 * seconds, "the devices were not kept busy"
+        got = {name: spent[name] / total for name in NAMES}

@@ -24,10 +24,7 @@ ASK_THE_KERNEL = """async (code) => {
   await future.done;
   return text.trim();
 }"""
-KERNEL_IS_IDLE = (
-    "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
-    " === 'idle'"
-)
+STATUS = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 
 
 @pytest.fixture
@@ -70,6 +67,17 @@ def wait_for_address(process: subprocess.Popen[bytes], folder: Path) -> str:
     raise AssertionError((folder / "log").read_text()[-2000:])
 
 
+def wait_for_kernel(page: Any, log: Path) -> None:
+    """Until it is idle; without that, what the server said of it is needed to know why."""
+    from playwright.sync_api import TimeoutError as NotInTime
+
+    try:
+        page.wait_for_function(f"() => {STATUS} === 'idle'", timeout=60_000)
+    except NotInTime as error:
+        said = log.read_text()[-3000:]
+        raise AssertionError(f"the kernel is {page.evaluate(STATUS)!r}; {said}") from error
+
+
 def test_the_quickstart_opens_with_a_kernel_and_without_the_internet(address, chromium, tmp_path):
     """Law: no request leaves the machine, and the kernel's channels are encrypted."""
     from playwright.sync_api import sync_playwright
@@ -90,7 +98,7 @@ def test_the_quickstart_opens_with_a_kernel_and_without_the_internet(address, ch
         page.goto(address)
         page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=60_000)
         page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-        page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        wait_for_kernel(page, tmp_path / "log")
         opened = page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
         code = "import sys, ipykernel.kernelapp as k, pathways_lab\n"
         code += "print(sys.prefix, k.IPKernelApp.instance().curve_secretkey is not None)"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pathways_lab.notebook import pace
 from pathways_lab.notebook.dashboard import PANELS, process
 from pathways_lab.notebook.dashboard.feed import KEPT, Feed, begun
 from pathways_lab.notebook.dashboard.page import html
@@ -123,11 +124,17 @@ def test_a_first_picture_is_of_no_more_than_can_be_waited_for(
 
 
 class Slow:
-    """A watched lab on a machine where each look takes so many seconds of a clock of its own."""
+    """A watched lab on a machine with a clock of its own: a look takes so many seconds of it."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
         self.timeline = timeline
-        self.now, self.takes = 100.0, 0.0
+        self.now, self.takes, self.used = 100.0, 0.0, 0.0
+        times = {
+            "monotonic": lambda: self.now,
+            "thread_time": lambda: self.used,
+            "time_ns": time.time_ns,
+        }
+        monkeypatch.setattr(process, "time", type("Time", (), times))
 
     def look(self) -> None:
         self.now += self.takes
@@ -139,9 +146,7 @@ class Slow:
 def test_pages_that_wait_in_line_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     playing = Playing()
     playing.play(0.5)
-    watch = Slow(playing.timeline)
-    times = {"monotonic": lambda: watch.now, "thread_time": lambda: 0.0, "time_ns": time.time_ns}
-    monkeypatch.setattr(process, "time", type("Time", (), times))
+    watch = Slow(playing.timeline, monkeypatch)
     gallery = process.Gallery(watch)  # type: ignore[arg-type]
     watch.takes = 0.6 * process.FORGET
     first = gallery.feed(("queues",))
@@ -151,6 +156,33 @@ def test_pages_that_wait_in_line_are_not_forgotten(monkeypatch: pytest.MonkeyPat
     watch.takes = 0.0
     watch.now += process.FORGET + 1.0
     assert gallery.feed(("queues",)) is not first, "nobody has asked for it"
+
+
+@pytest.mark.parametrize(("spare", "times"), [(2.0, 40), (0.0, 8)])
+def test_pages_give_way_on_a_busy_machine_and_take_turns(
+    monkeypatch: pytest.MonkeyPatch, spare: float, times: int
+) -> None:
+    """Eight seconds of two pages that ask five times a second, and 10 ms for each drawing."""
+    playing = Playing()
+    playing.play(0.5)
+    watch = Slow(playing.timeline, monkeypatch)
+    drawn: list[Feed] = []
+
+    def tick(feed: Feed) -> None:
+        drawn.append(feed)
+        watch.used += 0.010
+
+    monkeypatch.setattr(process, "spare", lambda: spare)
+    monkeypatch.setattr(Feed, "tick", tick)
+    gallery = process.Gallery(watch)  # type: ignore[arg-type]
+    for _ in range(40):
+        for panel in ("queues", "order"):
+            gallery.feed((panel,))
+            watch.now += 0.101
+    queues, order = gallery.feed(("queues",)), gallery.feed(("order",))
+    assert abs(drawn.count(queues) - drawn.count(order)) <= 1, "nobody draws twice in a turn"
+    assert drawn.count(queues) == pytest.approx(times, abs=2)
+    assert (0.010 * len(drawn) / 8.0 <= 1.5 * pace.LEAST) == (spare == 0.0)
 
 
 # --- the side panel's data ---------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathways_lab.timeline.planned import GAP_CAUSES, OTHERS, PLAN, planned
 from pathways_lab.timeline.records import Event, Record, Span
 from pathways_lab.timeline.waits import (
     CAUSES,
+    COMPILE,
     DISPATCH,
     INPUT,
     MEMORY,
@@ -136,6 +137,14 @@ def test_a_run_behind_others_waits_for_memory():
     )  # fmt: skip
     assert found[MEMORY] == 2.0
     assert found[DISPATCH] == 0.5
+
+
+def test_a_first_run_waits_until_its_function_is_compiled():
+    compiled = Span("compile", 1.5, 4.0, "i", "i/h", node="n")
+    found = one(Event("submitted", 1.0, run=1), compiled, gang(4.5, 10.0))
+    assert found == {NOTHING: 1.0, DISPATCH: 0.5 + 0.5, COMPILE: 2.5, RUNNING: 5.5}
+    elsewhere = Span("compile", 1.5, 4.0, "i", "i/other", node="n")
+    assert COMPILE not in one(Event("submitted", 1.0, run=1), elsewhere, gang(4.5, 10.0))
 
 
 def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():

@@ -5,8 +5,8 @@ every kernel is busy, cost little, and end when nobody looks any more.
 
 How: a page asks for what follows the number that it has, and that is when it is
 drawn: what nobody looks at costs nothing, what several pages show is drawn once.
-No request waits for anything: browsers have few connections to a server, and
-JupyterLab needs them too.
+On a busy machine that is seldom, for all pages in turn.  No request waits for
+anything: browsers have few connections to a server, and JupyterLab needs them too.
 
 Rule for maintainers: GETs only, nothing that changes the lab; all addresses
 relative.  It runs at a low priority: whoever computes goes first.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import time
 from pathlib import Path
@@ -29,16 +28,15 @@ from pathways_lab.notebook.dashboard.feed import WINDOW, Feed, begun
 from pathways_lab.notebook.dashboard.page import BOKEHJS, html
 from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import Watch
+from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.panels import DEFAULT
 from pathways_lab.notebook.present import Present
+from pathways_lab.notebook.processors import give_way, spare
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.attach import ControlAddress
 
 PERIOD = 0.2
 """Seconds between two updates."""
-
-SHARE = 3
-"""Panels rest at least this many times as long as it took to draw them."""
 
 FORGET = 10.0
 """Seconds after which panels that nobody asks for are forgotten."""
@@ -51,8 +49,6 @@ ACTS = ("choose", "seek", "text")
 
 LINGER = 60.0
 """Seconds after the last request at which the process ends."""
-
-NICE = 5
 
 _HERE = Path(__file__).parent
 _VIEWS = _HERE.parent
@@ -76,6 +72,8 @@ class Gallery:
         self._feeds: dict[tuple[tuple[str, ...], str], Drawn] = {}
         self._present: Present | None = None
         self._worked = 0.0
+        self._pace = Pace(self.asked)
+        self._turn, self._due = 0, self.asked
         self._number = 0
         self._state: dict[str, Any] = {}
 
@@ -85,11 +83,12 @@ class Gallery:
         view: names a page that has one of its own, because somebody there looks
             elsewhere than at the present.
         """
-        self.asked = time.monotonic()
+        self.asked, begun = time.monotonic(), time.thread_time()
         try:
             return self._feed(panels, view, self.asked - self._worked)
         finally:
             self._worked += time.monotonic() - self.asked
+            self._pace.spent(time.thread_time() - begun)
 
     def _feed(self, panels: tuple[str, ...], view: str, now: float) -> Feed:
         """now: seconds in which this process could have answered whoever asked: those in
@@ -112,8 +111,16 @@ class Gallery:
             feed = Feed(self._present, panels, _stamp())
             drawn = self._feeds[panels, view] = Drawn(feed)
         drawn.asked = now
-        drawn.refresh()
+        drawn.refresh(self._turn_at(time.monotonic()))
         return drawn.feed
+
+    def _turn_at(self, now: float) -> int:
+        """In each turn every feed may be drawn once; the next begins when that is paid for."""
+        if now >= self._due:
+            rest = self._pace.rest(now, spare())
+            self._due = now + (rest or PERIOD)
+            self._turn += not rest
+        return self._turn
 
     def state(self, since: int) -> bytes:
         """The side panel's data with their number, as JSON; nothing when that is *since*."""
@@ -132,15 +139,13 @@ class Drawn:
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
         self.asked = 0.0
-        self._due = time.monotonic()
+        self._turn = -1
 
-    def refresh(self) -> None:
-        """Draw it again, unless that was just done or has taken too long."""
-        now = time.monotonic()
-        if now >= self._due:
-            begun = time.thread_time()
+    def refresh(self, turn: int) -> None:
+        """Draw it again, once in each turn."""
+        if turn != self._turn:
+            self._turn = turn
             self.feed.tick()
-            self._due = now + max(PERIOD, SHARE * (time.thread_time() - begun))
 
 
 def _stamp() -> int:
@@ -246,7 +251,7 @@ async def serve(listener: socket.socket, control: ControlAddress) -> None:
 def main() -> None:
     """The process: configuration in, then serve."""
     lifeline.begin()
-    os.nice(NICE)
+    give_way()
     config = lifeline.configuration()
     listener = socket.socket(fileno=config["listen"])
     control = ControlAddress(config["address"], bytes.fromhex(config["key"]), config["tls"])

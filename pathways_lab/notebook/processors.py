@@ -1,0 +1,30 @@
+"""What the processors of this machine have to spare, and giving way on them.
+
+Problem: processes that draw must know how busy the machine is, and go last.
+
+Rule for maintainers: effects only; what follows from it is decided in :mod:`.pace`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+
+import psutil
+
+NICE = 10
+"""How much those that draw give way to those that compute."""
+
+
+def spare() -> float:
+    """Processors that were idle since this was asked last."""
+    return (psutil.cpu_count() or 1) * (1 - float(psutil.cpu_percent()) / 100)
+
+
+@functools.cache
+def give_way() -> None:
+    """From now on at a low priority."""
+    spare()  # what was before it was needed is no sign of what is now
+    with contextlib.suppress(OSError):
+        os.nice(NICE)

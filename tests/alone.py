@@ -1,0 +1,39 @@
+"""Tests that have the machine for themselves, although others run in a second process.
+
+Problem: some tests look at how long things took, or wait for a browser; what a second
+process of tests does meanwhile makes them fail.  Groups of pytest-xdist do not help: they
+keep tests in one process, not others out, and with pytest 9.2 they are not heeded at all.
+
+Rule: who wants to be alone waits for the tests under way, and nobody starts past who waits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DOOR, ROOM = HERE / "alone.py", HERE / "conftest.py"
+"""Files that are locked, never written: all processes of one checkout meet at them."""
+
+
+@contextmanager
+def machine(*, alone: bool) -> Iterator[None]:
+    """While this lasts nobody is alone; or, with ``alone``, nobody else is here."""
+    with ExitStack() as until_done:
+        with _locked(DOOR, fcntl.LOCK_EX):
+            until_done.enter_context(_locked(ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    """Unlocked by word: closing does not, while a forked child has the file open too."""
+    with path.open() as file:
+        fcntl.flock(file, how)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
