@@ -37,7 +37,7 @@ from bokeh.models import (
     WheelZoomTool,
 )
 from bokeh.models.annotations import Label
-from bokeh.models.dom import Div, Span
+from bokeh.models.dom import Div, Span, Text
 from bokeh.models.ui import Pane
 from bokeh.plotting import figure
 
@@ -258,7 +258,8 @@ class Figures:
 def heading(plot: Plot) -> Pane:
     """Name and note of a panel, as text of the page and not of a canvas."""
     name = Span(style={"font-weight": "600"}, children=[plot.title])
-    note = Span(style={"opacity": "0.72", "margin-left": "1em"}, children=[plot.note])
+    words = Text(name=f"{plot.name}-note", content=plot.note)
+    note = Span(style={"opacity": "0.72", "margin-left": "1em"}, children=[words])
     line = {
         "font": f"13px/1.4 {FONT}",
         "color": "var(--jp-ui-font-color1, #212121)",

@@ -139,6 +139,7 @@ function apply(document, { data, set }) {
     const value = change.value;
     if (change.attribute === "range") model.setv({ start: value[0], end: value[1] });
     else if (change.attribute === "labels") model.major_label_overrides = new Map(value);
+    else if (change.attribute === "content") model.content = value;
     else model.setv({ text: value, visible: value !== "" });
   }
   for (const [name, columns] of data) document.get_model_by_name(name).data = { ...columns };

@@ -4,13 +4,17 @@ Problem: whoever draws takes processor time from those who compute, unless there
 some to spare; a picture that rests for long is of little use.  So what was used is a
 debt that is paid by resting: quickly where processors are idle, slowly where they are not.
 
+What is used goes into two things: to take in what has happened, and to draw it.  A picture that
+is behind takes in more before it draws again.
+
 Rule for maintainers: no clock and no look at the machine here, both are given.
 """
 
 from __future__ import annotations
 
-LEAST, MOST = 0.02, 0.25
-"""Shares of one processor that looking may take: on a machine that is busy, and on an idle one."""
+LEAST, MOST = 0.025, 0.25
+"""What looking may take: this share of all processors on a machine that is busy, and so much of
+one on an idle one."""
 
 RESERVE, OF_SPARE = 0.5, 0.5
 """So many idle processors belong to those who compute; of more, this part may be used."""
@@ -21,21 +25,30 @@ PATIENCE = 0.5
 SHORTEST = 0.001
 """Seconds of rest that are not worth it."""
 
-SMALLEST = 0.25
-"""The part of an update's work that is worth an update."""
+FOLDING = 3.0
+"""So many times as long as it takes to draw a picture may be folded before."""
+
+FEWEST, MANY = 250, 4_000
+"""Records that are folded for a picture at most: between these."""
 
 
-def share(spare: float) -> float:
-    """The share of one processor that may be used.  spare: processors that are idle."""
-    return min(MOST, max(LEAST, OF_SPARE * (spare - RESERVE)))
+def share(spare: float, processors: int) -> float:
+    """The share of one processor that may be used.  spare: *processors* that are idle."""
+    return min(MOST, max(LEAST * processors, OF_SPARE * (spare - RESERVE)))
 
 
 class Pace:
-    """When to go on, and how much to do then.  now: seconds on a clock of whoever asks."""
+    """When to go on, and how much to do then.
 
-    def __init__(self, now: float) -> None:
+    now: seconds on a clock of whoever asks.  processors: that the machine has.
+    part: records that are worth folding before the next picture.
+    """
+
+    def __init__(self, now: float, processors: int) -> None:
+        self.part = FEWEST
+        self._processors = processors
         self._debt = 0.0
-        self._rate = LEAST
+        self._rate = share(0.0, processors)
         self._paid = now
 
     def spent(self, seconds: float) -> None:
@@ -47,13 +60,14 @@ class Pace:
 
         spare: processors that were idle since it was asked last.
         """
-        self._rate = share(spare)
+        self._rate = share(spare, self._processors)
         self._debt = max(0.0, self._debt - self._rate * (now - self._paid))
         self._paid = now
         rest = self._debt / self._rate
         return min(rest, PATIENCE) if rest > SHORTEST else 0.0
 
-    def part(self, of: int) -> int:
-        """How much of what is worth doing at once on an idle machine: often little is felt less
-        than seldom much."""
-        return max(round(SMALLEST * of), round(self._rate / MOST * of))
+    def drew(self, folding: float, drawing: float) -> None:
+        """So long, in processor seconds, the last picture took."""
+        if folding > 0:
+            wanted = self.part * min(2.0, FOLDING * drawing / folding)
+            self.part = round(min(MANY, max(FEWEST, wanted)))

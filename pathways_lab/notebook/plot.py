@@ -124,7 +124,6 @@ class Plot:
         """Two plots of the same shape differ only in what an update can change."""
         return (
             self.name,
-            self.note,
             self.height,
             self.y,
             self.time,
@@ -156,7 +155,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Set the ``"range"``, ``"labels"`` or ``"text"`` of the axis or note called *name*."""
+    """Set the ``"range"`` or ``"labels"`` of the axis called *name*, or the ``"text"`` or
+    ``"content"`` of a text in a figure or above it."""
 
     name: str
     attribute: str
@@ -178,6 +178,7 @@ def everything(plot: Plot) -> list[Change]:
     out.append(Assign(TIME if plot.time else f"{plot.name}-x", "range", plot.x))
     out.extend(Assign(f"{plot.name}-{kind}", "labels", getattr(plot, kind)) for kind in LABELS)
     out.append(Assign(f"{plot.name}-empty", "text", plot.empty))
+    out.append(Assign(f"{plot.name}-note", "content", plot.note))
     return out
 
 
@@ -195,6 +196,8 @@ def changes(old: Plot, new: Plot) -> list[Change]:
             out.append(Assign(f"{new.name}-{kind}", "labels", getattr(new, kind)))
     if new.empty != old.empty:
         out.append(Assign(f"{new.name}-empty", "text", new.empty))
+    if new.note != old.note:
+        out.append(Assign(f"{new.name}-note", "content", new.note))
     return out
 
 

@@ -13,13 +13,15 @@ import os
 
 import psutil
 
+COUNT = psutil.cpu_count() or 1
+
 NICE = 10
 """How much those that draw give way to those that compute."""
 
 
 def spare() -> float:
     """Processors that were idle since this was asked last."""
-    return (psutil.cpu_count() or 1) * (1 - float(psutil.cpu_percent()) / 100)
+    return COUNT * (1 - float(psutil.cpu_percent()) / 100)
 
 
 @functools.cache

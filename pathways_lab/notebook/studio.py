@@ -29,9 +29,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from pathways_lab.notebook.pace import Pace
-from pathways_lab.notebook.picture import FOLD, Picture, Wanted
+from pathways_lab.notebook.picture import Picture, Wanted
 from pathways_lab.notebook.present import Present, newest
-from pathways_lab.notebook.processors import give_way, spare
+from pathways_lab.notebook.processors import COUNT, give_way, spare
 from pathways_lab.notebook.stream import Stream
 from pathways_lab.runtime import chronicle, lifeline
 from pathways_lab.timeline.entries import Counted
@@ -125,11 +125,15 @@ class Studio:
             shown.picture.outcome = values[0]
             self._end(number, shown)
 
-    def tick(self, most: int = FOLD) -> None:
-        """Draw what is new in every view: so many records more, at most."""
-        now = self.timeline.clock()
+    def tick(self, most: int) -> tuple[float, float]:
+        """Draw what is new in every view: so many records more, at most.
+
+        What it took to fold and to draw, in processor seconds.
+        """
+        now, begun = self.timeline.clock(), time.thread_time()
         for present in {shown.picture.present for shown in self.views.values()}:
             present.collect(now, most)
+        folded = time.thread_time()
         for number, shown in list(self.views.items()):
             try:
                 self._draw(number, shown)
@@ -137,6 +141,7 @@ class Studio:
                     self._end(number, shown)
             except Exception as error:
                 self._fail(number, error)
+        return folded - begun, time.thread_time() - folded
 
     def _draw(self, number: int, shown: Shown) -> None:
         message = shown.message(self.timeline.clock())
@@ -161,7 +166,7 @@ def serve(connection: Connection, offset: float) -> None:
         connection.send_bytes(pickle.dumps(frame, protocol=5))
 
     studio = Studio(say, lambda: time.monotonic() + offset)
-    pace = Pace(time.monotonic())
+    pace = Pace(time.monotonic(), COUNT)
     asked = False
     due = 0.0
     while True:
@@ -176,7 +181,7 @@ def serve(connection: Connection, offset: float) -> None:
                 give_way()
             if asked and frame[0] == "records":
                 asked = False
-                studio.tick(pace.part(FOLD))
+                pace.drew(*studio.tick(pace.part))
                 pace.spent(time.thread_time() - begun)
                 due = time.monotonic() + PERIOD
         elif studio.views:

@@ -34,7 +34,8 @@ other runs: those whose gangs are not known any more.
 
 def behind(gang: Span) -> str:
     """The cause of a gap in which a device was for another run, whose *gang* this is."""
-    return f"run {gang.run} ({gang.program})" if gang.program else f"run {gang.run}"
+    number = gang.run % (1 << 32)  # as its client counts
+    return f"run {number} ({gang.program})" if gang.program else f"run {number}"
 
 
 @dataclass(slots=True)

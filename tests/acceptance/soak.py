@@ -8,9 +8,11 @@ memory of every process is looked at.
 
 At the end it says for every process, and for the pace, by how much it changes in an
 hour, with the 95% interval.  A process that was replaced starts anew: its level
-is its own, the slope is that of all of one name.  The first minutes of a process do
-not count, since caches and pools fill.  It ends with 0 only when nothing was broken
-and everything was flat, which a short run cannot tell: its intervals are too wide.
+is its own, the slope is that of all of one name.  So does a host that computes on a set of
+devices for the first time: it keeps a JAX client for each, some MiB, and there are few sets.
+The first minutes of a process do not count, since caches and pools fill.  It ends with 0
+only when nothing was broken and everything was flat, which a short run cannot tell: its
+intervals are too wide.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ import psutil
 from scipy.stats import t as student
 
 import pathways_lab as pw
-from pathways_lab.timeline.records import Span
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event, Span
 from tests.acceptance.many import MIB, held
 from tests.acceptance.storm import KINDS, Client, Outcome, get_going, strike, working
 
@@ -44,6 +47,8 @@ HOUR = 3600.0
 BLOCKS = 12
 """Samples that follow each other are no independent ones; so many means at most, of the longest."""
 Samples = Sequence[tuple[float, float]]
+Life = tuple[int, float, int]
+"""Number and birth of a process, and how many sets of devices it knows."""
 
 
 class Slope(NamedTuple):
@@ -109,17 +114,44 @@ def written(pid: int) -> int:
     )
 
 
+class Sets:
+    """The sets of devices that hosts have computed on in their present lives."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._known: dict[str, tuple[int, set[object]]] = {}
+
+    def count(self, timeline: Timeline, named: dict[int, str]) -> dict[str, int]:
+        """How many there are, by the names of processes; named: these, by number."""
+        batch = timeline.since(self._version)
+        self._version = batch.version
+        bound = [
+            tuple(map(tuple, record.args["devices"]))
+            for record in batch.records
+            if isinstance(record, Event) and record.kind == "slice-bound"
+        ]
+        for pid, name in named.items():
+            before = self._known.get(name)
+            known = before[1] if before and before[0] == pid else set()
+            known |= {devices for devices in bound if name in {host for host, _ in devices}}
+            self._known[name] = pid, known
+        return {name: len(known) for name, (_, known) in self._known.items()}
+
+
 @dataclass
 class Memory:
     """What processes take, sampled.  warm: seconds of each that do not count."""
 
     warm: float
-    lives: dict[str, dict[tuple[int, float], list[tuple[float, float]]]] = field(
+    lives: dict[str, dict[tuple[int, float, int], list[tuple[float, float]]]] = field(
         default_factory=dict
     )
 
-    def sample(self, named: dict[int, str]) -> None:
-        """Look at this process and all below it.  named: what some are called; "": not at all."""
+    def sample(self, named: dict[int, str], sets: dict[str, int]) -> None:
+        """Look at this process and all below it.
+
+        named: what some are called; "": not at all.  sets: see :class:`Sets`.
+        """
         me = psutil.Process()
         for process in (me, *me.children(recursive=True)):
             try:
@@ -130,7 +162,8 @@ class Memory:
             now, taken = time.time(), written(process.pid)
             if name and taken and now - born > self.warm:
                 lives = self.lives.setdefault(name, {})
-                lives.setdefault((process.pid, born), []).append((now, taken / MIB))
+                life = process.pid, born, sets.get(name, 0)
+                lives.setdefault(life, []).append((now, taken / MIB))
 
     def slopes(self) -> dict[str, Slope]:
         """By name."""
@@ -167,7 +200,7 @@ def soak(
 ) -> tuple[Outcome, Memory, Slope]:
     """Work for so long; what was broken, what was taken, and the values per second when calm."""
     chance, begun = random.Random(seed), time.monotonic()
-    memory = Memory(min(180.0, seconds / 4))
+    memory, sets = Memory(min(180.0, seconds / 4)), Sets()
     pace: list[tuple[float, float]] = []
     harmless = [kind for kind in KINDS if kind not in DEADLY]
     todo: list[str] = []
@@ -190,7 +223,8 @@ def soak(
             rate = (sum(w.results for w in workers) - before) / (time.monotonic() - start)
             if start > begun + memory.warm:
                 pace.append((start, rate))
-            memory.sample(names(lab, workers, [guest]))
+            named = names(lab, workers, [guest])
+            memory.sample(named, sets.count(lab.timeline, named))
             tell(f"{number:>4} {came}; then {rate:.0f} values a second")
     return outcome, memory, slope([pace])
 
@@ -217,7 +251,8 @@ def main() -> int:
     print(f"{'':<24}{'lives':>6}{'median':>12}{'change in an hour':>28}")
     for name, found in memory.slopes().items():
         verdicts.append(found.verdict(chosen.mib))
-        print(f"{name:<24}{len(memory.lives[name]):>6}{_row(found, 'MiB')}  {verdicts[-1]}")
+        lives = len({life[:2] for life in memory.lives[name]})
+        print(f"{name:<24}{lives:>6}{_row(found, 'MiB')}  {verdicts[-1]}")
     verdicts.append(pace.verdict(-chosen.slower / 100 * pace.level))
     print(f"{'values when calm':<30}{_row(pace, '/s')}  {verdicts[-1]}")
     flat = all(verdict == "flat" for verdict in verdicts)

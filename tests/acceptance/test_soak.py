@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 
-from tests.acceptance.soak import HOUR, Samples, slope, written
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event
+from tests.acceptance.soak import HOUR, Samples, Sets, slope, written
 
 MINUTES = 60.0
 
@@ -40,6 +42,23 @@ def test_a_process_that_was_replaced_starts_anew() -> None:
     larger = [life(0, 20, 300, 0), life(20 * MINUTES, 20, 400, 0)]
     assert slope(larger).verdict(32) == "flat"
     assert slope([[*larger[0], *larger[1]]]).verdict(32) == "GROWS"
+
+
+def test_sets_of_devices_are_counted_for_each_life_of_a_host() -> None:
+    def bind(*devices: tuple[str, int]) -> None:
+        timeline.extend([Event("slice-bound", 1.0, "i", args={"devices": devices})])
+
+    timeline, sets = Timeline(), Sets()
+    bind(("i/a", 0), ("i/b", 0))
+    bind(("i/a", 0))
+    assert sets.count(timeline, {1: "i/a", 2: "i/b", 3: "kernel"}) == {
+        "i/a": 2, "i/b": 1, "kernel": 0,
+    }  # fmt: skip
+    bind(("i/a", 0))
+    bind(("i/b", 1))
+    assert sets.count(timeline, {1: "i/a", 2: "i/b"})["i/a"] == 2
+    bind(("i/a", 0))
+    assert sets.count(timeline, {4: "i/a", 2: "i/b"}) == {"i/a": 1, "i/b": 2, "kernel": 0}
 
 
 def test_too_little_decides_nothing() -> None:

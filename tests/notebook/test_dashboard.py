@@ -158,7 +158,7 @@ def test_pages_that_wait_in_line_are_not_forgotten(monkeypatch: pytest.MonkeyPat
     assert gallery.feed(("queues",)) is not first, "nobody has asked for it"
 
 
-@pytest.mark.parametrize(("spare", "times"), [(2.0, 40), (0.0, 8)])
+@pytest.mark.parametrize(("spare", "times"), [(2.0, 40), (0.0, 20)])
 def test_pages_give_way_on_a_busy_machine_and_take_turns(
     monkeypatch: pytest.MonkeyPatch, spare: float, times: int
 ) -> None:
@@ -173,6 +173,7 @@ def test_pages_give_way_on_a_busy_machine_and_take_turns(
         watch.used += 0.010
 
     monkeypatch.setattr(process, "spare", lambda: spare)
+    monkeypatch.setattr(process, "COUNT", 2)
     monkeypatch.setattr(Feed, "tick", tick)
     gallery = process.Gallery(watch)  # type: ignore[arg-type]
     for _ in range(40):
@@ -182,7 +183,7 @@ def test_pages_give_way_on_a_busy_machine_and_take_turns(
     queues, order = gallery.feed(("queues",)), gallery.feed(("order",))
     assert abs(drawn.count(queues) - drawn.count(order)) <= 1, "nobody draws twice in a turn"
     assert drawn.count(queues) == pytest.approx(times, abs=2)
-    assert (0.010 * len(drawn) / 8.0 <= 1.5 * pace.LEAST) == (spare == 0.0)
+    assert (0.010 * len(drawn) / 8.0 <= 1.2 * 2 * pace.LEAST) == (spare == 0.0)
 
 
 # --- the side panel's data ---------------------------------------------------------------

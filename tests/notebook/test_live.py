@@ -253,7 +253,7 @@ def test_what_is_noticed_later_appears_below_its_cell(monkeypatch: pytest.Monkey
 
 def looked(seconds: float, spare: Callable[[float], float], update: float = 0.025) -> list[float]:
     """When a painter with a pace draws, whose updates take so long (processor seconds)."""
-    pace, now, at = Pace(0.0), 0.0, []
+    pace, now, at = Pace(0.0, 2), 0.0, []
     while now < seconds:
         rest = pace.rest(now, spare(now))
         if not rest:
@@ -263,20 +263,29 @@ def looked(seconds: float, spare: Callable[[float], float], update: float = 0.02
     return at
 
 
-def parts(spare: float) -> int:
-    pace = Pace(0.0)
-    pace.rest(1.0, spare)
-    return pace.part(1000)
-
-
 def test_pictures_give_way_on_a_busy_machine() -> None:
     busy = looked(60.0, lambda now: 0.1)
-    assert [sum(at < end for at in busy) for end in (1, 10)] == [1, 8], "from the first update on"
-    assert 0.025 * len(busy) / 60 <= 1.05 * pace.LEAST
+    assert [sum(at < end for at in busy) for end in (1, 10)] == [2, 20], "from the first update on"
+    assert 0.025 * len(busy) / 60 <= 1.05 * 2 * pace.LEAST
     idle = looked(60.0, lambda now: 1.8)
     assert len(idle) == pytest.approx(600, abs=1), "ten times a second"
     dear = looked(60.0, lambda now: 1.8, update=0.2)
     assert 0.2 * len(dear) / 60 == pytest.approx(pace.MOST, rel=0.05)
-    assert [parts(0.0), parts(1.0), parts(2.0)] == [250, 1000, 1000]
+    assert [pace.share(0.0, count) for count in (1, 2, 8, 64)] == [0.025, 0.05, 0.2, 0.25]
     late = looked(12.0, lambda now: 2.0 if now > 10 else 0.0, update=0.5)
     assert next(at for at in late if at > 1) < 10 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
+
+
+@pytest.mark.parametrize(
+    ("a_record", "records"), [(5e-6, pace.MANY), (25e-6, 1200), (400e-6, pace.FEWEST)]
+)
+def test_a_picture_that_is_behind_takes_in_more_before_it_is_drawn(
+    a_record: float, records: int
+) -> None:
+    """It takes 10 ms to draw, so 30 may go into folding."""
+    painter = Pace(0.0, 2)
+    for _ in range(10):
+        painter.drew(painter.part * a_record, 0.010)
+    assert painter.part == pytest.approx(records, abs=1)
+    painter.drew(0.0, 0.010)
+    assert painter.part == pytest.approx(records, abs=1), "nothing was new"

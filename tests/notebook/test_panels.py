@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from pathways_lab.notebook.palette import (
     shades,
 )
 from pathways_lab.notebook.panels import PANELS, chosen, plots
+from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.plot import Append, Assign, Plot, Replace, changes, everything
 from pathways_lab.notebook.rows import rows
 from pathways_lab.notebook.scene import WORK, Scene
@@ -347,7 +350,7 @@ def test_updates_bring_a_page_to_the_present_plots(window: float) -> None:
         upto = sum(arrival(r) <= now for r in records)
         scene.add(records[fed:upto], now)
         fed = upto
-        new = plots((), scene, now)
+        new = plots(tuple(PANELS), scene, now)
         if [p.shape for p in old] == [p.shape for p in new]:
             out = [c for a, b in zip(old, new, strict=True) for c in changes(a, b)]
             appended += sum(isinstance(change, Append) for change in out)
@@ -364,6 +367,30 @@ def test_updates_bring_a_page_to_the_present_plots(window: float) -> None:
                 value = {k: v[-held:] if held else [] for k, v in value.items()}
             assert repr(value) == repr(expected[key]), key
     assert appended > 20, "bars must be appended, not sent again"
+
+
+def test_a_lab_that_computes_keeps_the_shape_of_its_picture() -> None:
+    """To build a document of another shape takes the kernel 200 ms."""
+    records = training(8, hosts=2)
+    shapes: dict[str, list[object]] = {name: [] for name in PANELS}
+    for tenth in range(15, 50):
+        scene = scene_at(records, tenth / 10)
+        for name, seen in shapes.items():
+            seen.append(panel(name, scene, tenth / 10).shape)
+    for name, seen in shapes.items():
+        assert sum(a != b for a, b in pairwise(seen)) <= 1, name
+    plot = panel("messages", scene, 5.0)
+    other = replace(plot, note="other words")
+    assert changes(plot, other) == [Assign("messages-note", "content", "other words")]
+
+
+def test_what_was_planned_is_compared_with_a_whole_run() -> None:
+    records = training(3)
+    first = next(r for r in records if isinstance(r, Event) and r.kind == "finished").time
+    scene = scene_at(records, first + 0.3)
+    before = scene_at(records, first - 0.3)
+    shown = (newest(scene), newest(scene, whole=True), newest(before, whole=True))
+    assert [run.ended for run in shown if run is not None] == [None, first, None]
 
 
 def test_an_update_of_another_shape_is_refused() -> None:

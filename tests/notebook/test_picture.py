@@ -293,20 +293,20 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
 
     monkeypatch.setattr(Scene, "add", counted)
     tell(records[cut:])
-    made.tick()
+    made.tick(FOLD)
     assert len(folded) == FOLD < len(records) - cut, "a bounded part, once for both"
     assert made.timeline._waiting > 500, "and the others were not even read"
     one, other = (made.views[seat].picture for seat in (1, 2))
     assert one.present is other.present
     assert one._drawn is other._drawn
     while one.present.behind:
-        made.tick()
+        made.tick(FOLD)
     written = [chronicle.write(r) for r in folded]
     assert written == [chronicle.write(r) for r in records[cut:]], "everything, once, in order"
     assert one.bundle() is other.bundle(), "frozen once"
     # What one of them does is its own.
     made.hear("do", 1, "clear")
-    made.tick()
+    made.tick(FOLD)
     assert not one.scene.gangs.by_key
     assert other.scene.gangs.by_key
     assert {kind for kind, *_ in sent} == {"message"}

@@ -31,7 +31,7 @@ from pathways_lab.notebook.dashboard.watch import Watch
 from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.panels import DEFAULT
 from pathways_lab.notebook.present import Present
-from pathways_lab.notebook.processors import give_way, spare
+from pathways_lab.notebook.processors import COUNT, give_way, spare
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.attach import ControlAddress
 
@@ -72,7 +72,7 @@ class Gallery:
         self._feeds: dict[tuple[tuple[str, ...], str], Drawn] = {}
         self._present: Present | None = None
         self._worked = 0.0
-        self._pace = Pace(self.asked)
+        self._pace = Pace(self.asked, COUNT)
         self._turn, self._due = 0, self.asked
         self._number = 0
         self._state: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Planned against actual: the newest run, per device, and what became of the difference.
+"""Planned against actual: the last run that ended, per device, and what became of the difference.
 
 Left, two lanes per device: hollow above, how an ideal machine would do it
 (no dispatch, transfers that take no time); solid below, how it was.  Right, the
@@ -48,7 +48,7 @@ GAP = ("left", "right", "top", "bottom", "fill", "device", "cause", "share", "to
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    run = newest(scene)
+    run = newest(scene, whole=True)
     boxes: dict[str, list[object]] = {name: [] for name in BOX}
     gaps: dict[str, list[object]] = {name: [] for name in GAP}
     words: dict[str, list[object]] = {name: [] for name in ("x", "y", "text", "ink")}
