@@ -1,11 +1,11 @@
-"""The overhead of looking: throughput without a view, with one live view, with four.
+"""The overhead of looking: throughput without a view, with one, with four, with all panels.
 
     python -m benchmarks.looking
 
 A real Jupyter kernel drives a lab of two islands; this process is its front
 end: it takes every message of every view as the Jupyter server would, says that
 it follows, and draws nothing (a browser draws in processes of its own).  The
-number of views changes from sample to sample, in an order shuffled anew in
+number and kind of views changes from sample to sample, in an order shuffled anew in
 every round; a view's cost is the ratio to the samples without any of the same
 rounds.
 """
@@ -25,8 +25,10 @@ from benchmarks.harness.numbers import Ratio, ratio
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured, Missing, Timed, measure
 
-FAST, STEADY = "calls as fast as they go", "computations of 1 ms"
-VIEWS = (0, 1, 4)
+FAST, STEADY, STEPS = "calls as fast as they go", "computations of 1 ms", "steps of a pipeline"
+FUNCTIONS = {FAST: "fast", STEADY: "steady", STEPS: "step"}
+NONE, ONE, FOUR, ALL = "no view", "1 live view", "4 live views", "1 view of all panels"
+VIEWS = {NONE: 0, ONE: 1, FOUR: 4, ALL: 1}
 LIMIT = 0.03
 """Of throughput: what live views may cost."""
 
@@ -34,17 +36,24 @@ SETUP = """
 import time, jax, numpy as np, pathways_lab as pw
 from jax.sharding import NamedSharding, PartitionSpec as P
 lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False)
-place = lab.slice(shape=(4,), axes=("x",))
+from pathways_lab.notebook.panels import PANELS
+place, other = (lab.slice(shape=(4,), axes=("x",)) for _ in range(2))
 hold = pw.emulated(1.0)
-def compiled(f):
-    return pw.jit(f, on=place, in_shardings=P("x"), out_shardings=P("x"))
+def compiled(f, on=place):
+    return pw.jit(f, on=on, in_shardings=P("x"), out_shardings=P("x"))
 functions = dict(fast=compiled(lambda x: x + 1), steady=compiled(lambda x: hold(x) + 1))
+there, back = compiled(lambda x: hold(x) * 2, other), compiled(lambda x: hold(x) / 2)
+@pw.program
+def step(x):
+    parts = [back(there(x + n)) for n in range(8)]
+    return sum(parts[1:], parts[0])
+functions["step"] = step
 zero = pw.device_put(np.zeros(4, np.float32), NamedSharding(place.mesh, P("x")))
 views = []
-def show(count):
+def show(count, panels):
     for view in views:
         view.freeze()
-    views[:] = [lab.view() for _ in range(count)]
+    views[:] = [lab.view(*panels) for _ in range(count)]
     for view in views:
         view.show()
 def timed(name, count):
@@ -133,22 +142,23 @@ class Kernel:
 class Looking:
     """Throughput while some views are live."""
 
-    cases: Sequence[str] = (FAST, STEADY)
+    cases: Sequence[str] = tuple(FUNCTIONS)
 
-    def __init__(self, kernel: Kernel, views: int) -> None:
-        self.name = name_of(views)
-        self._kernel, self._views = kernel, views
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.name = name
+        self._kernel = kernel
 
     def start(self) -> None:
         """The kernel runs already."""
 
     def round(self, case: str, units: int) -> Timed:
         """Open the views, let them begin to follow, then time calls."""
-        self._kernel.run(f"show({self._views})")
+        panels = "PANELS" if self.name == ALL else "()"
+        self._kernel.run(f"show({VIEWS[self.name]}, {panels})")
         self._kernel.follow()
-        name = "fast" if case == FAST else "steady"
+        name = FUNCTIONS[case]
         # The first picture of a view, which has the whole past in it, is paid once.
-        self._kernel.drawn(self._views)
+        self._kernel.drawn(VIEWS[self.name])
         self._kernel.run(f"timed({name!r}, 50); time.sleep(0.3)")
         return Timed(float(self._kernel.run(f"timed({name!r}, {units})").split()[-1]), units)
 
@@ -156,14 +166,9 @@ class Looking:
         """The kernel ends later."""
 
 
-def name_of(views: int) -> str:
-    """The name of a number of views."""
-    return {0: "no view", 1: "1 live view"}.get(views, f"{views} live views")
-
-
-def cost(measured: Measured, case: str, views: int) -> Ratio:
+def cost(measured: Measured, case: str, views: str) -> Ratio:
     """Share of throughput that views take, of 1; below 0 when they seem to give some."""
-    quiet, seen = measured.of(case, name_of(0)), measured.of(case, name_of(views))
+    quiet, seen = measured.of(case, NONE), measured.of(case, views)
     kept = ratio(quiet, seen)
     return Ratio(1 - kept.value, 1 - kept.high, 1 - kept.low)
 
@@ -176,20 +181,20 @@ def main() -> None:
     try:
         kernel.run(SETUP)
         measured = measure(
-            [Looking(kernel, views) for views in VIEWS], (FAST, STEADY),
+            [Looking(kernel, views) for views in VIEWS], list(FUNCTIONS),
             rounds=how.rounds, budget=how.budget, seed=how.seed,
         )  # fmt: skip
     finally:
         kernel.close()
     title = "The overhead of looking (emulated devices)"
-    report = Report("looking", title, "call", measured, name_of(0))
+    report = Report("looking", title, "call", measured, NONE)
     report.facts["messages"] = {"count": kernel.messages, "bytes": kernel.bytes}
     for case in measured.times:
-        for views in VIEWS[1:]:
-            if measured.of(case, name_of(views)) and measured.of(case, name_of(0)):
+        for views in (ONE, FOUR, ALL):
+            if measured.of(case, views) and measured.of(case, NONE):
                 found = cost(measured, case, views)
                 report.notes.append(
-                    f"{case}: {name_of(views)} cost{'s' * (views == 1)} {100 * found.value:.1f}%"
+                    f"{case}: {views} cost{'s' * (views != FOUR)} {100 * found.value:.1f}%"
                     f" of throughput [{100 * found.low:.1f}, {100 * found.high:.1f}],"
                     f" wanted below {100 * LIMIT:g}%: {'yes' if found.value < LIMIT else '**no**'}"
                 )

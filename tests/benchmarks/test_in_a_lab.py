@@ -77,8 +77,8 @@ def test_looking_opens_views_that_send_their_pictures() -> None:
     try:
         kernel.run(looking.SETUP)
         found = measure(
-            [looking.Looking(kernel, views) for views in (0, 1)], [looking.FAST],
-            rounds=1, budget=0.01,
+            [looking.Looking(kernel, name) for name in (looking.NONE, looking.ALL)],
+            list(looking.FUNCTIONS), rounds=1, budget=0.01,
         )  # fmt: skip
         assert not found.missing
         assert kernel.messages > 0
@@ -89,8 +89,8 @@ def test_looking_opens_views_that_send_their_pictures() -> None:
 
 
 def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
-    measured = Measured({"a": {looking.name_of(0): [0.9, 0.9], looking.name_of(1): [1.0, 1.0]}})
-    found = looking.cost(measured, "a", 1)
+    measured = Measured({"a": {looking.NONE: [0.9, 0.9], looking.ONE: [1.0, 1.0]}})
+    found = looking.cost(measured, "a", looking.ONE)
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
 
 

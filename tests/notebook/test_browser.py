@@ -219,7 +219,13 @@ def test_cancel_works_while_a_cell_spins(page: Page, lab: Lab) -> None:
 
 
 def test_a_held_picture_stands_and_then_shows_the_present(page: Page, lab: Lab) -> None:
-    lab.write("hold.ipynb", [feed()])
+    noted = """
+from dataclasses import replace
+from pathways_lab.notebook.panels import PANELS
+order = PANELS["order"]
+PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at {now:.1f}")
+"""
+    lab.write("hold.ipynb", [noted + feed()])
     page.open("hold.ipynb")
     page.wait_for_kernel()
     page.command("notebook:run-all-cells")
@@ -227,12 +233,17 @@ def test_a_held_picture_stands_and_then_shows_the_present(page: Page, lab: Lab) 
     grows(page)
     page.page.click(".pathways-lab-button:has-text('pause')")
     held = page.now()
+    note = page.page.locator(".pathways-lab >> text=/noted at [0-9]/").first
+    text = note.inner_text()
     page.page.wait_for_timeout(1000)
     assert page.now() == held
+    assert note.inner_text() == text
     page.page.click(".pathways-lab-button:has-text('follow')")
     page.page.wait_for_timeout(500)
     assert page.now() > held + 0.9
+    text = note.inner_text()
     grows(page)
+    assert note.inner_text() != text, "what is said above a figure moves with it"
 
 
 def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page, lab: Lab) -> None:
