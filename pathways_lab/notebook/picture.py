@@ -222,6 +222,11 @@ class Picture:
 
     # --- the end --------------------------------------------------------------
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is more to come of what it has seen begin."""
+        return bool(self.scene.busy) or self.present.behind
+
     def over(self, told: str) -> bool:
         """Whether what is shown has ended and its last records have arrived.
 
@@ -234,7 +239,7 @@ class Picture:
         self._over_at = self._over_at or now
         if now - self._over_at < SETTLE:
             return False
-        if (self.scene.busy or self.present.behind) and now - self._over_at < PATIENCE:
+        if self.waiting and now - self._over_at < PATIENCE:
             return False
         self.outcome = outcome
         return True

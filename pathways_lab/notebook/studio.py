@@ -45,13 +45,28 @@ FIRST = 50_000
 """Records that the first picture of the newest ones is made of at most: a second of work."""
 
 
+LAST = 0.5
+"""Seconds for which a view that is closed waits for what is on its way: values are faster than
+records."""
+
+
 class Shown:
-    """One view of the kernel's.  told: what the kernel says of how it ended, or ""."""
+    """One view of the kernel's.
+
+    told: what the kernel says of how it ended, or "".  closing: when it ends, or None.
+    """
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.stream: Stream | None = None
         self.told = ""
+        self.closing: float | None = None
+
+    def over(self, now: float) -> bool:
+        """Whether it ends at *now* (records' clock)."""
+        if self.closing is None:
+            return self.picture.over(self.told)
+        return now > self.closing or not self.picture.waiting
 
     def message(self, now: float, whole: bool = False) -> dict[str, Any] | None:
         """What is new, or with *whole* everything."""
@@ -123,7 +138,10 @@ class Studio:
             shown.told = values[0]
         elif kind == "close":
             shown.picture.outcome = values[0]
-            self._end(number, shown)
+            now = self.timeline.clock()
+            shown.closing = now + LAST
+            if shown.over(now):
+                self._end(number, shown)
 
     def tick(self, most: int) -> tuple[float, float]:
         """Draw what is new in every view: so many records more, at most.
@@ -137,7 +155,7 @@ class Studio:
         for number, shown in list(self.views.items()):
             try:
                 self._draw(number, shown)
-                if shown.picture.over(shown.told):
+                if shown.over(now):
                     self._end(number, shown)
             except Exception as error:
                 self._fail(number, error)

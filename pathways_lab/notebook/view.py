@@ -137,7 +137,13 @@ class View:
         """It cannot be drawn any more; what is known here is left."""
         self.timeline.failures.append(f"a view ended: {why}")
         self._painter = None
-        self.frozen(self.outcome or "ended", self.picture.bundle())
+        try:
+            bundle = self.picture.bundle()
+        except Exception as error:
+            # Whoever reads what the process that draws says goes on: other views live by it.
+            self.timeline.failures.append(f"its picture: {type(error).__name__}: {error}")
+            bundle = {"text/plain": f"This view ended: {why}"}, {}
+        self.frozen(self.outcome or "ended", bundle)
 
     # --- notebook ----------------------------------------------------------------
 

@@ -214,6 +214,6 @@ class Gangs:
             self._unsorted.discard(island)
             gangs.sort(key=lambda gang: gang.key)
             # A number that is not known yet leaves the place open.
-            if gangs[-1].place[1] < 0:
+            if gangs and gangs[-1].place[1] < 0:
                 self._unsorted.add(island)
         return gangs[-last:] if last else list(gangs)

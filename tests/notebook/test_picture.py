@@ -19,7 +19,8 @@ from pathways_lab.notebook.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.plot import Plot
 from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.studio import Studio
+from pathways_lab.notebook.studio import LAST, Studio
+from pathways_lab.notebook.view import View
 from pathways_lab.runtime import chronicle
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
@@ -310,6 +311,36 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     assert not one.scene.gangs.by_key
     assert other.scene.gangs.by_key
     assert {kind for kind, *_ in sent} == {"message"}
+
+
+@pytest.mark.parametrize("late", [0.4, 0.6])
+def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) -> None:
+    records = training(1)
+    sent: list[str] = []
+    ended = arrival(records[-1])
+    now = [ended]
+    made = Studio(lambda kind, *_: sent.append(kind), lambda: now[0])
+    made.hear("records", [([chronicle.write(r) for r in records[:-12]], len(records) - 12)], 0)
+    made.hear("open", 1, Wanted(origin=0.0, since=0.0))
+    made.hear("close", 1, "ended")
+    assert "frozen" not in sent, "gangs were launched and have not ended"
+    now[0] += late
+    if late < LAST:
+        made.tick(1000)
+        assert "frozen" not in sent
+        made.hear("records", [([chronicle.write(r) for r in records[-12:]], 12)], 0)
+    made.tick(1000)
+    assert sent[-1] == "frozen"
+
+
+def test_a_view_that_cannot_be_drawn_says_so_and_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    view = View(lab_log(training(1)))
+    monkeypatch.setattr(Picture, "bundle", lambda _: 1 / 0)
+    view.failed("the process that draws it has ended")
+    assert view.bundle()[0]["text/plain"].startswith("This view ended: the process")
+    assert "ZeroDivisionError" in view.timeline.failures[-1]
 
 
 def test_what_is_lost_on_the_way_keeps_no_device_busy() -> None:

@@ -94,6 +94,15 @@ def test_a_gang_is_as_far_as_its_slowest_host() -> None:
     assert gang.state == "done", "what had ended before its run failed stays done"
 
 
+def test_an_island_whose_gangs_are_all_forgotten_has_an_empty_order() -> None:
+    gangs = Gangs(keep=10)
+    for seq, island in enumerate(["island0"] * 3 + ["island1"] * 40):
+        gangs.add(Span("gang", 1.0 * seq, seq + 0.5, island, f"{island}/host0", (0,), RUN, seq))
+    assert gangs.order("island0") == []
+    assert len(gangs.order("island1")) == 10
+    assert gangs.gone["island0"] == 3
+
+
 def test_gangs_of_a_failed_run_that_never_end_are_failed() -> None:
     gangs = Gangs()
     gangs.add(Event("failed", 0.4, run=RUN))

@@ -126,7 +126,8 @@ def plot(scene: Scene, now: float) -> Plot:
     stack = max((sum(1 for b in boxes if (b.row, b.column) == at) for at in
                  {(b.row, b.column) for b in boxes}), default=1)  # fmt: skip
     of = {step: box for box in boxes for step in box.steps}
-    each = FRAME / columns
+    across = max(columns - 1, 5) + 1.2
+    each = FRAME / across
     layers = (
         Layer("graph-edges", LINES, _edge_columns(flow, of, path), hover=EDGE_HOVER, alpha=0.6),
         *_states(scene, run, flow, boxes, path, seconds),
@@ -138,7 +139,7 @@ def plot(scene: Scene, now: float) -> Plot:
         note=f"{run.program}, its newest run:   □ waiting or granted   ▨ launched   ■ done;   "
         "framed: critical path",
         height=round(len(slices) * (16 + 20 * stack)),
-        x=(-0.6, max(columns - 1, 5) + 0.6),
+        x=(-0.6, across - 0.6),
         y=(-0.5, len(slices) - 0.5),
         layers=layers,
         rows={float(row): _named(scene, each) for row, each in enumerate(slices)},
