@@ -141,12 +141,16 @@ class Thread:
 
 
 class Studio:
-    """The process that draws all views of one timeline, and this end of its socket."""
+    """The process that draws all views of one timeline, and this end of its socket.
+
+    What its threads use here, in the user's interpreter, is part of what looking takes.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         assert timeline.written is not None
         self._written = timeline.written
         self._sent = 0
+        self._used = 0.0  # by both threads; that a sum is lost now and then does not matter
         self._numbers = itertools.count(1)
         self._screens: dict[int, Screen] = {}
         self._told: set[int] = set()
@@ -177,19 +181,24 @@ class Studio:
     def _write(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             while (frame := self._frames.get()) is not None:
+                begun = time.thread_time()
                 if frame[0] == "records":
                     entries, sent, missed = self._written.since(self._sent)
                     # What was pushed out before anybody looked is not missed.
                     missed, self._sent = missed if self._sent else 0, sent
-                    frame = ("records", entries, missed)
+                    used, self._used = self._used, 0.0
+                    frame = ("records", entries, missed, used)
                 self._connection.send_bytes(pickle.dumps(frame, protocol=5))
+                self._used += time.thread_time() - begun
 
     def _read(self) -> None:
         looked = 0.0
         with contextlib.suppress(EOFError, OSError):
             while True:
                 if self._connection.poll(POLL if self._screens else None):
+                    begun = time.thread_time()
                     self._hear(*pickle.loads(self._connection.recv_bytes()))
+                    self._used += time.thread_time() - begun
                 if time.monotonic() - looked > POLL:
                     looked = time.monotonic()
                     self._look()

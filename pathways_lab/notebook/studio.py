@@ -82,11 +82,15 @@ class Shown:
 
 
 class Studio:
-    """All views of one kernel's lab.  say: sends a frame.  clock: of the records."""
+    """All views of one kernel's lab.  say: sends a frame.  clock: of the records.
+
+    elsewhere: processor seconds that the kernel has used for them, and nobody has counted.
+    """
 
     def __init__(self, say: Any, clock: Any) -> None:
         self._say = say
         self.timeline = Timeline(clock=clock)
+        self.elsewhere = 0.0
         self.views: dict[int, Shown] = {}
         self._presents: WeakValueDictionary[Any, Present] = WeakValueDictionary()
 
@@ -107,7 +111,8 @@ class Studio:
         except Exception as error:
             self._fail(number, error)
 
-    def _remember(self, batches: list[Counted], missed: int) -> None:
+    def _remember(self, batches: list[Counted], missed: int, used: float) -> None:
+        self.elsewhere += used
         if missed:
             lost = Sample("dropped", self.timeline.clock(), float(missed))
             self.timeline.extend_later(1, lambda: [lost])
@@ -200,7 +205,8 @@ def serve(connection: Connection, offset: float) -> None:
             if asked and frame[0] == "records":
                 asked = False
                 pace.drew(*studio.tick(pace.part))
-                pace.spent(time.thread_time() - begun)
+                pace.spent(time.thread_time() - begun + studio.elsewhere)
+                studio.elsewhere = 0.0
                 due = time.monotonic() + PERIOD
         elif studio.views:
             now = time.monotonic()

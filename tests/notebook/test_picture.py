@@ -280,7 +280,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
 
     def tell(part: list[Record]) -> None:
         batches = [([chronicle.write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]
-        made.hear("records", [batch for batch in batches if batch[0]], 0)
+        made.hear("records", [batch for batch in batches if batch[0]], 0, 0.0)
 
     tell(records[:cut])
     for seat in (1, 2):
@@ -320,7 +320,9 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     ended = arrival(records[-1])
     now = [ended]
     made = Studio(lambda kind, *_: sent.append(kind), lambda: now[0])
-    made.hear("records", [([chronicle.write(r) for r in records[:-12]], len(records) - 12)], 0)
+    made.hear(
+        "records", [([chronicle.write(r) for r in records[:-12]], len(records) - 12)], 0, 0.25
+    )
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     made.hear("close", 1, "ended")
     assert "frozen" not in sent, "gangs were launched and have not ended"
@@ -328,9 +330,10 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     if late < LAST:
         made.tick(1000)
         assert "frozen" not in sent
-        made.hear("records", [([chronicle.write(r) for r in records[-12:]], 12)], 0)
+        made.hear("records", [([chronicle.write(r) for r in records[-12:]], 12)], 0, 0.25)
     made.tick(1000)
     assert sent[-1] == "frozen"
+    assert made.elsewhere == (0.5 if late < LAST else 0.25), "what the kernel used is counted"
 
 
 def test_a_view_that_cannot_be_drawn_says_so_and_harms_no_other(
