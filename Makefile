@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json) \
   $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*)
 
-# Processes of tests; those that look at time, and browsers, run while the others wait.
+# Processes of tests; those that look at time run while the others wait.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help

@@ -1,8 +1,8 @@
 """Tests that have the machine for themselves, although others run in a second process.
 
-Problem: some tests look at how long things took, or wait for a browser; what a second
-process of tests does meanwhile makes them fail.  Groups of pytest-xdist do not help: they
-keep tests in one process, not others out, and with pytest 9.2 they are not heeded at all.
+Problem: some tests look at how long things took, or wait for what gives up early; what a
+second process of tests does meanwhile makes them fail.  Groups of pytest-xdist do not help:
+they keep tests in one process, not others out, and with pytest 9.2 they are not heeded at all.
 
 Rule: who wants to be alone waits for the tests under way, and nobody starts past who waits.
 """

@@ -111,8 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: to wait is not the test's own time
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Browsers, and what looks at time, run while the other processes of tests wait."""
-    with machine(alone=any(item.get_closest_marker(name) for name in ("alone", "browser"))):
+    """What looks at time runs while the other processes of tests wait."""
+    with machine(alone=item.get_closest_marker("alone") is not None):
         return (yield)
 
 

@@ -262,8 +262,12 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
 
     gang = page.click_mark("order", "order-done")
     assert page.attribute("data-gang") == str(int(gang))
-    frames = {name: len(page.source(f"{name}-chosen", "left")) for name in ("order", "queues")}
-    assert frames == {"order": 2, "queues": 4}, "one box per host, one bar per device"
+    marks = {
+        name: page.source(name, "gang").count(gang) for name in ("queues-bars", "queues-waits")
+    }
+    assert marks["queues-bars"] == 4, "one bar per device"
+    assert len(page.source("queues-chosen", "left")) == sum(marks.values())
+    assert len(page.source("order-chosen", "left")) == 2, "one box per host"
     page.page.click(".pathways-lab-button:has-text('follow')")
     page.page.wait_for_function(
         "() => document.querySelector('.pathways-lab-chosen').textContent.includes('of train')"
