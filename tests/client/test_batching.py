@@ -89,6 +89,7 @@ def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way
     x = step(np.zeros(4, np.float32)).block_until_ready()
     for again in (False, True):
         before = len(fake.of("submit"))
+        until(lambda: not fake.connection.under_way)  # a value comes before the end of its run
         fake.held = True
         for _ in range(8):
             x = step(x)  # the first one leaves, the others wait
