@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -334,6 +335,16 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     made.tick(1000)
     assert sent[-1] == "frozen"
     assert made.elsewhere == (0.5 if late < LAST else 0.25), "what the kernel used is counted"
+
+
+def test_the_frozen_picture_takes_the_live_ones_place_also_where_no_page_is_open() -> None:
+    view, handle = View(lab_log(training(1))), Mock()
+    view.live = Mock()
+    view._handles.append(handle)
+    view.frozen("finished", ({"text/plain": "all of it"}, {"computations": 18}))
+    handle.update.assert_called_once_with(
+        {"text/plain": "all of it"}, metadata={"computations": 18}, raw=True
+    )
 
 
 def test_a_view_that_cannot_be_drawn_says_so_and_harms_no_other(
