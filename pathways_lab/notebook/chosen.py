@@ -11,6 +11,8 @@ Rule for maintainers: the number must be exact as float64.
 
 from __future__ import annotations
 
+from pathways_lab.timeline.records import own
+
 STEPS = 1 << 20
 NOBODY = -1.0
 """The number of what is no single gang."""
@@ -18,7 +20,7 @@ NOBODY = -1.0
 
 def number(run: int, step: int) -> float:
     """One number for a gang."""
-    return float((run % (1 << 32)) * STEPS + step) if step >= 0 else NOBODY
+    return float(own(run) * STEPS + step) if step >= 0 else NOBODY
 
 
 def parts(gang: float) -> tuple[int, int]:

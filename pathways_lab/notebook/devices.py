@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pathways_lab.client.cluster import Island
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.timeline.records import own
 
 HEAD = ("island", "host", "device", "kind", "memory", "held by", "client")
 Row = tuple[str, ...]
@@ -43,7 +44,7 @@ def device_table(islands: Iterable[Island], slices: Iterable[SliceBinding]) -> D
     holders: dict[tuple[str, int], tuple[str, str]] = {}
     for binding in slices:
         sizes = "×".join(str(size) for size in binding.shape)
-        name = f"slice s{binding.slice % (1 << 32)} ({sizes}: {', '.join(binding.axes)})"
+        name = f"slice s{own(binding.slice)} ({sizes}: {', '.join(binding.axes)})"
         for device in binding.devices:
             holders[device] = (name, binding.client)
     rows = []

@@ -12,8 +12,8 @@ from pathways_lab.notebook.palette import PAINTS, WORK_PAINTS
 from pathways_lab.notebook.panels.graph import newest
 from pathways_lab.notebook.scene import WORK, Scene
 
-ONE_RUN = {"graph", "planned"}
-"""Panels that show the newest run, and so the colours of one program."""
+ONE_RUN = {"graph": False, "planned": True}
+"""Panels that show one run, and so the colours of one program; whether it has ended, if one has."""
 
 PLAIN = {"memory", "messages"}
 """Panels without the colours of programs."""
@@ -35,8 +35,8 @@ def legend(scene: Scene, panels: tuple[str, ...]) -> Legend:
 
 
 def _programs(scene: Scene, panels: set[str]) -> set[str]:
-    if panels and panels <= ONE_RUN:
-        run = newest(scene)
-        return {run.program} if run is not None else set()
+    if panels and panels <= ONE_RUN.keys():
+        runs = [newest(scene, whole=ONE_RUN[panel]) for panel in panels]
+        return {run.program for run in runs if run is not None}
     running = {what.program for _, _, _, what in scene.running()}
     return {what.program for what in scene.catalogue} | running if panels else set()

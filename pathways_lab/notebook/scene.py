@@ -30,7 +30,7 @@ from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import FEEDS, Lane, Machine
 from pathways_lab.timeline.planned import RunSeen
-from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.records import Event, Record, Sample, Span, own
 from pathways_lab.timeline.waits import CAUSES, NOTHING, Wait, Waits
 
 BUDGET = 6000
@@ -376,7 +376,7 @@ class Scene:
                 "what": [self.what(What(b.node, b.program, b.client, b.line)) for b in bars],
                 "count": [b.count for b in bars],
                 "busy": [1000 * b.busy / b.count for b in bars],
-                "run": [float(b.run % (1 << 32)) for b in bars],
+                "run": [float(own(b.run)) for b in bars],
                 "gang": [number(b.run, b.step) for b in bars],
             }
         )

@@ -14,6 +14,7 @@ from pathways_lab.notebook.scene import Scene, What
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.records import own
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
@@ -105,14 +106,14 @@ def gang_of(scene: Scene, gang: float) -> Gang | None:
     """The gang with a number, while it is in what is shown."""
     run, step = parts(gang)
     known = scene.gangs.by_key.items()
-    return next((g for (r, s), g in known if s == step and r % (1 << 32) == run), None)
+    return next((g for (r, s), g in known if s == step and own(r) == run), None)
 
 
 def about_gang(scene: Scene, found: Gang | None) -> tuple[tuple[str, str], ...]:
     """What is known of a gang: ``(label, text)``."""
     if found is None:
         return (("gang", "it is not in the part of the record that is shown"),)
-    run, step = found.run % (1 << 32), found.step
+    run, step = own(found.run), found.step
     line = What(found.node, found.program, found.client, found.line)
     out = [
         ("", f"{found.node} of {found.program}"),

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pathways_lab.timeline.records import Event, Record, Sample
+from pathways_lab.timeline.records import Event, Record, Sample, own
 
 FEEDS = "feeds"
 """What stands for an island in the lanes of workers that make elements of feeds."""
@@ -55,7 +55,7 @@ class SliceSeen:
         sizes = ", ".join(
             f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=False)
         )
-        return f"slice s{self.slice % (1 << 32)} ({sizes or self.shape})"
+        return f"slice s{own(self.slice)} ({sizes or self.shape})"
 
 
 @dataclass(slots=True)

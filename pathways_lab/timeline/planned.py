@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import Event, Record, Span, own
 from pathways_lab.timeline.waits import CAUSES, INPUT, NOTHING, Wait, Waits, known_at
 
 PLAN, OTHERS = "idle by plan", "other runs"
@@ -34,8 +34,8 @@ other runs: those whose gangs are not known any more.
 
 def behind(gang: Span) -> str:
     """The cause of a gap in which a device was for another run, whose *gang* this is."""
-    number = gang.run % (1 << 32)  # as its client counts
-    return f"run {number} ({gang.program})" if gang.program else f"run {number}"
+    run = f"run {own(gang.run)}"
+    return f"{run} ({gang.program})" if gang.program else run
 
 
 @dataclass(slots=True)

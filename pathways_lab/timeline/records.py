@@ -48,6 +48,11 @@ from typing import Any
 VERSION = 1
 
 
+def own(number: int) -> int:
+    """The number of a run or slice as its client counts; the upper half says which client."""
+    return number % (1 << 32)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Something that took time on a host.

@@ -143,9 +143,7 @@ class Memory:
     """What processes take, sampled.  warm: seconds of each that do not count."""
 
     warm: float
-    lives: dict[str, dict[tuple[int, float, int], list[tuple[float, float]]]] = field(
-        default_factory=dict
-    )
+    lives: dict[str, dict[Life, list[tuple[float, float]]]] = field(default_factory=dict)
 
     def sample(self, named: dict[int, str], sets: dict[str, int]) -> None:
         """Look at this process and all below it.

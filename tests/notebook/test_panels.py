@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import (
     HUES,
     INK,
@@ -391,6 +392,16 @@ def test_what_was_planned_is_compared_with_a_whole_run() -> None:
     before = scene_at(records, first - 0.3)
     shown = (newest(scene), newest(scene, whole=True), newest(before, whole=True))
     assert [run.ended for run in shown if run is not None] == [None, first, None]
+
+
+def test_the_legend_is_of_the_run_that_is_shown() -> None:
+    records = training(2)
+    end = next(r for r in records if isinstance(r, Event) and r.kind == "finished").time
+    known, last = [r for r in records if arrival(r) <= end + 0.3], (1 << 32) + 2
+    named = [replace(r, program="next") if getattr(r, "run", 0) == last else r for r in known]
+    scene = scene_at(named, end + 0.3)
+    assert [name for name, _ in legend(scene, ("graph",))][:1] == ["next"]
+    assert [name for name, _ in legend(scene, ("planned",))][:1] == ["train"]
 
 
 def test_an_update_of_another_shape_is_refused() -> None:

@@ -20,6 +20,7 @@ from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, 
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.planned import RunSeen
+from pathways_lab.timeline.records import own
 
 MOST_COLUMNS = 60
 """Columns; of deeper programs, neighbouring ones become one."""
@@ -162,7 +163,7 @@ def _empty(why: str) -> Plot:
 
 def _named(scene: Scene, number: int) -> str:
     seen = scene.machine.slices.get(number)
-    name = f"s{number % (1 << 32)}"
+    name = f"s{own(number)}"
     return f"{seen.island} · {name}" if seen is not None else name
 
 

@@ -21,6 +21,7 @@ from pathways_lab.notebook.rows import short
 from pathways_lab.notebook.scene import Scene, What
 from pathways_lab.timeline.busy import recents
 from pathways_lab.timeline.machine import HostSeen, Lane, SliceSeen
+from pathways_lab.timeline.records import own
 
 LOOK_BACK = 0.5
 """Seconds that a meter averages over."""
@@ -276,4 +277,4 @@ def _slices(slices: list[SliceSeen]) -> str:
     if len(slices) > 1:
         return f"{len(slices)} slices"
     shape = "×".join(str(size) for size in slices[0].shape)
-    return f"slice s{slices[0].slice % (1 << 32)}: {shape}"
+    return f"slice s{own(slices[0].slice)}: {shape}"

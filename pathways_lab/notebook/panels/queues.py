@@ -21,6 +21,7 @@ from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Lay
 from pathways_lab.notebook.rows import Rows, short
 from pathways_lab.notebook.scene import WAITS, Scene
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.records import own
 
 TEXT_WIDTH = 7.2
 """Pixels that one character of a bar's label takes, about."""
@@ -108,7 +109,7 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
             "what": scene.what(what),
             "count": 1,
             "busy": 1000 * (end - since),
-            "run": float(run % (1 << 32)),
+            "run": float(own(run)),
             "gang": number(run, step),
         }
         for name, column in columns.items():
