@@ -4,7 +4,9 @@
 three client processes.  Round after round another client joins, something
 breaks (mostly what kills nobody), the other client leaves; then it is calm for a
 while, in which the values that the three get are counted, and after which the
-memory of every process is looked at.
+memory of every process is looked at.  Machines get slower and faster in an hour, so
+a fixed piece of work is timed in every calm while too, and the pace that must be flat is
+that of a machine which always does it in the same time.
 
 At the end it says for every process, and for the pace, by how much it changes in an
 hour, with the 95% interval.  A process that was replaced starts anew: its level
@@ -168,6 +170,30 @@ class Memory:
         return {name: slope(list(lives.values())) for name, lives in sorted(self.lives.items())}
 
 
+def labour() -> float:
+    """Processor seconds for a fixed piece of work in Python and in memory."""
+    begun, total, page = time.thread_time(), 0, bytes(4 * MIB)
+    for number in range(100_000):
+        total += number * number
+    for _ in range(4):
+        bytearray(page)
+    return time.thread_time() - begun
+
+
+@dataclass
+class Pace:
+    """Values per second, and seconds of :func:`labour` at that time; by time."""
+
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    labours: list[tuple[float, float]] = field(default_factory=list)
+
+    def steady(self) -> Slope:
+        """As if labour always took its median."""
+        usual = statistics.median([seconds for _, seconds in self.labours])
+        pairs = zip(self.rates, self.labours, strict=True)
+        return slope([[(at, rate * seconds / usual) for (at, rate), (_, seconds) in pairs]])
+
+
 def names(lab: pw.Lab, workers: Sequence[Client], passing: Sequence[Client]) -> dict[int, str]:
     """What processes are called that there are several of."""
     found = {os.getpid(): "kernel"}
@@ -195,11 +221,11 @@ def fill(lab: pw.Lab) -> None:
 
 def soak(
     lab: pw.Lab, seconds: float, seed: int, tell: Callable[[str], object]
-) -> tuple[Outcome, Memory, Slope]:
+) -> tuple[Outcome, Memory, Pace]:
     """Work for so long; what was broken, what was taken, and the values per second when calm."""
     chance, begun = random.Random(seed), time.monotonic()
     memory, sets = Memory(min(180.0, seconds / 4)), Sets()
-    pace: list[tuple[float, float]] = []
+    pace = Pace()
     harmless = [kind for kind in KINDS if kind not in DEADLY]
     todo: list[str] = []
     number = 0
@@ -217,14 +243,21 @@ def soak(
                 code = guest.end(120.0)
             outcome.take(guest, code)
             start, before = time.monotonic(), sum(w.results for w in workers)
-            time.sleep(CALM)
+            labours = []
+            while time.monotonic() < start + CALM:
+                time.sleep(CALM / 20)
+                labours.append(labour())
             rate = (sum(w.results for w in workers) - before) / (time.monotonic() - start)
             if start > begun + memory.warm:
-                pace.append((start, rate))
+                pace.rates.append((start, rate))
+                pace.labours.append((start, statistics.median(labours)))
             named = names(lab, workers, [guest])
             memory.sample(named, sets.count(lab.timeline, named))
-            tell(f"{number:>4} {came}; then {rate:.0f} values a second")
-    return outcome, memory, slope([pace])
+            tell(
+                f"{number:>4} {came}; then {rate:.0f} values a second, "
+                f"labour {1e3 * statistics.median(labours):.2f} ms"
+            )
+    return outcome, memory, pace
 
 
 def main() -> int:
@@ -251,8 +284,12 @@ def main() -> int:
         verdicts.append(found.verdict(chosen.mib))
         lives = len({life[:2] for life in memory.lives[name]})
         print(f"{name:<24}{lives:>6}{_row(found, 'MiB')}  {verdicts[-1]}")
-    verdicts.append(pace.verdict(-chosen.slower / 100 * pace.level))
-    print(f"{'values when calm':<30}{_row(pace, '/s')}  {verdicts[-1]}")
+    labours = slope([[(at, 1e3 * seconds) for at, seconds in pace.labours]])
+    print(f"{'labour':<30}{_row(labours, 'ms')}")
+    print(f"{'values when calm':<30}{_row(slope([pace.rates]), '/s')}")
+    steady = pace.steady()
+    verdicts.append(steady.verdict(-chosen.slower / 100 * steady.level))
+    print(f"{'  on a steady machine':<30}{_row(steady, '/s')}  {verdicts[-1]}")
     flat = all(verdict == "flat" for verdict in verdicts)
     print("everything was flat" if flat else "NOT everything was flat, as far as this run can tell")
     return int(bool(outcome.broken) or not flat)

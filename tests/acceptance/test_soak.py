@@ -7,7 +7,7 @@ import random
 
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event
-from tests.acceptance.soak import HOUR, Samples, Sets, slope, written
+from tests.acceptance.soak import HOUR, Pace, Samples, Sets, slope, written
 
 MINUTES = 60.0
 
@@ -42,6 +42,19 @@ def test_a_process_that_was_replaced_starts_anew() -> None:
     larger = [life(0, 20, 300, 0), life(20 * MINUTES, 20, 400, 0)]
     assert slope(larger).verdict(32) == "flat"
     assert slope([[*larger[0], *larger[1]]]).verdict(32) == "GROWS"
+
+
+def test_the_pace_is_that_of_a_steady_machine() -> None:
+    """One that gets slower is no fault of the lab; a lab that does is, on any machine."""
+    steady, slower = life(0, 60, 10, 0, noise=0.1), life(0, 60, 10, 3, noise=0.1)
+    rates = [(at, 1200 / seconds) for at, seconds in slower]
+    assert slope([rates]).verdict(-24) == "FALLS"
+    assert Pace(rates, list(slower)).steady().verdict(-24) == "flat"
+    assert Pace(rates, list(steady)).steady().verdict(-24) == "FALLS"
+    even = [(at, 120.0) for at, _ in slower]
+    assert (
+        Pace(even, [(at, 1 / seconds) for at, seconds in slower]).steady().verdict(-24) == "FALLS"
+    )
 
 
 def test_sets_of_devices_are_counted_for_each_life_of_a_host() -> None:
