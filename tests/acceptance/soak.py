@@ -5,8 +5,8 @@ three client processes.  Round after round another client joins, something
 breaks (mostly what kills nobody), the other client leaves; then it is calm for a
 while, in which the values that the three get are counted, and after which the
 memory of every process is looked at.  Machines get slower and faster in an hour, so
-a fixed piece of work is timed in every calm while too, and the pace that must be flat is
-that of a machine which always does it in the same time.
+a fixed piece of work is timed in every calm while too, and what the pace owes to that
+(by least squares) is taken out of it.
 
 At the end it says for every process, and for the pace, by how much it changes in an
 hour, with the 95% interval.  A process that was replaced starts anew: its level
@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 from scipy.stats import t as student
 
@@ -46,6 +47,7 @@ DEADLY = ("kill", "lose", "drop control", "duplicate control")
 SELDOM = 12
 CALM = 8.0
 HOUR = 3600.0
+_PAGES = [bytearray(4 * MIB) for _ in range(3)]
 BLOCKS = 12
 """Samples that follow each other are no independent ones; so many means at most, of the longest."""
 Samples = Sequence[tuple[float, float]]
@@ -172,11 +174,11 @@ class Memory:
 
 def labour() -> float:
     """Processor seconds for a fixed piece of work in Python and in memory."""
-    begun, total, page = time.thread_time(), 0, bytes(4 * MIB)
+    begun, total = time.thread_time(), 0
     for number in range(100_000):
         total += number * number
-    for _ in range(4):
-        bytearray(page)
+    for page in (_PAGES[0], _PAGES[1]) * 2:
+        _PAGES[2][:] = page
     return time.thread_time() - begun
 
 
@@ -188,10 +190,13 @@ class Pace:
     labours: list[tuple[float, float]] = field(default_factory=list)
 
     def steady(self) -> Slope:
-        """As if labour always took its median."""
-        usual = statistics.median([seconds for _, seconds in self.labours])
-        pairs = zip(self.rates, self.labours, strict=True)
-        return slope([[(at, rate * seconds / usual) for (at, rate), (_, seconds) in pairs]])
+        """Without what follows the labour: as if that always took its median."""
+        rates, labours = np.array(self.rates), np.array([seconds for _, seconds in self.labours])
+        because = np.stack([np.ones_like(labours), rates[:, 0], labours], axis=1)
+        because -= because.mean(axis=0) * (0, 1, 1)
+        found, *_ = np.linalg.lstsq(because, rates[:, 1])
+        rates[:, 1] -= found[2] * (labours - np.median(labours))
+        return slope([[(float(at), float(rate)) for at, rate in rates]])
 
 
 def names(lab: pw.Lab, workers: Sequence[Client], passing: Sequence[Client]) -> dict[int, str]:

@@ -51,10 +51,6 @@ def test_the_pace_is_that_of_a_steady_machine() -> None:
     assert slope([rates]).verdict(-24) == "FALLS"
     assert Pace(rates, list(slower)).steady().verdict(-24) == "flat"
     assert Pace(rates, list(steady)).steady().verdict(-24) == "FALLS"
-    even = [(at, 120.0) for at, _ in slower]
-    assert (
-        Pace(even, [(at, 1 / seconds) for at, seconds in slower]).steady().verdict(-24) == "FALLS"
-    )
 
 
 def test_sets_of_devices_are_counted_for_each_life_of_a_host() -> None:
