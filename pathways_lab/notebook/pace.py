@@ -3,6 +3,8 @@
 Problem: whoever draws takes processor time from those who compute, unless there is
 some to spare; a picture that rests for long is of little use.  So what was used is a
 debt that is paid by resting: quickly where processors are idle, slowly where they are not.
+What was used in the kernel is another: the user's cells have no interpreter but that one, and on
+a machine of many processors they may wait for it while the others are idle.
 
 What is used goes into two things: to take in what has happened, and to draw it.  A picture that
 is behind takes in more before it draws again.
@@ -13,8 +15,8 @@ Rule for maintainers: no clock and no look at the machine here, both are given.
 from __future__ import annotations
 
 LEAST, MOST = 0.025, 0.25
-"""What looking may take: this share of all processors on a machine that is busy, and so much of
-one on an idle one."""
+"""What looking may take: this share of all processors where they are busy, and so much of
+one where they are idle.  Of a kernel's interpreter the same, as of a machine with one processor."""
 
 RESERVE, OF_SPARE = 0.5, 0.5
 """So many idle processors belong to those who compute; of more, this part may be used."""
@@ -37,6 +39,22 @@ def share(spare: float, processors: int) -> float:
     return min(MOST, max(LEAST * processors, OF_SPARE * (spare - RESERVE)))
 
 
+class _Debt:
+    """Processor seconds that were used, of so many processors."""
+
+    def __init__(self, now: float, processors: int) -> None:
+        self.owed = 0.0
+        self._processors = processors
+        self._paid = now
+
+    def rest(self, now: float, spare: float) -> float:
+        """Seconds until it is paid."""
+        rate = share(spare, self._processors)
+        self.owed = max(0.0, self.owed - rate * (now - self._paid))
+        self._paid = now
+        return self.owed / rate
+
+
 class Pace:
     """When to go on, and how much to do then.
 
@@ -46,24 +64,20 @@ class Pace:
 
     def __init__(self, now: float, processors: int) -> None:
         self.part = FEWEST
-        self._processors = processors
-        self._debt = 0.0
-        self._rate = share(0.0, processors)
-        self._paid = now
+        self._machine, self._kernel = _Debt(now, processors), _Debt(now, 1)
 
-    def spent(self, seconds: float) -> None:
-        """So much processor time was used."""
-        self._debt += seconds
+    def spent(self, seconds: float, kernel: float = 0.0) -> None:
+        """So much processor time was used here, and so much in the kernel."""
+        self._machine.owed += seconds + kernel
+        self._kernel.owed += kernel
 
-    def rest(self, now: float, spare: float) -> float:
+    def rest(self, now: float, spare: float, idle: float = 1.0) -> float:
         """Seconds until it may go on, or should be asked again; 0: now.
 
-        spare: processors that were idle since it was asked last.
+        spare: processors that were idle since it was asked last.  idle: share of the kernel's time
+        in which that computed nothing.
         """
-        self._rate = share(spare, self._processors)
-        self._debt = max(0.0, self._debt - self._rate * (now - self._paid))
-        self._paid = now
-        rest = self._debt / self._rate
+        rest = max(self._machine.rest(now, spare), self._kernel.rest(now, idle))
         return min(rest, PATIENCE) if rest > SHORTEST else 0.0
 
     def drew(self, folding: float, drawing: float) -> None:

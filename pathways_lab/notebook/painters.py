@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.processors import Idle
 from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.address import private_folder, remove_folder
@@ -151,6 +152,7 @@ class Studio:
         self._written = timeline.written
         self._sent = 0
         self._used = 0.0  # by both threads; that a sum is lost now and then does not matter
+        self._idle = Idle()
         self._numbers = itertools.count(1)
         self._screens: dict[int, Screen] = {}
         self._told: set[int] = set()
@@ -187,7 +189,7 @@ class Studio:
                     # What was pushed out before anybody looked is not missed.
                     missed, self._sent = missed if self._sent else 0, sent
                     used, self._used = self._used, 0.0
-                    frame = ("records", entries, missed, used)
+                    frame = ("records", entries, missed, used, self._idle.share())
                 self._connection.send_bytes(pickle.dumps(frame, protocol=5))
                 self._used += time.thread_time() - begun
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 
 import psutil
 
@@ -22,6 +23,19 @@ NICE = 10
 def spare() -> float:
     """Processors that were idle since this was asked last."""
     return COUNT * (1 - float(psutil.cpu_percent()) / 100)
+
+
+class Idle:
+    """How much this process has to spare."""
+
+    def __init__(self) -> None:
+        self._asked, self._used = time.monotonic(), time.process_time()
+
+    def share(self) -> float:
+        """Share of the time since this was asked last in which it did not compute (0 .. 1)."""
+        asked, self._asked = self._asked, time.monotonic()
+        used, self._used = self._used, time.process_time()
+        return max(0.0, 1 - (self._used - used) / max(self._asked - asked, 1e-3))
 
 
 @functools.cache

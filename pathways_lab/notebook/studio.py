@@ -85,12 +85,13 @@ class Studio:
     """All views of one kernel's lab.  say: sends a frame.  clock: of the records.
 
     elsewhere: processor seconds that the kernel has used for them, and nobody has counted.
+    idle: share of the last moments in which the kernel computed nothing.
     """
 
     def __init__(self, say: Any, clock: Any) -> None:
         self._say = say
         self.timeline = Timeline(clock=clock)
-        self.elsewhere = 0.0
+        self.elsewhere, self.idle = 0.0, 1.0
         self.views: dict[int, Shown] = {}
         self._presents: WeakValueDictionary[Any, Present] = WeakValueDictionary()
 
@@ -111,8 +112,9 @@ class Studio:
         except Exception as error:
             self._fail(number, error)
 
-    def _remember(self, batches: list[Counted], missed: int, used: float) -> None:
+    def _remember(self, batches: list[Counted], missed: int, used: float, idle: float) -> None:
         self.elsewhere += used
+        self.idle = idle
         if missed:
             lost = Sample("dropped", self.timeline.clock(), float(missed))
             self.timeline.extend_later(1, lambda: [lost])
@@ -205,12 +207,12 @@ def serve(connection: Connection, offset: float) -> None:
             if asked and frame[0] == "records":
                 asked = False
                 pace.drew(*studio.tick(pace.part))
-                pace.spent(time.thread_time() - begun + studio.elsewhere)
+                pace.spent(time.thread_time() - begun, studio.elsewhere)
                 studio.elsewhere = 0.0
                 due = time.monotonic() + PERIOD
         elif studio.views:
             now = time.monotonic()
-            rest = pace.rest(now, spare())
+            rest = pace.rest(now, spare(), studio.idle)
             due = now + rest
             if not rest:
                 say("since", 0)

@@ -276,6 +276,27 @@ def test_pictures_give_way_on_a_busy_machine() -> None:
     assert next(at for at in late if at > 1) < 10 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
 
 
+@pytest.mark.parametrize("processors", [1, 2, 64])
+def test_a_kernel_that_computes_is_left_alone_also_where_other_processors_are_idle(
+    processors: int,
+) -> None:
+    """A second of its only interpreter is dear, however many processors there are."""
+
+    def used(idle: float, kernel: float, here: float = 0.002) -> float:
+        """The kernel's part, of its time."""
+        painter, now, updates = Pace(0.0, processors), 0.0, 0
+        while now < 60.0:
+            rest = painter.rest(now, float(processors), idle)
+            if not rest:
+                updates += 1
+                painter.spent(here, kernel)
+            now += rest or studio.PERIOD
+        return updates * kernel / 60
+
+    assert used(idle=0.0, kernel=0.010) == pytest.approx(pace.LEAST, rel=0.02)
+    assert used(idle=1.0, kernel=0.010) == pytest.approx(0.010 / studio.PERIOD, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("a_record", "records"), [(5e-6, pace.MANY), (25e-6, 1200), (400e-6, pace.FEWEST)]
 )

@@ -281,7 +281,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
 
     def tell(part: list[Record]) -> None:
         batches = [([chronicle.write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]
-        made.hear("records", [batch for batch in batches if batch[0]], 0, 0.0)
+        made.hear("records", [batch for batch in batches if batch[0]], 0, 0.0, 1.0)
 
     tell(records[:cut])
     for seat in (1, 2):
@@ -322,7 +322,7 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     now = [ended]
     made = Studio(lambda kind, *_: sent.append(kind), lambda: now[0])
     made.hear(
-        "records", [([chronicle.write(r) for r in records[:-12]], len(records) - 12)], 0, 0.25
+        "records", [([chronicle.write(r) for r in records[:-12]], len(records) - 12)], 0, 0.25, 1.0
     )
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     made.hear("close", 1, "ended")
@@ -331,7 +331,7 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     if late < LAST:
         made.tick(1000)
         assert "frozen" not in sent
-        made.hear("records", [([chronicle.write(r) for r in records[-12:]], 12)], 0, 0.25)
+        made.hear("records", [([chronicle.write(r) for r in records[-12:]], 12)], 0, 0.25, 1.0)
     made.tick(1000)
     assert sent[-1] == "frozen"
     assert made.elsewhere == (0.5 if late < LAST else 0.25), "what the kernel used is counted"
