@@ -7,7 +7,8 @@ end: it takes every message of every view as the Jupyter server would, says that
 it follows, and draws nothing (a browser draws in processes of its own).  The
 number and kind of views changes from sample to sample, in an order shuffled anew in
 every round; a view's cost is the ratio to the samples without any of the same
-rounds.
+rounds.  Beside it stands the processor time that views took while calls were timed: in the
+kernel, whose interpreter the calls need too, and in the process that draws.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LIMIT = 0.03
 """Of throughput: what live views may cost."""
 
 SETUP = """
-import time, jax, numpy as np, pathways_lab as pw
+import threading, time, jax, numpy as np, psutil, pathways_lab as pw
 from jax.sharding import NamedSharding, PartitionSpec as P
 from pathways_lab.notebook.panels import PANELS
 lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False)
@@ -56,18 +57,28 @@ def show(count, panels):
     views[:] = [lab.view(*panels) for _ in range(count)]
     for view in views:
         view.show()
+kernel = psutil.Process()
+def used():
+    ours = {t.native_id for t in threading.enumerate() if t.name.startswith("pathways studio")}
+    here = sum(t.user_time + t.system_time for t in kernel.threads() if t.id in ours)
+    drawing = (c for c in kernel.children() if "pathways_lab.notebook.studio" in c.cmdline())
+    return np.array([here, sum(sum(c.cpu_times()[:2]) for c in drawing)])
 def timed(name, count):
     f, x = functions[name], zero
-    begun = time.perf_counter()
+    before, begun = used(), time.perf_counter()
     for _ in range(count):
         x = f(x)
     jax.block_until_ready(x)
-    print(time.perf_counter() - begun)
+    passed = time.perf_counter() - begun
+    print(passed, *(used() - before))
 """
 
 
 class Kernel:
-    """A Jupyter kernel and its front end, in this thread."""
+    """A Jupyter kernel and its front end, in this thread.
+
+    messages, bytes: of views.  used: what these took by case and name, see :func:`taken`.
+    """
 
     def __init__(self) -> None:
         try:
@@ -82,6 +93,7 @@ class Kernel:
         self._new: list[str] = []
         self._drawn: set[str] = set()
         self.messages = self.bytes = 0
+        self.used: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
 
     def run(self, code: str, timeout: float = 120.0) -> str:
         """Run a cell, taking every message meanwhile; what it printed.
@@ -160,7 +172,10 @@ class Looking:
         # First pictures, which have the whole past in them or are of a new shape, are paid once.
         self._kernel.drawn(VIEWS[self.name])
         self._kernel.run(f"for _ in range(4): timed({name!r}, 20); time.sleep(0.3)")
-        return Timed(float(self._kernel.run(f"timed({name!r}, {units})").split()[-1]), units)
+        printed = self._kernel.run(f"timed({name!r}, {units})")
+        passed, kernel, drawing = map(float, printed.split())
+        self._kernel.used.setdefault((case, self.name), []).append((passed, kernel, drawing))
+        return Timed(passed, units)
 
     def stop(self) -> None:
         """The kernel ends later."""
@@ -171,6 +186,17 @@ def cost(measured: Measured, case: str, views: str) -> Ratio:
     quiet, seen = measured.of(case, NONE), measured.of(case, views)
     kept = ratio(quiet, seen)
     return Ratio(1 - kept.value, 1 - kept.high, 1 - kept.low)
+
+
+def taken(used: Sequence[tuple[float, float, float]]) -> str:
+    """What views took, in words; used: seconds that passed, and processor seconds in the kernel
+    and in the process that draws, of every sample.
+    """
+    passed, kernel, drawing = map(sum, zip(*used, strict=True))
+    return (
+        f"{100 * kernel / passed:.1f}% of the kernel's time"
+        f" and {100 * drawing / passed:.1f}% of another processor"
+    )
 
 
 def main() -> None:
@@ -196,7 +222,8 @@ def main() -> None:
                 report.notes.append(
                     f"{case}: {views} cost{'s' * (views != FOUR)} {100 * found.value:.1f}%"
                     f" of throughput [{100 * found.low:.1f}, {100 * found.high:.1f}],"
-                    f" wanted below {100 * LIMIT:g}%: {'yes' if found.value < LIMIT else '**no**'}"
+                    f" wanted below {100 * LIMIT:g}%: {'yes' if found.value < LIMIT else '**no**'};"
+                    f" {taken(kernel.used[case, views])}"
                 )
                 report.notes.append("")
     publish(report, how.folder)

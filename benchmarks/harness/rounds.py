@@ -2,7 +2,7 @@
 
 Problem: on a machine with other users the second system measured meets another
 machine than the first.  So every round visits every system and every case once,
-in an order shuffled anew, and systems are compared round by round.  And some
+case by case, in an order shuffled anew, and systems are compared round by round.  And some
 systems spin while they wait, so all but the one whose turn it is are stopped.
 
 Rule for maintainers: a system that is not installed, or that fails, is named
@@ -134,8 +134,12 @@ def measure(
         result.busy = busy_cores(1.0) if alive else 0.0
         chance = random.Random(seed)
         for number in range(rounds):
-            turns = [(s, case) for s in alive for case in cases if case in s.cases]
-            chance.shuffle(turns)
+            turns = [
+                (system, case)
+                for case in chance.sample(list(cases), len(cases))
+                for system in chance.sample(alive, len(alive))
+                if case in system.cases
+            ]
             for system, case in turns:
                 if system.name in result.missing:
                     continue

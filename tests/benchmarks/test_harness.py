@@ -79,6 +79,7 @@ def test_every_round_visits_everybody_once_in_an_order_of_its_own() -> None:
     turns = [tuple(counted[n : n + 4]) for n in range(0, len(counted), 4)]
     assert all(set(turn) == everyone for turn in turns)
     assert len(set(turns)) > 1, "the order is never shuffled"
+    assert all(turn[0][1] == turn[1][1] for turn in turns), "what is compared is close in time"
     assert [len(result.of(case, name)) for name, case in sorted(everyone)] == [6] * 4
     assert result.busy == 0.25
     assert [system.stopped for system in systems] == [1, 1]

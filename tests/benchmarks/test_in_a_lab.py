@@ -82,10 +82,16 @@ def test_looking_opens_views_that_send_their_pictures() -> None:
         )  # fmt: skip
         assert not found.missing
         assert kernel.messages > 0
+        assert {name for _, name in kernel.used} == {looking.NONE, looking.ALL}
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             kernel.run("1 / 0")
     finally:
         kernel.close()
+
+
+def test_what_views_take_is_told_of_all_samples_together() -> None:
+    told = looking.taken([(0.1, 0.01, 0.0), (1.9, 0.03, 0.1)])
+    assert told == "2.0% of the kernel's time and 5.0% of another processor"
 
 
 def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
