@@ -55,7 +55,7 @@ from pathways_lab.notebook.plot import (
     Layer,
     Plot,
 )
-from pathways_lab.notebook.stream import blank
+from pathways_lab.notebook.stream import Message, blank
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 THEMED = "theme-ink"
@@ -278,6 +278,14 @@ def _range(bounds: tuple[float, float], name: str | None = None) -> Range1d:
 
 
 _templates: dict[tuple[Any, ...], str] = {}
+
+
+def documented(message: Message) -> Message:
+    """A snapshot with a document in place of its blank plots; other messages as they are."""
+    if "plots" not in message:
+        return message
+    rest = {name: value for name, value in message.items() if name != "plots"}
+    return rest | {"document": template(message["plots"])}
 
 
 def template(plots: Sequence[Plot]) -> str:

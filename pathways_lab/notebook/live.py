@@ -32,7 +32,6 @@ import anywidget
 import bokeh
 import traitlets
 
-from pathways_lab.notebook.figures import template
 from pathways_lab.notebook.stream import Message
 
 _HERE = Path(__file__).parent
@@ -114,7 +113,6 @@ class LiveFigures(anywidget.AnyWidget):
             content = dict(message)
             block = content.pop("block", b"")
             if content["type"] == "snapshot":
-                content["document"] = template(content.pop("plots"))
                 self._key_frame_at = time.monotonic()
                 self.sent.snapshots += 1
             elif content["type"] == "update":

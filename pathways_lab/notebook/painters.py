@@ -96,7 +96,7 @@ class Thread:
         self._stream = Stream(*self.picture.look(timeline.clock()))
         self._lock = threading.RLock()
         self._over = threading.Event()
-        screen.message(self._stream.snapshot())
+        self.whole()
         threading.Thread(target=self._run, name="pathways view", daemon=True).start()
 
     def do(self, name: str, value: Any = None) -> None:
@@ -106,7 +106,7 @@ class Thread:
 
     def whole(self) -> None:
         with self._lock:
-            self._screen.message(self._stream.snapshot())
+            self._say(self._stream.snapshot())
 
     def text(self) -> None:
         with self._lock:
@@ -124,7 +124,12 @@ class Thread:
             return
         message = self._stream.update(*self.picture.look(self._timeline.clock()))
         if message is not None:
-            self._screen.message(message)
+            self._say(message)
+
+    def _say(self, message: Message) -> None:
+        from pathways_lab.notebook.figures import documented  # whoever opens a view waits for Bokeh
+
+        self._screen.message(documented(message))
 
     def _run(self) -> None:
         pause = PERIOD

@@ -24,7 +24,7 @@ from pathways_lab.notebook.plot import Change, Plot, changes, everything
 
 Message = dict[str, Any]
 """A message to pages.  ``block`` are the bytes of columns; ``plots`` of a snapshot are
-blank: whoever sends it puts their ``document`` in their place."""
+blank: pages want their document, see :func:`.figures.documented`."""
 
 
 class Stream:

@@ -14,7 +14,7 @@ busy machine less often (:mod:`.pace`): whoever computes goes first.  It reads n
 than it folds, and a picture that is late says so.
 
 Rule for maintainers: both ends are this package's, so frames are pickled tuples
-``(kind, view, ...)``; imports neither Bokeh nor JAX, to start quickly.
+``(kind, view, ...)``; no JAX here, to start quickly.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakValueDictionary
 
+from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.picture import Picture, Wanted
 from pathways_lab.notebook.present import Present, newest
@@ -86,12 +87,13 @@ class Studio:
 
     elsewhere: processor seconds that the kernel has used for them, and nobody has counted.
     idle: share of the last moments in which the kernel computed nothing.
+    extra: processor seconds that went into documents: once for a shape, so nothing rests for it.
     """
 
     def __init__(self, say: Any, clock: Any) -> None:
         self._say = say
         self.timeline = Timeline(clock=clock)
-        self.elsewhere, self.idle = 0.0, 1.0
+        self.elsewhere, self.idle, self.extra = 0.0, 1.0, 0.0
         self.views: dict[int, Shown] = {}
         self._presents: WeakValueDictionary[Any, Present] = WeakValueDictionary()
 
@@ -138,7 +140,7 @@ class Studio:
             shown.picture.do(*values)
             self._draw(number, shown)
         elif kind == "whole":
-            self._say("message", number, shown.message(self.timeline.clock(), whole=True))
+            self._draw(number, shown, whole=True)
         elif kind == "text":
             self._say("message", number, {"type": "text", "text": shown.picture.text()})
         elif kind == "told":
@@ -168,9 +170,12 @@ class Studio:
                 self._fail(number, error)
         return folded - begun, time.thread_time() - folded
 
-    def _draw(self, number: int, shown: Shown) -> None:
-        message = shown.message(self.timeline.clock())
+    def _draw(self, number: int, shown: Shown, whole: bool = False) -> None:
+        message = shown.message(self.timeline.clock(), whole)
         if message is not None:
+            begun = time.thread_time()
+            message = documented(message)
+            self.extra += time.thread_time() - begun
             self._say("message", number, message)
 
     def _end(self, number: int, shown: Shown) -> None:
@@ -197,7 +202,7 @@ def serve(connection: Connection, offset: float) -> None:
     while True:
         wait = max(0.0, due - time.monotonic()) if studio.views else None
         if asked or connection.poll(wait):
-            begun = time.thread_time()
+            begun, studio.extra = time.thread_time(), 0.0
             frame = pickle.loads(connection.recv_bytes())
             studio.hear(*frame)
             if frame[0] == "open":
@@ -207,7 +212,7 @@ def serve(connection: Connection, offset: float) -> None:
             if asked and frame[0] == "records":
                 asked = False
                 pace.drew(*studio.tick(pace.part))
-                pace.spent(time.thread_time() - begun, studio.elsewhere)
+                pace.spent(time.thread_time() - begun - studio.extra, studio.elsewhere)
                 studio.elsewhere = 0.0
                 due = time.monotonic() + PERIOD
         elif studio.views:

@@ -15,6 +15,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
 from pathways_lab.notebook import live, pace, places, printed, studio, view
 from pathways_lab.notebook.encode import encode
+from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.live import LiveFigures, answer_while_busy
 from pathways_lab.notebook.pace import Pace
@@ -33,7 +34,7 @@ class Wire(LiveFigures):
     def __init__(self, stream: Stream, on_action: Any = None) -> None:
         self.messages: list[tuple[dict[str, Any], list[bytes]]] = []
         self.stream = stream
-        super().__init__(lambda: self.post(stream.snapshot()), on_action)
+        super().__init__(lambda: self.post(documented(stream.snapshot())), on_action)
         self.post(stream.snapshot())
         self.messages.clear()
 
@@ -43,7 +44,7 @@ class Wire(LiveFigures):
     def update(self, plots: Any, header: Header) -> None:
         message = self.stream.update(plots, header)
         if message is not None:
-            self.post(message)
+            self.post(documented(message))
 
     def kinds(self) -> list[str]:
         return [content["type"] for content, _ in self.messages]

@@ -227,7 +227,12 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     assert painters._spare.empty(), "the process that was started before is the one that draws"
     whole = screen.wait_for(lambda m: m["type"] == "snapshot" and m)
     assert Header(**whole["header"]).status == "36 of 36 gangs done"
-    assert [plot.name for plot in whole["plots"]] == ["islands", "order", "queues", "utilisation"]
+    assert "plots" not in whole, "documents are made there"
+    at = [
+        whole["document"].index(f'"{name}-note"')
+        for name in ("islands", "order", "queues", "utilisation")
+    ]
+    assert at == sorted(at), "panels from top to bottom"
     painter.do("seek", 0.5)
     screen.wait_for(lambda m: (m.get("header") or {}).get("at") == 0.5)
     painter.text()

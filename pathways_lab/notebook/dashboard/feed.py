@@ -74,11 +74,9 @@ class Feed:
             return b""
         if self._messages and self._messages[0][0] <= seq + 1 <= self._stream.seq:
             return b"".join(frame for number, frame in self._messages if number > seq)
-        from pathways_lab.notebook.figures import template  # the first page waits for Bokeh
+        from pathways_lab.notebook.figures import documented  # the first page waits for Bokeh
 
-        message = self._stream.snapshot()
-        message["document"] = template(message.pop("plots"))
-        return framed(message)
+        return framed(documented(self._stream.snapshot()))
 
 
 def framed(message: Message) -> bytes:
