@@ -1,0 +1,204 @@
+"""Every feature of the live pictures, broken on purpose: does the test that guards it fail?
+
+``python -m tests.notebook.broken [WORDS]`` copies the project into a folder of its own, breaks
+one thing at a time there, runs the test that guards it, and says whether that failed.  With
+words: only features whose name has one of them.  All take some twenty minutes.  It ends with 0
+only when every test failed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+PATIENCE = 300.0
+"""Seconds that a test may take; one that hangs has not failed."""
+
+NOTEBOOK = "pathways_lab/notebook/"
+PANEL = "extensions/labextensions/pathways-lab/static/panel.js"
+BROWSER = "tests/notebook/test_browser.py::"
+MOVES = BROWSER + "test_it_moves_while_a_cell_spins"
+RELOAD = BROWSER + "test_a_second_view_and_a_reload_in_mid_run_show_the_present"
+FOUND = BROWSER + "test_a_gang_and_a_moment_are_found_again_while_a_cell_spins"
+PROGRAM = "tests/notebook/test_browser_lab.py::test_a_program_moves_prints_fails_and_freezes"
+PAGES = (
+    "tests/notebook/test_browser_dashboard.py::test_panel_and_pages_move_while_the_kernel_is_busy"
+)
+OUTSIDE = ' fetch("https://example.org/x").catch(() => 0);'
+
+
+@dataclass(frozen=True)
+class Broken:
+    """In *file*, *old* (which is there once) becomes *new*; then *test* must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+ALL = (
+    Broken(
+        "draws: nothing is put into the page", NOTEBOOK + "page.js",
+        "    this.body.replaceChildren(place);\n", "", MOVES,
+    ),
+    Broken(
+        "draws: a bar is lost", NOTEBOOK + "live.js",
+        "all.set(more.subarray(Math.max(0, skip - old.length)), rest.length);",
+        "all.set(more.subarray(Math.max(0, skip - old.length), more.length - 1), rest.length);",
+        BROWSER + "test_the_bars_in_the_page_are_the_records",
+    ),
+    Broken(
+        "data grow while a cell spins: updates are not sent", NOTEBOOK + "live.py",
+        'elif content["type"] == "update":\n                self.sent.updates += 1',
+        'elif content["type"] == "update":\n                return', MOVES,
+    ),
+    Broken(
+        "reload: a late page is not answered", NOTEBOOK + "live.py",
+        'elif kind == "snapshot" and self._ask is not None:\n            self._ask()',
+        'elif kind == "snapshot":\n            pass', RELOAD,
+    ),
+    Broken(
+        "reload: a repaired picture is not drawn", NOTEBOOK + "live.js",
+        "for (const view of this.views) view.paused || view.show();\n    if (!this.told)",
+        "if (!this.told)", RELOAD,
+    ),
+    Broken(
+        "second view: only the first is told", NOTEBOOK + "live.js",
+        "for (const view of this.views) view.apply(changes);",
+        "for (const view of [...this.views].slice(0, 1)) view.apply(changes);", RELOAD,
+    ),
+    Broken(
+        "theme: not painted again", NOTEBOOK + "page.js",
+        "if (!this.document || this.feed.frozen) return;\n    const ink",
+        "if (this.once || !this.document || this.feed.frozen) return;\n"
+        "    this.once = true;\n    const ink",
+        BROWSER + "test_it_follows_the_theme",
+    ),
+    Broken(
+        "cancel in a busy cell", NOTEBOOK + "live.py", "comm._reply_subshell_for = None", "pass",
+        BROWSER + "test_cancel_works_while_a_cell_spins",
+    ),
+    Broken(
+        "frozen: not put into the notebook", NOTEBOOK + "view.py",
+        "handle.update(data, metadata=metadata, raw=True)", "pass",
+        "tests/notebook/test_picture.py::"
+        "test_the_frozen_picture_takes_the_live_ones_place_also_where_no_page_is_open",
+    ),
+    Broken(
+        "frozen: a page that was opened late keeps the widget", NOTEBOOK + "live.js",
+        "setTimeout(() => keep(this.model, snapshot), 1500);", "", RELOAD,
+    ),
+    Broken(
+        "pause does not hold", NOTEBOOK + "page.js",
+        "if (this.paused || !this.document) return;", "if (!this.document) return;",
+        BROWSER + "test_a_held_picture_stands_and_then_shows_the_present",
+    ),
+    Broken(
+        "selection: nothing is framed", NOTEBOOK + "page.js",
+        "out[name].push(data[name][i]);", "out[name].length;", FOUND,
+    ),
+    Broken(
+        "scrubber: no moment is sought", NOTEBOOK + "page.js",
+        'this.send("seek", this.wanted);', "", FOUND,
+    ),
+    Broken(
+        "source line is not lit", NOTEBOOK + "live.js",
+        "this.lit = told;\n", "this.lit = told;\n    return;\n", PROGRAM,
+    ),
+    Broken(
+        "no route: the script is not pushed", NOTEBOOK + "live.py",
+        'if not self._pushed and (late or not self._scripts["route"]):', "if False:",
+        BROWSER + "test_without_the_server_route_a_busy_kernel_brings_the_script",
+    ),
+    Broken(
+        "side panel stands still", PANEL,
+        'this.meter.style.width = host.lost ? "0" : `${100 * device.busy}%`;',
+        "this.meter.style.width ||= `${100 * device.busy}%`;", PAGES,
+    ),
+    Broken(
+        "side panel leaves its lab", PANEL,
+        "this.choose(names.includes(known) && !this.silent.has(known) ? known : newest);",
+        "this.choose(newest);", "tests/notebook/test_browser_panel.py",
+    ),
+    Broken(
+        "dashboard page stands still", NOTEBOOK + "dashboard/dashboard.js",
+        "for (const handler of this.handlers) handler(message, [block]);",
+        'if (message.type === "snapshot" && !this.once)'
+        " for (const handler of this.handlers) handler(message, [block]), (this.once = true);",
+        PAGES,
+    ),
+    Broken(
+        "dashboard page: the prefix of a hub is forgotten",
+        "extensions/pathways_lab_server/__init__.py",
+        "os.environ[PAGES_VARIABLE] = pages", 'os.environ[PAGES_VARIABLE] = "/" + LABS', PAGES,
+    ),
+    Broken(
+        "outside request of a view", NOTEBOOK + "live.js",
+        "feed = new Feed(model);", "feed = new Feed(model);" + OUTSIDE, MOVES,
+    ),
+    Broken(
+        "outside request of the side panel", PANEL,
+        "this.running += 1;\n", "this.running += 1;" + OUTSIDE + "\n", PAGES,
+    ),
+)  # fmt: skip
+
+
+@contextmanager
+def copy() -> Iterator[Path]:
+    """A folder with what is in the project now."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    with tempfile.TemporaryDirectory(prefix="pathways-broken-") as folder:
+        for name in filter(None, names.split("\0")):
+            there = Path(folder, name)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, there, follow_symlinks=False)
+        yield Path(folder)
+
+
+def outcome(broken: Broken, root: Path) -> str:
+    """What its test says in *root* while it is broken there."""
+    file = root / broken.file
+    whole = file.read_text()
+    file.write_text(whole.replace(broken.old, broken.new))
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", broken.test]
+        ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return "HANGS"
+    finally:
+        file.write_text(whole)
+    if ran.returncode != 1:
+        return f"SURVIVES ({ran.returncode})"
+    why = [line[4:].strip() for line in ran.stdout.splitlines() if line.startswith("E  ")]
+    return "fails: " + (why[0][:90] if why else "?")
+
+
+def main() -> int:
+    """See the module's docstring."""
+    words = sys.argv[1:]
+    chosen = [b for b in ALL if not words or any(word in b.name for word in words)]
+    failed = 0
+    with copy() as root:
+        for broken in chosen:
+            begun = time.monotonic()
+            said = outcome(broken, root)
+            failed += said.startswith("fails")
+            print(f"{broken.name:<58}{time.monotonic() - begun:>4.0f} s  {said}", flush=True)
+    print(f"{failed} of {len(chosen)} tests failed")
+    return int(failed < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
