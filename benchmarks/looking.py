@@ -171,7 +171,7 @@ class Looking:
         name = FUNCTIONS[case]
         # First pictures, which have the whole past in them or are of a new shape, are paid once.
         self._kernel.drawn(VIEWS[self.name])
-        self._kernel.run(f"for _ in range(4): timed({name!r}, 20); time.sleep(0.3)")
+        self._kernel.run(f"timed({name!r}, {max(units // 2, 20)})")
         printed = self._kernel.run(f"timed({name!r}, {units})")
         passed, kernel, drawing = map(float, printed.split())
         self._kernel.used.setdefault((case, self.name), []).append((passed, kernel, drawing))

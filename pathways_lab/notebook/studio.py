@@ -87,7 +87,8 @@ class Studio:
 
     elsewhere: processor seconds that the kernel has used for them, and nobody has counted.
     idle: share of the last moments in which the kernel computed nothing.
-    extra: processor seconds that went into documents: once for a shape, so nothing rests for it.
+    extra: processor seconds of the present turn that went into documents and frozen pictures: once
+    for a shape or a view, so nothing rests for them.
     """
 
     def __init__(self, say: Any, clock: Any) -> None:
@@ -155,8 +156,9 @@ class Studio:
     def tick(self, most: int) -> tuple[float, float]:
         """Draw what is new in every view: so many records more, at most.
 
-        What it took to fold and to draw, in processor seconds.
+        What it took to fold and to draw, in processor seconds; see *extra*.
         """
+        self.extra = 0.0
         now, begun = self.timeline.clock(), time.thread_time()
         for present in {shown.picture.present for shown in self.views.values()}:
             present.collect(now, most)
@@ -168,7 +170,7 @@ class Studio:
                     self._end(number, shown)
             except Exception as error:
                 self._fail(number, error)
-        return folded - begun, time.thread_time() - folded
+        return folded - begun, time.thread_time() - folded - self.extra
 
     def _draw(self, number: int, shown: Shown, whole: bool = False) -> None:
         message = shown.message(self.timeline.clock(), whole)
@@ -180,7 +182,10 @@ class Studio:
 
     def _end(self, number: int, shown: Shown) -> None:
         del self.views[number]
-        self._say("frozen", number, shown.picture.outcome, shown.picture.bundle())
+        begun = time.thread_time()
+        bundle = shown.picture.bundle()
+        self.extra += time.thread_time() - begun
+        self._say("frozen", number, shown.picture.outcome, bundle)
 
     def _fail(self, number: int, error: Exception) -> None:
         """A view that cannot be drawn ends, and others go on."""
@@ -202,7 +207,7 @@ def serve(connection: Connection, offset: float) -> None:
     while True:
         wait = max(0.0, due - time.monotonic()) if studio.views else None
         if asked or connection.poll(wait):
-            begun, studio.extra = time.thread_time(), 0.0
+            begun = time.thread_time()
             frame = pickle.loads(connection.recv_bytes())
             studio.hear(*frame)
             if frame[0] == "open":

@@ -319,6 +319,28 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     assert {kind for kind, *_ in sent} == {"message"}
 
 
+def test_nothing_rests_for_what_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a run has ended, the view of the next one moves at once."""
+
+    def dear(picture: Picture) -> Bundle:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.3:
+            pass
+        return {}, {}
+
+    monkeypatch.setattr(Picture, "bundle", dear)
+    monkeypatch.setattr(picture, "SETTLE", 0.0)
+    records = training(1)
+    made = Studio(lambda *_: None, lambda: arrival(records[-1]))
+    made.hear("records", [([chronicle.write(r) for r in records], len(records))], 0, 0.0, 1.0)
+    made.hear("open", 1, Wanted(origin=0.0, since=0.0))
+    made.hear("told", 1, "finished")
+    assert sum(made.tick(1000)) < 0.3 <= made.extra
+    assert not made.views
+    made.tick(1000)
+    assert made.extra == 0
+
+
 @pytest.mark.parametrize("late", [0.4, 0.6])
 def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) -> None:
     records = training(1)
