@@ -13,9 +13,9 @@ nothing else fits (then its program is "").
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +66,16 @@ def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
         kind = TRANSFER
     else:
         return []
+    places: dict[float, int] = {}
     if span.devices or kind == GANG:
-        lanes = (Lane(span.island, span.host, device) for device in span.devices)
-        places = Counter(rows[lane] for lane in lanes if lane in rows)
+        for device in span.devices:
+            row = rows.get(Lane(span.island, span.host, device))
+            if row is not None:
+                places[row] = places.get(row, 0) + 1
     else:
-        places = Counter(row for lane, row in rows.items() if lane.host == span.host)
+        for lane, row in rows.items():
+            if lane.host == span.host:
+                places[row] = places.get(row, 0) + 1
     return [
         Bar(
             row,
@@ -177,7 +182,7 @@ def _absorb(last: Bar, bar: Bar) -> None:
 def coarser(bars: Iterable[Bar], resolution: float, mix: bool = False) -> list[Bar]:
     """The same bars at a lower resolution (seconds); the originals are not touched."""
     out = Bars(resolution, mix)
-    out.add(replace(bar) for bar in sorted(bars, key=lambda b: b.start))
+    out.add(copy(bar) for bar in sorted(bars, key=lambda b: b.start))
     return out.items
 
 
