@@ -104,7 +104,7 @@ def test_what_is_missing_is_said_and_the_others_are_measured() -> None:
 
 
 def test_a_system_that_fails_half_way_keeps_its_rounds_and_its_reason() -> None:
-    result = run([Fake("x", fails_at=16), Fake("y")])
+    result = run([Fake("x", fails_at=10), Fake("y")])
     assert "the network is gone" in result.missing["x"]
     assert 0 < len(result.of("a", "x")) < 6
     assert len(result.of("a", "y")) == 6
