@@ -371,7 +371,7 @@ def test_updates_bring_a_page_to_the_present_plots(window: float) -> None:
 
 
 def test_a_lab_that_computes_keeps_the_shape_of_its_picture() -> None:
-    """To build a document of another shape takes the kernel 200 ms."""
+    """To build a document of another shape takes 200 ms."""
     records = training(8, hosts=2)
     shapes: dict[str, list[object]] = {name: [] for name in PANELS}
     for tenth in range(15, 50):
@@ -383,6 +383,18 @@ def test_a_lab_that_computes_keeps_the_shape_of_its_picture() -> None:
     plot = panel("messages", scene, 5.0)
     other = replace(plot, note="other words")
     assert changes(plot, other) == [Assign("messages-note", "content", "other words")]
+
+
+def test_messages_are_those_of_a_run_of_which_they_are_known() -> None:
+    """They come later than what computes: the picture of the last run's stands until then."""
+    records = training(2)
+    newest = max(r.run for r in records if isinstance(r, Event))
+    late = [
+        r for r in records
+        if not (isinstance(r, Event) and r.kind == "message" and r.run == newest)
+    ]  # fmt: skip
+    end = arrival(records[-1])
+    assert panel("messages", scene_at(late, end), end).empty == ""
 
 
 def test_what_was_planned_is_compared_with_a_whole_run() -> None:

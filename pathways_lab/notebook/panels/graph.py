@@ -95,15 +95,15 @@ def critical(flow: Flow, seconds: dict[int, float]) -> tuple[int, ...]:
     return tuple(s for s in reversed(path) if not flow[s].transfer)
 
 
-def newest(scene: Scene, whole: bool = False) -> RunSeen | None:
+def newest(scene: Scene, whole: bool = False, told: bool = False) -> RunSeen | None:
     """The run to show: the newest of whose computations anything is known, else the newest.
 
-    whole: one that has ended, if there is any.
+    whole, told: one that has ended, or whose messages are known, if there is any.
     """
     runs = [run for run in scene.runs.values() if run.run]
     ran = [run for run in runs if run.gangs]
-    ended = [run for run in ran if whole and run.ended is not None]
-    return max(ended or ran or runs, key=lambda run: (run.begin, run.run), default=None)
+    fit = [r for r in ran if (r.ended is not None or not whole) and (r.messages or not told)]
+    return max(fit or ran or runs, key=lambda run: (run.begin, run.run), default=None)
 
 
 def plot(scene: Scene, now: float) -> Plot:

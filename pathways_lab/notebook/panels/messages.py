@@ -1,4 +1,4 @@
-"""Messages: who told whom what, in which order, in the newest run.
+"""Messages: who told whom what, in which order, in the newest run of which that is known.
 
 A sequence diagram that lies on its side: a row per process, an arrow per
 message, from left to right in the order of time.  What one process tells many
@@ -37,7 +37,7 @@ HOVER = (
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    run = newest(scene)
+    run = newest(scene, told=True)
     told = sorted(run.messages, key=lambda m: m.time) if run is not None else []
     columns = bursts(told)
     people = participants(told)
