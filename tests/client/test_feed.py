@@ -39,7 +39,7 @@ def buffers(lab: pw.Lab) -> int:
     return len(lab.session.connection._buffers)
 
 
-def until(done: Any, seconds: float = 60.0) -> None:
+def until(done: Any, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, "it took too long"
