@@ -24,7 +24,7 @@ from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.strips import Strip
 from pathways_lab.notebook.table import Table
-from pathways_lab.timeline.bars import Bar, Bars, bars_of, fitting
+from pathways_lab.timeline.bars import Bar, Bars, bars_of, counted, fitting
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
@@ -286,16 +286,11 @@ class Scene:
 
     def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
         gang = wait.gang
-        rows = self.rows.of
-        counted: dict[float, int] = {}
-        for device in devices:
-            row = rows.get(Lane(gang.island, gang.host, device))
-            if row is not None:
-                counted[row] = counted.get(row, 0) + 1
+        lanes = (Lane(gang.island, gang.host, device) for device in devices)
         self.seen_causes.add(WAITS.index(wait.cause))
         self.waited.add(
             _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
-            for row, count in counted.items()
+            for row, count in counted(lanes, self.rows.of).items()
         )
 
     def arrived(self, run: int, step: int, host: str) -> bool:

@@ -66,16 +66,10 @@ def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
         kind = TRANSFER
     else:
         return []
-    places: dict[float, int] = {}
     if span.devices or kind == GANG:
-        for device in span.devices:
-            row = rows.get(Lane(span.island, span.host, device))
-            if row is not None:
-                places[row] = places.get(row, 0) + 1
+        lanes: Iterable[Lane] = (Lane(span.island, span.host, device) for device in span.devices)
     else:
-        for lane, row in rows.items():
-            if lane.host == span.host:
-                places[row] = places.get(row, 0) + 1
+        lanes = (lane for lane in rows if lane.host == span.host)
     return [
         Bar(
             row,
@@ -92,8 +86,18 @@ def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
             count * (span.end - span.start),
             bool(span.args.get("poisoned")),
         )
-        for row, count in places.items()
+        for row, count in counted(lanes, rows).items()
     ]
+
+
+def counted(lanes: Iterable[Lane], rows: Mapping[Lane, float]) -> dict[float, int]:
+    """The rows that show any of *lanes*, and how many of them each shows."""
+    found: dict[float, int] = {}
+    for lane in lanes:
+        row = rows.get(lane)
+        if row is not None:
+            found[row] = found.get(row, 0) + 1
+    return found
 
 
 class Bars:
