@@ -139,6 +139,7 @@ class Feed(Iterator[Any]):
             self._wait_for_readers()
             self._fill(max(1, self._prefetch))
             taken, lent = self._ahead.popleft()
+            lent.taken = True
             self._lent.append(lent)
             self._fill(self._prefetch)
             return jax.tree.unflatten(self._tree, taken)

@@ -104,9 +104,13 @@ class Place:
 
 
 class Lent:
-    """An element that was taken: whether its handles are gone, and its buffers."""
+    """An element on its way or there: whether its handles are gone, and its buffers.
+
+    taken: the caller has had it, so it may be read and is made to the end.
+    """
 
     def __init__(self, handles: list[Handle], buffers: list[Buffer]) -> None:
+        self.taken = False
         self._handles = [weakref.ref(handle) for handle in handles]
         self._buffers = [weakref.ref(buffer) for buffer in buffers]
 
@@ -393,13 +397,17 @@ class HostTasks:
     # --- the end --------------------------------------------------------------------------------
 
     def end(self, number: int) -> None:
-        """A feed makes no more elements; those under way that nobody has are given up."""
+        """A feed makes no more elements; those under way that nobody has taken are given up.
+
+        Not those that were taken and are over: they may be read already, and Dask's word of
+        them, which the timeline's record is made from, still on its way.
+        """
         with contextlib.suppress(PathwaysError):
             self.flush()
         with self._lock:
             source = self._sources.pop(number, None)
             mine = [task for task in self._tasks.values() if task.feed == number]
-            tasks = [task for task in mine if task.lent is None or task.lent.over]
+            tasks = [task for task in mine if task.lent is None or not task.lent.taken]
             for task in tasks:
                 del self._tasks[number, task.step]
         if source is None:

@@ -159,6 +159,30 @@ def test_what_was_taken_still_comes_and_nothing_stays(lab: pw.Lab) -> None:
     s.release()
 
 
+def test_an_element_that_was_read_is_recorded_though_its_feed_has_ended(lab: pw.Lab) -> None:
+    """Dask's word that a task is over may come after everything that was done with its element."""
+    s = lab.slice(1)
+
+    def make(step: int) -> Any:
+        worker = host_tasks._worker
+
+        def late() -> str:  # called when all hosts have the element
+            host_tasks._worker = worker
+            time.sleep(0.5)
+            return worker()
+
+        if step == 1:
+            host_tasks._worker = late
+        return np.int32(step)
+
+    with lab.feed(make, s, prefetch=0, steps=2, name="late") as feed:
+        assert [int(value.result()) for value in feed] == [0, 1]
+    until(lambda: [r.args["step"] for r in tasks(lab) if r.program == "late"] == [0, 1])
+    until(lambda: buffers(lab) == 0 and not lab._host_tasks._tasks)
+    until(lambda: lab.accounts().total.nbytes == 0)
+    s.release()
+
+
 def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_path: Path) -> None:
     """Once while it makes an element, once when the hosts have one and nobody knows it yet."""
     s = lab.slice(2, "data")
@@ -188,12 +212,9 @@ def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_p
         for element in feed:
             w = add(w, element)
         assert float(w) == 123456  # all of them, once, in order
-        # Before the feed ends, which calls off what Dask does once more for nobody.
-        until(
-            lambda: (
-                sorted(r.args["step"] for r in tasks(lab) if r.program == "batches") == [*range(7)]
-            )
-        )
+    until(
+        lambda: sorted(r.args["step"] for r in tasks(lab) if r.program == "batches") == [*range(7)]
+    )
     pids = (tmp_path / "sent").read_text().split()
     assert len(set(pids)) == 2, "the element was made again by another worker"
     s.release()
