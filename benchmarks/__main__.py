@@ -22,7 +22,7 @@ SHORT = {
     "fanout": ["--hosts", "1", "4", "16", "--rounds", "3", "--budget", "0.2"],
     "latency": ["--rounds", "3", "--budget", "0.05"],
     "drawing": ["--seconds", "20", "--every", "10"],
-    "looking": ["--rounds", "3", "--budget", "0.3"],
+    "looking": ["--rounds", "1", "--pairs", "2", "--budget", "0.3"],
     "training": ["--rounds", "1", "--milliseconds", "1"],
     "stamps": ["--gangs", "30"],
     "transfer": ["--rounds", "3", "--budget", "0.02", "--largest", "4 MiB"],

@@ -1,37 +1,48 @@
-"""The overhead of looking: throughput without a view, with one, with four, with all panels.
+"""The overhead of looking: throughput while pictures move, against the same views stopped.
 
     python -m benchmarks.looking
 
 A real Jupyter kernel drives a lab of two islands; this process is its front
 end: it takes every message of every view as the Jupyter server would, says that
-it follows, and draws nothing (a browser draws in processes of its own).  The
-number and kind of views changes from sample to sample, in an order shuffled anew in
-every round; a view's cost is the ratio to the samples without any of the same
-rounds.  Beside it stands the processor time that views took while calls were timed: in the
-kernel, whose interpreter the calls need too, and in the process that draws.
+it follows, and draws nothing (a browser draws in processes of its own).  Once views have been
+opened, the process that draws is stopped by a signal in every other sample, and the kernel, which
+hands on only what that asks for, does nothing for it then: samples of a pair are seconds
+apart and differ in nothing else.  The same with no view open says how much differs by chance.
+
+A round visits every kind of call with every number and kind of views, in an order shuffled
+anew, and takes some pairs there.  Beside the cost stands the processor time that views took while
+calls were timed: in the kernel, whose interpreter the calls need too, and in the process that
+draws.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import random
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 from benchmarks.harness.child import ROOT
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.numbers import Ratio, ratio
 from benchmarks.harness.report import Report, publish
-from benchmarks.harness.rounds import Measured, Missing, Timed, measure
+from benchmarks.harness.rounds import Measured, Missing, Timed, busy_cores, more_units
 
 FAST, STEADY, STEPS = "calls as fast as they go", "computations of 1 ms", "steps of a pipeline"
 FUNCTIONS = {FAST: "fast", STEADY: "steady", STEPS: "step"}
 NONE, ONE, FOUR, ALL = "no view", "1 live view", "4 live views", "1 view of all panels"
 VIEWS = {NONE: 0, ONE: 1, FOUR: 4, ALL: 1}
+STOPPED, MOVING = "stopped", "moving"
 LIMIT = 0.03
 """Of throughput: what live views may cost."""
+
+PAIRS = 5
+"""Of samples, in a round, of one kind of calls with one kind of views."""
 
 SETUP = """
 import threading, time, jax, numpy as np, psutil, pathways_lab as pw
@@ -58,11 +69,12 @@ def show(count, panels):
     for view in views:
         view.show()
 kernel = psutil.Process()
+def drawing():
+    return [c for c in kernel.children() if "pathways_lab.notebook.studio" in c.cmdline()]
 def used():
     ours = {t.native_id for t in threading.enumerate() if t.name.startswith("pathways studio")}
     here = sum(t.user_time + t.system_time for t in kernel.threads() if t.id in ours)
-    drawing = (c for c in kernel.children() if "pathways_lab.notebook.studio" in c.cmdline())
-    return np.array([here, sum(sum(c.cpu_times()[:2]) for c in drawing)])
+    return np.array([here, sum(sum(c.cpu_times()[:2]) for c in drawing())])
 def timed(name, count):
     f, x = functions[name], zero
     before, begun = used(), time.perf_counter()
@@ -77,7 +89,7 @@ def timed(name, count):
 class Kernel:
     """A Jupyter kernel and its front end, in this thread.
 
-    messages, bytes: of views.  used: what these took by case and name, see :func:`taken`.
+    messages, bytes: of views.
     """
 
     def __init__(self) -> None:
@@ -93,7 +105,6 @@ class Kernel:
         self._new: list[str] = []
         self._drawn: set[str] = set()
         self.messages = self.bytes = 0
-        self.used: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
 
     def run(self, code: str, timeout: float = 120.0) -> str:
         """Run a cell, taking every message meanwhile; what it printed.
@@ -152,40 +163,93 @@ class Kernel:
 
 
 class Looking:
-    """Throughput while some views are live."""
+    """Samples with views that move and that are stopped.
 
-    cases: Sequence[str] = tuple(FUNCTIONS)
+    used: what views that move took, by kind of calls and of views, see :func:`taken`.
+    """
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        self.name = name
+    def __init__(self, kernel: Kernel, budget: float) -> None:
+        self.measured = Measured()
+        self.used: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
         self._kernel = kernel
+        self._budget = budget
+        self._units: dict[str, int] = {}
 
-    def start(self) -> None:
-        """The kernel runs already."""
+    def measure(
+        self, calls: Collection[str], views: Collection[str], rounds: int, pairs: int, seed: int
+    ) -> None:
+        """All rounds; no view is open in the end."""
+        for kind in calls:
+            self._units[kind] = self._enough(kind)
+        self.measured.busy = busy_cores(1.0)
+        chance = random.Random(seed)
+        for number in range(rounds):
+            visits = [(kind, look) for kind in calls for look in views]
+            for kind, look in chance.sample(visits, len(visits)):
+                self._open(look)
+                for _ in range(pairs):
+                    for state in chance.sample((STOPPED, MOVING), 2):
+                        self._sample(kind, look, state)
+            print(f"round {number + 1} of {rounds}", flush=True)
+        self._open(NONE)
 
-    def round(self, case: str, units: int) -> Timed:
-        """Open the views, let them begin to follow, then time calls."""
-        panels = "PANELS" if self.name == ALL else "()"
-        self._kernel.run(f"show({VIEWS[self.name]}, {panels})")
+    def _enough(self, kind: str) -> int:
+        """The calls that fill a sample."""
+        units, timed = 1, self._timed(kind, 1)[0]
+        while timed.seconds < self._budget / 2:
+            units = more_units(timed, self._budget)
+            timed = self._timed(kind, units)[0]
+        return more_units(timed, self._budget)
+
+    def _open(self, look: str) -> None:
+        panels = "PANELS" if look == ALL else "()"
+        self._kernel.run(f"show({VIEWS[look]}, {panels})")
         self._kernel.follow()
-        name = FUNCTIONS[case]
         # First pictures, which have the whole past in them or are of a new shape, are paid once.
-        self._kernel.drawn(VIEWS[self.name])
-        self._kernel.run(f"timed({name!r}, {max(units // 2, 20)})")
-        printed = self._kernel.run(f"timed({name!r}, {units})")
+        self._kernel.drawn(VIEWS[look])
+
+    def _sample(self, kind: str, look: str, state: str) -> None:
+        units = self._units[kind]
+        with self._stopped(state == STOPPED):
+            # What was owed or saved up in the last sample is no part of this one.
+            self._timed(kind, max(units // 2, 1))
+            timed, took = self._timed(kind, units)
+        times = self.measured.times.setdefault(f"{kind}, {look}", {STOPPED: [], MOVING: []})
+        times[state].append(timed.seconds / timed.units)
+        if state == MOVING:
+            self.used.setdefault((kind, look), []).append((timed.seconds, *took))
+
+    @contextmanager
+    def _stopped(self, stopped: bool) -> Iterator[None]:
+        """With the process that draws held, or not."""
+        found = self._kernel.run("print(*(c.pid for c in drawing()))") if stopped else ""
+        processes = [psutil.Process(int(pid)) for pid in found.split()]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+    def _timed(self, kind: str, units: int) -> tuple[Timed, tuple[float, float]]:
+        printed = self._kernel.run(f"timed({FUNCTIONS[kind]!r}, {units})")
         passed, kernel, drawing = map(float, printed.split())
-        self._kernel.used.setdefault((case, self.name), []).append((passed, kernel, drawing))
-        return Timed(passed, units)
-
-    def stop(self) -> None:
-        """The kernel ends later."""
+        return Timed(passed, units), (kernel, drawing)
 
 
-def cost(measured: Measured, case: str, views: str) -> Ratio:
+def cost(measured: Measured, calls: str, views: str) -> Ratio:
     """Share of throughput that views take, of 1; below 0 when they seem to give some."""
-    quiet, seen = measured.of(case, NONE), measured.of(case, views)
-    kept = ratio(quiet, seen)
+    case = f"{calls}, {views}"
+    kept = ratio(measured.of(case, STOPPED), measured.of(case, MOVING))
     return Ratio(1 - kept.value, 1 - kept.high, 1 - kept.low)
+
+
+def verdict(found: Ratio) -> str:
+    """Whether a cost is below the limit, with all of its interval."""
+    if found.high < LIMIT:
+        return "yes"
+    return "**no**" if found.low > LIMIT else "not decided"
 
 
 def taken(used: Sequence[tuple[float, float, float]]) -> str:
@@ -199,33 +263,40 @@ def taken(used: Sequence[tuple[float, float, float]]) -> str:
     )
 
 
+def note(looking: Looking, calls: str, views: str) -> str:
+    """One line about one kind of views, or about chance."""
+    found = cost(looking.measured, calls, views)
+    share = f"{100 * found.value:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    if views == NONE:
+        return f"{calls}: by chance, with no view open, {share}"
+    return (
+        f"{calls}: {views} cost{'s' * (views != FOUR)} {share} of throughput,"
+        f" wanted below {100 * LIMIT:g}%: {verdict(found)}; {taken(looking.used[calls, views])}"
+    )
+
+
 def main() -> None:
     """Measure, print, publish."""
-    chosen = arguments(__doc__, rounds=15, budget=1.0).parse_args()
+    parser = arguments(__doc__, rounds=4, budget=2.0)
+    names = list(FUNCTIONS.values())
+    parser.add_argument("--calls", nargs="+", choices=names, default=names)
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="of samples, in each round")
+    chosen = parser.parse_args()
     how = settings(chosen)
+    calls = [kind for kind, name in FUNCTIONS.items() if name in chosen.calls]
     kernel = Kernel()
     try:
         kernel.run(SETUP)
-        measured = measure(
-            [Looking(kernel, views) for views in VIEWS], list(FUNCTIONS),
-            rounds=how.rounds, budget=how.budget, seed=how.seed,
-        )  # fmt: skip
+        looking = Looking(kernel, how.budget)
+        looking.measure(calls, VIEWS, how.rounds, 1 if how.quick else chosen.pairs, how.seed)
     finally:
         kernel.close()
     title = "The overhead of looking (emulated devices)"
-    report = Report("looking", title, "call", measured, NONE)
+    report = Report("looking", title, "call", looking.measured, STOPPED)
     report.facts["messages"] = {"count": kernel.messages, "bytes": kernel.bytes}
-    for case in measured.times:
+    for kind in calls:
         for views in VIEWS:
-            if views != NONE and measured.of(case, views) and measured.of(case, NONE):
-                found = cost(measured, case, views)
-                report.notes.append(
-                    f"{case}: {views} cost{'s' * (views != FOUR)} {100 * found.value:.1f}%"
-                    f" of throughput [{100 * found.low:.1f}, {100 * found.high:.1f}],"
-                    f" wanted below {100 * LIMIT:g}%: {'yes' if found.value < LIMIT else '**no**'};"
-                    f" {taken(kernel.used[case, views])}"
-                )
-                report.notes.append("")
+            report.notes += [note(looking, kind, views), ""]
     publish(report, how.folder)
 
 

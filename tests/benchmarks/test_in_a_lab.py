@@ -10,7 +10,8 @@ import pytest
 import pathways_lab as pw
 from benchmarks import clients, crossover, fanout, looking, pipeline
 from benchmarks.gangs.tenant import Tenant
-from benchmarks.harness.rounds import Measured, measure
+from benchmarks.harness.numbers import Ratio
+from benchmarks.harness.rounds import Measured, Timed, measure
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +73,26 @@ def test_what_clients_used_together_is_all_accounted_for(lab: pw.Lab, tmp_path: 
 
 
 @pytest.mark.cluster
-def test_looking_opens_views_that_send_their_pictures() -> None:
+def test_looking_stops_the_process_that_draws_in_one_sample_of_each_pair() -> None:
+    states: list[str] = []
+
+    class Watched(looking.Looking):
+        def _timed(self, kind: str, units: int) -> tuple[Timed, tuple[float, float]]:
+            states.append(kernel.run("print(*(c.status() for c in drawing()))").strip())
+            return super()._timed(kind, units)
+
     kernel = looking.Kernel()
     try:
         kernel.run(looking.SETUP)
-        found = measure(
-            [looking.Looking(kernel, name) for name in (looking.NONE, looking.ALL)],
-            [looking.STEPS], rounds=1, budget=0.01,
-        )  # fmt: skip
-        assert not found.missing
+        found = Watched(kernel, 0.01)
+        found.measure([looking.STEPS], [looking.ALL], rounds=1, pairs=2, seed=0)
+        times = found.measured.times[f"{looking.STEPS}, {looking.ALL}"]
+        assert [len(samples) for samples in times.values()] == [2, 2]
         assert kernel.messages > 0
-        assert {name for _, name in kernel.used} == {looking.NONE, looking.ALL}
+        first, second = ([state == "stopped" for state in states[-8:][n::2]] for n in (0, 1))
+        assert first == second  # before a sample begins, and in it
+        assert [sum(first[:2]), sum(first[2:])] == [1, 1]
+        assert "wanted below 3%" in looking.note(found, looking.STEPS, looking.ALL)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             kernel.run("1 / 0")
     finally:
@@ -95,9 +105,13 @@ def test_what_views_take_is_told_of_all_samples_together() -> None:
 
 
 def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
-    measured = Measured({"a": {looking.NONE: [0.9, 0.9], looking.ONE: [1.0, 1.0]}})
-    found = looking.cost(measured, "a", looking.ONE)
+    case = f"{looking.FAST}, {looking.ONE}"
+    measured = Measured({case: {looking.STOPPED: [0.9, 0.9], looking.MOVING: [1.0, 1.0]}})
+    found = looking.cost(measured, looking.FAST, looking.ONE)
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert looking.verdict(found) == "**no**"
+    assert looking.verdict(Ratio(0.02, 0.01, 0.04)) == "not decided"
+    assert looking.verdict(Ratio(0.02, 0.01, 0.029)) == "yes"
 
 
 def test_factors_compare_the_two_dispatches() -> None:
