@@ -24,11 +24,11 @@ from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.strips import Strip
 from pathways_lab.notebook.table import Table
-from pathways_lab.timeline.bars import Bar, Bars, bars_of, counted, fitting
+from pathways_lab.timeline.bars import Bar, Bars, Places, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
-from pathways_lab.timeline.machine import FEEDS, Lane, Machine
+from pathways_lab.timeline.machine import FEEDS, Lane, Machine, lanes_of
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import Event, Record, Sample, Span, own
 from pathways_lab.timeline.waits import CAUSES, NOTHING, Wait, Waits
@@ -178,6 +178,7 @@ class Scene:
         self.last = float("-inf")
         self._bars = Bars()
         self._rows = rows(self.machine, level)
+        self._places = Places(self._rows.of)
         self._host_rows = self._rows
         self._structure = -1
 
@@ -187,6 +188,7 @@ class Scene:
         if self._structure != self.machine.structure:
             self._structure = self.machine.structure
             before, self._rows = self._rows, rows(self.machine, self.level)
+            self._places = Places(self._rows.of)
             moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
             if any(old != new for old, new in moved.items()):
                 for bar in self._bars.items:
@@ -200,6 +202,12 @@ class Scene:
             if any(a != b for a, b in moved.items()):
                 self.worked.move(moved, self.origin)
         return self._rows
+
+    @property
+    def places(self) -> Places:
+        """Where the queue panel has its devices, for the machine as it is known now."""
+        assert self.rows is not None  # looks whether the machine has changed
+        return self._places
 
     @property
     def host_rows(self) -> Rows:
@@ -267,7 +275,8 @@ class Scene:
             if wait.cause != NOTHING:
                 self._wait(devices, wait)
         if isinstance(record, Span) and record.kind in WORK:
-            row = self.host_rows.of.get(Lane(record.island, record.host, 0))
+            (lane,) = lanes_of(record.island, record.host, (0,))
+            row = self.host_rows.of.get(lane)
             if row is not None:
                 self.worked.add(
                     [_mark(row, WORK.index(record.kind), record.start, record.end, record)]
@@ -286,11 +295,11 @@ class Scene:
 
     def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
         gang = wait.gang
-        lanes = (Lane(gang.island, gang.host, device) for device in devices)
+        lanes = lanes_of(gang.island, gang.host, devices)
         self.seen_causes.add(WAITS.index(wait.cause))
         self.waited.add(
             _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
-            for row, count in counted(lanes, self.rows.of).items()
+            for row, count in self.places.counted(lanes)
         )
 
     def arrived(self, run: int, step: int, host: str) -> bool:
@@ -309,8 +318,7 @@ class Scene:
                 return
             self.first = min(self.first, event.time)
             what = What(event.node, event.program, event.client, self.gangs.by_key[key].line)
-            for device in event.args.get("devices", ()):
-                lane = Lane(event.island, event.host, int(device))
+            for lane in lanes_of(event.island, event.host, tuple(event.args.get("devices", ()))):
                 self.waiting.setdefault(lane, Waiting()).queue.append((key, event.time, what))
         elif event.kind == "host-lost":
             for lane, waiting in self.waiting.items():
@@ -331,18 +339,17 @@ class Scene:
                 self.by_dcn.add(span.island, span.start, span.end, rate)
         if span.kind == "gang":
             self.first = min(self.first, span.start)
-        self._bars.add(bars_of(span, self.rows.of))
+        self._bars.add(bars_of(span, self.places))
         if span.kind != "gang":
             return
         what = What(span.node, span.program, span.client, span.line)
         took, node = span.end - span.start, (span.program, span.node)
         self.longest[node] = max(took, self.longest.get(node, took))
         key = (span.run, span.step)
-        for device in span.devices:
-            lane = Lane(span.island, span.host, device)
+        for lane in lanes_of(span.island, span.host, span.devices):
             self.recent[lane] = what
             totals = self.totals.setdefault(lane, {})
-            totals[span.program] = totals.get(span.program, 0.0) + span.end - span.start
+            totals[span.program] = totals.get(span.program, 0.0) + took
             self.by_device.add(lane, span.start, span.end)
             waiting = self.waiting.setdefault(lane, Waiting())
             waiting.ended = max(waiting.ended, span.end)

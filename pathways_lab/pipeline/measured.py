@@ -23,7 +23,7 @@ from pathways_lab.client.lab import Lab
 from pathways_lab.timeline import queries, waits
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Record, Sample, Span
 
 CLIENT, CONTROL = "client and control plane", "control plane and hosts"
@@ -74,7 +74,7 @@ def measure(recording: Recording, slices: Sequence[Slice], **known: Any) -> Meas
         if isinstance(r, Span)
         and r.kind == "gang"
         and r.start >= recording.start
-        and any(Lane(r.island, r.host, d) in lanes for d in r.devices)
+        and not lanes.isdisjoint(lanes_of(r.island, r.host, r.devices))
     ]
     start = min((g.start for g in gangs), default=recording.start)
     end = max((g.end for g in gangs), default=start + 1e-9)

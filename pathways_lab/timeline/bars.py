@@ -13,6 +13,8 @@ nothing else fits (then its program is "").
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Record, Span
 
 GANG, TRANSFER = 0, 1
@@ -54,11 +56,27 @@ class Bar:
     failed: bool = False
 
 
-def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
+class Places:
+    """The row of every device, asked again and again about the same few sets of them."""
+
+    def __init__(self, rows: Mapping[Lane, float]) -> None:
+        self.rows = rows
+        self.counted = functools.lru_cache(maxsize=4096)(self._counted)
+
+    def _counted(self, lanes: tuple[Lane, ...]) -> tuple[tuple[float, int], ...]:
+        """The rows that show any of *lanes*, and how many of them each shows."""
+        return tuple(Counter(self.rows[lane] for lane in lanes if lane in self.rows).items())
+
+    def of_host(self, host: str) -> tuple[Lane, ...]:
+        """All lanes of a host."""
+        return tuple([lane for lane in self.rows if lane.host == host])
+
+
+def bars_of(span: Span, places: Places) -> list[Bar]:
     """The bars of one span: one for each row that shows any of its devices.
 
-    rows: the row of every device; devices that share a row share a bar, which
-        counts them.  A transfer that names no devices is on all of its host's.
+    Devices that share a row share a bar, which counts them.  A transfer that names no devices
+    is on all of its host's.
     """
     if span.kind == "gang":
         kind = GANG
@@ -67,9 +85,9 @@ def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
     else:
         return []
     if span.devices or kind == GANG:
-        lanes: Iterable[Lane] = (Lane(span.island, span.host, device) for device in span.devices)
+        lanes = lanes_of(span.island, span.host, span.devices)
     else:
-        lanes = (lane for lane in rows if lane.host == span.host)
+        lanes = places.of_host(span.host)
     return [
         Bar(
             row,
@@ -86,18 +104,8 @@ def bars_of(span: Span, rows: Mapping[Lane, float]) -> list[Bar]:
             count * (span.end - span.start),
             bool(span.args.get("poisoned")),
         )
-        for row, count in counted(lanes, rows).items()
+        for row, count in places.counted(lanes)
     ]
-
-
-def counted(lanes: Iterable[Lane], rows: Mapping[Lane, float]) -> dict[float, int]:
-    """The rows that show any of *lanes*, and how many of them each shows."""
-    found: dict[float, int] = {}
-    for lane in lanes:
-        row = rows.get(lane)
-        if row is not None:
-            found[row] = found.get(row, 0) + 1
-    return found
 
 
 class Bars:
@@ -169,8 +177,10 @@ class Bars:
 
 
 def _absorb(last: Bar, bar: Bar) -> None:
-    last.start = min(last.start, bar.start)
-    last.end = max(last.end, bar.end)
+    if bar.start < last.start:
+        last.start = bar.start
+    if bar.end > last.end:
+        last.end = bar.end
     last.count += bar.count
     last.busy += bar.busy
     if last.program != bar.program:
@@ -213,7 +223,8 @@ def columns(records: Iterable[Record], rows: Mapping[Lane, float]) -> Columns:
     Columns: ``kind``, ``run``, ``step``, ``count`` (int64), ``row``, ``start``,
     ``end`` (float64, seconds), ``program``, ``node`` (text).
     """
-    bars = [b for r in records if isinstance(r, Span) for b in bars_of(r, rows)]
+    places = Places(rows)
+    bars = [b for r in records if isinstance(r, Span) for b in bars_of(r, places)]
     out: Columns = {
         name: np.array([getattr(b, name) for b in bars], np.int64)
         for name in ("kind", "run", "step", "count")

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Record, Span
 
 Floats = NDArray[np.float64]
@@ -32,8 +32,7 @@ def utilisation(records: Iterable[Record], start: float, end: float) -> dict[Lan
     held: dict[Lane, list[tuple[float, float]]] = {}
     for record in records:
         if isinstance(record, Span) and record.kind == "gang":
-            for device in record.devices:
-                lane = Lane(record.island, record.host, device)
+            for lane in lanes_of(record.island, record.host, record.devices):
                 held.setdefault(lane, []).append((max(record.start, start), min(record.end, end)))
     out = {}
     for lane, spans in held.items():
@@ -58,17 +57,19 @@ class Busy(Generic[Key]):
         self.width, self.bins, self.origin = width, bins, origin
         self._seconds: dict[Key, Floats] = {}
         self._first = 0
+        self._base = origin
+        self._length = width * bins
 
     def add(self, key: Key, start: float, end: float, weight: float = 1.0) -> None:
         """Count ``end - start`` seconds for *key*, *weight* times."""
         if end <= start:
             return
-        self._scroll(self._bin(end))
+        if end - self._base >= self._length:
+            self._scroll(self._bin(end))
         row = self._seconds.get(key)
         if row is None:
             row = self._seconds[key] = np.zeros(self.bins)
-        base = self._time(self._first)
-        pour(row, start - base, end - base, self.width, weight)
+        pour(row, start - self._base, end - self._base, self.width, weight)
 
     def _bin(self, time: float) -> int:
         return math.floor((time - self.origin) / self.width)
@@ -87,6 +88,7 @@ class Busy(Generic[Key]):
                 moved[: self.bins - steps] = row[steps:]
             self._seconds[key] = moved
         self._first += steps
+        self._base = self._time(self._first)
 
     def shares(
         self, now: float, running: Iterable[tuple[Key, float, float]] = (), coarse: int = 1

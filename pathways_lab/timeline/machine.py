@@ -10,6 +10,7 @@ not matter beyond *joined* and *lost* of the same host.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,12 @@ class Lane(NamedTuple):
     island: str
     host: str
     device: int
+
+
+@functools.lru_cache(maxsize=4096)
+def lanes_of(island: str, host: str, devices: tuple[int, ...]) -> tuple[Lane, ...]:
+    """The lanes of some devices of one host; remembered, since every record asks."""
+    return tuple([Lane(island, host, device) for device in devices])
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.timeline.flow import Flow, Flows
-from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Event, Record, Span, own
 from pathways_lab.timeline.waits import CAUSES, INPUT, NOTHING, Wait, Waits, known_at
 
@@ -128,7 +128,7 @@ def ideal(gangs: Iterable[Span], flow: Flow) -> dict[int, tuple[float, float]]:
     for gang in gangs:
         long = gang.end - gang.start
         seconds[gang.step] = min(seconds.get(gang.step, long), long)
-        lanes = (Lane(gang.island, gang.host, device) for device in gang.devices)
+        lanes = lanes_of(gang.island, gang.host, gang.devices)
         where.setdefault(gang.step, set()).update(lanes)
     free: dict[Lane, float] = {}
     out: dict[int, tuple[float, float]] = {}
@@ -154,8 +154,7 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
     meanwhile = _by_lane(g for g in others if g.end > begin and g.start < seen.end)
     waited: dict[Lane, list[tuple[str, float, float]]] = {}
     for numbers, wait in seen.waits:
-        for number in numbers:
-            lane = Lane(wait.gang.island, wait.gang.host, number)
+        for lane in lanes_of(wait.gang.island, wait.gang.host, numbers):
             waited.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
     devices = []
     for lane, gangs in sorted(ran.items()):
@@ -175,8 +174,8 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
 def _by_lane(gangs: Iterable[Span]) -> dict[Lane, list[Span]]:
     out: dict[Lane, list[Span]] = {}
     for gang in gangs:
-        for number in gang.devices:
-            out.setdefault(Lane(gang.island, gang.host, number), []).append(gang)
+        for lane in lanes_of(gang.island, gang.host, gang.devices):
+            out.setdefault(lane, []).append(gang)
     return out
 
 

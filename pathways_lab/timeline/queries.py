@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_lab.timeline.gangs import Gang, Gangs
-from pathways_lab.timeline.machine import Lane, Machine
+from pathways_lab.timeline.machine import Lane, Machine, lanes_of
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 
@@ -59,8 +59,8 @@ def lanes(records: Iterable[Record]) -> dict[Lane, list[Span]]:
     out: dict[Lane, list[Span]] = {}
     for record in records:
         if isinstance(record, Span) and record.kind == "gang":
-            for device in record.devices:
-                out.setdefault(Lane(record.island, record.host, device), []).append(record)
+            for lane in lanes_of(record.island, record.host, record.devices):
+                out.setdefault(lane, []).append(record)
     for spans in out.values():
         spans.sort(key=lambda s: s.start)
     return out

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pathways_lab.timeline.flow import Flows
-from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 RUNNING, NOTHING = "running", "nothing to do"
@@ -112,12 +112,13 @@ class Waits:
 
     def _gang(self, gang: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
         gaps: dict[float, list[int]] = {}
-        for device in gang.devices:
-            lane = Lane(gang.island, gang.host, device)
-            since = self.free.get(lane, run.submitted)
-            if float("-inf") < since < gang.start:
-                gaps.setdefault(since, []).append(device)
-            self.free[lane] = max(self.free.get(lane, gang.end), gang.end)
+        free, start, end = self.free, gang.start, gang.end
+        for lane in lanes_of(gang.island, gang.host, gang.devices):
+            since = free.get(lane, run.submitted)
+            if float("-inf") < since < start:
+                gaps.setdefault(since, []).append(lane.device)
+            if free.get(lane, end) <= end:
+                free[lane] = end
         obstacles = tuple(self._obstacles(gang, run)) if gaps else ()
         for since, devices in gaps.items():
             for cause, start, end in blame(since, gang.start, run.submitted, obstacles):
@@ -209,15 +210,13 @@ def waits(
     ranked = sorted(records, key=lambda r: (known_at(r), isinstance(r, Span) and r.kind == "gang"))
     for record in ranked:
         if isinstance(record, Span) and record.kind == "gang":
-            for device in record.devices:
-                fold.free.setdefault(Lane(record.island, record.host, device), start)
+            for lane in lanes_of(record.island, record.host, record.devices):
+                fold.free.setdefault(lane, start)
         for devices, wait in fold.add(record):
-            for device in devices:
-                lane = Lane(wait.gang.island, wait.gang.host, device)
+            for lane in lanes_of(wait.gang.island, wait.gang.host, devices):
                 out.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
         if isinstance(record, Span) and record.kind == "gang":
-            for device in record.devices:
-                lane = Lane(record.island, record.host, device)
+            for lane in lanes_of(record.island, record.host, record.devices):
                 out.setdefault(lane, []).append((RUNNING, record.start, record.end))
     return {lane: _tiled(parts, start, end) for lane, parts in out.items()}
 

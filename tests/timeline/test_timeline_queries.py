@@ -13,6 +13,7 @@ from pathways_lab.timeline.bars import (
     GANG,
     TRANSFER,
     Bars,
+    Places,
     bars_of,
     coarser,
     columns,
@@ -240,7 +241,7 @@ def test_every_gang_on_every_device_is_one_bar() -> None:
 def test_neighbours_closer_than_a_pixel_become_one_bar_that_knows_their_number() -> None:
     bars = Bars(resolution=0.01)
     for n in range(100):
-        bars.add(bars_of(gang(n * 0.002, n * 0.002 + 0.001), {LANE: 0}))
+        bars.add(bars_of(gang(n * 0.002, n * 0.002 + 0.001), Places({LANE: 0})))
     assert len(bars.items) == 1
     bar = bars.items[0]
     assert (bar.count, bar.start, bar.end) == (100, 0.0, 99 * 0.002 + 0.001)
@@ -251,15 +252,15 @@ def test_long_bars_and_long_gaps_and_other_programs_stay_apart() -> None:
     bars = Bars(resolution=0.01)
     spans = [gang(0, 0.02), gang(0.02, 0.04), gang(0.1, 0.101), gang(0.101, 0.102, program="q")]
     for span in spans:
-        bars.add(bars_of(span, {LANE: 0}))
+        bars.add(bars_of(span, Places({LANE: 0})))
     assert [b.count for b in bars.items] == [1, 1, 1, 1]
 
 
 def test_sealed_bars_never_change() -> None:
     bars = Bars(resolution=1.0)
-    bars.add(bars_of(gang(0.0, 0.1), {LANE: 0}))
+    bars.add(bars_of(gang(0.0, 0.1), Places({LANE: 0})))
     first = bars.seal()
-    bars.add(bars_of(gang(0.1, 0.2), {LANE: 0}))
+    bars.add(bars_of(gang(0.1, 0.2), Places({LANE: 0})))
     assert [b.end for b in first] == [0.1]
     assert [b.start for b in bars.seal()] == [0.1]
     assert bars.forget_before(0.15) == 1
@@ -273,7 +274,7 @@ def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
     for _ in range(3000):
         time += rng.random() * 0.002
         end = time + rng.random() * 0.003
-        bars.add(bars_of(gang(time, end, program=rng.choice("ab")), {LANE: 0}))
+        bars.add(bars_of(gang(time, end, program=rng.choice("ab")), Places({LANE: 0})))
         time = end
     total = sum(b.busy for b in bars.items)
     out, resolution = fitting(bars.items, 50, 0.001)
@@ -289,12 +290,13 @@ def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
 
 def test_a_transfer_without_devices_is_drawn_on_all_lanes_of_its_host() -> None:
     lanes = {Lane("i", "h", 0): 0, Lane("i", "h", 1): 1, Lane("i", "g", 0): 2}
-    assert [b.row for b in bars_of(Span("transfer", 0, 1, "i", "h"), lanes)] == [0, 1]
-    assert bars_of(Span("compile", 0, 1, "i", "h", (0,)), lanes) == []
+    places = Places(lanes)
+    assert [b.row for b in bars_of(Span("transfer", 0, 1, "i", "h"), places)] == [0, 1]
+    assert bars_of(Span("compile", 0, 1, "i", "h", (0,)), places) == []
 
 
 def test_one_gang_of_several_hosts_in_a_shared_row_is_one_bar() -> None:
-    rows = {Lane("i", "h", 0): 0.0, Lane("i", "g", 0): 0.0}
+    rows = Places({Lane("i", "h", 0): 0.0, Lane("i", "g", 0): 0.0})
     bars = Bars()
     for host, start, step in (("h", 0.0, 0), ("h", 1.0, 1), ("g", 0.1, 0), ("g", 1.1, 1)):
         bars.add(bars_of(Span("gang", start, start + 0.9, "i", host, (0,), 7, step), rows))
@@ -302,6 +304,6 @@ def test_one_gang_of_several_hosts_in_a_shared_row_is_one_bar() -> None:
 
 
 def test_devices_that_share_a_row_share_a_bar_that_counts_them() -> None:
-    rows = {Lane("i", "h", 0): 0, Lane("i", "h", 1): 0, Lane("i", "h", 2): 1}
+    rows = Places({Lane("i", "h", 0): 0, Lane("i", "h", 1): 0, Lane("i", "h", 2): 1})
     bars = bars_of(Span("gang", 0.0, 0.5, "i", "h", (0, 1, 2)), rows)
     assert [(b.row, b.count, b.busy) for b in bars] == [(0, 2, 1.0), (1, 1, 0.5)]
