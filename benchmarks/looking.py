@@ -2,17 +2,18 @@
 
     python -m benchmarks.looking
 
-A real Jupyter kernel drives a lab of two islands; this process is its front
-end: it takes every message of every view as the Jupyter server would, says that
-it follows, and draws nothing (a browser draws in processes of its own).  Once views have been
-opened, the process that draws is stopped by a signal in every other sample, and the kernel, which
-hands on only what that asks for, does nothing for it then: samples of a pair are seconds
-apart and differ in nothing else.  The same with no view open says how much differs by chance.
+A real Jupyter kernel drives a lab of two islands, of 64 devices for the calls that keep so many
+busy and of 8 for the others; this process is its front end: it takes every message of every view
+as the Jupyter server would, says that it follows, and draws nothing (a browser draws in processes
+of its own).  Once views have been opened, the process that draws is stopped by a signal in every
+other sample, and the kernel, which hands on only what that asks for, does nothing for it then:
+samples of a pair are seconds apart and differ in nothing else.  The same with no view open
+says how much differs by chance.
 
 A round visits every kind of call with every number and kind of views, in an order shuffled
 anew, and takes some pairs there.  Beside the cost stands the processor time that views took while
-calls were timed: in the kernel, whose interpreter the calls need too, and in the process that
-draws.
+calls were timed, in the kernel, whose interpreter the calls need too, and in the process that
+draws; and how often each view was updated.
 """
 
 from __future__ import annotations
@@ -34,33 +35,51 @@ from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured, Missing, Timed, busy_cores, more_units
 
 FAST, STEADY, STEPS = "calls as fast as they go", "computations of 1 ms", "steps of a pipeline"
-FUNCTIONS = {FAST: "fast", STEADY: "steady", STEPS: "step"}
+WIDE = "250 ms on each of 64 devices"
+FUNCTIONS = {FAST: "fast", STEADY: "steady", STEPS: "step", WIDE: "wide"}
 NONE, ONE, FOUR, ALL = "no view", "1 live view", "4 live views", "1 view of all panels"
 VIEWS = {NONE: 0, ONE: 1, FOUR: 4, ALL: 1}
 STOPPED, MOVING = "stopped", "moving"
 LIMIT = 0.03
 """Of throughput: what live views may cost."""
 
-PAIRS = 5
-"""Of samples, in a round, of one kind of calls with one kind of views."""
+PAIRS, ENOUGH = 5, 10
+"""Of samples, in a round, of one kind of calls with one kind of views; and to say anything at all.
+"""
 
-SETUP = """
+IMPORTS = """
 import threading, time, jax, numpy as np, psutil, pathways_lab as pw
 from jax.sharding import NamedSharding, PartitionSpec as P
 from pathways_lab.notebook.panels import PANELS
+def compiled(f, on):
+    return pw.jit(f, on=on, in_shardings=P("x"), out_shardings=P("x"))
+def zeros(on):
+    return pw.device_put(np.zeros(on.shape, np.float32), NamedSharding(on.mesh, P("x")))
+"""
+EIGHT = """
 lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False)
 place, other = (lab.slice(shape=(4,), axes=("x",)) for _ in range(2))
 hold = pw.emulated(1.0)
-def compiled(f, on=place):
-    return pw.jit(f, on=on, in_shardings=P("x"), out_shardings=P("x"))
-functions = dict(fast=compiled(lambda x: x + 1), steady=compiled(lambda x: hold(x) + 1))
-there, back = compiled(lambda x: hold(x) * 2, other), compiled(lambda x: hold(x) / 2)
+functions = dict(
+    fast=compiled(lambda x: x + 1, place), steady=compiled(lambda x: hold(x) + 1, place)
+)
+there, back = compiled(lambda x: hold(x) * 2, other), compiled(lambda x: hold(x) / 2, place)
 @pw.program
 def step(x):
     parts = [back(there(x + n)) for n in range(8)]
     return sum(parts[1:], parts[0])
 functions["step"] = step
-zero = pw.device_put(np.zeros(4, np.float32), NamedSharding(place.mesh, P("x")))
+zero = zeros(place)
+"""
+SIXTY_FOUR = """
+lab = pw.start(islands=2, hosts_per_island=4, devices_per_host=8, progress=False)
+places = [lab.slice(shape=(8,), axes=("x",)) for _ in range(8)]
+hold = pw.emulated(250.0)
+held = [compiled(lambda x: hold(x) + 1, on) for on in places]
+functions = dict(wide=lambda xs: [f(x) for f, x in zip(held, xs)])
+zero = [zeros(on) for on in places]
+"""
+VIEWING = """
 views = []
 def show(count, panels):
     for view in views:
@@ -84,15 +103,20 @@ def timed(name, count):
     passed = time.perf_counter() - begun
     print(passed, *(used() - before))
 """
+SETUPS = {
+    IMPORTS + EIGHT + VIEWING: (FAST, STEADY, STEPS),
+    IMPORTS + SIXTY_FOUR + VIEWING: (WIDE,),
+}
+"""The first cell of a kernel, and what can be called there."""
 
 
 class Kernel:
     """A Jupyter kernel and its front end, in this thread.
 
-    messages, bytes: of views.
+    setup: its first cell.  messages, bytes: of views.  updates: pictures among them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setup: str) -> None:
         try:
             from jupyter_client.manager import KernelManager
         except ImportError as error:
@@ -104,7 +128,12 @@ class Kernel:
         self._client.wait_for_ready(timeout=60)
         self._new: list[str] = []
         self._drawn: set[str] = set()
-        self.messages = self.bytes = 0
+        self.messages = self.bytes = self.updates = 0
+        try:
+            self.run(setup)
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, code: str, timeout: float = 120.0) -> str:
         """Run a cell, taking every message meanwhile; what it printed.
@@ -160,17 +189,19 @@ class Kernel:
             self.messages += 1
             self._drawn.add(message["content"]["comm_id"])
             self.bytes += sum(len(part) for part in message["buffers"])
+            told = message["content"]["data"].get("content", {})
+            self.updates += told.get("type") in ("update", "snapshot")
 
 
 class Looking:
     """Samples with views that move and that are stopped.
 
-    used: what views that move took, by kind of calls and of views, see :func:`taken`.
+    used: what views that move took and did, by kind of calls and of views, see :func:`taken`.
     """
 
-    def __init__(self, kernel: Kernel, budget: float) -> None:
-        self.measured = Measured()
-        self.used: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    def __init__(self, kernel: Kernel, measured: Measured, budget: float) -> None:
+        self.measured = measured
+        self.used: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
         self._kernel = kernel
         self._budget = budget
         self._units: dict[str, int] = {}
@@ -213,11 +244,13 @@ class Looking:
         with self._stopped(state == STOPPED):
             # What was owed or saved up in the last sample is no part of this one.
             self._timed(kind, max(units // 2, 1))
+            before = self._kernel.updates
             timed, took = self._timed(kind, units)
+            updates = (self._kernel.updates - before) / max(1, VIEWS[look])
         times = self.measured.times.setdefault(f"{kind}, {look}", {STOPPED: [], MOVING: []})
         times[state].append(timed.seconds / timed.units)
         if state == MOVING:
-            self.used.setdefault((kind, look), []).append((timed.seconds, *took))
+            self.used.setdefault((kind, look), []).append((timed.seconds, *took, updates))
 
     @contextmanager
     def _stopped(self, stopped: bool) -> Iterator[None]:
@@ -245,33 +278,35 @@ def cost(measured: Measured, calls: str, views: str) -> Ratio:
     return Ratio(1 - kept.value, 1 - kept.high, 1 - kept.low)
 
 
-def verdict(found: Ratio) -> str:
+def verdict(found: Ratio, pairs: int) -> str:
     """Whether a cost is below the limit, with all of its interval."""
-    if found.high < LIMIT:
+    if pairs >= ENOUGH and found.high < LIMIT:
         return "yes"
-    return "**no**" if found.low > LIMIT else "not decided"
+    return "**no**" if pairs >= ENOUGH and found.low > LIMIT else "not decided"
 
 
-def taken(used: Sequence[tuple[float, float, float]]) -> str:
-    """What views took, in words; used: seconds that passed, and processor seconds in the kernel
-    and in the process that draws, of every sample.
+def taken(used: Sequence[tuple[float, float, float, float]]) -> str:
+    """What views took, in words; used: seconds that passed, processor seconds in the kernel
+    and in the process that draws, and updates of each view, of every sample.
     """
-    passed, kernel, drawing = map(sum, zip(*used, strict=True))
+    passed, kernel, drawing, updates = map(sum, zip(*used, strict=True))
     return (
         f"{100 * kernel / passed:.1f}% of the kernel's time"
-        f" and {100 * drawing / passed:.1f}% of another processor"
+        f" and {100 * drawing / passed:.1f}% of another processor,"
+        f" {updates / passed:.1f} updates a second"
     )
 
 
 def note(looking: Looking, calls: str, views: str) -> str:
     """One line about one kind of views, or about chance."""
     found = cost(looking.measured, calls, views)
+    used = looking.used[calls, views]
     share = f"{100 * found.value:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}]"
     if views == NONE:
         return f"{calls}: by chance, with no view open, {share}"
     return (
         f"{calls}: {views} cost{'s' * (views != FOUR)} {share} of throughput,"
-        f" wanted below {100 * LIMIT:g}%: {verdict(found)}; {taken(looking.used[calls, views])}"
+        f" wanted below {100 * LIMIT:g}%: {verdict(found, len(used))}; {taken(used)}"
     )
 
 
@@ -283,20 +318,26 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of samples, in each round")
     chosen = parser.parse_args()
     how = settings(chosen)
-    calls = [kind for kind, name in FUNCTIONS.items() if name in chosen.calls]
-    kernel = Kernel()
-    try:
-        kernel.run(SETUP)
-        looking = Looking(kernel, how.budget)
-        looking.measure(calls, VIEWS, how.rounds, 1 if how.quick else chosen.pairs, how.seed)
-    finally:
-        kernel.close()
+    measured = Measured()
+    notes: list[str] = []
+    messages = nbytes = 0
+    for setup, kinds in SETUPS.items():
+        calls = [kind for kind in kinds if FUNCTIONS[kind] in chosen.calls]
+        if not calls:
+            continue
+        kernel = Kernel(setup)
+        try:
+            looking = Looking(kernel, measured, how.budget)
+            looking.measure(calls, VIEWS, how.rounds, 1 if how.quick else chosen.pairs, how.seed)
+        finally:
+            kernel.close()
+        messages, nbytes = messages + kernel.messages, nbytes + kernel.bytes
+        for kind in calls:
+            for views in VIEWS:
+                notes += [note(looking, kind, views), ""]
     title = "The overhead of looking (emulated devices)"
-    report = Report("looking", title, "call", looking.measured, STOPPED)
-    report.facts["messages"] = {"count": kernel.messages, "bytes": kernel.bytes}
-    for kind in calls:
-        for views in VIEWS:
-            report.notes += [note(looking, kind, views), ""]
+    report = Report("looking", title, "call", measured, STOPPED, notes=notes)
+    report.facts["messages"] = {"count": messages, "bytes": nbytes}
     publish(report, how.folder)
 
 

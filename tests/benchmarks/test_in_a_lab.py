@@ -81,10 +81,9 @@ def test_looking_stops_the_process_that_draws_in_one_sample_of_each_pair() -> No
             states.append(kernel.run("print(*(c.status() for c in drawing()))").strip())
             return super()._timed(kind, units)
 
-    kernel = looking.Kernel()
+    kernel = looking.Kernel(next(iter(looking.SETUPS)))
     try:
-        kernel.run(looking.SETUP)
-        found = Watched(kernel, 0.01)
+        found = Watched(kernel, Measured(), 0.01)
         found.measure([looking.STEPS], [looking.ALL], rounds=1, pairs=2, seed=0)
         times = found.measured.times[f"{looking.STEPS}, {looking.ALL}"]
         assert [len(samples) for samples in times.values()] == [2, 2]
@@ -100,8 +99,8 @@ def test_looking_stops_the_process_that_draws_in_one_sample_of_each_pair() -> No
 
 
 def test_what_views_take_is_told_of_all_samples_together() -> None:
-    told = looking.taken([(0.1, 0.01, 0.0), (1.9, 0.03, 0.1)])
-    assert told == "2.0% of the kernel's time and 5.0% of another processor"
+    told = looking.taken([(0.1, 0.01, 0.0, 1), (1.9, 0.03, 0.1, 18)])
+    assert told == ("2.0% of the kernel's time and 5.0% of another processor, 9.5 updates a second")
 
 
 def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
@@ -109,9 +108,10 @@ def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
     measured = Measured({case: {looking.STOPPED: [0.9, 0.9], looking.MOVING: [1.0, 1.0]}})
     found = looking.cost(measured, looking.FAST, looking.ONE)
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert looking.verdict(found) == "**no**"
-    assert looking.verdict(Ratio(0.02, 0.01, 0.04)) == "not decided"
-    assert looking.verdict(Ratio(0.02, 0.01, 0.029)) == "yes"
+    assert looking.verdict(found, looking.ENOUGH) == "**no**"
+    assert looking.verdict(Ratio(0.02, 0.01, 0.04), looking.ENOUGH) == "not decided"
+    assert looking.verdict(Ratio(0.02, 0.01, 0.029), looking.ENOUGH) == "yes"
+    assert looking.verdict(Ratio(0.02, 0.02, 0.02), 1) == "not decided"
 
 
 def test_factors_compare_the_two_dispatches() -> None:
