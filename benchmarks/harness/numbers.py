@@ -72,14 +72,15 @@ def brief(number: float) -> str:
     """Three significant digits, no exponent: 0.0123, 1.23, 12.3, 1 230."""
     if number == 0:
         return "0"
-    if abs(number) >= 1000:
-        return f"{float(f'{number:.3g}'):,.0f}".replace(",", " ")
+    rounded = float(f"{number:.3g}")
+    if abs(rounded) >= 1000:
+        return f"{rounded:,.0f}".replace(",", " ")
     return f"{number:#.3g}".rstrip(".")
 
 
 def seconds(value: float) -> str:
     """A duration with the unit that suits it."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if value * scale >= 1:
+        if float(f"{value * scale:.3g}") >= 1:
             return f"{brief(value * scale)} {unit}"
     return f"{brief(value * 1e9)} ns"

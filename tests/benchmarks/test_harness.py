@@ -160,7 +160,13 @@ def test_numbers_are_brief(number: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2.5, "2.50 s"), (0.0025, "2.50 ms"), (4.2e-5, "42.0 us"), (3e-9, "3.00 ns")],
+    [
+        (2.5, "2.50 s"),
+        (0.0025, "2.50 ms"),
+        (4.2e-5, "42.0 us"),
+        (9.999e-4, "1.00 ms"),
+        (3e-9, "3.00 ns"),
+    ],
 )
 def test_durations_have_the_unit_that_suits_them(value: float, text: str) -> None:
     assert seconds(value) == text
