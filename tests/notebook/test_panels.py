@@ -23,12 +23,23 @@ from pathways_lab.notebook.palette import (
     shades,
 )
 from pathways_lab.notebook.panels import PANELS, chosen, plots
+from pathways_lab.notebook.panels import order as order_panel
 from pathways_lab.notebook.panels.graph import newest
-from pathways_lab.notebook.plot import Append, Assign, Plot, Replace, changes, everything
+from pathways_lab.notebook.plot import (
+    RIGHT,
+    Append,
+    Assign,
+    Plot,
+    Replace,
+    changes,
+    everything,
+    wide,
+)
 from pathways_lab.notebook.rows import rows
 from pathways_lab.notebook.scene import WORK, Scene
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
+from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Sample, Span
@@ -528,3 +539,10 @@ def test_utilisation_has_a_band_for_each_client_where_there_are_several() -> Non
         ("island0", "ann"), ("island1", "bob"), ("ann", "ann"), ("bob", "bob"),
     ]  # fmt: skip
     assert list(drawn(records[:1]).groups.values()) == ["island0"]
+
+
+def test_how_far_an_island_is_fits_beside_its_order() -> None:
+    waiting = Gang(1, 0)
+    texts = [order_panel.summary([waiting], gone) for gone in (17, 1182, 12_344, 12_345_678)]
+    assert texts == ["17 / 18 done", "1182/1183 done", "12344/12345", "12345678 done"]
+    assert all(wide(text) <= RIGHT - 8 for text in texts)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.notebook.chosen import number
-from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, Layer, Plot
+from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, RIGHT, Layer, Plot, wide
 from pathways_lab.notebook.rows import rows
 from pathways_lab.notebook.scene import Scene, What
 from pathways_lab.timeline.gangs import Gang
@@ -165,11 +165,15 @@ def _slowest(gang: Gang) -> tuple[str, ...]:
 
 
 def summary(order: list[Gang], gone: int = 0) -> str:
-    """``"12 / 18 done"``: how far the island is; *gone* gangs are done and forgotten."""
+    """``"12 / 18 done"``: how far the island is, in what room there is beside the figure.
+
+    gone: gangs that are done and forgotten.
+    """
     if not order:
         return ""
-    done = sum(gang.over for gang in order)
-    return f"{done + gone} / {len(order) + gone} done"
+    done, known = sum(gang.over for gang in order) + gone, len(order) + gone
+    texts = f"{done} / {known} done", f"{done}/{known} done", f"{done}/{known}"
+    return next((text for text in texts if wide(text) <= RIGHT - 8), f"{done} done")
 
 
 def _layer(
