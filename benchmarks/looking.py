@@ -18,6 +18,7 @@ draws; and how often each view was updated.
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import random
@@ -32,7 +33,7 @@ from benchmarks.harness.child import ROOT
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.numbers import Ratio, ratio
 from benchmarks.harness.report import Report, publish
-from benchmarks.harness.rounds import Measured, Missing, Timed, busy_cores, more_units
+from benchmarks.harness.rounds import Measured, Missing, Timed, busy_cores, warm
 
 FAST, STEADY, STEPS = "calls as fast as they go", "computations of 1 ms", "steps of a pipeline"
 WIDE = "250 ms on each of 64 devices"
@@ -211,7 +212,7 @@ class Looking:
     ) -> None:
         """All rounds; no view is open in the end."""
         for kind in calls:
-            self._units[kind] = self._enough(kind)
+            self._units[kind] = warm(functools.partial(self._calls, kind), self._budget)
         self.measured.busy = busy_cores(1.0)
         chance = random.Random(seed)
         for number in range(rounds):
@@ -223,14 +224,6 @@ class Looking:
                         self._sample(kind, look, state)
             print(f"round {number + 1} of {rounds}", flush=True)
         self._open(NONE)
-
-    def _enough(self, kind: str) -> int:
-        """The calls that fill a sample."""
-        units, timed = 1, self._timed(kind, 1)[0]
-        while timed.seconds < self._budget / 2:
-            units = more_units(timed, self._budget)
-            timed = self._timed(kind, units)[0]
-        return more_units(timed, self._budget)
 
     def _open(self, look: str) -> None:
         panels = "PANELS" if look == ALL else "()"
@@ -264,6 +257,9 @@ class Looking:
         finally:
             for process in processes:
                 process.resume()
+
+    def _calls(self, kind: str, units: int) -> Timed:
+        return self._timed(kind, units)[0]
 
     def _timed(self, kind: str, units: int) -> tuple[Timed, tuple[float, float]]:
         printed = self._kernel.run(f"timed({FUNCTIONS[kind]!r}, {units})")

@@ -11,6 +11,7 @@ with its reason and left out from then on; it never ends the benchmark.
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -127,7 +128,8 @@ def measure(
                 system.start()
                 for case in cases:
                     if case in system.cases:
-                        units[system.name, case] = _warm(system, case, budget)
+                        go = functools.partial(system.round, case)
+                        units[system.name, case] = warm(go, budget)
                 _rest(system)
             except Exception as error:
                 drop(system, error)
@@ -172,14 +174,13 @@ def _turn(system: System, case: str, units: int) -> Timed:
     return timed
 
 
-def _warm(system: System, case: str, budget: float) -> int:
-    """The units of *case* that take about *budget* seconds, found by running it."""
-    units, timed = 1, system.round(case, 1)
+def warm(go: Callable[[int], Timed], budget: float) -> int:
+    """The units that take about *budget* seconds, found by doing them."""
+    go(1)
     # The first call may compile, connect, allocate: it says nothing about the second.
-    timed = system.round(case, units)
+    timed = go(1)
     while timed.seconds < budget / 2:
-        units = more_units(timed, budget)
-        timed = system.round(case, units)
+        timed = go(more_units(timed, budget))
     return more_units(timed, budget)
 
 

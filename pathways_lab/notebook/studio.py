@@ -203,7 +203,7 @@ def serve(connection: Connection, offset: float) -> None:
     studio = Studio(say, lambda: time.monotonic() + offset)
     pace = Pace(time.monotonic(), COUNT)
     asked = False
-    due = 0.0
+    due = asked_at = 0.0
     while True:
         wait = max(0.0, due - time.monotonic()) if studio.views else None
         if asked or connection.poll(wait):
@@ -219,14 +219,14 @@ def serve(connection: Connection, offset: float) -> None:
                 pace.drew(*studio.tick(pace.part))
                 pace.spent(time.thread_time() - begun - studio.extra, studio.elsewhere)
                 studio.elsewhere = 0.0
-                due = time.monotonic() + PERIOD
+                due = asked_at + PERIOD
         elif studio.views:
             now = time.monotonic()
             rest = pace.rest(now, spare(), studio.idle)
             due = now + rest
             if not rest:
                 say("since", 0)
-                asked = True
+                asked, asked_at = True, now
 
 
 def main() -> None:
