@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import pickle
 import time
 import traceback
@@ -45,6 +46,9 @@ PERIOD = 0.1
 FIRST = 50_000
 """Records that the first picture of the newest ones is made of at most: a second of work."""
 
+GARBAGE = (700, 10, 1_000)
+"""When garbage is looked for (see :mod:`gc`).  To look among all records, and all that
+was imported, takes as long as many pictures, so that is done when a view has ended."""
 
 LAST = 0.5
 """Seconds for which a view that is closed waits for what is on its way: values are faster than
@@ -183,9 +187,9 @@ class Studio:
     def _end(self, number: int, shown: Shown) -> None:
         del self.views[number]
         begun = time.thread_time()
-        bundle = shown.picture.bundle()
+        self._say("frozen", number, shown.picture.outcome, shown.picture.bundle())
+        gc.collect()
         self.extra += time.thread_time() - begun
-        self._say("frozen", number, shown.picture.outcome, bundle)
 
     def _fail(self, number: int, error: Exception) -> None:
         """A view that cannot be drawn ends, and others go on."""
@@ -235,6 +239,8 @@ def main() -> None:
     while "socket" not in (configuration := lifeline.configuration()):
         pass  # it was started before anybody looked
     connection = Connection(configuration["socket"])
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
     with contextlib.suppress(EOFError, OSError):
         serve(connection, configuration["offset"])
     lifeline.leave()
