@@ -20,9 +20,27 @@ NICE = 10
 """How much those that draw give way to those that compute."""
 
 
-def spare() -> float:
-    """Processors that were idle since this was asked last."""
-    return COUNT * (1 - float(psutil.cpu_percent()) / 100)
+BRIEFLY = 0.1
+"""Seconds in which nothing new is said: systems count processor time in hundredths of a second, so
+over less than several of them a machine seems to be idle or full by chance."""
+
+
+class Spare:
+    """How much this machine has to spare."""
+
+    def __init__(self) -> None:
+        self._asked, self._found = float("-inf"), 0.0
+
+    def __call__(self) -> float:
+        """Processors that were idle of late."""
+        now = time.monotonic()
+        if now - self._asked >= BRIEFLY:
+            self._asked = now
+            self._found = COUNT * (1 - float(psutil.cpu_percent()) / 100)
+        return self._found
+
+
+spare = Spare()
 
 
 class Idle:

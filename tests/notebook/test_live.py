@@ -13,7 +13,7 @@ from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, pace, places, printed, studio, view
+from pathways_lab.notebook import live, pace, places, printed, processors, studio, view
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.header import Header
@@ -277,17 +277,31 @@ def test_pictures_give_way_on_a_busy_machine() -> None:
     assert next(at for at in late if at > 1) < 10 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
 
 
-@pytest.mark.parametrize("processors", [1, 2, 64])
+def test_a_machine_is_not_judged_by_the_hundredth_of_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, percents = [5.0], iter((0.0, 50.0, 100.0))
+    monkeypatch.setattr(processors.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processors.psutil, "cpu_percent", lambda: next(percents))
+    monkeypatch.setattr(processors, "COUNT", 2)
+    spare = processors.Spare()
+    found = []
+    for now[0] in (5.0, 5.05, 5.11, 5.2, 5.22):
+        found.append(spare())
+    assert found == [2.0, 2.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 64])
 def test_a_kernel_that_computes_is_left_alone_also_where_other_processors_are_idle(
-    processors: int,
+    count: int,
 ) -> None:
     """A second of its only interpreter is dear, however many processors there are."""
 
     def used(idle: float, kernel: float, here: float = 0.002) -> float:
         """The kernel's part, of its time."""
-        painter, now, updates = Pace(0.0, processors), 0.0, 0
+        painter, now, updates = Pace(0.0, count), 0.0, 0
         while now < 60.0:
-            rest = painter.rest(now, float(processors), idle)
+            rest = painter.rest(now, float(count), idle)
             if not rest:
                 updates += 1
                 painter.spent(here, kernel)
