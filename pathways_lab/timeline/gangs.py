@@ -157,8 +157,8 @@ class Gangs:
             gang = self.by_key[key] = Gang(record.run, record.step)
             gang.abandoned = record.run in self._ended_runs
             self._forget_one()
-        elif gang.granted is not None and gang.place[1] >= 0:
-            return gang  # the grant has told all of it
+        elif record.kind != "granted" and gang.granted is not None and gang.place[1] >= 0:
+            return gang  # its grant has told all of it
         before = gang.island, gang.place
         gang.island = gang.island or record.island
         gang.program = gang.program or record.program

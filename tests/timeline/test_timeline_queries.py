@@ -95,6 +95,15 @@ def test_a_gang_is_as_far_as_its_slowest_host() -> None:
     assert gang.state == "done", "what had ended before its run failed stays done"
 
 
+def test_a_gang_has_the_place_of_its_newest_grant() -> None:
+    gangs = Gangs()
+    for epoch, seq in ((0, 5), (1, 2)):
+        args = {"seq": seq, "epoch": epoch, "hosts": ("island0/host0",)}
+        gangs.add(Event("granted", 0.1 * epoch, "island0", run=RUN, step=3, args=args))
+        gangs.add(Event("launched", 0.1 * epoch, "island0", "island0/host0", RUN, 3))
+        assert gangs.by_key[RUN, 3].place == (epoch, seq)
+
+
 def test_an_island_whose_gangs_are_all_forgotten_has_an_empty_order() -> None:
     gangs = Gangs(keep=10)
     for seq, island in enumerate(["island0"] * 3 + ["island1"] * 40):
