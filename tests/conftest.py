@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ MAC_CHROME = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+# Shells without job control start what runs in the background with SIGINT ignored, and tests
+# interrupt themselves: without a handler they would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class OutsideConnection(AssertionError):
