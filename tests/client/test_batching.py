@@ -83,7 +83,10 @@ def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way
 ) -> None:
     """Runs are of 1, 2, 4 ... calls: a rest that left at once would cost a message for each bit."""
     monkeypatch.setattr(batching, "SOON", 60.0)
+    ticked, tick = threading.Event(), connection._TICK
     monkeypatch.setattr(connection, "_TICK", 60.0)
+    fake.connection.reactor.call_later(tick, ticked.set)
+    assert ticked.wait(20), "the tick that was due before has come before"
     step = pw.jit(lambda x: x + 1, on=fake.slice(2))
     calls = fake.session._calls
     x = step(np.zeros(4, np.float32)).block_until_ready()
