@@ -59,12 +59,14 @@ class Shown:
     """One view of the kernel's.
 
     told: what the kernel says of how it ended, or "".  closing: when it ends, or None.
+    begun: it has its first document.
     """
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.stream: Stream | None = None
         self.told = ""
+        self.begun = False
         self.closing: float | None = None
 
     def over(self, now: float) -> bool:
@@ -91,8 +93,8 @@ class Studio:
 
     elsewhere: processor seconds that the kernel has used for them, and nobody has counted.
     idle: share of the last moments in which the kernel computed nothing.
-    extra: processor seconds of the present turn that went into documents and frozen pictures: once
-    for a shape or a view, so nothing rests for them.
+    extra: processor seconds of the present turn that went into first documents and frozen pictures:
+    once for a view, so nothing rests for them.
     """
 
     def __init__(self, say: Any, clock: Any) -> None:
@@ -181,7 +183,9 @@ class Studio:
         if message is not None:
             begun = time.thread_time()
             message = documented(message)
-            self.extra += time.thread_time() - begun
+            if not shown.begun:  # later ones, of runs that look different, are looked at too
+                self.extra += time.thread_time() - begun
+                shown.begun = True
             self._say("message", number, message)
 
     def _end(self, number: int, shown: Shown) -> None:

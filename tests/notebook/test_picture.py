@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.notebook import painters, picture
+from pathways_lab.notebook import painters, picture, studio
 from pathways_lab.notebook.chosen import NOBODY, number, parts
 from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.header import Header
@@ -20,6 +20,7 @@ from pathways_lab.notebook.picture import FOLD, Picture, Wanted
 from pathways_lab.notebook.plot import Plot
 from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.notebook.studio import LAST, Studio
 from pathways_lab.notebook.view import View
 from pathways_lab.runtime import chronicle
@@ -338,6 +339,26 @@ def test_nothing_rests_for_what_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(made.tick(1000)) < 0.3 <= made.extra
     assert not made.views
     made.tick(1000)
+    assert made.extra == 0
+
+
+def test_a_document_of_another_shape_is_part_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that look different may follow each other all the time."""
+
+    def dear(message: Message) -> Message:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.05:
+            pass
+        return message
+
+    monkeypatch.setattr(studio, "documented", dear)
+    records = training(1)
+    made = Studio(lambda *_: None, lambda: arrival(records[-1]))
+    made.hear("records", [([chronicle.write(r) for r in records], len(records))], 0, 0.0, 1.0)
+    made.hear("open", 1, Wanted(origin=0.0, since=0.0))
+    assert made.extra >= 0.05
+    monkeypatch.setattr(Stream, "update", lambda self, *_: self.snapshot())
+    assert sum(made.tick(1000)) >= 0.05
     assert made.extra == 0
 
 
