@@ -11,8 +11,9 @@ Rows are numbers that grow downwards; between islands there is a gap.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pathways_lab.timeline.bars import Places
 from pathways_lab.timeline.machine import Lane, Machine
 
 MOST = 64
@@ -33,6 +34,7 @@ class Rows:
     labels, groups: text per row and per island, by coordinate.
     bands: coordinate range of every island.
     end: coordinate just below the last row.
+    places: *of*, for whoever asks about the same devices again and again.
     """
 
     level: str
@@ -41,6 +43,7 @@ class Rows:
     groups: dict[float, str]
     bands: tuple[tuple[float, float], ...]
     end: float
+    places: Places = field(compare=False)
 
     @property
     def devices(self) -> dict[float, int]:
@@ -95,7 +98,7 @@ def _arrange(lanes: Iterable[Lane], level: str, alone: bool) -> Rows:
         bands[-1] = (bands[-1][0], row + 0.5)
         labels[row] = _label(lane, level, alone)
     groups = {(a + b) / 2: name for (a, b), name in zip(bands, islands, strict=True)}
-    return Rows(level, of, labels, groups, tuple(bands), row + 0.5)
+    return Rows(level, of, labels, groups, tuple(bands), row + 0.5, Places(of))
 
 
 def short(host: str) -> str:

@@ -24,7 +24,7 @@ from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.strips import Strip
 from pathways_lab.notebook.table import Table
-from pathways_lab.timeline.bars import Bar, Bars, Places, bars_of, fitting
+from pathways_lab.timeline.bars import Bar, Bars, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
@@ -178,7 +178,6 @@ class Scene:
         self.last = float("-inf")
         self._bars = Bars()
         self._rows = rows(self.machine, level)
-        self._places = Places(self._rows.of)
         self._host_rows = self._rows
         self._structure = -1
 
@@ -188,7 +187,6 @@ class Scene:
         if self._structure != self.machine.structure:
             self._structure = self.machine.structure
             before, self._rows = self._rows, rows(self.machine, self.level)
-            self._places = Places(self._rows.of)
             moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
             if any(old != new for old, new in moved.items()):
                 for bar in self._bars.items:
@@ -202,12 +200,6 @@ class Scene:
             if any(a != b for a, b in moved.items()):
                 self.worked.move(moved, self.origin)
         return self._rows
-
-    @property
-    def places(self) -> Places:
-        """Where the queue panel has its devices, for the machine as it is known now."""
-        assert self.rows is not None  # looks whether the machine has changed
-        return self._places
 
     @property
     def host_rows(self) -> Rows:
@@ -299,7 +291,7 @@ class Scene:
         self.seen_causes.add(WAITS.index(wait.cause))
         self.waited.add(
             _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
-            for row, count in self.places.counted(lanes)
+            for row, count in self.rows.places.counted(lanes)
         )
 
     def arrived(self, run: int, step: int, host: str) -> bool:
@@ -339,7 +331,7 @@ class Scene:
                 self.by_dcn.add(span.island, span.start, span.end, rate)
         if span.kind == "gang":
             self.first = min(self.first, span.start)
-        self._bars.add(bars_of(span, self.places))
+        self._bars.add(bars_of(span, self.rows.places))
         if span.kind != "gang":
             return
         what = What(span.node, span.program, span.client, span.line)

@@ -59,14 +59,12 @@ class Shown:
     """One view of the kernel's.
 
     told: what the kernel says of how it ended, or "".  closing: when it ends, or None.
-    begun: it has its first document.
     """
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.stream: Stream | None = None
         self.told = ""
-        self.begun = False
         self.closing: float | None = None
 
     def over(self, now: float) -> bool:
@@ -179,13 +177,13 @@ class Studio:
         return folded - begun, time.thread_time() - folded - self.extra
 
     def _draw(self, number: int, shown: Shown, whole: bool = False) -> None:
+        first = shown.stream is None
         message = shown.message(self.timeline.clock(), whole)
         if message is not None:
             begun = time.thread_time()
             message = documented(message)
-            if not shown.begun:  # later ones, of runs that look different, are looked at too
+            if first:  # later ones, of runs that look different, are looking too
                 self.extra += time.thread_time() - begun
-                shown.begun = True
             self._say("message", number, message)
 
     def _end(self, number: int, shown: Shown) -> None:

@@ -102,7 +102,7 @@ class Busy(Generic[Key]):
         """
         self._scroll(self._bin(now))
         last = max(0, min(self.bins, self._bin(now) - self._first + 1))
-        base = self._time(self._first)
+        base = self._base
         lengths: Floats = np.full(last, self.width, np.float64)
         if last:
             lengths[-1] = max(now - self._time(self._first + last - 1), 1e-9)

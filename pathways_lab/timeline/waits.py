@@ -112,13 +112,13 @@ class Waits:
 
     def _gang(self, gang: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
         gaps: dict[float, list[int]] = {}
-        free, start, end = self.free, gang.start, gang.end
+        free, over = self.free, gang.end
         for lane in lanes_of(gang.island, gang.host, gang.devices):
             since = free.get(lane, run.submitted)
-            if float("-inf") < since < start:
+            if float("-inf") < since < gang.start:
                 gaps.setdefault(since, []).append(lane.device)
-            if free.get(lane, end) <= end:
-                free[lane] = end
+            if free.get(lane, over) <= over:
+                free[lane] = over
         obstacles = tuple(self._obstacles(gang, run)) if gaps else ()
         for since, devices in gaps.items():
             for cause, start, end in blame(since, gang.start, run.submitted, obstacles):
