@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Event, Record, Span, own
@@ -150,8 +151,8 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
     plan = ideal(seen.gangs, flow)
     begin, actual = seen.begin, seen.end - seen.begin
     length = max((end for _, end in plan.values()), default=0.0)
-    ran = _by_lane(seen.gangs)
-    meanwhile = _by_lane(g for g in others if g.end > begin and g.start < seen.end)
+    ran = queries.lanes(seen.gangs)
+    meanwhile = queries.lanes(g for g in others if g.end > begin and g.start < seen.end)
     waited: dict[Lane, list[tuple[str, float, float]]] = {}
     for numbers, wait in seen.waits:
         for lane in lanes_of(wait.gang.island, wait.gang.host, numbers):
@@ -169,14 +170,6 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
             )
         )
     return Planned(seen, length, actual, tuple(devices))
-
-
-def _by_lane(gangs: Iterable[Span]) -> dict[Lane, list[Span]]:
-    out: dict[Lane, list[Span]] = {}
-    for gang in gangs:
-        for lane in lanes_of(gang.island, gang.host, gang.devices):
-            out.setdefault(lane, []).append(gang)
-    return out
 
 
 def _gap(
