@@ -41,3 +41,17 @@ def test_a_simulated_crossing_follows_the_dearest_cost() -> None:
     assert 0.5e-3 < found < 2e-3, "16 hosts cost the control plane 0.9 ms per run"
     assert simulated_crossing(16, replace(constants, control_per_host=2e-4)) > 2 * found
     assert simulated_crossing(4, constants) < found
+
+
+def test_what_starting_a_loop_takes_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def loop(value: int, steps: int) -> int:
+        nonlocal now
+        now += 3.0 + 0.5 * steps
+        return value
+
+    monkeypatch.setattr("benchmarks.crossover.time.perf_counter", lambda: now)
+    assert crossover.Way("loop", {"case": loop}, 0, less=1).round("case", 10) == (5.0, 10)
+    assert crossover.Way("call", {"case": loop}, 0).round("case", 10) == (8.0, 10)
+    assert crossover.Way("four", {"case": loop}, 0, each=4).round("case", 10) == (4.5, 12)

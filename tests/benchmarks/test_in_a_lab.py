@@ -37,7 +37,9 @@ def test_the_crossover_measures_all_ways_and_what_they_cost(lab: pw.Lab) -> None
         found = measure(stage.ways(), ["0.5 ms"], rounds=1, budget=0.01)
         costs = crossover.costs_per_run(stage, 30)
     assert set(found.times["0.5 ms"]) == {crossover.JAX, crossover.CALLS, crossover.CHAINED}
-    assert all(seconds >= 0.5e-3 for (seconds,) in found.times["0.5 ms"].values())
+    # A loop's time is a difference of two, which a short sample does not bound from below.
+    ours = [found.of("0.5 ms", way) for way in (crossover.CALLS, crossover.CHAINED)]
+    assert all(seconds >= 0.5e-3 for (seconds,) in ours)
     assert costs[0] > 0
 
 
