@@ -47,10 +47,11 @@ def _own_modules() -> list[types.ModuleType]:
 @contextlib.contextmanager
 def _by_value(modules: list[types.ModuleType]) -> Iterator[None]:
     known = cloudpickle.list_registry_pickle_by_value()
-    fresh = [module for module in modules if module.__name__ not in known]
+    # The registry goes by name, and one module may be loaded under several.
+    fresh = {m.__name__: m for m in modules if m.__name__ not in known}
     registered = []
     try:
-        for module in fresh:
+        for module in fresh.values():
             with contextlib.suppress(ValueError):
                 cloudpickle.register_pickle_by_value(module)
                 registered.append(module)

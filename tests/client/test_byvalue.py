@@ -42,3 +42,15 @@ def test_a_host_needs_no_file_of_the_users(
         [sys.executable, "-c", code], input=by_name, capture_output=True, timeout=60, check=False
     )
     assert b"No module named 'beside_the_notebook'" in failed.stderr
+
+
+def test_a_module_may_be_loaded_under_two_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "known_twice.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("known_twice")
+    monkeypatch.setitem(sys.modules, "known_twice_again", module)
+    before = cloudpickle.list_registry_pickle_by_value()
+    assert b"helper" in byvalue.dumps(module.helper)
+    assert cloudpickle.list_registry_pickle_by_value() == before
