@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer as Bytes
 
 _STEPS = 8192
-"""Steps of runs under way; who submits more waits until half of them are over."""
+"""Steps of runs under way; who submits more waits until half of them are over, or all but a run."""
 _KINDS = ("slice", "run", "buffer", "race", "question")
 _TICK = 0.1
 """Seconds after which it is told at the latest what nobody has any more."""
@@ -284,13 +284,18 @@ class Connection:
     def make_room(self, plan: Plan) -> None:
         """Back-pressure: wait until the steps under way, and those of *plan*, are not too many.
 
-        Never in the reactor's thread.  Ctrl-C gets through.
+        However large runs are, one may wait behind the one that runs: else nothing would be
+        ready when that ends.  Never in the reactor's thread.  Ctrl-C gets through.
         """
         most = max(0, _STEPS - len(plan.steps))
-        if self._steps > most and self.closed is None:
+        few = min(most, _STEPS // 2)
+
+        def room(steps: int) -> bool:
+            return self._steps <= steps or len(self._runs) < 2 or self.closed is not None
+
+        if not room(most):
             self.flush()
-            few = min(most, _STEPS // 2)
-            self.board.wait(lambda: self._steps <= few or self.closed is not None, None, "room")
+            self.board.wait(lambda: room(few), None, "room")
 
     def _take_run(self, identity: int) -> Run | None:
         run = self._runs.pop(identity, None)

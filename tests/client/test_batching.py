@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -155,6 +155,30 @@ def test_plans_of_calls_hold_a_bounded_number_of_calls(
     assert calls._plans
     assert sum(len(plan.steps) for plan in calls._plans.values()) <= 12
     assert all(isinstance(shape, int) for shape in calls._seen), "no shape is kept to be compared"
+
+
+def test_one_run_may_wait_behind_another_however_large_they_are(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_STEPS", 8)
+    waits: list[Callable[[], bool]] = []
+    step = pw.jit(lambda x: x + 1, on=fake.slice(2))
+    large = pw.program(lambda x: step(step(step(step(step(step(x)))))))
+    x = large(np.zeros(4, np.float32)).block_until_ready()
+    until(lambda: not fake.connection.under_way)
+    monkeypatch.setattr(fake.connection.board, "wait", lambda fits, *_: waits.append(fits))
+    fake.held = True
+    made = [large(x), large(x)]
+    assert not waits
+    made.append(large(x))
+    (fits,) = waits
+    assert not fits()
+    monkeypatch.undo()
+    fake.settle()
+    fake.held = False
+    fake.release()
+    jax.block_until_ready(made)
+    until(fits)
 
 
 @pytest.fixture(scope="module")
