@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks.harness.child import serve
 
@@ -22,6 +24,9 @@ SPMD, STAGE = 0.33, 0.0113
 """By how much collectives lengthen SPMD, and a stage for each doubling of its devices."""
 LATENCY, BANDWIDTH = 200e-6, 1e7
 """Between islands that are apart: seconds, and bytes per second (a megabyte of gradients)."""
+
+COSTS = [1e-3] + [1] * LAYERS
+"""Of the layers, and before them one of no length."""
 
 ALL, FEW = "SPMD on 16", "GPipe S=4 on 4"
 STAGES = {count: f"GPipe S={count} on 16" for count in (4, 8, 16)}
@@ -32,41 +37,97 @@ APART = (FEW, EIGHT, OVERLAP)
 """What four islands of four devices do: one stage on each, or half of the batch on two."""
 
 
-class Trainings:
-    """A lab and its trainings.
+class Training(NamedTuple):
+    """What is trained: emulated layers on the slices of a lab, or of a simulated machine.
 
-    apart: four islands instead of one.  forward: milliseconds per layer and example.
-    factor: of all constants, to vary them.
+    forward: milliseconds per layer and example.  factor: of all constants, to vary them.
+    examples: in a batch.
     """
 
-    def __init__(self, apart: bool, forward: float, factor: float = 1.0) -> None:
-        self._apart, self._forward, self._factor = apart, forward, factor
-        self._steps: dict[str, Callable[[], None]] = {}
+    forward: float
+    factor: float = 1.0
+    examples: int = EXAMPLES
 
-    def start(self) -> None:
-        import numpy as np
+    def pipelined(self, place: Any, sizes: Sequence[int], islands: Sequence[str]) -> Any:
+        """GPipe with a stage on each of some slices: of so many devices, in these islands."""
+        import optax
 
         import pathways_lab as pw
 
+        microbatches = 4 * len(sizes)
+        example = np.zeros((self.examples // microbatches, WIDTH), np.float32)
+        return pw.pipeline(
+            self._layers(STAGE * math.log2(sizes[0])), _slices(place, sizes, islands),
+            loss=_loss, optimizer=optax.sgd(0.1), example=example,
+            schedule="gpipe", microbatches=microbatches, costs=COSTS,
+        )  # fmt: skip
+
+    def parallel(
+        self, place: Any, sizes: Sequence[int], islands: Sequence[str], more: float, chunks: int
+    ) -> Any:
+        """Data parallel over some slices.  more: by how much collectives lengthen a layer."""
+        import optax
+
+        import pathways_lab as pw
+
+        return pw.data_parallel(
+            self._layers(more), _slices(place, sizes, islands), loss=_loss,
+            optimizer=optax.sgd(0.1), example=np.zeros((self.examples, WIDTH), np.float32),
+            chunks=chunks, costs=COSTS,
+        )  # fmt: skip
+
+    def _layers(self, more: float) -> list[tuple[Any, Any]]:
+        """Whose time is longer by this share, for collectives."""
+        import jax.numpy as jnp
+
+        from pathways_lab.pipeline.emulation import held
+
+        def dense(weights: Any, x: Any) -> Any:
+            return jnp.tanh(x @ weights)
+
+        def first(shift: Any, x: Any) -> Any:
+            return x + shift
+
+        slow = held(dense, self.forward * (1 + more * self.factor))
+        rng = np.random.default_rng(0)
+        weights = rng.normal(0, 0.1, (LAYERS, WIDTH, WIDTH)).astype(np.float32)
+        # Nobody wants the gradient of a model's input, which would make the first of the layers
+        # shorter than others, and SPMD by more than pipelines: so there is one of no length.
+        return [(first, np.zeros(WIDTH, np.float32)), *((slow, own) for own in weights)]
+
+
+class Trainings:
+    """A lab and its trainings.
+
+    apart: four islands instead of one.  forward, factor: see :class:`Training`.
+    """
+
+    def __init__(self, apart: bool, forward: float, factor: float = 1.0) -> None:
+        self._apart, self._training = apart, Training(forward, factor)
+        self._steps: dict[str, Callable[[], None]] = {}
+
+    def start(self) -> None:
+        import pathways_lab as pw
+
         islands, hosts = (4, 1) if self._apart else (1, 2)
-        self._lab = pw.start(
+        self._lab = lab = pw.start(
             islands=islands, hosts_per_island=hosts, progress=False,
             devices_per_host=DEVICES // islands // hosts,
         )  # fmt: skip
-        rng = np.random.default_rng(0)
-        self._x = rng.normal(size=(EXAMPLES, WIDTH)).astype(np.float32)
-        self._weights = rng.normal(0, 0.1, (LAYERS, WIDTH, WIDTH)).astype(np.float32)
+        training, factor = self._training, self._training.factor
         if self._apart:
-            self._lab.dcn(latency=LATENCY * self._factor, bandwidth=BANDWIDTH / self._factor)
-            self._pipelined(FEW, [1] * 4, [f"island{n}" for n in range(4)])
+            lab.dcn(latency=LATENCY * factor, bandwidth=BANDWIDTH / factor)
+            self._keep(FEW, training.pipelined(lab, [1] * 4, [f"island{n}" for n in range(4)]))
             for case, chunks in ((EIGHT, 1), (OVERLAP, 4)):
-                self._parallel(case, [4, 4], ["island0", "island1"], 0.0, chunks)
+                halves = training.parallel(lab, [4, 4], ["island0", "island1"], 0.0, chunks)
+                self._keep(case, halves)
             return
-        self._parallel(ALL, [DEVICES], ["island0"], SPMD, 1)
+        self._keep(ALL, training.parallel(lab, [DEVICES], ["island0"], SPMD, 1))
         for count, case in STAGES.items():
-            self._pipelined(case, [DEVICES // count] * count, ["island0"] * count)
-        self._pipelined(FEW, [1] * 4, ["island0"] * 4)
-        self._parallel(EIGHT, [8], ["island0"], 0.0, 1)
+            sizes = [DEVICES // count] * count
+            self._keep(case, training.pipelined(lab, sizes, ["island0"] * count))
+        self._keep(FEW, training.pipelined(lab, [1] * 4, ["island0"] * 4))
+        self._keep(EIGHT, training.parallel(lab, [8], ["island0"], 0.0, 1))
 
     def round(self, case: str, units: int) -> tuple[float, float]:
         """So many steps, each waited for."""
@@ -78,58 +139,22 @@ class Trainings:
     def stop(self) -> None:
         self._lab.close()
 
-    def _layers(self, more: float) -> list[tuple[Any, Any]]:
-        """Whose time is longer by this share, for collectives."""
-        import jax.numpy as jnp
-
-        from pathways_lab.pipeline.emulation import held
-
-        def dense(weights: Any, x: Any) -> Any:
-            return jnp.tanh(x @ weights)
-
-        slow = held(dense, self._forward * (1 + more * self._factor))
-        return [(slow, weights) for weights in self._weights]
-
-    def _pipelined(self, case: str, sizes: list[int], islands: list[str]) -> None:
-        import optax
-
-        import pathways_lab as pw
-
-        microbatches = 4 * len(sizes)
-        trained = pw.pipeline(
-            self._layers(STAGE * math.log2(sizes[0])), self._slices(sizes, islands),
-            loss=_loss, optimizer=optax.sgd(0.1), example=self._x[: EXAMPLES // microbatches],
-            schedule="gpipe", microbatches=microbatches, costs=[1] * LAYERS,
-        )  # fmt: skip
-        self._keep(case, trained)
-
-    def _parallel(
-        self, case: str, sizes: list[int], islands: list[str], more: float, chunks: int
-    ) -> None:
-        import optax
-
-        import pathways_lab as pw
-
-        trained = pw.data_parallel(
-            self._layers(more), self._slices(sizes, islands), loss=_loss,
-            optimizer=optax.sgd(0.1), example=self._x, chunks=chunks, costs=[1] * LAYERS,
-        )  # fmt: skip
-        self._keep(case, trained)
-
-    def _slices(self, sizes: list[int], islands: list[str]) -> list[Any]:
-        pairs = zip(sizes, islands, strict=True)
-        return [self._lab.slice(size, axes="data", island=island) for size, island in pairs]
-
     def _keep(self, case: str, trained: Any) -> None:
         import jax
 
+        x = np.random.default_rng(1).normal(size=(EXAMPLES, WIDTH)).astype(np.float32)
         state = [trained.init()]
 
         def step() -> None:
-            state[0], _ = trained.step(state[0], self._x, self._x)
+            state[0], _ = trained.step(state[0], x, x)
             jax.block_until_ready(state[0])
 
         self._steps[case] = step
+
+
+def _slices(place: Any, sizes: Sequence[int], islands: Sequence[str]) -> list[Any]:
+    pairs = zip(sizes, islands, strict=True)
+    return [place.slice(size, axes="data", island=island) for size, island in pairs]
 
 
 def _loss(y: Any, labels: Any) -> Any:

@@ -111,10 +111,7 @@ class Pipeline:
         """The types of a state: for ``pipe.program.capture(...)``, where nothing can run."""
         state = []
         for stage in self.stages:
-            parameters = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
-                tuple(self._layers[n][1] for n in stage),
-            )
+            parameters = types_of(tuple(self._layers[n][1] for n in stage))
             state.append((parameters, jax.eval_shape(self._optimizer.init, parameters)))
         return tuple(state)
 
@@ -340,6 +337,11 @@ def data_spec(slices: Sequence[Slice], given: PartitionSpec | None) -> Partition
         return given
     shared = all("data" in on.axes for on in slices)
     return PartitionSpec("data") if shared else PartitionSpec()
+
+
+def types_of(tree: Any) -> Any:
+    """The types of a pytree of arrays."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
 def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:

@@ -29,7 +29,7 @@ from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.automatic import data_spec, estimated
+from pathways_lab.pipeline.automatic import data_spec, estimated, types_of
 from pathways_lab.pipeline.balance import partition
 from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.stages import Layer, StageFunctions
@@ -69,6 +69,7 @@ class DataParallel:
         self.chunks = chunks
         self.shares = tuple(shares)
         self._layers = layers
+        self._optimizer = optimizer
         self._batch = batch
         self._compiled = [
             [self._compile(chunk, on, loss, optimizer) for chunk in range(len(chunks))]
@@ -88,6 +89,14 @@ class DataParallel:
                 row.append((parameters, compiled.remember(parameters)))
             state.append(tuple(row))
         return tuple(state)
+
+    def types(self) -> State:
+        """The types of a state: for ``.program.capture(...)``, where nothing can run."""
+        row = []
+        for chunk in self.chunks:
+            parameters = types_of(tuple(self._layers[n][1] for n in chunk))
+            row.append((parameters, jax.eval_shape(self._optimizer.init, parameters)))
+        return (tuple(row),) * len(self.slices)
 
     def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
         """One step of training: the new state, and the mean loss; handles, at once.

@@ -6,17 +6,30 @@ bytes wait in the host's own memory); how long it takes may be rough: every
 target host receives its shards through one interface, one after the other.
 
 Rule for maintainers: no piece of a shard is modelled; the bytes of an exchange
-are those of the target's shards.
+are those of the target's shards.  Devices of one host that need the same one share it,
+as on real hosts.
 
 Paper: section 4.3 (sharded edges), section 4.5 (transfers over the DCN).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.core.program import Transfer
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.sim.parts import HostPort, Movement, Task, WorldPort
+
+
+@functools.lru_cache(maxsize=256)
+def shards(layout: Layout, shape: tuple[int, ...], on: SliceBinding) -> dict[str, int]:
+    """By host, how many different shards its devices hold.  Not to be changed."""
+    found: dict[str, set[Box]] = {}
+    for (host, _), box in zip(on.devices, boxes(layout, shape), strict=True):
+        found.setdefault(host, set()).add(box)
+    return {host: len(different) for host, different in found.items()}
 
 
 class Network:
@@ -36,8 +49,10 @@ class Network:
         assert source is not None and target is not None
         movement = self.moving.get(key)
         if movement is None:
+            made = here.plan.values[node.output]
             movement = self.moving[key] = Movement(
-                *key, tuple(world.local[source]), tuple(world.local[target]),
+                *key, tuple(world.local[source]),
+                shards(made.layout, made.shape, world.bindings[target]),
                 set(world.local[source]),
             )  # fmt: skip
             movement.roles = len(world.local[source]) + len(world.local[target])
@@ -65,20 +80,18 @@ class Network:
         elif not movement.sources:
             movement.start = self.world.agenda.now
             last = movement.start
-            for name in movement.targets:
+            for name, count in movement.targets.items():
                 target = self.world.host(name)
                 if target is not None:
-                    arrival = self._arrival(host, target, task)
+                    arrival = self._arrival(host, target, task, count)
                     last = max(last, arrival)
                     self.world.agenda.at(arrival, self._arrive, movement, name)
             self.world.agenda.at(last, self._left, movement)
 
-    def _arrival(self, source: HostPort, target: HostPort, task: Task) -> float:
+    def _arrival(self, source: HostPort, target: HostPort, task: Task, count: int) -> float:
         costs, node, here = self.world.machine.costs, task.info.node, task.run
         assert isinstance(node, Transfer)
-        value = here.plan.values[node.output]
-        assert value.slice is not None
-        nbytes = value.nbytes * len(self.world.local[value.slice][target.name])
+        nbytes = count * here.plan.values[node.output].nbytes
         if source is target:
             latency, rate = costs.local_latency, costs.local
         elif source.island == target.island:

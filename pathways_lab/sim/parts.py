@@ -19,6 +19,7 @@ from typing import Protocol
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program import Call, Plan, SliceId, Transfer
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import FunctionCost, Machine
@@ -108,6 +109,7 @@ class Movement:
     """A transfer on all its hosts.
 
     origins: all sending hosts.  sources: those whose part does not exist yet.
+    targets: receiving hosts, and how many different shards each needs.
     sent: tasks of those whose part does.  arrived: hosts that have their bytes;
     waiting: tasks of hosts that have room for them.  dead: it will never be
     complete.  roles: sends and receives that have not ended.
@@ -117,7 +119,7 @@ class Movement:
     run: int
     step: int
     origins: tuple[str, ...]
-    targets: tuple[str, ...]
+    targets: dict[str, int]
     sources: set[str]
     start: float = -1.0
     sent: list[tuple[HostPort, Task]] = field(default_factory=list)
@@ -215,6 +217,7 @@ class WorldPort(Protocol):
     remember: bool
     cores: Cores
     plans: dict[str, Plan]
+    bindings: dict[SliceId, SliceBinding]
     islands: dict[SliceId, str]
     local: dict[SliceId, dict[str, tuple[int, ...]]]
 

@@ -116,7 +116,7 @@ class World:
         self.plans: dict[str, Plan] = {}
         self.islands: dict[SliceId, str] = {}
         self.local: dict[SliceId, dict[str, tuple[int, ...]]] = {}
-        self._bindings: dict[SliceId, SliceBinding] = {}
+        self.bindings: dict[SliceId, SliceBinding] = {}
         self._members: dict[SliceId, list[Host | None]] = {}
         self._steps: dict[str, tuple[StepInfo, ...]] = {}
         self._gangs: dict[tuple[int, int], Gang] = {}
@@ -213,7 +213,7 @@ class World:
         local: dict[str, list[int]] = {}
         for host, device in binding.devices:
             local.setdefault(host, []).append(device)
-        self._bindings[binding.slice] = binding
+        self.bindings[binding.slice] = binding
         self._members[binding.slice] = [self.hosts.get(h) for h in local]
         self.local[binding.slice] = {h: tuple(sorted(d)) for h, d in local.items()}
         self.islands[binding.slice] = binding.island
@@ -222,7 +222,7 @@ class World:
         """What there is to know about the steps of a plan."""
         found = self._steps.get(key)
         if found is None:
-            index = index_plan(self.plans[key], "", self._bindings)
+            index = index_plan(self.plans[key], "", self.bindings)
             found = self._steps[key] = tuple(
                 StepInfo(
                     step.node,

@@ -50,6 +50,14 @@ def test_gradients_travel_while_the_backward_pass_goes_on(fake: FakeLab) -> None
     assert {"backward1"} <= set(sent), "the first chunk is sent before the second is computed"
 
 
+def test_it_is_captured_from_types_alone(fake: FakeLab) -> None:
+    """As for machines that one does not have."""
+    both = make(fake)
+    real, typed = (both.program.capture(s, X, LABELS).program for s in (both.init(), both.types()))
+    assert typed.values == real.values
+    assert [type(node) for node in typed.nodes] == [type(node) for node in real.nodes]
+
+
 def test_what_cannot_be_is_refused(fake: FakeLab) -> None:
     with pytest.raises(PathwaysError, match=r"shares \(1,\) for 2 slices"):
         make(fake, shares=(1,))

@@ -96,15 +96,18 @@ def test_a_pipeline_over_two_islands_overlaps() -> None:
     assert sum(isinstance(r, Span) and r.kind == "transfer" for r in found.records) == 10
 
 
-def test_transfers_take_latency_and_bandwidth() -> None:
-    row = Layout((("x", 1),), ((),))
-    values = (Value((1000,), "uint8", 0, row, 1000), Value((1,), "uint8", 1, row, 1))
+@pytest.mark.parametrize(("devices", "cut"), [(1, ()), (4, ()), (4, ("x",))])
+def test_transfers_take_latency_and_bandwidth(devices: int, cut: tuple[str, ...]) -> None:
+    """Of a thousand bytes; devices of one host that need the same ones share them."""
+    row = Layout((("x", devices),), (cut,))
+    nbytes = 1000 // (devices if cut else 1)
+    values = (Value((1000,), "uint8", 0, row, nbytes), Value((4,), "uint8", 1, row, 1))
     program = Program(
         "move", values, (Call("g", 1, (0,), (1,), name="g"),), (0,), (1,),
         {"g": Signature("g", 1, (row,), (row,))},
     )  # fmt: skip
     costs = replace(FREE, dcn=1e5, dcn_latency=0.002)
-    machine = Machine(2, 1, 1, costs=costs, default=FunctionCost(0.0, compile=0.0))
+    machine = Machine(2, 1, devices, costs=costs, default=FunctionCost(0.0, compile=0.0))
     found = simulate(Load(program, islands={0: "island0", 1: "island1"}), machine)
     assert found.seconds == pytest.approx(0.012)
 
