@@ -104,8 +104,13 @@ class SideBySide:
         return found
 
     def gaps(self) -> list[tuple[str, ...]]:
-        """By way, what the devices waited for, as shares of their time; heads first."""
+        """By way, what the devices waited for, as shares of their time; heads first.
+
+        Empty where they waited for nothing.
+        """
         causes = sorted({cause for m in self.measured.values() for cause in m.idle})
+        if not causes:
+            return []
         found: list[tuple[str, ...]] = [("way", *causes)]
         for way, m in self.measured.items():
             found.append((way, *(f"{m.idle.get(cause, 0.0):.1%}" for cause in causes)))
@@ -123,16 +128,16 @@ class SideBySide:
 
     def __repr__(self) -> str:
         notes = [f"{way}: {m.note}" for way, m in self.measured.items()]
-        return "\n".join((self.title, *_text(self.rows()), "", *_text(self.gaps()), "", *notes))
+        gaps = [*_text(self.gaps()), ""] if self.gaps() else []
+        return "\n".join((self.title, *_text(self.rows()), "", *gaps, *notes))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
         data, metadata = self.picture.bundle()
         notes = [m.note for m in self.measured.values()]
-        shown = (
-            _html(self.rows(), self.title, notes),
-            _html(self.gaps(), "Where the rest of the devices' time went"),
-            data["text/html"],
-        )
+        shown = [_html(self.rows(), self.title, notes)]
+        if gaps := self.gaps():
+            shown.append(_html(gaps, "Where the rest of the devices' time went"))
+        shown.append(data["text/html"])
         return {"text/html": "\n".join(shown), "text/plain": repr(self)}, metadata
 
 

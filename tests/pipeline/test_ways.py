@@ -12,7 +12,7 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client import jaxprs
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.notebook.side_by_side import _difference
+from pathways_lab.notebook.side_by_side import SideBySide, _difference
 from pathways_lab.pipeline import measured, ways
 from pathways_lab.pipeline.stages import StageFunctions
 from pathways_lab.timeline.log import Timeline
@@ -110,3 +110,17 @@ def test_differences_are_seen() -> None:
     assert _difference(a, a) == 0
     assert _difference(a, b) == 0.25
     assert np.isnan(_difference(a, [np.array([1.0, np.nan]), b[1]]))
+
+
+def test_no_table_of_waits_where_devices_waited_for_nothing() -> None:
+    def shown(idle: dict[str, float]) -> str:
+        links = dict.fromkeys((measured.CLIENT, measured.CONTROL), 0)
+        nbytes = dict.fromkeys((*links, measured.INSIDE, measured.BETWEEN), 0)
+        of = measured.Measured(
+            1.0, 1, 1, 1.0, None, idle, links, nbytes, 0.0, 0, 0.5, 0.0, "a Python loop"
+        )
+        return repr(SideBySide({"spmd": of}, {}, 1e-3, True))
+
+    assert "dispatch" in shown({"dispatch": 0.25})
+    assert "25.0%" in shown({"dispatch": 0.25})
+    assert shown({}).count("way") == 1
