@@ -268,6 +268,6 @@ def _html(rows: Sequence[tuple[str, ...]], caption: str, notes: Sequence[str] = 
         name, *rest = (html.escape(text) for text in row)
         cells = f'<td style="{NAMES}">{name}</td>' + "".join(f"<td>{text}</td>" for text in rest)
         lines.append(f"<tr{title}>{cells}</tr>")
-    return (
-        f"<table><caption>{html.escape(caption)}</caption><tr>{heads}</tr>{''.join(lines)}</table>"
-    )
+    # A wide table is scrolled: what is said of it is to be read before.
+    said = f'<caption style="text-align:left">{html.escape(caption)}</caption>'
+    return f"<table>{said}<tr>{heads}</tr>{''.join(lines)}</table>"

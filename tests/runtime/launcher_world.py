@@ -66,7 +66,7 @@ class LauncherHost(Host):
     def _meet(self, slice_id: SliceId) -> None:
         if slice_id not in self.known:
             self.known.add(slice_id)
-            binding = self.world._bindings[slice_id]  # type: ignore[attr-defined]
+            binding = self.world.bindings[slice_id]
             lane = "+".join(sorted(map(str, binding.devices)))
             self.launcher.bind(binding, lane if self.name in binding.hosts else "")
 
