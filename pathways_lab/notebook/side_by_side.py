@@ -128,8 +128,8 @@ class SideBySide:
 
     def __repr__(self) -> str:
         notes = [f"{way}: {m.note}" for way, m in self.measured.items()]
-        gaps = [*_text(self.gaps()), ""] if self.gaps() else []
-        return "\n".join((self.title, *_text(self.rows()), "", *gaps, *notes))
+        tables = [_text(rows) for rows in (self.rows(), self.gaps()) if rows]
+        return "\n".join((self.title, *(line for table in tables for line in (*table, "")), *notes))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
         data, metadata = self.picture.bundle()

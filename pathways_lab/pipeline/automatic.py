@@ -109,11 +109,10 @@ class Pipeline:
 
     def types(self) -> State:
         """The types of a state: for ``pipe.program.capture(...)``, where nothing can run."""
-        state = []
-        for stage in self.stages:
-            parameters = types_of(tuple(self._layers[n][1] for n in stage))
-            state.append((parameters, jax.eval_shape(self._optimizer.init, parameters)))
-        return tuple(state)
+        return tuple(
+            state_types(self._optimizer, tuple(self._layers[n][1] for n in stage))
+            for stage in self.stages
+        )
 
     def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
         """One step of training: the new state, and the mean loss; handles, at once.
@@ -339,9 +338,10 @@ def data_spec(slices: Sequence[Slice], given: PartitionSpec | None) -> Partition
     return PartitionSpec("data") if shared else PartitionSpec()
 
 
-def types_of(tree: Any) -> Any:
-    """The types of a pytree of arrays."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+def state_types(optimizer: Any, parameters: Any) -> tuple[Any, Any]:
+    """The types of some parameters, and of the optimizer's memory for them."""
+    types = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), parameters)
+    return types, jax.eval_shape(optimizer.init, types)
 
 
 def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:

@@ -29,7 +29,7 @@ from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.automatic import data_spec, estimated, types_of
+from pathways_lab.pipeline.automatic import data_spec, estimated, state_types
 from pathways_lab.pipeline.balance import partition
 from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.stages import Layer, StageFunctions
@@ -92,11 +92,11 @@ class DataParallel:
 
     def types(self) -> State:
         """The types of a state: for ``.program.capture(...)``, where nothing can run."""
-        row = []
-        for chunk in self.chunks:
-            parameters = types_of(tuple(self._layers[n][1] for n in chunk))
-            row.append((parameters, jax.eval_shape(self._optimizer.init, parameters)))
-        return (tuple(row),) * len(self.slices)
+        row = tuple(
+            state_types(self._optimizer, tuple(self._layers[n][1] for n in chunk))
+            for chunk in self.chunks
+        )
+        return (row,) * len(self.slices)
 
     def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
         """One step of training: the new state, and the mean loss; handles, at once.

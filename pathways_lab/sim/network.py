@@ -15,7 +15,7 @@ Paper: section 4.3 (sharded edges), section 4.5 (transfers over the DCN).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.core.program import Transfer
@@ -24,8 +24,8 @@ from pathways_lab.sim.parts import HostPort, Movement, Task, WorldPort
 
 
 @functools.lru_cache(maxsize=256)
-def shards(layout: Layout, shape: tuple[int, ...], on: SliceBinding) -> dict[str, int]:
-    """By host, how many different shards its devices hold.  Not to be changed."""
+def shards(layout: Layout, shape: tuple[int, ...], on: SliceBinding) -> Mapping[str, int]:
+    """By host, how many different shards its devices hold."""
     found: dict[str, set[Box]] = {}
     for (host, _), box in zip(on.devices, boxes(layout, shape), strict=True):
         found.setdefault(host, set()).add(box)

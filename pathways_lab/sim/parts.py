@@ -13,6 +13,7 @@ Paper: none.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -119,7 +120,7 @@ class Movement:
     run: int
     step: int
     origins: tuple[str, ...]
-    targets: dict[str, int]
+    targets: Mapping[str, int]
     sources: set[str]
     start: float = -1.0
     sent: list[tuple[HostPort, Task]] = field(default_factory=list)
