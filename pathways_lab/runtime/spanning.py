@@ -185,17 +185,25 @@ class SpanningCpuRuntime(CpuRuntime):
         The death of a host breaks its connections before anybody can say whose
         they were, so news of its formation is waited for.  When there are none,
         ``broken(number, reason)`` is to tell that the formation is of no use any
-        more, and the news of that are waited for.
+        more, and the news of that are waited for.  Of a slice that was closed no
+        news will come, and whoever waited here would hold up what comes next on
+        the same devices.
         """
         if len(binding.hosts) == 1 or _BROKEN not in failure.details:
             return failure
         with self._changed:
-            number = self._spans.get(binding.slice, -1)
-            known = self._changed.wait_for(lambda: number in self._over, _NEWS_SECONDS)
-        if not known:
+            number = self._spans.get(binding.slice)
+            if number is None:
+                return failure
+
+            def known() -> bool:
+                return number in self._over or self._spans.get(binding.slice) != number
+
+            told = self._changed.wait_for(known, _NEWS_SECONDS)
+        if not told:
             broken(number, f"the connections between its hosts broke: {failure.message}")
         with self._changed:
-            self._changed.wait_for(lambda: number in self._over, _NEWS_SECONDS)
+            self._changed.wait_for(known, _NEWS_SECONDS)
             why = self._over.get(number)
         if why is None:
             return failure

@@ -89,6 +89,27 @@ def test_without_news_a_broken_collective_says_what_it_saw(
     assert "the connections between its hosts broke" in explained.message
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_of_a_slice_that_was_closed_no_news_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Else each gang in flight would hold up whoever computes on the same devices next."""
+    monkeypatch.setattr(spanning, "_NEWS_SECONDS", 0.0 if when == "before" else 5.0)
+    runtime = SpanningCpuRuntime(H0, tmp_path, devices=2)
+    on = bound(*WHOLE)  # type: ignore[arg-type]
+    runtime.span(on.slice, Formation.of(on, 7, 0))
+    broken = Failure("execute", "f failed: ...", node="f", host=H0, details="... Gloo ... reset")
+    if when == "before":
+        runtime.dissolve(7, "h1 was lost: killed")
+        runtime.close(on)
+    closing = threading.Timer(0.05, runtime.close, (on,))
+    closing.start()
+    said: list[object] = []
+    assert runtime.explained(on, broken, lambda *news: said.append(news)) is broken
+    assert said == []
+    closing.join()
+
+
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     made = private_folder()
