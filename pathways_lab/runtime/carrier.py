@@ -53,9 +53,6 @@ from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
 
-_PATIENCE = 0.001
-"""Seconds for which an end that nobody waits for may stay unseen while gangs end faster."""
-
 Ending = GangJob | Piece
 
 
@@ -102,7 +99,6 @@ class Carrier:
         self._flying: dict[Key, GangJob] = {}
         self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
         self._poked = False
-        self._looked = 0.0
         self._doomed: dict[Key, Failure] = {}
         self._courses = Courses(host, story, self.piece_over, self._explained)
 
@@ -251,7 +247,7 @@ class Carrier:
         """In the lane's thread.  To see to each end would cost more than a small gang."""
         if failure is not None and job.doomed is None:
             failure = self._explained(job.place, failure)
-        self._end(job, times, failure, job.launch.awaited)
+        self._end(job, times, failure)
 
     def _explained(self, place: Place, failure: Failure) -> Failure:
         """What a gang failed of, when other hosts may know better.  In the lane's thread."""
@@ -261,12 +257,12 @@ class Carrier:
 
     def piece_over(self, piece: Piece, times: Times) -> None:
         """The same of gangs of a row."""
-        self._end(piece, times, None, piece.awaited)
+        self._end(piece, times, None)
 
-    def _end(self, job: Ending, times: Times, failure: Failure | None, awaited: bool) -> None:
+    def _end(self, job: Ending, times: Times, failure: Failure | None) -> None:
+        # First: whoever begins to wait meanwhile looks for what has ended.
         self._ended.append((job, times, failure))
-        late = times.end - self._looked > _PATIENCE
-        if not self._poked and (awaited or late or self._launcher.memory.short):
+        if not self._poked and (job.awaited or self._launcher.memory.short):
             self._poked = True
             self._call_here(self.see_ended)
 
@@ -277,7 +273,6 @@ class Carrier:
     def see_ended(self) -> None:
         """See to the gangs that have ended."""
         self._poked = False
-        self._looked = time.monotonic()
         while self._ended:
             job, times, failure = self._ended.popleft()
             if isinstance(job, Piece):

@@ -112,6 +112,11 @@ class GangJob:
         self._meet = meet
         self._on_over = on_over
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for its end."""
+        return self.launch.awaited
+
     def start(self) -> Any:
         launch, executable = self.launch, self._executable
         if self.doomed is not None:

@@ -27,7 +27,7 @@ from pathways_lab.runtime.link import LinkClosed
 from pathways_lab.runtime.memory import Memory
 from pathways_lab.timeline.records import Record, Sample
 
-PERIOD = 0.010
+PERIOD = 0.020
 QUICK = 0.001
 MEMORY_PERIOD = 0.050
 """Seconds between two samples of the memory while it changes."""

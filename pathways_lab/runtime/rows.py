@@ -38,8 +38,10 @@ UNSEEN = 3
 
 Times :data:`pathways_lab.runtime.lanes.IN_FLIGHT` it stays below what one CPU client takes."""
 
-SECONDS = 0.001
+SECONDS = 0.005
 """After so long a piece ends in any case."""
+AWAITED_SECONDS = 0.001
+"""The same where somebody waits for what one of its parts has computed."""
 
 _LOST = object()
 
@@ -168,7 +170,7 @@ class Piece:
         cells, outputs, clock = course.cells, course.launch.outputs, time.monotonic
         receipts, ends, returned = self._receipts, self._ends, self._returned
         seen, now = 0, clock()
-        until = now + SECONDS
+        until, soon = now + SECONDS, now + AWAITED_SECONDS
         for part, executable in zip(course.parts[at:], course.executables[at:], strict=True):
             course.called.append(now)
             receipt = None
@@ -181,6 +183,8 @@ class Piece:
                         cells[cell] = result
                     for position, value in part.exports:
                         outputs[value].payload = results[position]
+                        if outputs[value].awaited:
+                            until = soon
                 except Exception as error:
                     self._errors[at] = error
                     course.lose(at)

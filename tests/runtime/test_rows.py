@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -52,14 +53,19 @@ class Devices:
         return None if name == "unknown" else execute
 
 
-def launched(plan: Plan, devices: Devices) -> tuple[LaunchRow, list[Ends]]:
-    """A row, launched to its end: its pieces."""
+def launched(
+    plan: Plan, devices: Devices, awaited: tuple[str, ...] = ()
+) -> tuple[LaunchRow, list[Ends]]:
+    """A row, launched to its end: its pieces.  awaited: values that somebody waits for."""
     launcher = Launcher(HOST, "island0", rows=True)
     launcher.bind(binding(1, 0), "lane 1")
     launcher.program(plan)
     outputs = tuple(range(len(plan.outputs)))
     (row,) = launcher.grant(grant(1, plan, inputs=(None,), outputs=outputs), {0: "a"})
     assert isinstance(row, LaunchRow)
+    for name in awaited:
+        slot = next(s for s in row.outputs.values() if s.value.name == name)
+        assert slot.when_settled(lambda: None)
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
     pieces: list[Ends] = []
 
@@ -124,6 +130,23 @@ def test_slow_gangs_end_pieces_early() -> None:
     for each in pieces:
         stamps = zip(each.called, each.starts, each.ends, strict=True)
         assert all(called <= start <= end for called, start, end in stamps)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "pieces"), [((), [7]), (("v2",), [2, 5]), (("v7",), [7]), (("v2", "v7"), [2, 5])]
+)
+def test_a_piece_ends_soon_after_what_somebody_waits_for(
+    awaited: tuple[str, ...], pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gangs that are over at once, each 0.6 ms after the one before."""
+    now = itertools.count(0.0, 0.0006)
+    clock = SimpleNamespace(monotonic=lambda: next(now))
+    monkeypatch.setattr("pathways_lab.runtime.rows.time", clock)
+    made = PlanBuilder()
+    for number in range(7):
+        made.call(1, "f", [f"v{number}"], [f"v{number + 1}"])
+    _, found = launched(made.plan(["v0"], ["v2", "v7"]), Devices(), awaited)
+    assert [len(each.ends) for each in found] == pieces
 
 
 def test_no_two_gangs_of_a_piece_overlap() -> None:
