@@ -68,7 +68,7 @@ class Costs:
     hearing: float = figure(3e-6, "s", "measured: benchmarks/decision.py, 2 to 10 us")
     wake: float = figure(100e-6, "s", "assumed: a message and two threads")
     launch: float = figure(150e-6, "s", "measured: 0.1 to 0.3 ms for several CPU devices")
-    report: float = figure(0.010, "s", "measured: it is the hosts' own period")
+    report: float = figure(0.020, "s", "measured: it is the hosts' own period")
     notice: float = figure(0.001, "s", "assumed: a broken connection inside XLA")
     local: float = figure(3e9, "bytes/s", "measured: one copy in a host's memory")
     island: float = figure(50e9, "bytes/s", "assumed: fast links inside an island")

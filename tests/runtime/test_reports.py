@@ -14,6 +14,7 @@ from pathways_lab.runtime.codec import unpack_fields
 from pathways_lab.runtime.link import LinkClosed
 from pathways_lab.runtime.memory import Memory
 from pathways_lab.runtime.reports import PERIOD, QUICK, Reports
+from pathways_lab.sim.machine import Costs
 from pathways_lab.timeline.records import Event, Sample, Span
 
 
@@ -195,3 +196,7 @@ def test_a_row_in_columns_reads_as_its_gangs_one_by_one() -> None:
     assert chronicle.read([written]) == chronicle.read(
         [chronicle.gangs("i", "i/h", True, ended, 0.25)]
     )
+
+
+def test_simulated_hosts_report_as_often() -> None:
+    assert Costs().report == PERIOD
