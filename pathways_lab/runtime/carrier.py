@@ -6,8 +6,9 @@ wake the reactor for.
 
 How: actions are done in order, also those that follow from doing them, and
 lanes get at once what was decided at once.  Ends are collected, and looked at
-when somebody waits for one, when one was unseen for long, or with the next
-message.
+when somebody waits for one or for memory, with the next message, or with the
+next report: to see to each in the thread that launches keeps the other hosts
+of a collective waiting.
 
 Rule for maintainers: in the reactor's thread, but for what is marked; nothing
 here is ever waited for.  What goes wrong with one step is the failure of that

@@ -1,0 +1,64 @@
+"""Ends that come back from lanes: who is told at once, and who with the next report."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pathways_lab.runtime.carrier import Carrier
+from pathways_lab.runtime.lanes import Times
+
+NOW = Times(0.0, 0.0, 0.0, 1.0)
+
+
+class Job:
+    """A gang that has ended.  waits(): whether somebody waits for it."""
+
+    def __init__(self, waits: Any) -> None:
+        self.doomed = None
+        self._waits = waits
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self._waits())
+
+
+def carrier(*, short: bool = False) -> tuple[Any, list[Any]]:
+    """A carrier of which only ends are wanted, and what it was poked to do."""
+    poked: list[Any] = []
+    launcher = SimpleNamespace(memory=SimpleNamespace(short=short))
+    parts: Any = SimpleNamespace()
+    made = Carrier(
+        "island0/host0", parts, launcher, parts, parts, parts, parts, parts, parts,  # type: ignore[arg-type]
+        poked.append, lambda: 0.0, lambda op, fields: None, lambda reason: None,
+    )  # fmt: skip
+    return made, poked
+
+
+@pytest.mark.parametrize(
+    ("waited", "short", "at_once"), [(False, False, 0), (True, False, 1), (False, True, 1)]
+)
+def test_only_ends_that_somebody_needs_are_seen_at_once(
+    waited: bool, short: bool, at_once: int
+) -> None:
+    """To see to each in the thread that launches keeps other hosts waiting in collectives."""
+    host, poked = carrier(short=short)
+    for _ in range(100):
+        host._over(Job(lambda: waited), NOW, None)
+    assert len(poked) == at_once, "again only when it was looked"
+    assert host.unseen
+
+
+def test_who_begins_to_wait_meanwhile_finds_what_has_ended() -> None:
+    """A message looks for ends: it sees this one, or this one sees that somebody waits."""
+    host, _ = carrier()
+    found: list[bool] = []
+
+    def asked() -> bool:
+        found.append(host.unseen)
+        return False
+
+    host._over(Job(asked), NOW, None)
+    assert found == [True]
