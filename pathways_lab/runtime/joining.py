@@ -34,6 +34,7 @@ import jax
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import jax_private, severing
 from pathways_lab.runtime.formation import Formation
+from pathways_lab.runtime.preemption import giving_way
 from pathways_lab.runtime.relay import Relay
 
 MEET_MILLISECONDS = 10**9
@@ -147,7 +148,7 @@ class Joint:
 
     def _form(self, agent: Any) -> dict[tuple[str, int], Any]:
         formation, ranks = self.formation, range(len(self.formation.parts))
-        with _listening:
+        with _listening, giving_way():
             before = severing.listeners()
             collectives = jax_private.cpu_collectives(agent, self._interface)
             ours = severing.listeners() - before
@@ -156,9 +157,10 @@ class Joint:
             ours = set()
         agent.key_value_set(f"lab/{self.rank}", " ".join(f"{port}@{at}" for at, port in ours))
         own = len(formation.parts[self.rank][1])
-        client = jax_private.make_joint_cpu_client(
-            agent, collectives, self.rank, len(formation.parts), own
-        )
+        with giving_way():
+            client = jax_private.make_joint_cpu_client(
+                agent, collectives, self.rank, len(formation.parts), own
+            )
         for rank in ranks:
             told = agent.blocking_key_value_get(f"lab/{rank}", _INTRODUCTION_SECONDS * 1000)
             for port, _, at in (entry.partition("@") for entry in told.split()):

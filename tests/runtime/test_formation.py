@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,24 @@ def test_a_sum_over_two_hosts(island: Island) -> None:
     assert [row[0] for row in first] == [row[0] for row in second], "ids differ between hosts"
     island.all("program", [0, 1], number=number)
     assert island.all("run", [0, 1], number=number) == [[10.0], [10.0]]
+    island.leave(number, [0, 1])
+
+
+def policies(host: Host) -> list[int]:
+    """The scheduling policy of each of its threads."""
+    threads = os.listdir(f"/proc/{host.child.pid}/task")
+    return [os.sched_getscheduler(int(thread)) for thread in threads]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has threads that give way")
+def test_what_serves_collectives_gives_way_to_who_wakes_it(island: Island) -> None:
+    """Not the thread that asked for the formation, nor any other."""
+    before = policies(island.hosts[0])
+    number = island.form({0: [0], 1: [0]})
+    during = policies(island.hosts[0])
+    assert during.count(os.SCHED_BATCH) > before.count(os.SCHED_BATCH)
+    assert during.count(os.SCHED_OTHER) >= before.count(os.SCHED_OTHER)
+    assert os.sched_getscheduler(island.hosts[0].child.pid) == os.SCHED_OTHER
     island.leave(number, [0, 1])
 
 
