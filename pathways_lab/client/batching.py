@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.client.connection import Connection
@@ -41,6 +41,7 @@ SOON = 0.002
 _CALLS = 1024
 """Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096
+_NONE: Mapping[int, int] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +51,8 @@ class Entry:
     prepared: Prepared
     inputs: Sequence[Buffer | None]
     outputs: tuple[Buffer, ...]
-    arguments: dict[int, int]
-    payload: list[bytes]
+    arguments: Mapping[int, int]
+    payload: Sequence[bytes]
 
 
 Shape = tuple[object, ...]
@@ -76,9 +77,9 @@ class Calls:
         self,
         prepared: Prepared,
         inputs: Sequence[Buffer | None],
-        arguments: dict[int, int],
-        payload: list[bytes],
-        donate: Callable[[], None],
+        arguments: Mapping[int, int] = _NONE,
+        payload: Sequence[bytes] = (),
+        donate: Callable[[], None] | None = None,
     ) -> tuple[Buffer, ...]:
         """Take one call; its output buffers, pending.
 
@@ -87,6 +88,7 @@ class Calls:
         """
         connection = self._connection
         with self._lock:
+            entries = self._entries
             alone = (
                 len(prepared.slices) > 1
                 or connection.racing.enter is not None
@@ -94,9 +96,10 @@ class Calls:
                 # Others need not wait for what a host computation still has to make.
                 or any(b is not None and b.fed and not b.done for b in inputs)
             )
-            if alone or (self._entries and self._entries[-1].prepared.place is not prepared.place):
+            if alone or (entries and entries[-1].prepared.place is not prepared.place):
                 self._flush()
-            donate()
+            if donate is not None:
+                donate()
             if alone:
                 return self._send_alone(prepared, inputs, arguments, payload)
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
@@ -105,7 +108,7 @@ class Calls:
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
             if len(self._entries) >= MOST or not connection.under_way:
                 self._flush(whole=False)
-            if self._entries and not self._ticking:
+            if not self._ticking and self._entries:
                 self._ticking = True
                 connection.reactor.call_later(SOON, self._tick)
         return outputs
@@ -141,8 +144,8 @@ class Calls:
         self,
         prepared: Prepared,
         inputs: Sequence[Buffer | None],
-        arguments: dict[int, int],
-        payload: list[bytes],
+        arguments: Mapping[int, int],
+        payload: Sequence[bytes],
     ) -> tuple[Buffer, ...]:
         connection, self._flushing = self._connection, True
         gone = connection.take_dropped()

@@ -31,7 +31,7 @@ from pathways_lab.client import failures, lines, scopes, stats
 from pathways_lab.client.arrays import ArrayType, dtype_of, host_type, no_array
 from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
-from pathways_lab.client.functions import BoundCall, CompiledFunction
+from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.runtime import jax_private
@@ -212,8 +212,11 @@ class Capture:
 
     # --- what calls inside of it do -----------------------------------------------------
 
-    def record_call(self, call: BoundCall) -> Any:
+    def call(
+        self, function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A call of a compiled function: one node."""
+        call = function.bind(args, kwargs)
         leaves = [self.lift(leaf) for leaf in call.leaves]
         made = call_p.bind(*leaves, site=Site(call.function, call.body))
         return jax.tree.unflatten(call.body.out_tree, made)

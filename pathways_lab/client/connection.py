@@ -20,7 +20,7 @@ import itertools
 import os
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pathways_lab.client import failures
@@ -217,7 +217,7 @@ class Connection:
         self,
         plan: Plan,
         inputs: Sequence[Buffer | None],
-        arguments: dict[int, int],
+        arguments: Mapping[int, int],
         payload: Sequence[Bytes],
         priority: int = 0,
         outputs: Sequence[Buffer] | None = None,
@@ -288,6 +288,8 @@ class Connection:
         ready when that ends.  Never in the reactor's thread.  Ctrl-C gets through.
         """
         most = max(0, _STEPS - len(plan.steps))
+        if self._steps <= most:
+            return
         few = min(most, _STEPS // 2)
 
         def room(steps: int) -> bool:

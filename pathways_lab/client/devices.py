@@ -19,12 +19,15 @@ import functools
 import html
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client import failures
+from pathways_lab.client.arrays import ArrayType
+from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
@@ -94,6 +97,18 @@ def _identities(count: int) -> range:
     return range(first, first + count)
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Placed:
+    """What arrays of one type in one layout on one slice have in common: one object for them all.
+
+    So a call like an earlier one is known by what its arguments are, without comparing it.
+    """
+
+    type: ArrayType
+    slice: Slice
+    layout: Layout
+
+
 class Slice:
     """A mesh of virtual devices on one island.
 
@@ -112,6 +127,9 @@ class Slice:
         self.client = VirtualClient(binding.kind)
         self.released = False
         self.owner = owner
+        self._placed: weakref.WeakValueDictionary[tuple[ArrayType, Layout], Placed] = (
+            weakref.WeakValueDictionary()
+        )
         identities = _identities(len(binding.devices))
         self.devices: tuple[VirtualDevice, ...] = tuple(
             VirtualDevice(self, number, identity) for number, identity in enumerate(identities)
@@ -152,6 +170,11 @@ class Slice:
     def sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
         """``NamedSharding(slice.mesh, spec)``; without *spec* a whole copy on each device."""
         return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
+
+    def placed(self, kind: ArrayType, layout: Layout) -> Placed:
+        """Arrays of a type in a layout, here."""
+        known = self._placed.get((kind, layout))
+        return known or self._placed.setdefault((kind, layout), Placed(kind, self, layout))
 
     def release(self) -> None:
         """Give the devices back.  Values on the slice are lost; handles to them fail."""

@@ -273,7 +273,9 @@ class HostTasks:
             raise
         handles = [
             Handle(
-                self._session, buffer, place.kind, place.slice, place.layout,
+                self._session,
+                buffer,
+                place.slice.placed(place.kind, place.layout),
                 f"{source.name}[{step}]{leaf.name}",
             )
             for buffer, place, leaf in zip(buffers, places, like, strict=True)

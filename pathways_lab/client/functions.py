@@ -7,7 +7,7 @@ node, a node of the program being captured, or part of another compiled
 function.
 
 Rule for maintainers: a repeated call finds its :class:`Body` in one lookup and
-must neither trace nor lower.
+must neither trace nor lower; one of handles only does not look for it even.
 
 Paper: section 3 (compiled functions), section 4.2.
 """
@@ -48,6 +48,7 @@ class CompiledFunction:
     """A Python function that runs as one sharded computation on one slice.
 
     slice: where it runs; None when the arguments decide.
+    repeats: what the outermost scope keeps of calls, by what they look like.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class CompiledFunction:
         )
         self.slice = _inferred(on, in_shardings, out_shardings, self.name)
         self._bodies: dict[Any, Body] = {}
+        self.repeats: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         scope = scopes.current()
         if isinstance(scope, scopes.Body):
             return self.as_jit(*args, **kwargs)
-        return scope.record_call(self.bind(args, kwargs))
+        return scope.call(self, args, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
         """Flatten the arguments and find (or make) the body for their types."""

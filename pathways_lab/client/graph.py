@@ -14,6 +14,7 @@ Paper: section 4.2 (lowering), section 4.3 (the compact graph).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 from pathways_lab.client import layouts, stats
 from pathways_lab.client.arrays import ArrayType, shard_bytes
 from pathways_lab.client.bodies import Body
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.export import Executable
 from pathways_lab.client.handles import Handle
 from pathways_lab.core import lowering
@@ -84,6 +85,12 @@ class Ref:
     name: str = ""
     source: Source | None = None
 
+    @property
+    def placed(self) -> Placed:
+        """The same of a program that is ready."""
+        assert self.layout is not None, "a prepared program has all layouts"
+        return self.slice.placed(self.type, self.layout)
+
 
 @dataclass(eq=False)
 class CallNode:
@@ -132,6 +139,11 @@ class Prepared:
     donated: dict[int, tuple[str, Line]] = field(default_factory=dict)
 
     slices: tuple[Slice, ...] = ()
+
+    @functools.cached_property
+    def made(self) -> tuple[tuple[Placed, str], ...]:
+        """Type and place of each output, and its name."""
+        return tuple((ref.placed, ref.name) for ref in self.outputs)
 
     @property
     def place(self) -> Slice:

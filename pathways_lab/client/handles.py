@@ -26,7 +26,7 @@ from pathways_lab.client import arrays, layouts
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.data import DataLinks, Fetch
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.operators import Operators
 from pathways_lab.client.pending import Buffer
 from pathways_lab.client.waiting import Pending
@@ -53,7 +53,7 @@ _KEEP = 64 * 1024
 class Handle(Operators):
     """A sharded array on a slice, or the promise of one.
 
-    type: shape, dtype, weak type.  slice, layout: where it is, and how cut.
+    placed: its type, its slice and how it is cut.
     name: what it is called in views and errors.
     """
 
@@ -65,14 +65,10 @@ class Handle(Operators):
         self,
         session: Home,
         buffer: Buffer,
-        kind: ArrayType,
-        on: Slice,
-        layout: Layout,
+        placed: Placed,
         name: str = "",
     ) -> None:
-        self.type = kind
-        self.slice = on
-        self.layout = layout
+        self.placed = placed
         self.name = name
         self._session = session
         self._buffer = buffer
@@ -92,6 +88,21 @@ class Handle(Operators):
         self._let_go()
 
     # --- what is known at once ----------------------------------------------------
+
+    @property
+    def type(self) -> ArrayType:
+        """Shape, dtype, weak type."""
+        return self.placed.type
+
+    @property
+    def slice(self) -> Slice:
+        """Where it is."""
+        return self.placed.slice
+
+    @property
+    def layout(self) -> Layout:
+        """How it is cut."""
+        return self.placed.layout
 
     @property
     def shape(self) -> tuple[int, ...]:

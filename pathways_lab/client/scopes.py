@@ -31,8 +31,8 @@ class Body:
 class Recorder(Protocol):
     """A scope in which compiled functions are called."""
 
-    def record_call(self, call: Any) -> Any:
-        """A call of a compiled function (a BoundCall): its results."""
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a compiled function: its results."""
 
     def record_move(self, leaf: Any, move: Any) -> Any:
         """An explicit ``device_put`` of one leaf."""

@@ -79,9 +79,26 @@ class Session:
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
         binder, buffers = self._bind(prepared, leaves)
-        donate = functools.partial(binder.donate, prepared)
+        donate = functools.partial(binder.donate, prepared) if prepared.donated else None
         made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
         return self._handles(prepared, made, binder)
+
+    def repeat(
+        self, prepared: Prepared, order: Sequence[int], leaves: Sequence[Handle]
+    ) -> list[Handle]:
+        """The same where all inputs are handles, none of which is donated.
+
+        order: which of *leaves* each input is.
+        """
+        self.connection.make_room(prepared.plan)
+        for on in prepared.slices:
+            check_slice(on)
+        buffers = [_buffer_of(leaves[index], self) for index in order]
+        made = self._calls.add(prepared, buffers)
+        return [
+            Handle(self, buffer, placed, name)
+            for buffer, (placed, name) in zip(made, prepared.made, strict=True)
+        ]
 
     def _bind(
         self, prepared: Prepared, leaves: Sequence[Any]
@@ -99,15 +116,16 @@ class Session:
         if binder.large:
             self.room.take(made, binder.large)
         return [
-            Handle(self, buffer, ref.type, ref.slice, _known(ref), ref.name)
-            for buffer, ref in zip(made, prepared.outputs, strict=True)
+            Handle(self, buffer, placed, name)
+            for buffer, (placed, name) in zip(made, prepared.made, strict=True)
         ]
 
     def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
         """A host array on the devices of a slice."""
         check_slice(on)
         data = arrays.host_bytes(leaf, kind)
-        return Handle(self, self.data.upload(data, kind, on, layout), kind, on, layout, name)
+        buffer = self.data.upload(data, kind, on, layout)
+        return Handle(self, buffer, on.placed(kind, layout), name)
 
     def constant(self, prepared: Prepared, number: int, ref: Ref, source: Constant) -> Handle:
         """The uploaded form of a constant of a program, made once."""
@@ -116,9 +134,7 @@ class Session:
             handle = known.get(number)
             if handle is None or handle.failure is not None:
                 buffer = self.data.upload(source.data, ref.type, ref.slice, _known(ref))
-                handle = known[number] = Handle(
-                    self, buffer, ref.type, ref.slice, _known(ref), ref.name
-                )
+                handle = known[number] = Handle(self, buffer, ref.placed, ref.name)
             return handle
 
     # --- waiting ------------------------------------------------------------------------
@@ -243,14 +259,19 @@ class _Binder:
         self.payload.append(data)
 
     def _handle(self, number: int, handle: Handle) -> Buffer:
-        if handle.session is not self.session:
-            raise failures.failure(
-                "refused",
-                f"handle {handle.name or handle.type} belongs to another lab",
-                "fetch it with handle.result() and pass the array",
-            )
         self.handles[number] = handle
-        return handle.buffer
+        return _buffer_of(handle, self.session)
+
+
+def _buffer_of(handle: Handle, session: Session) -> Buffer:
+    """What a run of this session reads.  Raises PathwaysError when it cannot."""
+    if handle.session is not session:
+        raise failures.failure(
+            "refused",
+            f"handle {handle.name or handle.type} belongs to another lab",
+            "fetch it with handle.result() and pass the array",
+        )
+    return handle.buffer
 
 
 def _known(ref: Ref) -> Layout:

@@ -61,7 +61,7 @@ def take(session: Session, name: str) -> Handle:
     on = Slice(answer.binding)
     connection.following.follow(on)
     on.name = f"{on.name} of {answer.binding.client}"
-    return Handle(session, buffer, kind, on, layout, name)
+    return Handle(session, buffer, on.placed(kind, layout), name)
 
 
 def _described(about: dict[str, Any]) -> tuple[ArrayType, Layout]:

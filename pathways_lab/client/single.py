@@ -3,7 +3,8 @@
 Problem: without a program every call of a compiled function is one message and
 one gang, on the same path as everything else.
 
-Rule for maintainers: a repeated call is two dictionary lookups and one message.
+Rule for maintainers: a repeated call is one dictionary lookup where its arguments are
+handles, two where some are host arrays; and one message, or part of one.
 
 Paper: section 3 ("without tracing, each compiled function is a program").
 """
@@ -14,41 +15,49 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.core import Tracer
+from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways_lab.client import failures, layouts, lines
 from pathways_lab.client.arrays import ArrayType, host_type, no_array
 from pathways_lab.client.bodies import Body
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.functions import BoundCall, CompiledFunction
 from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, TransferNode, prepare
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.client.session import Session, check_slice
 
+_ONE = tree_structure(0)
+
 
 class Immediate:
     """The outermost scope: every call is a run."""
 
-    def record_call(self, call: BoundCall) -> Any:
+    def call(
+        self, function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run one call now; a pytree of handles."""
-        if any(isinstance(leaf, Tracer) for leaf in call.leaves):
-            raise failures.in_transformation(
-                call.function.name, "a transformation such as jax.grad or jax.jit"
-            )
-        place = slice_of_call(call)
-        session = session_of(place)
-        placements = tuple(
-            [(x.slice.id, x.layout) if isinstance(x, Handle) else None for x in call.leaves]
-        )
-        key = (place.id, lines.place_of_caller(), placements)
-        known: Prepared | None = call.body.prepared.get(key)
-        if known is None:
-            known = prepare_call(call, place, call.body)
-            call.body.keep(key, known)
-        handles = session.call(known, call.leaves)
-        return jax.tree.unflatten(call.body.out_tree, handles)
+        leaves, tree = tree_flatten((args, kwargs))
+        like = [x.placed if type(x) is Handle else None for x in leaves]
+        try:
+            key = (lines.place_of_caller(), tree, *like)
+            known: _Repeat | None = function.repeats.get(key)
+        except (
+            TypeError
+        ):  # static parts that cannot be hashed; whether they may be is seen to later
+            key, known = (), None
+        if known is not None:
+            prepared = known.prepared
+            handles = session_of(prepared.place).repeat(prepared, known.order, leaves)
+            return handles[0] if known.tree is None else tree_unflatten(known.tree, handles)
+        call = function.bind(args, kwargs)
+        prepared, session = _prepared(call)
+        handles = session.call(prepared, call.leaves)
+        if key and None not in like and _repeatable(prepared):
+            again = _Repeat(prepared, call.body.out_tree)
+            function.repeats = with_new(function.repeats, key, again)
+        return tree_unflatten(call.body.out_tree, handles)
 
     def record_move(self, leaf: Any, move: Any) -> Handle:
         """One array or handle to a slice, now."""
@@ -63,6 +72,47 @@ class Immediate:
     ) -> Any:
         """An operator on a handle: a compiled function of its own, made once."""
         return _operator(name, function)(*operands, **options)
+
+
+class _Repeat:
+    """What a call of handles only comes to, when there has been one from that line before.
+
+    order: which argument each input of the program is.  tree: of the results; None: one handle.
+    """
+
+    def __init__(self, prepared: Prepared, tree: Any) -> None:
+        self.prepared = prepared
+        self.order = [s.index for ref in prepared.inputs if isinstance(s := ref.source, Argument)]
+        self.tree = None if tree == _ONE else tree
+
+    @property
+    def released(self) -> bool:
+        return self.prepared.released
+
+
+def _repeatable(prepared: Prepared) -> bool:
+    """Whether nothing goes in but what it is called with, and all that stays as it is."""
+    own = all(isinstance(ref.source, Argument) for ref in prepared.inputs)
+    return own and not prepared.donated and bool(prepared.slices)
+
+
+def _prepared(call: BoundCall) -> tuple[Prepared, Session]:
+    """The program of one call, made when the first such call comes from a line."""
+    if any(isinstance(leaf, Tracer) for leaf in call.leaves):
+        raise failures.in_transformation(
+            call.function.name, "a transformation such as jax.grad or jax.jit"
+        )
+    place = slice_of_call(call)
+    session = session_of(place)
+    placements = tuple(
+        [(x.slice.id, x.layout) if isinstance(x, Handle) else None for x in call.leaves]
+    )
+    key = (place.id, lines.place_of_caller(), placements)
+    known: Prepared | None = call.body.prepared.get(key)
+    if known is None:
+        known = prepare_call(call, place, call.body)
+        call.body.keep(key, known)
+    return known, session
 
 
 @functools.cache

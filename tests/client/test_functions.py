@@ -148,6 +148,62 @@ def test_a_repeated_call_does_no_work(fake: FakeLab) -> None:
     assert stats.work != before
 
 
+def test_a_repeated_call_of_handles_is_known_by_them(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is looked for again: neither for pytrees, nor for keywords."""
+
+    @pw.jit(on=fake.slice(4))
+    def step(state: Any, by: Any) -> Any:
+        return {"x": state["x"] + by, "count": state["count"] + 1}
+
+    def turn(state: Any) -> Any:
+        return step(state, by=by)
+
+    by = pw.device_put(np.float32(2), step.slice)
+    state = step({"x": np.arange(4.0, dtype=np.float32), "count": np.int32(0)}, by)
+    for _ in range(2):
+        state = turn(state)
+    monkeypatch.setattr(type(step), "bind", None)
+    for _ in range(3):
+        state = turn(state)
+    assert jax.tree.structure(state) == jax.tree.structure({"x": 0, "count": 0})
+    assert state["x"].result().tolist() == [12.0, 13.0, 14.0, 15.0]
+    assert state["count"].item() == 6
+
+
+def test_a_repeated_call_is_refused_what_the_first_one_would_be(fake: FakeLab) -> None:
+    place = fake.slice(4)
+    double = pw.jit(lambda x: x * 2, on=place)
+
+    def turn(x: Any) -> Any:
+        return double(x)
+
+    good, dead = (pw.device_put(np.ones(4, np.float32), place) for _ in range(2))
+    for _ in range(3):
+        turn(good)
+    dead.delete()
+    with pytest.raises(pw.PathwaysError, match="was deleted"):
+        turn(dead)
+    assert turn(np.full(4, 3, np.float32)).result().tolist() == [6.0] * 4
+    assert turn(pw.device_put(np.ones(8, np.float32), place)).result().tolist() == [2.0] * 8
+    place.release()
+    with pytest.raises(pw.PathwaysError, match="was released"):
+        turn(good)
+
+
+def test_repeated_calls_know_their_own_lines(fake: FakeLab) -> None:
+    inc = pw.jit(lambda x: x + 1, on=fake.slice(1))
+    x = pw.device_put(np.float32(0), inc.slice)
+    for _ in range(3):
+        first = inc(x)
+        second = inc(first)
+    assert len(inc.repeats) == 2
+    lines = {known.prepared.program.nodes[0].line.text for known in inc.repeats.values()}
+    assert lines == {"first = inc(x)", "second = inc(first)"}
+    assert second.item() == 2.0
+
+
 def test_the_same_function_in_a_re_executed_cell_is_the_same_code(fake: FakeLab) -> None:
     """Defined again, elsewhere in the file: traced again, and never sent again."""
     on = fake.slice(2)
@@ -479,6 +535,7 @@ def test_nothing_is_kept_for_slices_that_were_released(fake: FakeLab) -> None:
             np.testing.assert_array_equal(twice(x).result(), np.arange(4) + 2)
     (body,) = step._bodies.values()
     assert (len(body._executables), len(body.prepared), len(twice._captured)) == (1, 1, 1)
+    assert len(step.repeats) == 1
 
 
 def test_what_jax_lowered_is_let_go_with_each_export(
