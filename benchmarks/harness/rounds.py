@@ -23,6 +23,8 @@ from benchmarks.harness import machine
 
 GROWTH = 8
 """A case that turns out too short is repeated with at most so many times the units."""
+ROUNDS, STEADY = 8, 0.9
+"""So many rounds more at most, until one takes at least that share of the time of the last."""
 
 
 class Missing(Exception):
@@ -106,7 +108,8 @@ def measure(
 
     rounds: samples per system and case.  budget: seconds that one sample should
     take.  Warm-up: every case is first run until one round takes half its
-    budget, which also finds the number of units for the rounds that count.
+    budget and is hardly faster than the last, which also finds the number of
+    units for the rounds that count.
     """
     result = Measured(times={case: {} for case in cases})
     alive: list[System] = []
@@ -175,12 +178,17 @@ def _turn(system: System, case: str, units: int) -> Timed:
 
 
 def warm(go: Callable[[int], Timed], budget: float) -> int:
-    """The units that take about *budget* seconds, found by doing them."""
+    """The units that take about *budget* seconds, found by doing them until it is no faster."""
     go(1)
     # The first call may compile, connect, allocate: it says nothing about the second.
     timed = go(1)
     while timed.seconds < budget / 2:
         timed = go(more_units(timed, budget))
+    for _ in range(ROUNDS):
+        # Caches and plans go on filling, and rounds found too short would be full of that.
+        before, timed = timed, go(more_units(timed, budget))
+        if timed.seconds / timed.units > STEADY * before.seconds / before.units:
+            break
     return more_units(timed, budget)
 
 

@@ -16,7 +16,7 @@ from benchmarks.harness.child import Child
 from benchmarks.harness.figure import Axis, curves, dots
 from benchmarks.harness.numbers import brief, ratio, seconds, spread
 from benchmarks.harness.report import Claim, Report, judged, matrix, publish
-from benchmarks.harness.rounds import Measured, Missing, Timed, measure, more_units
+from benchmarks.harness.rounds import Measured, Missing, Timed, measure, more_units, warm
 from tests.runtime.processes import until
 
 
@@ -125,6 +125,30 @@ def test_warming_up_finds_how_many_units_fill_the_budget() -> None:
 
 
 # --- numbers ---------------------------------------------------------------------------------
+
+
+def test_warming_up_goes_on_until_it_is_no_faster() -> None:
+    """Judged while it still becomes faster, rounds would be as short as that."""
+    costs = iter([1.0, 0.1, 0.08, 0.04, 0.02, 0.01, 0.0095, 0.5])
+    asked: list[int] = []
+
+    def go(units: int) -> Timed:
+        asked.append(units)
+        return Timed(next(costs) * units, units)
+
+    assert warm(go, budget=1.0) == 105
+    assert asked == [1, 1, 8, 12, 25, 50, 100]
+
+
+def test_warming_up_ends_for_what_becomes_faster_for_ever() -> None:
+    asked: list[int] = []
+
+    def go(units: int) -> Timed:
+        asked.append(units)
+        return Timed(0.5 ** len(asked) * units, units)
+
+    warm(go, budget=0.1)
+    assert len(asked) < 20
 
 
 def test_spread_is_median_and_quartiles() -> None:
