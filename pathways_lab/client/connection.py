@@ -94,6 +94,8 @@ class Connection:
         self.policy: dict[str, Any] = {}
         self.on_data: Callable[[Link, str, dict[str, Any], list[memoryview]], None] | None = None
         self.on_data_closed: Callable[[Link, str], None] | None = None
+        self.expect: Callable[[Buffer], int] = lambda _: 0
+        self.expect_no_more: Callable[[Buffer, int], None] = lambda *_: None
         self.on_closed: Callable[[Failure], None] = lambda _: None
         self.flush: Flush = lambda drops=False: None
         self.over: Callable[[], None] = lambda: None
@@ -259,6 +261,8 @@ class Connection:
                 fields["race"] = self.racing.enter(identity, inputs)
                 for buffer in outputs:
                     buffer.witnesses = frozenset()
+            elif len(outputs) == 1 and (hear := self.expect(outputs[0])):
+                fields["hear"] = run.hear = hear
             self.send("submit", fields, payload)
         except PathwaysError as error:
             self._take_run(identity)
@@ -305,6 +309,8 @@ class Connection:
             run.inputs = ()  # before anybody is told that it is over
             self._steps -= run.steps
             self._vouched -= run.vouched
+            if run.hear:
+                self.expect_no_more(run.outputs[0], run.hear)
         return run
 
     def vouch(self, buffer: Buffer) -> None:

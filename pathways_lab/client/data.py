@@ -69,11 +69,15 @@ class DataLinks:
         self._links: dict[str, Link] = {}
         self._connecting = threading.Lock()
         self._dialled: set[str] = set()
-        self._fetches: dict[int, tuple[Fetch, str]] = {}
+        self._fetches: dict[tuple[str, int], Fetch] = {}
+        self._fetched: Buffer | None = None
+        self._waiting = False
         self._uploads: dict[str, weakref.WeakSet[Buffer]] = {}
         self._numbers = itertools.count(1)
         connection.on_data = self._message
         connection.on_data_closed = self._closed
+        connection.expect = self._expect
+        connection.expect_no_more = self._expect_no_more
 
     # --- up -----------------------------------------------------------------------
 
@@ -119,6 +123,7 @@ class DataLinks:
         for device in cover:
             hosts.setdefault(where[device], []).append(device)
         fetch = Fetch(buffer, cover, hosts)
+        self._fetched = buffer
         self._connection.flush()
         for host in hosts:
             self._ask(fetch, host, {"slice": on.id, "generation": binding.generation})
@@ -129,7 +134,31 @@ class DataLinks:
     def hurry(self, buffer: Buffer) -> None:
         """Somebody waits: have the witnesses of a buffer say themselves when it is there."""
         if buffer.witnesses:
+            # The values of what is fetched say by themselves that they are there.
+            self._waiting = buffer is not self._fetched
             self._hear(Fetch(buffer, {}, {}), buffer.witnesses)
+
+    def _expect(self, buffer: Buffer) -> int:
+        """Who waited for the last call will for this one: its witnesses are not to be asked.
+
+        The number that goes with the run, under which they say that it is there; 0: they
+        have to be asked, if it is waited for.
+        """
+        waiting, self._waiting = self._waiting, False
+        links = [self._links.get(host) for host in buffer.witnesses] if waiting else []
+        if not links or any(link is None or link.closed is not None for link in links):
+            return 0
+        fetch, number = Fetch(buffer, {}, {}), next(self._numbers)
+        buffer.asked = True
+        for host in buffer.witnesses:
+            fetch.hosts[host] = []
+            self._fetches[host, number] = fetch
+        return number
+
+    def _expect_no_more(self, buffer: Buffer, number: int) -> None:
+        """The run that makes it is over."""
+        for host in buffer.witnesses:
+            self._fetches.pop((host, number), None)
 
     def _hear(self, fetch: Fetch, hosts: Iterable[str]) -> None:
         """Ask those who have to say no more than that it is there.  Never waits."""
@@ -147,14 +176,14 @@ class DataLinks:
 
     def _ask(self, fetch: Fetch, host: str, where: Mapping[str, int] = _ANYWHERE) -> None:
         number, buffer = next(self._numbers), fetch.buffer
-        self._fetches[number] = (fetch, host)
+        self._fetches[host, number] = fetch
         fields = {"id": number, "buffer": buffer.stored, "devices": fetch.hosts[host], **where}
         if buffer.ticket is not None:
             fields["ticket"] = buffer.ticket
         try:
             self._send(host, "fetch", fields)
         except PathwaysError as error:
-            self._fetches.pop(number, None)
+            self._fetches.pop((host, number), None)
             if fetch.hosts[host]:
                 self._connection.board.settle((fetch,), error.failure)
 
@@ -251,10 +280,10 @@ class DataLinks:
     def _message(
         self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
     ) -> None:
-        entry = self._fetches.pop(fields.get("id", 0), None)
-        if entry is None:
+        host = link.name
+        fetch = self._fetches.pop((host, fields.get("id", 0)), None)
+        if fetch is None:
             return
-        fetch, host = entry
         if op == "fetched":
             for device, part in zip(fetch.hosts[host], buffers, strict=True):
                 fetch.parts[device] = part
@@ -276,11 +305,10 @@ class DataLinks:
         kept = self._links.get(link.name)
         if kept is not None and kept is not link and kept.closed is None:
             return  # a second one, over which nothing went
-        lost = [n for n, (_, host) in tuple(self._fetches.items()) if host == link.name]
-        for number in lost:
-            fetch, host = self._fetches.pop(number)
-            if fetch.hosts[host]:
-                self._connection.board.settle((fetch,), _unreachable(host, reason))
+        for key in [key for key in tuple(self._fetches) if key[0] == link.name]:
+            fetch = self._fetches.pop(key, None)
+            if fetch is not None and fetch.hosts[link.name]:
+                self._connection.board.settle((fetch,), _unreachable(link.name, reason))
         # What had not arrived is lost, also when the host itself lives on.
         for buffer in tuple(self._uploads.pop(link.name, ())):
             if not buffer.done:

@@ -41,9 +41,10 @@ class Run(Pending):
     """A submitted run.  inputs: buffers that it waits for, and fed ones.  steps: of its plan.
 
     vouched: all its outputs are there, as their witnesses say.
+    hear: the number under which they say so without being asked; 0: they are asked.
     """
 
-    __slots__ = ("id", "inputs", "outputs", "steps", "vouched")
+    __slots__ = ("hear", "id", "inputs", "outputs", "steps", "vouched")
 
     def __init__(
         self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
@@ -54,6 +55,7 @@ class Run(Pending):
         self.outputs = outputs
         self.steps = 0
         self.vouched = False
+        self.hear = 0
 
 
 class SliceAnswer(Pending):

@@ -118,8 +118,10 @@ class Commands:
             del fields["host"]
             buffers: list[memoryview] = []
             if along:
-                fields["arguments"] = self._registry.arguments[run].places
-                buffers = self._registry.arguments[run].buffers
+                given = self._registry.arguments[run]
+                fields["arguments"], buffers = given.places, given.buffers
+                if given.hear:
+                    fields["hear"] = given.hear
             told, size = self._in_turn(hosts, "grant", fields, buffers)
             self._diary.count("grant", "control", told, size, run)
 

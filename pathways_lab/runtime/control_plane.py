@@ -85,7 +85,9 @@ class ControlPlane:
         self._keys = keys
         self._observers = itertools.count(1)
         self._idle = idle
-        self.reactor = Reactor("control", self._message, self._closed, self._opened, limits=_LIMITS)
+        self.reactor = Reactor(
+            "control", self._message, self._closed, self._opened, limits=_LIMITS, awake=True
+        )
         self.introductions = Introductions(
             folder,
             interface,

@@ -96,6 +96,7 @@ class Desk:
         self._resident = resident
         self._uploads: dict[int, _Upload] = {}
         self._early: dict[SliceId, list[tuple[Link | None, dict[str, Any], Buffers]]] = {}
+        self._links: dict[int, Link] = {}
         self._newest = 0
         self._present: frozenset[int] = frozenset()
 
@@ -249,6 +250,12 @@ class Desk:
             return
         self._carry_out(self._launcher.fetch(fetch, buffer))
 
+    def expect(self, client: int, number: int, buffer: int) -> None:
+        """A client that waits for each call is told when this is there, without asking."""
+        link = self._links.get(client)
+        if link is not None:
+            self._carry_out(self._launcher.fetch(Fetch(link, number, ()), buffer))
+
     def serve(self, serve: Serve) -> None:
         """The launcher has what a fetch asked for."""
         fetch = serve.fetch
@@ -301,6 +308,8 @@ class Desk:
             raise Refused("hosts and clients meet here, each with a key of its own")
         if self._gone(link):
             raise Refused(f"client {link.holder} has left the lab")
+        if role == "client":
+            self._links[link.holder] = link
         return {"role": "host", "name": self._host}
 
     def clients(self, newest: int, present: Iterable[int], links: Iterable[Link]) -> None:
@@ -325,6 +334,8 @@ class Desk:
 
     def closed(self, link: Link) -> None:
         """A client's link is gone, with what it had not finished."""
+        if self._links.get(link.holder) is link:
+            del self._links[link.holder]
         self._launcher.forget_fetches(lambda f: isinstance(f, Fetch) and f.link is link)
         for buffer in [b for b, upload in self._uploads.items() if link in upload.links]:
             del self._uploads[buffer]

@@ -88,7 +88,7 @@ class HostRim:
         self.island = island
         self.runtime = runtime
         self.launcher = Launcher(name, island, runtime.memory, rows=True)
-        self.reactor = Reactor("host", self._message, self._closed, on_error=fatal)
+        self.reactor = Reactor("host", self._message, self._closed, on_error=fatal, awake=True)
         self._fatal = fatal
         self._control: Link | None = None
         self._context = client_context
@@ -394,6 +394,8 @@ class HostRim:
             arguments[int(position)] = self.tenants.argument(plan, int(position), buffers[place])
         work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
         actions = self.launcher.grant(grant, arguments, work, free=work.free)
+        if hear := fields.get("hear"):
+            self.desk.expect(grant.run >> 32, hear, grant.outputs[0])
         work.ended = time.monotonic()
         self._carrier.carry_out(actions)
 

@@ -223,9 +223,12 @@ def _submit(letter: _Letter) -> m.Event:
         )
     if event.run in letter.registry.programs:
         raise Rejected(f"run {event.run}", f"run {event.run} was submitted already")
+    hear = letter.fields.get("hear", 0)
+    if type(hear) is not int or hear < 0 or (hear and len(event.outputs) != 1):
+        raise Rejected(f"run {event.run}", f"hear is a number, with one output; got {hear!r:.50}")
     letter.registry.programs[event.run] = (letter.client.name, event.plan)
-    if places:
-        letter.registry.arguments[event.run] = Arguments(places, letter.buffers)
+    if places or hear:
+        letter.registry.arguments[event.run] = Arguments(places, letter.buffers, hear)
     return event
 
 

@@ -46,6 +46,7 @@ from pathways_lab.runtime.handshake import Arrival, Refused, meet
 from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reception import Listener, Reception
+from pathways_lab.runtime.vigil import Ready, Vigil
 from pathways_lab.runtime.wire import Limits, Message, WireError, encode
 
 OnMessage = Callable[[Link, str, dict[str, Any], list[memoryview]], None]
@@ -78,6 +79,7 @@ class Reactor:
     on_open(link, peer_hello): an accepted link is ready (not for connected ones).
     on_error(text): a handler raised; text is its traceback (default: standard error).
     limits: what one incoming message may claim.
+    awake: whoever waits looks for messages while they come fast: see :mod:`.vigil`.
 
     All of them are called in the reactor's thread.
     """
@@ -91,6 +93,7 @@ class Reactor:
         *,
         on_error: Callable[[str], None] | None = None,
         limits: Limits | None = None,
+        awake: bool = False,
     ) -> None:
         self.name = name
         self._malformed = 0
@@ -104,6 +107,8 @@ class Reactor:
         self._on_error = on_error or (lambda text: print(text, file=sys.stderr, flush=True))
         self._limits = limits or Limits()
         self._selector = selectors.DefaultSelector()
+        self._asleep = self._selector.select
+        self._awake_or_asleep = Vigil(self._asleep).select if awake else self._asleep
         self._links: dict[Link, int] = {}
         self._reception = Reception(self._selector, self.call_later, self._limits)
         self._comms = Comms(name)
@@ -313,7 +318,7 @@ class Reactor:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         break
-                    self._turn(min(left, self._patience()))
+                    self._turn(self._awake_or_asleep, min(left, self._patience()))
             finally:
                 self._leader = None
                 self._leading.release()
@@ -369,7 +374,8 @@ class Reactor:
         try:
             while not self._stopping:
                 self._stand_back()
-                self._turn(self._patience())
+                # Where others lead, they are busy now, and need the interpreter.
+                self._turn(self._asleep if self._leads else self._awake_or_asleep, self._patience())
                 # One of two threads in a selector is woken: it may have been meant for the other.
                 self.nudge()
         finally:
@@ -396,9 +402,9 @@ class Reactor:
                 # A long wait: whoever leads says when it is over.
                 self._rest.wait(_SWEEP_SECONDS)
 
-    def _turn(self, patience: float) -> None:
+    def _turn(self, select: Callable[[float], Ready], patience: float) -> None:
         """Wait for something at most so long, and handle what there is."""
-        ready = self._selector.select(patience)
+        ready = select(patience)
         with self._role:
             self._holder = threading.current_thread()
             try:
@@ -406,7 +412,7 @@ class Reactor:
             finally:
                 self._holder = None
 
-    def _handle(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+    def _handle(self, ready: Ready) -> None:
         for key, events in ready:
             self._guarded(key.data, events)
         self._awake = False

@@ -69,13 +69,15 @@ class HostSeen:
 
 @dataclass(slots=True)
 class Arguments:
-    """Small arrays that travel with a run: sent to each host with its first grant.
+    """What travels with a run: sent to each host with its first grant.
 
-    places: input index -> index in *buffers*.
+    places: of small arrays: input index -> index in *buffers*.
+    hear: the number under which hosts tell its client by themselves that the output is there.
     """
 
     places: dict[int, int]
     buffers: list[memoryview]
+    hear: int = 0
     sent: set[str] = field(default_factory=set)
 
 

@@ -60,8 +60,8 @@ def a_slice(*shape: int, axes: tuple[str, ...] | None = None, island: str = "isl
 class FakeLab:
     """A lab of one process.  held: runs wait for :meth:`release`.
 
-    messages: ``(op, fields)`` from the client, in order.  failing: name of a
-    function whose runs fail.
+    messages: ``(op, fields)`` from the client, in order.  fetches: questions to hosts.
+    failing: name of a function whose runs fail.
     """
 
     def __init__(self, hosts: int = 4) -> None:
@@ -80,6 +80,8 @@ class FakeLab:
         self.arrays: dict[int, Any] = {}
         self._uploads: dict[int, tuple[dict[str, Any], dict[int, Any]]] = {}
         self._fetches: list[tuple[Link, dict[str, Any]]] = []
+        self._data_links: set[Link] = set()
+        self.fetches = 0
         self._link: Link | None = None
         self._control = Reactor("fake-control", self._message, lambda *_: None)
         self._control.start()
@@ -181,6 +183,8 @@ class FakeLab:
         self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
     ) -> None:
         if op in ("put", "fetch"):
+            self._data_links.add(link)
+            self.fetches += op == "fetch"
             getattr(self, f"_on_{op}")(link, fields, buffers)
             return
         self._link = link
@@ -238,6 +242,10 @@ class FakeLab:
                 self._end(submitted, failure)
 
     def _on_submit(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        if hear := fields.get("hear"):
+            asked = {"id": hear, "buffer": fields["outputs"][0], "devices": []}
+            self._fetches += [(link, asked) for link in self._data_links]
+
         def run() -> None:
             # Uploads come on other links, and perhaps later.
             if all(buffer is None or buffer in self.arrays for buffer in fields["inputs"]):
@@ -373,4 +381,5 @@ class FakeLab:
             shards = {s.device: np.ascontiguousarray(s.data) for s in array.addressable_shards}
             devices = list(array.sharding.mesh.devices.flat)
             parts = [shards[devices[number]].tobytes() for number in fields["devices"]]
-            link.send("fetched", {"id": fields["id"]}, parts)
+            with contextlib.suppress(LinkClosed):
+                link.send("fetched", {"id": fields["id"]}, parts)

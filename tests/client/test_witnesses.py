@@ -120,14 +120,65 @@ def test_a_bad_word_waits_for_the_whole_story(fake: FakeLab, told: Any, monkeypa
     handle = told()
     fake.session.data.hurry(handle.buffer)
     until(lambda: len(fake._fetches) == 2)
-    for number in tuple(fake.session.data._fetches):
-        fetch, _ = fake.session.data._fetches[number]
-        fake.session.data._message(
-            cast(Any, None), "fetch-failed", {"id": number, "failure": None}, []
-        )
+    for (host, number), fetch in tuple(fake.session.data._fetches.items()):
+        link = fake.session.data._links[host]
+        fake.session.data._message(link, "fetch-failed", {"id": number, "failure": None}, [])
         assert not fetch.done
     assert handle.state == "pending"
     failure = Failure("execute", "it broke on the other host")
     fake.connection.board.settle((handle.buffer,), failure)
     with pytest.raises(PathwaysError, match="the other host"):
         handle.block_until_ready()
+
+
+def test_who_waits_for_each_call_need_not_ask(fake: FakeLab, told: Any, monkeypatch: Any) -> None:
+    told().block_until_ready()
+    fake.settle()
+    monkeypatch.setattr(fake, "_end", lambda *_: fake._answer_fetches())
+    asked = fake.fetches
+    for _ in range(3):
+        told().block_until_ready()
+    assert fake.fetches == asked, "the witnesses said it by themselves"
+    assert [bool(fields.get("hear")) for fields in fake.of("submit")[-3:]] == [True] * 3
+
+
+def test_who_does_not_wait_or_wants_the_value_is_not_told(fake: FakeLab, told: Any) -> None:
+    told().block_until_ready()
+    handles = [told() for _ in range(3)]
+    handles[-1].result()
+    told().result()
+    told().result()
+    fake.settle()
+    hear = [bool(fields.get("hear")) for fields in fake.of("submit")[-6:]]
+    assert hear == [False, True, False, False, False, False], "only the call after the wait"
+
+
+def test_what_is_not_said_after_all_is_expected_no_more(
+    fake: FakeLab, told: Any, monkeypatch: Any
+) -> None:
+    """The run has ended, whether or not its hosts have come to say so."""
+    kept = [told().block_until_ready() for _ in range(2)]
+    fake.settle()
+    monkeypatch.setattr(fake, "_answer_fetches", lambda: None)
+    kept.append(told().block_until_ready())
+    assert fake.of("submit")[-1].get("hear")
+    until(lambda: not fake.connection.runs)
+    assert fake.session.data._fetches == {}
+
+
+def test_a_host_that_is_gone_is_not_relied_on(fake: FakeLab, told: Any) -> None:
+    """Neither when the run is sent, nor when its link ends while it is awaited."""
+    told().block_until_ready()
+    fake.held = True
+    handle = told()
+    fake.settle()
+    assert fake.of("submit")[-1].get("hear")
+    link = next(iter(fake.session.data._links.values()))
+    link.close("gone")
+    until(lambda: link.closed is not None)
+    fake.release()
+    handle.block_until_ready()
+    fake.held = False
+    told()
+    fake.settle()
+    assert not fake.of("submit")[-1].get("hear")

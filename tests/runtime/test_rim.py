@@ -352,6 +352,12 @@ def test_a_client_may_only_name_its_own_ids(lab: Lab, op: str, fields: dict[str,
         ("submit", {"run": ONE + 1, "plan": "p", "inputs": [None], "outputs": []}, "arguments"),
         ("submit", {"run": ONE + 1, "plan": "p", "inputs": [None], "outputs": [],
                     "arguments": {0: 7}}, "arguments"),
+        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [], "outputs": [ONE], "hear": -1},
+         "hear is a number"),
+        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [], "outputs": [ONE], "hear": "all"},
+         "hear is a number"),
+        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [], "outputs": [], "hear": 4},
+         "with one output"),
         ("declare", {"buffer": ONE, "slice": ONE, "nbytes": -4}, "negative"),
         ("drop", {"buffers": "all"}, "expected a list"),
         ("policy", {"policy": ["Mine"], "request": 1}, "expected one of"),
@@ -375,21 +381,23 @@ def grants(run: int) -> list[m.Command]:
     ]
 
 
-def submitted(lab: Lab) -> None:
+def submitted(lab: Lab, **more: Any) -> None:
     lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
     lab.core.answer = lambda event: [m.ShareProgram("c", ("i0/h",), "plan"), *grants(ONE + 9)]
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
-            arguments={0: 0})  # fmt: skip
+            arguments={0: 0}, **more)  # fmt: skip
 
 
-def test_arguments_travel_with_the_first_grant_to_each_host_only(lab: Lab) -> None:
-    submitted(lab)
+def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab: Lab) -> None:
+    submitted(lab, hear=7)
     lab.core.answer = lambda event: grants(ONE + 9)
     lab.say(1, "cancel", run=ONE + 9)
     for peer in lab.hosts.values():
         (_, first, bytes_), (_, second, nothing) = [s for s in peer.sent if s[0] == "grant"]
         assert (first["arguments"], bytes_, nothing) == ({0: 0}, [b"arg"], [])
+        assert first["hear"] == 7
         assert "arguments" not in second
+        assert "hear" not in second
         assert unpack_fields(m.Grant, {**first, "host": "i0/h"}).plan == "plan"
     program = lab.hosts["i0/h"].of("program")[0]
     assert unpack(Plan, program["plan"]) == plan_on((ONE, ONE + 1))
