@@ -56,22 +56,22 @@ def test_gangs_run_in_device_processes_of_dask_workers(lab: Lab) -> None:
 def test_who_waits_for_each_call_is_told_by_hosts_that_it_does_not_ask(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection, asked, told = lab.session.connection, [], []
-    step = pw.jit(lambda x: x + 1, on=lab.slice(2))
-    x = step(np.zeros(4, np.float32))
-    for _ in range(3):
-        x = step(x).block_until_ready()
+    connection, asked, told, made = lab.session.connection, [], [], []
     ask, vouch = DataLinks._ask, connection.vouch
-    monkeypatch.setattr(DataLinks, "_ask", lambda *how: (asked.append(how), ask(*how)))
-    monkeypatch.setattr(connection, "vouch", lambda buffer: (told.append(buffer.id), vouch(buffer)))
-    made = []
-    for _ in range(10):
-        x = step(x).block_until_ready()
-        made.append(x.buffer_id)
-    until(lambda: len(told) == 10)
-    assert told == made
-    assert asked == []
-    assert x.result().tolist() == [14.0] * 4
+    with lab.slice(2) as place:
+        step = pw.jit(lambda x: x + 1, on=place)
+        x = step(np.zeros(4, np.float32))
+        for _ in range(3):
+            x = step(x).block_until_ready()
+        monkeypatch.setattr(DataLinks, "_ask", lambda *how: (asked.append(how), ask(*how)))
+        monkeypatch.setattr(connection, "vouch", lambda b: (told.append(b.id), vouch(b)))
+        for _ in range(10):
+            x = step(x).block_until_ready()
+            made.append(x.buffer_id)
+        until(lambda: len(told) == 10)
+        assert told == made
+        assert asked == []
+        assert x.result().tolist() == [14.0] * 4
 
 
 def test_a_second_client_finds_the_same_lab_and_has_names_of_its_own(lab: Lab) -> None:
