@@ -4,7 +4,7 @@ Problem: a host that sends to another wakes that one's thread in the middle of t
 that sends, while it holds the lock of the connection.  Where processors are scarce the
 thread woken takes the sender's place at once, and Gloo's own thread, which must not wait
 for a lock, asks the kernel for the same message again and again until the sender runs and
-lets go of it.  On four hosts of two cores half of an AllReduce's processor time was that.
+lets go of it.  Four hosts on two cores spent a quarter of their processor time on that.
 
 Rule for maintainers: only for threads that serve one call of ours after the other, and
 that others wait for anyway.  What launches or reads messages keeps its place.
