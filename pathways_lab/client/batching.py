@@ -88,7 +88,6 @@ class Calls:
         """
         connection = self._connection
         with self._lock:
-            entries = self._entries
             alone = (
                 len(prepared.slices) > 1
                 or connection.racing.enter is not None
@@ -96,7 +95,7 @@ class Calls:
                 # Others need not wait for what a host computation still has to make.
                 or any(b is not None and b.fed and not b.done for b in inputs)
             )
-            if alone or (entries and entries[-1].prepared.place is not prepared.place):
+            if alone or (self._entries and self._entries[-1].prepared.place is not prepared.place):
                 self._flush()
             if donate is not None:
                 donate()
@@ -108,7 +107,7 @@ class Calls:
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
             if len(self._entries) >= MOST or not connection.under_way:
                 self._flush(whole=False)
-            if not self._ticking and self._entries:
+            if self._entries and not self._ticking:
                 self._ticking = True
                 connection.reactor.call_later(SOON, self._tick)
         return outputs

@@ -74,14 +74,14 @@ class Session:
             prepared.plan, buffers, binder.arguments, binder.payload, priority
         )
         binder.donate(prepared)
-        return self._handles(prepared, made, binder)
+        return self._handles(prepared, made, binder.large)
 
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
         binder, buffers = self._bind(prepared, leaves)
         donate = functools.partial(binder.donate, prepared) if prepared.donated else None
         made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
-        return self._handles(prepared, made, binder)
+        return self._handles(prepared, made, binder.large)
 
     def repeat(
         self, prepared: Prepared, order: Sequence[int], leaves: Sequence[Handle]
@@ -90,31 +90,31 @@ class Session:
 
         order: which of *leaves* each input is.
         """
+        self._check(prepared)
+        buffers = [_buffer_of(leaves[index], self) for index in order]
+        return self._handles(prepared, self._calls.add(prepared, buffers))
+
+    def _check(self, prepared: Prepared) -> None:
+        """Wait until there is room for a run.  Raises PathwaysError when a slice was released."""
         self.connection.make_room(prepared.plan)
         for on in prepared.slices:
             check_slice(on)
-        buffers = [_buffer_of(leaves[index], self) for index in order]
-        made = self._calls.add(prepared, buffers)
-        return [
-            Handle(self, buffer, placed, name)
-            for buffer, (placed, name) in zip(made, prepared.made, strict=True)
-        ]
 
     def _bind(
         self, prepared: Prepared, leaves: Sequence[Any]
     ) -> tuple[_Binder, list[Buffer | None]]:
-        self.connection.make_room(prepared.plan)
-        for on in prepared.slices:
-            check_slice(on)
+        self._check(prepared)
         binder = _Binder(self, leaves)
         buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
         if prepared.donated:
             _check_donation(prepared, buffers)
         return binder, buffers
 
-    def _handles(self, prepared: Prepared, made: Sequence[Buffer], binder: _Binder) -> list[Handle]:
-        if binder.large:
-            self.room.take(made, binder.large)
+    def _handles(
+        self, prepared: Prepared, made: Sequence[Buffer], large: Sequence[Large] = ()
+    ) -> list[Handle]:
+        if large:
+            self.room.take(made, large)
         return [
             Handle(self, buffer, placed, name)
             for buffer, (placed, name) in zip(made, prepared.made, strict=True)

@@ -40,19 +40,19 @@ class Immediate:
         """Run one call now; a pytree of handles."""
         leaves, tree = tree_flatten((args, kwargs))
         like = [x.placed if type(x) is Handle else None for x in leaves]
+        at = lines.place_of_caller()
+        key: tuple[Any, ...] = (at, tree, *like)
         try:
-            key = (lines.place_of_caller(), tree, *like)
             known: _Repeat | None = function.repeats.get(key)
-        except (
-            TypeError
-        ):  # static parts that cannot be hashed; whether they may be is seen to later
+        except TypeError:
+            # Parts that cannot be hashed: whether they may be is seen to later.
             key, known = (), None
         if known is not None:
             prepared = known.prepared
             handles = session_of(prepared.place).repeat(prepared, known.order, leaves)
             return handles[0] if known.tree is None else tree_unflatten(known.tree, handles)
         call = function.bind(args, kwargs)
-        prepared, session = _prepared(call)
+        prepared, session = _prepared(call, at)
         handles = session.call(prepared, call.leaves)
         if key and None not in like and _repeatable(prepared):
             again = _Repeat(prepared, call.body.out_tree)
@@ -96,8 +96,8 @@ def _repeatable(prepared: Prepared) -> bool:
     return own and not prepared.donated and bool(prepared.slices)
 
 
-def _prepared(call: BoundCall) -> tuple[Prepared, Session]:
-    """The program of one call, made when the first such call comes from a line."""
+def _prepared(call: BoundCall, at: lines.Place | None) -> tuple[Prepared, Session]:
+    """The program of one call, made when the first such call comes from a line.  at: that."""
     if any(isinstance(leaf, Tracer) for leaf in call.leaves):
         raise failures.in_transformation(
             call.function.name, "a transformation such as jax.grad or jax.jit"
@@ -107,7 +107,7 @@ def _prepared(call: BoundCall) -> tuple[Prepared, Session]:
     placements = tuple(
         [(x.slice.id, x.layout) if isinstance(x, Handle) else None for x in call.leaves]
     )
-    key = (place.id, lines.place_of_caller(), placements)
+    key = (place.id, at, placements)
     known: Prepared | None = call.body.prepared.get(key)
     if known is None:
         known = prepare_call(call, place, call.body)
