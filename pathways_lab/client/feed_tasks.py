@@ -56,6 +56,8 @@ _RETRIES = 2
 """How often Dask repeats a task that could not reach a host."""
 _LOOK = 0.5
 """Seconds between two looks at whether the workers for feeds live."""
+_FETCH = 2.0
+"""Seconds after which a task's result, which is small, is asked for anew."""
 ENDED = "a feed ends with its lab and when it is closed: make a new one with lab.feed(...)"
 
 
@@ -325,7 +327,7 @@ class HostTasks:
     # --- in the thread that hears of tasks ----------------------------------------------------
 
     def _listen(self, future: Any, heard: Callable[[Any], None]) -> None:
-        """heard(future) when it has ended."""
+        """heard(outcome) when it has ended: its result, or what it raised."""
         self._heard[future.key] = heard
         self._completed.add(future)
         self._expected.release()
@@ -340,29 +342,37 @@ class HostTasks:
                 future = next(self._completed)
                 heard = self._heard.pop(future.key, None)
                 if heard is not None and not future.cancelled():
-                    heard(future)
+                    self._fetch(future, heard)
 
-    def _learnt(self, name: str, described: Described, future: distributed.Future[Any]) -> None:
-        failure: Failure | None
+    def _fetch(self, future: distributed.Future[Any], heard: Callable[[Any], None]) -> None:
         try:
-            found = future.result()
+            outcome = future.result(timeout=_FETCH)
         except BaseException as error:
-            failure = _not_made(name, 0, error)
+            if isinstance(error, TimeoutError) and future.status != "error":
+                # Dask tries for half a minute to reach a worker that has died before it was
+                # asked.  Asked anew, it takes what another worker has made since.
+                self._listen(future, heard)
+                return
+            outcome = error
+        heard(outcome)
+
+    def _learnt(self, name: str, described: Described, found: Any) -> None:
+        failure: Failure | None
+        if isinstance(found, BaseException):
+            failure = _not_made(name, 0, found)
         else:
             failure = found if isinstance(found, Failure) else None
             if failure is None:
                 described.tree, described.leaves = found
         self._connection.board.settle((described,), failure)
 
-    def _over(self, task: _Task, name: str, future: distributed.Future[Any]) -> None:
+    def _over(self, task: _Task, name: str, outcome: Sent | BaseException) -> None:
         """A task has ended, in whatever way."""
-        try:
-            sent: Sent = future.result()
-        except BaseException as error:
-            failure: Failure | None = _not_made(name, task.step, error)
+        if isinstance(outcome, BaseException):
+            failure: Failure | None = _not_made(name, task.step, outcome)
         else:
-            failure = sent.failure
-            self._record(name, task.step, sent)
+            failure = outcome.failure
+            self._record(name, task.step, outcome)
         self._ended(task, failure)
 
     def _ended(self, task: _Task, failure: Failure | None) -> None:

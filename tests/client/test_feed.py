@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import host_tasks
+from pathways_lab.client import feed_tasks, host_tasks
 from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.feeder import FEEDS
 
@@ -180,6 +181,36 @@ def test_an_element_that_was_read_is_recorded_though_its_feed_has_ended(lab: pw.
     until(lambda: [r.args["step"] for r in tasks(lab) if r.program == "late"] == [0, 1])
     until(lambda: buffers(lab) == 0 and not lab._host_tasks._tasks)
     until(lambda: lab.accounts().total.nbytes == 0)
+    s.release()
+
+
+def test_a_result_that_dask_waits_for_in_vain_is_asked_for_anew(
+    lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its worker has died before it was asked: Dask tries for half a minute to reach it."""
+    s = lab.slice(1)
+    result = distributed.Future.result
+    asked: list[str] = []
+    gone = threading.Event()
+
+    def late(future: Any, timeout: float | None = None) -> Any:
+        asked.append(future.key)
+        if future.key.endswith("-1") and asked.count(future.key) == 1:
+            gone.wait(timeout)
+            raise TimeoutError
+        return result(future, timeout)
+
+    monkeypatch.setattr(feed_tasks, "_FETCH", 0.1)
+    monkeypatch.setattr(distributed.Future, "result", late)
+    try:
+        with lab.feed(lambda step: np.int32(step), s, steps=4, name="reached") as feed:
+            assert [int(value.result()) for value in feed] == [0, 1, 2, 3]
+        until(lambda: {r.args["step"] for r in tasks(lab) if r.program == "reached"} == {*range(4)})
+        again = max(asked, key=asked.count)
+        assert again.endswith("-1")
+        assert asked.count(again) == 2
+    finally:
+        gone.set()
     s.release()
 
 
