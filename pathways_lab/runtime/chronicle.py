@@ -23,13 +23,17 @@ from typing import Any, NamedTuple
 import msgpack
 
 from pathways_lab.runtime.codec import CodecError, pack, unpack
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import Event, Record, Sample, Span
 from pathways_lab.timeline.records_of import Placing, Window, message
 
 _GANGS = "gangs"
 _ROW = "row"
 _PLACES = "places"
 _MESSAGES = "messages"
+_SINGLE = frozenset(cls.__name__.encode() for cls in (Event, Sample, Span))
+_SHORT, _SHORT_FROM, _SHORT_MOST = 0xA0, 2, 31
+"""In msgpack: what is added to the length of a short text, up to which, and where one begins that
+is the first of a short list."""
 _event_fields = attrgetter(*Event.__dataclass_fields__)
 
 
@@ -191,6 +195,10 @@ def look(entry: bytes) -> tuple[str, int]:
 
     The kind of a span, event or sample; "" for several at once.
     """
+    # Most are single records: their class and kind are short texts at the very beginning.
+    at = _SHORT_FROM + entry[1] - _SHORT
+    if entry[_SHORT_FROM:at] in _SINGLE and 0 <= (length := entry[at] - _SHORT) <= _SHORT_MOST:
+        return entry[at + 1 : at + 1 + length].decode(), 1
     unpacker = msgpack.Unpacker(strict_map_key=False)
     unpacker.feed(entry)
     fields = unpacker.read_array_header()

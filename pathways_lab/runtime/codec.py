@@ -6,6 +6,11 @@ hints of the dataclasses are the schema: a dataclass becomes the list of its
 field values, preceded by its class name where more than one class is possible
 (at the top, and in unions).
 
+How: for each class the few lines that do it are written and compiled once, as
+``dataclasses`` does with constructors: a loop over fields takes three times as long, and
+every message is packed and unpacked.  Where these find a value wrong, or absent, the loop
+does it again and says which.
+
 Rule for maintainers: :func:`unpack` builds only the classes that the expected
 type names, and checks every value on the way; an unknown or ill-typed value is
 a :class:`CodecError` that names the field.  No class is special here.
@@ -24,6 +29,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints, overload
 T = TypeVar("T")
 _Pack = Callable[[Any], Any]
 _Unpack = Callable[[Any], Any]
+_SCALARS = (int, float, str, bool, bytes)
 
 
 class CodecError(ValueError):
@@ -42,10 +48,8 @@ def pack(value: Any) -> Any:
 def pack_fields(value: Any) -> dict[str, Any]:
     """The same as a map from field names: for a message that *is* the dataclass."""
     cls: type = type(value)
-    return {
-        name: getattr(value, name) if packer is None else packer(getattr(value, name))
-        for name, packer, _, _ in _fields_of(cls)
-    }
+    packed: dict[str, Any] = _fields_pack(cls)(value)
+    return packed
 
 
 def unpack_fields(cls: type[T], plain: dict[str, Any]) -> T:
@@ -54,30 +58,100 @@ def unpack_fields(cls: type[T], plain: dict[str, Any]) -> T:
     Raises CodecError.
     """
     kind: type = cls
+    try:
+        found: T = _fields_unpack(kind)(plain)
+    except (CodecError, KeyError):
+        found = _unpack_each(cls, plain)
+    return found
+
+
+def _unpack_each(cls: type[T], plain: dict[str, Any]) -> T:
+    """The same, field by field."""
+    kind: type = cls
     values = []
-    for name, _, unpacker, default in _fields_of(kind):
-        if name in plain:
-            try:
-                values.append(unpacker(plain[name]))
-            except CodecError as error:
-                raise CodecError(f"{cls.__name__}.{name}: {error}") from None
-        elif default is not dataclasses.MISSING:
-            values.append(default)
+    for field in _fields_of(kind):
+        if field.name in plain:
+            values.append(field.checked(cls, plain[field.name]))
+        elif field.default is not dataclasses.MISSING:
+            values.append(field.default)
         else:
-            raise CodecError(f"{cls.__name__}.{name} is missing")
+            raise CodecError(f"{cls.__name__}.{field.name} is missing")
     return cls(*values)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """packer: None when a value travels as it is.  default: MISSING when there is none."""
+
+    name: str
+    hint: Any
+    packer: _Pack | None
+    unpacker: _Unpack
+    default: Any
+
+    def checked(self, cls: type, plain: Any) -> Any:
+        """Raises CodecError, with its name."""
+        try:
+            return self.unpacker(plain)
+        except CodecError as error:
+            raise CodecError(f"{cls.__name__}.{self.name}: {error}") from None
+
+    @property
+    def packed(self) -> str:
+        """The expression that packs it."""
+        own = f"value.{self.name}"
+        return own if self.packer is None else f"pack_{self.name}({own})"
+
+    @property
+    def unpacked(self) -> str:
+        """The expression that unpacks what ``own_`` and its name stands for."""
+        own, slow = f"own_{self.name}", f"unpack_{self.name}(own_{self.name})"
+        if self.hint in _SCALARS:
+            return f"{own} if type({own}) is {self.hint.__name__} else {slow}"
+        return slow
+
+
 @functools.cache
-def _fields_of(cls: type) -> tuple[tuple[str, _Pack | None, _Unpack, Any], ...]:
-    """Per field: name, packer, unpacker, default (MISSING when there is none)."""
+def _fields_of(cls: type) -> tuple[_Field, ...]:
     if not dataclasses.is_dataclass(cls):
         raise CodecError(f"{cls.__name__} is not a dataclass")
     hints = get_type_hints(cls)
     return tuple(
-        (field.name, _packer(hints[field.name]), _unpacker(hints[field.name]), field.default)
-        for field in dataclasses.fields(cls)
+        _Field(f.name, hints[f.name], _packer(hints[f.name]), _unpacker(hints[f.name]), f.default)
+        for f in dataclasses.fields(cls)
     )
+
+
+def _written(cls: type, parameter: str, lines: list[str]) -> Callable[[Any], Any]:
+    """A function of these lines, which know the class and what belongs to its fields."""
+    known: dict[str, Any] = {"cls": cls}
+    for field in _fields_of(cls):
+        known[f"pack_{field.name}"], known[f"unpack_{field.name}"] = field.packer, field.unpacker
+        known[f"default_{field.name}"] = field.default
+    exec("\n    ".join([f"def written({parameter}):", *lines]), known)
+    written: Callable[[Any], Any] = known["written"]
+    return written
+
+
+@functools.cache
+def _fields_pack(cls: type) -> _Pack:
+    entries = ", ".join(f"{field.name!r}: {field.packed}" for field in _fields_of(cls))
+    return _written(cls, "value", [f"return {{{entries}}}"])
+
+
+@functools.cache
+def _fields_unpack(cls: type) -> _Unpack:
+    """Raises CodecError or KeyError, neither of which says which field."""
+    taken, values = [], []
+    for field in _fields_of(cls):
+        name, value = field.name, field.unpacked
+        if field.default is dataclasses.MISSING:
+            taken.append(f"own_{name} = plain[{name!r}]")
+        else:
+            taken.append(f"own_{name} = plain.get({name!r}, default_{name})")
+            value = f"own_{name} if own_{name} is default_{name} else {value}"
+        values.append(value)
+    return _written(cls, "plain", [*taken, f"return cls({', '.join(values)})"])
 
 
 @overload
@@ -118,32 +192,26 @@ def _tagged_unpack(classes: tuple[type, ...]) -> _Unpack:
 
 @functools.cache
 def _class_pack(cls: type) -> _Pack:
-    packers = [(name, packer) for name, packer, _, _ in _fields_of(cls)]
-
-    def pack_class(value: Any) -> list[Any]:
-        return [
-            getattr(value, name) if packer is None else packer(getattr(value, name))
-            for name, packer in packers
-        ]
-
-    return pack_class
+    entries = ", ".join(field.packed for field in _fields_of(cls))
+    return _written(cls, "value", [f"return [{entries}]"])
 
 
 @functools.cache
 def _class_unpack(cls: type) -> _Unpack:
-    unpackers = [(name, unpacker) for name, _, unpacker, _ in _fields_of(cls)]
-    count = len(unpackers)
+    fields = _fields_of(cls)
+    names = "".join(f"own_{field.name}, " for field in fields)
+    values = ", ".join(field.unpacked for field in fields)
+    taken = [f"{names}= plain"] if fields else []
+    written = _written(cls, "plain", [*taken, f"return cls({values})"])
 
     def unpack_class(plain: Any) -> Any:
-        if not isinstance(plain, list | tuple) or len(plain) != count:
-            raise CodecError(f"{cls.__name__} has {count} fields, got {_short(plain)}")
-        values = []
-        for (name, unpacker), item in zip(unpackers, plain, strict=True):
-            try:
-                values.append(unpacker(item))
-            except CodecError as error:
-                raise CodecError(f"{cls.__name__}.{name}: {error}") from None
-        return cls(*values)
+        if not isinstance(plain, list | tuple) or len(plain) != len(fields):
+            raise CodecError(f"{cls.__name__} has {len(fields)} fields, got {_short(plain)}")
+        try:
+            return written(plain)
+        except CodecError:
+            pairs = zip(fields, plain, strict=True)
+            return cls(*[field.checked(cls, item) for field, item in pairs])
 
     return unpack_class
 
@@ -178,7 +246,7 @@ def _packer(hint: Any) -> _Pack | None:
         if entry is None:
             return dict
         return lambda value: {key: entry(item) for key, item in value.items()}
-    if hint in (int, float, str, bool, bytes, Any):
+    if hint in (*_SCALARS, Any):
         return None
     raise CodecError(f"the codec does not carry {hint}")
 
@@ -198,7 +266,7 @@ def _unpacker(hint: Any) -> _Unpack:
         return lambda plain: None if plain is None else inner(plain)
     if origin is tuple:
         if len(args) == 2 and args[1] is Ellipsis:
-            return _sequence_unpacker(_unpacker(args[0]))
+            return _sequence_unpacker(args[0])
         return _record_unpacker([_unpacker(arg) for arg in args])
     if origin in (dict, collections.abc.Mapping):
         return _mapping_unpacker(_unpacker(args[0]), _unpacker(args[1]))
@@ -206,15 +274,19 @@ def _unpacker(hint: Any) -> _Unpack:
         return lambda plain: plain
     if hint is float:
         return _float
-    if hint in (int, str, bool, bytes):
+    if hint in _SCALARS:
         return _scalar_unpacker(hint)
     raise CodecError(f"the codec does not carry {hint}")
 
 
-def _sequence_unpacker(item: _Unpack) -> _Unpack:
+def _sequence_unpacker(hint: Any) -> _Unpack:
+    item, alike = _unpacker(hint), {hint} if hint in _SCALARS else None
+
     def unpack_sequence(plain: Any) -> tuple[Any, ...]:
         if not isinstance(plain, list | tuple):
             raise CodecError(f"expected a list, got {_short(plain)}")
+        if not plain or (alike and {*map(type, plain)} == alike):
+            return tuple(plain)
         return tuple([item(entry) for entry in plain])
 
     return unpack_sequence

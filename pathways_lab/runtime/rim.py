@@ -43,6 +43,8 @@ from pathways_lab.timeline.records_of import policy_told
 
 _HERE = ("control",)
 """Whom messages reach that come here."""
+_LAUNCHING = {m.ShareProgram, m.Grant}
+"""Commands that hosts wait for, and that change nothing of what the diary looks up."""
 
 
 class Core(Protocol):
@@ -423,13 +425,17 @@ class Rim:
                 self.registry.bindings[command.binding.slice] = command.binding
             if isinstance(command, em.SliceMoved):
                 self.diary.moved()
+        first = {*map(type, commands)} <= _LAUNCHING
+        if first:
+            self._commands.carry_out(commands)
         try:
             self.diary.decided(event, commands)
         except Exception:
             # What cannot be told is done all the same: others may wait for it.
             details = traceback.format_exc()
             print(f"no record of {event!r:.500}\n{details}", file=sys.stderr, flush=True)
-        self._commands.carry_out(commands)
+        if not first:
+            self._commands.carry_out(commands)
         if self.races:
             self.races.settle(event.time)
 

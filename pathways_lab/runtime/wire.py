@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 VERSION = 2
 
 _PREFIX = struct.Struct("!I")
+_TEXT = {str}
 _STAGE = 64 * 1024
 """Bytes of the staging area in which small frames are received."""
 _JOIN = 32 * 1024
@@ -259,15 +260,10 @@ class Decoder:
         op, fields, lengths = head[:3]
         if not (isinstance(op, str) and isinstance(fields, dict) and isinstance(lengths, list)):
             raise WireError("the header is not [text, map, list]")
-        if not all(type(key) is str for key in fields):
+        if not {*map(type, fields)} <= _TEXT:
             raise WireError(f"message {op[:40]!r} has a field whose name is not text")
-        if not all(type(length) is int and length >= 0 for length in lengths):
-            raise WireError(f"message {op[:40]!r} has a buffer length that is no size")
-        if len(lengths) > self._limits.buffers or sum(lengths) > self._limits.body:
-            raise WireError(
-                f"message {op[:40]!r} claims {len(lengths)} buffers of {sum(lengths)} bytes; "
-                f"the limits are {self._limits.buffers} and {self._limits.body}"
-            )
+        if lengths:
+            self._check_lengths(op, lengths)
         if len(head) == 4:
             try:
                 if self.borrower is None:
@@ -275,5 +271,15 @@ class Decoder:
                 self._buffers = self.borrower.views(head[3], lengths)
             except SegmentError as error:
                 raise WireError(f"message {op[:40]!r}: {error}") from None
-        self._size += sum(lengths)
         return op, fields, lengths
+
+    def _check_lengths(self, op: str, lengths: list[Any]) -> None:
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise WireError(f"message {op[:40]!r} has a buffer length that is no size")
+        total = sum(lengths)
+        if len(lengths) > self._limits.buffers or total > self._limits.body:
+            raise WireError(
+                f"message {op[:40]!r} claims {len(lengths)} buffers of {total} bytes; "
+                f"the limits are {self._limits.buffers} and {self._limits.body}"
+            )
+        self._size += total

@@ -56,22 +56,25 @@ def test_gangs_run_in_device_processes_of_dask_workers(lab: Lab) -> None:
 def test_who_waits_for_each_call_is_told_by_hosts_that_it_does_not_ask(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection, asked, told, made = lab.session.connection, [], [], []
+    connection, asked, told, made = lab.session.connection, set(), [], []
     ask, vouch = DataLinks._ask, connection.vouch
     with lab.slice(2) as place:
         step = pw.jit(lambda x: x + 1, on=place)
         x = step(np.zeros(4, np.float32))
         for _ in range(3):
             x = step(x).block_until_ready()
-        monkeypatch.setattr(DataLinks, "_ask", lambda *how: (asked.append(how), ask(*how)))
+        monkeypatch.setattr(
+            DataLinks, "_ask", lambda *how: (asked.add(how[1].buffer.id), ask(*how))
+        )
         monkeypatch.setattr(connection, "vouch", lambda b: (told.append(b.id), vouch(b)))
-        for _ in range(10):
+        for _ in range(40):
             x = step(x).block_until_ready()
             made.append(x.buffer_id)
-        until(lambda: len(told) == 10)
-        assert told == made
-        assert asked == []
-        assert x.result().tolist() == [14.0] * 4
+        # Where a value is there before it is waited for, its successor's hosts are asked.
+        unasked = [buffer for buffer in told if buffer not in asked]
+        assert len(unasked) >= 10
+        assert unasked == [buffer for buffer in made if buffer in unasked]
+        assert x.result().tolist() == [44.0] * 4
 
 
 def test_a_second_client_finds_the_same_lab_and_has_names_of_its_own(lab: Lab) -> None:
