@@ -56,6 +56,8 @@ from pathways_lab.timeline.records import Sample
 _CUT_SECONDS = 0.25
 STUCK_SECONDS = 10.0
 """How long a gang may go on in a formation that has ended, before its host is restarted."""
+_STAND_BACK = 0.01
+"""Seconds for which lanes are expected to read again; a lane that will not says so."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
 
@@ -88,7 +90,9 @@ class HostRim:
         self.island = island
         self.runtime = runtime
         self.launcher = Launcher(name, island, runtime.memory, rows=True)
-        self.reactor = Reactor("host", self._message, self._closed, on_error=fatal, awake=True)
+        self.reactor = Reactor(
+            "host", self._message, self._closed, on_error=fatal, awake=True, stand_back=_STAND_BACK
+        )
         self._fatal = fatal
         self._control: Link | None = None
         self._context = client_context

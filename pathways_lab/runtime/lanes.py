@@ -35,6 +35,8 @@ from typing import Any, Protocol
 IN_FLIGHT = 8
 _BRIEF = 0.001
 """Seconds for which nobody need read the links while the thread that reads them launches."""
+_MEMORY = 0.8
+"""How much of the longest such time counts the next time: it may be as long again."""
 
 
 class Job(Protocol):
@@ -242,7 +244,7 @@ class Lane:
                     rest = rest.rest()
             # Between two gangs this thread must not keep the last one's arrays alive.
             del job, jobs
-            away = time.monotonic() - began
+            away = max(time.monotonic() - began, _MEMORY * away)
         self._idle = True
         for flights in self._flights.values():
             flights.wake.put(False)

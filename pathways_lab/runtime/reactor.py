@@ -56,8 +56,6 @@ Hello = dict[str, Any] | Callable[[Link, dict[str, Any]], dict[str, Any]]
 
 _BULK = "bulk"
 """In a hello: this end would share memory on this link."""
-_STAND_BACK_SECONDS = 0.002
-"""How long the reactor's own thread leaves the links to the next thread that will wait."""
 _PASSES = 4
 """Calls that calls lead to are done at once, unless it goes on and on."""
 _SWEEP_SECONDS = 0.5
@@ -80,6 +78,7 @@ class Reactor:
     on_error(text): a handler raised; text is its traceback (default: standard error).
     limits: what one incoming message may claim.
     awake: whoever waits looks for messages while they come fast: see :mod:`.vigil`.
+    stand_back: seconds for which its own thread leaves the links to the next that will wait.
 
     All of them are called in the reactor's thread.
     """
@@ -94,6 +93,7 @@ class Reactor:
         on_error: Callable[[str], None] | None = None,
         limits: Limits | None = None,
         awake: bool = False,
+        stand_back: float = 0.002,
     ) -> None:
         self.name = name
         self._malformed = 0
@@ -107,7 +107,7 @@ class Reactor:
         self._on_error = on_error or (lambda text: print(text, file=sys.stderr, flush=True))
         self._limits = limits or Limits()
         self._selector = selectors.DefaultSelector()
-        self._asleep = self._selector.select
+        self._asleep, self._patient = self._selector.select, stand_back
         self._awake_or_asleep = Vigil(self._asleep).select if awake else self._asleep
         self._links: dict[Link, int] = {}
         self._reception = Reception(self._selector, self.call_later, self._limits)
@@ -324,7 +324,7 @@ class Reactor:
                 self._leading.release()
                 # After the release: whoever saw this lead last so long is told of its end.
                 ended = self._led_at = time.monotonic()
-                if ended - began >= _STAND_BACK_SECONDS or self._stopping or self._calls:
+                if ended - began >= self._patient or self._stopping or self._calls:
                     self._rest.set()
         return True
 
@@ -335,7 +335,8 @@ class Reactor:
             self._wake()
 
     def take_back(self) -> None:
-        """Who has led will be busy: the reactor's own thread reads from now on."""
+        """Who has led will be busy: the reactor's own thread reads until somebody leads again."""
+        self._led_at = -math.inf
         self._rest.set()
 
     def start(self) -> None:
@@ -389,10 +390,10 @@ class Reactor:
         while not self._stopping:
             lead = self._leads
             led = self._leading.locked()
-            if not led and time.monotonic() - self._led_at >= _STAND_BACK_SECONDS:
+            if not led and time.monotonic() - self._led_at >= self._patient:
                 return
             self._parked = True
-            called = self._rest.wait(_STAND_BACK_SECONDS)
+            called = self._rest.wait(self._patient)
             self._parked = False
             if called:
                 self._rest.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -267,10 +268,11 @@ class Links:
     def __init__(self) -> None:
         self.arrives: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.readers: set[str] = set()
-        self.taken_back = 0
+        self.led = self.taken_back = 0
 
     def lead(self, done: Any) -> bool:
         self.readers.add(threading.current_thread().name)
+        self.led += 1
         while not done():
             arrived = self.arrives.get()
             if arrived is not None:
@@ -319,4 +321,28 @@ def test_a_lane_that_was_busy_leaves_the_links_to_others() -> None:
         lanes.put("a", slow)
         assert slow.ended.wait(10)
     until(lambda: links.taken_back > 0)
+    lanes.close()
+
+
+def test_a_lane_that_was_busy_once_may_be_so_again() -> None:
+    """What reads in its place comes late after a surprise: there are few of them."""
+    links = Links()
+    lanes = Lanes(lambda _: None, links)
+
+    def launch(*seconds: float) -> int:
+        before = links.taken_back
+        for each in seconds:
+            led = links.led
+            job = Scripted([], "job")
+            job.start = functools.partial(time.sleep, each)  # type: ignore[method-assign,assignment]
+            job.wait = lambda receipt: None  # type: ignore[method-assign]
+            job.may_end.set()
+            lanes.put("a", job)
+            until(lambda: links.led > led)  # noqa: B023
+        return links.taken_back - before
+
+    launch(0.0, 0.0, 0.02)
+    assert launch(*[0.0] * 8) == 8
+    launch(*[0.0] * 50)
+    until(lambda: not launch(0.0, 0.0, 0.0))
     lanes.close()

@@ -26,12 +26,12 @@ KEY = new_key()
 class Pair:
     """A client that asks, and a server that answers each question, both in this process."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, **how: Any) -> None:
         self.readers: list[str] = []
         self.answers: dict[int, Pending] = {}
         self.got: list[int] = []
         self.server = Reactor("server", self._asked, lambda *_: None)
-        self.client = Reactor("client", self._answered, lambda *_: None)
+        self.client = Reactor("client", self._answered, lambda *_: None, **how)
         self.board = Board(self.client)
         self.opened = threading.Event()
         real = self.server.listen(address, KEY, {"name": "server"})
@@ -74,6 +74,21 @@ def test_whoever_waits_reads(pair: Pair) -> None:
     # Not all: the reactor's own thread reads what comes before it stands back.
     assert pair.readers.count(here) > 5
     assert not pair.client.is_current()
+
+
+def test_its_own_thread_stands_back_until_it_hears_that_nobody_will_read(tmp_path: Any) -> None:
+    pair = Pair(f"unix:{tmp_path}/s", stand_back=60.0)
+    pair.wait(pair.ask(0))
+    until(lambda: pair.client._parked)
+    for number in range(1, 21):
+        pair.wait(pair.ask(number))
+    assert pair.readers[1:] == [threading.current_thread().name] * 20
+    pair.client.take_back()
+    for number in range(21, 24):
+        answer = pair.ask(number)
+        until(lambda: answer.done, 10)  # noqa: B023
+    assert pair.readers[21:] == ["client"] * 3
+    pair.close()
 
 
 def test_when_nobody_waits_the_reactor_reads(pair: Pair) -> None:
