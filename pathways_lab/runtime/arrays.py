@@ -39,7 +39,7 @@ ALIGNMENT = 64
 _POOLED = 64 * 1024
 """Memory from this size on is kept for the next array of its size."""
 
-_WIDE = {"float64", "int64", "uint64", "complex128"}
+_WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
 _KEY_IMPLEMENTATIONS = (
     "threefry2x32", "rbg", "unsafe_rbg", "threefry4x32", "philox2x32", "philox4x32",
 )  # fmt: skip
@@ -182,9 +182,7 @@ def from_bytes(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array
     size = memoryview(data).nbytes
     if size != wanted:
         raise ValueError(f"{size} bytes for a shard {dtype}{list(shape)} of {wanted} bytes")
-    if not size:
-        return np.empty(shape, dtype)
-    return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, data) if size else np.empty(shape, dtype)
 
 
 # --- arrays -------------------------------------------------------------------------
@@ -192,7 +190,7 @@ def from_bytes(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array
 
 def wide(*dtypes: np.dtype[Any]) -> AbstractContextManager[Any]:
     """While active, this thread may make arrays of these types: JAX shrinks 64 bits else."""
-    if any(dtype.name in _WIDE for dtype in dtypes):
+    if not _WIDE.isdisjoint(dtypes):
         enabled: AbstractContextManager[Any] = jax.enable_x64(True)
         return enabled
     return nullcontext()
