@@ -408,6 +408,25 @@ def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab
     assert not lab.rim.registry.programs
 
 
+def test_grants_leave_before_they_are_written_down_and_ends_are_written_first(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts wait for grants; who a run belonged to is forgotten when its end is told."""
+    told: list[tuple[int, int]] = []
+    decided = lab.rim.diary.decided
+
+    def write(*what: Any) -> None:
+        told.append((len(lab.hosts["i0/h"].of("grant")), len(lab.clients[0].of("run-ended"))))
+        decided(*what)
+
+    monkeypatch.setattr(lab.rim.diary, "decided", write)
+    submitted(lab)
+    lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
+    lab.say(1, "cancel", run=ONE + 9)
+    assert told == [(0, 0), (1, 0), (1, 0)]  # the program, the run, its end
+    assert len(lab.clients[0].of("run-ended")) == 1
+
+
 def test_submitting_twice_is_refused_and_leaves_the_first_alone(lab: Lab) -> None:
     submitted(lab)
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
