@@ -34,7 +34,7 @@ from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.registry import HostSeen
 from pathways_lab.runtime.rim import Rim
 from pathways_lab.runtime.wire import Decoder, Letter, Limits, WireError, encode
-from tests.runtime.test_rim import Peer, Services, ticket
+from tests.runtime.rim_kit import Peer, Services, ticket
 
 ROUND = 500
 """Inputs between two looks; the attacker comes anew after each."""

@@ -31,7 +31,7 @@ from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.timeline.records_of import Placing
 from tests.runtime import host_kit, launch_kit
 from tests.runtime.launch_kit import HOST, PlanBuilder
-from tests.runtime.test_rim import ONE, Lab, Peer, submitted
+from tests.runtime.rim_kit import ONE, Lab, Peer, submitted
 
 
 def test_every_host_that_heard_of_a_slice_hears_of_its_end() -> None:

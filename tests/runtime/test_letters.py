@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathways_lab.core import messages as m
 from pathways_lab.runtime.codec import pack, unpack_fields
-from tests.runtime.test_rim import ONE, Lab, plan_on
+from tests.runtime.rim_kit import ONE, Lab, plan_on
 
 
 def test_hosts_that_are_told_the_same_get_the_same_letter_and_each_its_own_order() -> None:

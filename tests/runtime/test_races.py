@@ -6,7 +6,7 @@ from typing import Any
 
 from pathways_lab.core import messages as m
 from pathways_lab.runtime.races import Races
-from tests.runtime.test_rim import ONE, TWO, Lab
+from tests.runtime.rim_kit import ONE, TWO, Lab
 
 HOSTS = {"h0": (0, 1), "h1": (1, 0)}
 

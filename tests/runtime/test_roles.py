@@ -9,7 +9,7 @@ import pytest
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.codec import unpack
-from tests.runtime.test_rim import Lab, Peer
+from tests.runtime.rim_kit import Lab, Peer
 
 
 @pytest.fixture
