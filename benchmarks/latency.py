@@ -5,9 +5,9 @@
 The calls are of one small compiled function, each on the result of the last.
 *Launch* is the moment at which the device process hands the gang to its devices,
 read from the timeline; *ready* is when the kernel knows that the value is there;
-*value* is when it has the value.  Three kernels: one that only calls; one in which
-another thread computes in Python all the time; one in which another thread plots
-with Bokeh all the time.
+*value* is when it has the value.  The kernels: one that only calls, and waits for each; two
+in which another thread computes in Python or plots with Bokeh all the time, and which wait for each
+too; and some whose cell goes on after each call itself, to do the same, and waits for none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ LIMIT = 0.3e-3
 
 
 def compute() -> None:
-    """Some Python without a pause."""
+    """Some Python without a pause, a third of a millisecond."""
     sum(i * i for i in range(10_000))
+
+
+def compute_more() -> None:
+    """The same, a millisecond."""
+    sum(i * i for i in range(30_000))
 
 
 def plot() -> None:
@@ -86,31 +91,50 @@ class Kernel:
             self._beside()
 
     def _calls(self, case: str, units: int) -> float:
-        handle, total, called = self._handle, 0.0, {}
+        handle = self._handle
+        called: list[float] = []
+        ended: list[float] = []
         for _ in range(units):
-            begun = self._lab.timeline.clock()
+            called.append(self._lab.timeline.clock())
             handle = self._step(handle)
             if case == VALUE:
                 handle.result()
             else:
                 handle.block_until_ready()
-            total += self._lab.timeline.clock() - begun
-            called[handle.buffer.run] = begun
+            ended.append(self._lab.timeline.clock())
         self._handle = handle
-        return total if case != LAUNCH else self._until_launched(called)
+        return sum(ended if case != LAUNCH else self._launches(called[0], units)) - sum(called)
 
-    def _until_launched(self, called: dict[int, float]) -> float:
+    def _launches(self, since: float, units: int) -> list[float]:
+        """When the gangs of so many calls were launched, which are launched in order."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            launched = {
-                record.run: record.time
+            launched = [
+                record.time
                 for record in self._lab.timeline.records
-                if isinstance(record, Event) and record.kind == "launched" and record.run in called
-            }
-            if len(launched) == len(called):
-                return sum(launched[run] - called[run] for run in called)
+                if isinstance(record, Event) and record.kind == "launched" and record.time > since
+            ]
+            if len(launched) == units:
+                return launched
             time.sleep(0.01)
         raise TimeoutError("the timeline does not have all launches")
+
+
+class Cell(Kernel):
+    """Calls after each of which the same cell does *beside*, and waits for nothing."""
+
+    cases = (LAUNCH,)
+
+    def round(self, case: str, units: int) -> Timed:
+        assert self._beside is not None
+        handle = self._handle
+        called: list[float] = []
+        for _ in range(units):
+            called.append(self._lab.timeline.clock())
+            handle = self._step(handle)
+            self._beside()
+        self._handle = handle.block_until_ready()
+        return Timed(sum(self._launches(called[0], units)) - sum(called), units)
 
 
 def main() -> None:
@@ -122,6 +146,9 @@ def main() -> None:
     with pw.start(islands=1, hosts_per_island=1, devices_per_host=1, progress=False) as lab:
         systems = [
             Kernel(QUIET, lab, None),
+            Cell("the cell computes on, little", lab, compute),
+            Cell("the cell computes on, more", lab, compute_more),
+            Cell("the cell plots on", lab, plot),
             Kernel("another thread computes", lab, compute),
             Kernel("another thread plots", lab, plot),
         ]

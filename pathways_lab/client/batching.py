@@ -5,8 +5,11 @@ call whose answer nobody waits for yet may travel with the next ones; one that
 somebody waits for may not wait a microsecond; and who calls without ever
 looking must be slowed down in time, or memory grows without bound.
 
-How: while nothing is under way a call leaves at once.  Else it waits for
-others: until there are :data:`MOST`, until anything else is sent or waited for,
+How: a call leaves at once while nothing is under way, and where calls do not come fast: who
+computes between them, or draws, keeps the interpreter from the thread that would learn that
+nothing is under way any more.  In a burst the first ones leave alone, and the longer it
+lasts, the more leave together: a call waits until there are as many as a quarter of the burst,
+:data:`MOST` at most, until anything else is sent or waited for,
 until everything under way is over, or :data:`SOON`.  What then leaves together
 is one run of one plan, in which values whose handles are gone already are
 values between two steps.  Such a plan is made when the same calls come in the
@@ -21,6 +24,7 @@ Paper: section 4.2 (client), section 4.5 (batching where throughput matters).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -36,6 +40,9 @@ from pathways_lab.core.series import Part, Source, in_series
 
 MOST = 128
 """Calls that leave together."""
+PAUSE, FEW = 200e-6, 32
+"""A call that comes so many seconds after the last one begins another burst, while fewer steps
+than so many are under way: with more, cluster or kernel are slow already."""
 SOON = 0.002
 """Seconds for which a call waits for others at most, unless the interpreter is busy."""
 _CALLS = 1024
@@ -58,6 +65,23 @@ class Entry:
 Shape = tuple[object, ...]
 
 
+class Burst:
+    """Calls that come fast, one after the other."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._last = -math.inf
+
+    def call(self, now: float, steps: int) -> int:
+        """One more, at *now* (seconds), while so many *steps* are under way: how many that wait
+        are enough to leave together."""
+        if now - self._last >= PAUSE and steps < FEW:
+            self._calls = 0
+        self._last = now
+        self._calls += 1
+        return min(MOST, 1 << max(0, self._calls.bit_length() - 2))
+
+
 class Calls:
     """The calls of one connection that have not left."""
 
@@ -66,6 +90,7 @@ class Calls:
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
         self._since = 0.0
+        self._burst = Burst()
         self._ticking = self._flushing = False
         self._plans: dict[Shape, Plan] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()
@@ -102,11 +127,13 @@ class Calls:
             if alone:
                 return self._send_alone(prepared, inputs, arguments, payload)
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
+            now = time.monotonic()
+            enough = self._burst.call(now, connection.steps)
             if not self._entries:
-                self._since = time.monotonic()
+                self._since = now
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
-            if len(self._entries) >= MOST or not connection.under_way:
-                self._flush(whole=False)
+            if len(self._entries) >= enough or not connection.under_way:
+                self._flush(whole=enough == 1)
             if self._entries and not self._ticking:
                 self._ticking = True
                 connection.reactor.call_later(SOON, self._tick)

@@ -281,6 +281,11 @@ class Connection:
         return self._runs.get(buffer.run)
 
     @property
+    def steps(self) -> int:
+        """Steps of runs that were submitted and are not over."""
+        return self._steps
+
+    @property
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
         return len(self._runs) > self._vouched

@@ -18,8 +18,9 @@ LEAST, MOST = 0.015, 0.25
 """What looking may take: this share of all processors where they are busy, and so much of
 one where they are idle.  Of a kernel's interpreter the same, as of a machine with one processor."""
 
-RESERVE, OF_SPARE = 0.5, 0.5
-"""So many idle processors belong to those who compute; of more, this part may be used."""
+RESERVE = 0.75
+"""So many idle processors belong to those who compute: they wait for each other for moments, and
+would wait for whoever fills these.  What is idle beyond may be used."""
 
 PATIENCE = 0.5
 """Seconds after which the machine is looked at again: it may be idle now."""
@@ -36,7 +37,7 @@ FEWEST, MANY = 250, 4_000
 
 def share(spare: float, processors: int) -> float:
     """The share of one processor that may be used.  spare: *processors* that are idle."""
-    return min(MOST, max(LEAST * processors, OF_SPARE * (spare - RESERVE)))
+    return min(MOST, max(LEAST * processors, spare - RESERVE))
 
 
 class _Debt:

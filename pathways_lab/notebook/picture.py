@@ -34,6 +34,10 @@ SETTLE = 0.3
 PATIENCE = 3.0
 """Seconds that a view waits for computations to end that it saw begin."""
 
+LAST = 0.5
+"""Seconds for which a view that is closed waits for what is on its way: values are faster than
+records."""
+
 QUIET = 1.0
 """Seconds after the last computation in which a picture still moves on."""
 

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.pace import Pace
-from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.picture import LAST, Picture, Wanted
 from pathways_lab.notebook.present import Present, newest
 from pathways_lab.notebook.processors import COUNT, give_way, spare
 from pathways_lab.notebook.stream import Stream
@@ -49,10 +49,6 @@ FIRST = 50_000
 GARBAGE = (700, 10, 1_000)
 """When garbage is looked for (see :mod:`gc`).  To look among all records, and all that
 was imported, takes as long as many pictures, so that is done when a view has ended."""
-
-LAST = 0.5
-"""Seconds for which a view that is closed waits for what is on its way: values are faster than
-records."""
 
 
 class Shown:

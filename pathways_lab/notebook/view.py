@@ -13,6 +13,7 @@ remembered in ``timeline.failures``.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathways_lab.notebook import painters, places
 from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.live import LiveFigures
 from pathways_lab.notebook.panels import chosen
-from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.picture import LAST, Picture, Wanted
 from pathways_lab.notebook.stream import Message
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
@@ -34,6 +35,9 @@ oldest of more are frozen, or forgotten."""
 
 LAST_WORDS = 10.0
 """Seconds that are waited for the frozen picture of a view that is ended."""
+
+LOOK = 0.02
+"""Seconds between two looks at whether the last records have come."""
 
 _live: WeakKeyDictionary[Timeline, list[View]] = WeakKeyDictionary()
 _frozen: deque[LiveFigures] = deque()
@@ -209,8 +213,17 @@ class View:
             if not wait:
                 return self
             self._over.wait(LAST_WORDS)
+        elif wait and self.timeline.written is not None:
+            self._wait_for_records()
         self.frozen(outcome, self.bundle())
         return self
+
+    def _wait_for_records(self) -> None:
+        """Have what began come to its end: as a view does that was live."""
+        until = time.monotonic() + LAST
+        while self.picture.waiting and time.monotonic() < until:
+            time.sleep(LOOK)
+            self.picture.present.collect(self.timeline.clock())
 
 
 def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: Any) -> View:

@@ -23,6 +23,13 @@ from tests.runtime.processes import until
 
 pytestmark: list[pytest.MarkDecorator] = []
 
+
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls come so fast, and have for so long, that they wait until nothing is under way."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    monkeypatch.setattr(batching.Burst, "call", lambda *_: batching.MOST)
+
+
 ONE = PlanBuilder("one").call(1, "f", ["a"], ["b"]).plan(["a"], ["b"])
 TWO = PlanBuilder("two").call(1, "g", ["a", "b"], ["c"], (0,)).plan(["a", "b"], ["c"])
 
@@ -52,7 +59,7 @@ def test_a_program_can_be_registered_while_calls_wait(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls that leave together may need a plan of their own, in the middle of registering."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
+    fast(monkeypatch)
     on = fake.slice(2)
     step = pw.jit(lambda x: x + 1, on=on)
     x = step(np.zeros(4, np.float32)).block_until_ready()
@@ -78,11 +85,46 @@ def test_a_program_can_be_registered_while_calls_wait(
     assert ended.wait(20), "registering waits for itself"
 
 
+def test_the_longer_a_burst_the_more_of_its_calls_leave_together() -> None:
+    burst, now = batching.Burst(), 5.0
+    assert [burst.call(now, 9) for _ in range(16)] == [1] * 3 + [2] * 4 + [4] * 8 + [8]
+    assert [burst.call(now, 999) for _ in range(1000)][-1] == batching.MOST
+    now += 0.9 * batching.PAUSE
+    assert burst.call(now, 9) == batching.MOST, "it goes on"
+    now += batching.PAUSE
+    assert burst.call(now, batching.FEW) == batching.MOST, "so much is under way: no time for more"
+    now += batching.PAUSE
+    assert [burst.call(now, batching.FEW - 1) for _ in range(4)] == [1, 1, 1, 2]
+
+
+def test_who_calls_from_time_to_time_waits_for_nobody(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that computes in between keeps the interpreter, so nobody hears of what is over."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    monkeypatch.setattr(batching, "PAUSE", 0.0)
+    step = pw.jit(lambda x: x + 1, on=fake.slice(2))
+    x = step(np.zeros(4, np.float32)).block_until_ready()
+    fake.held = True
+    for number in range(9):
+        before = len(fake.of("submit"))
+        x = step(x)
+        fake.settle()
+        assert len(fake.of("submit")) == before + 1, f"call {number} has left"
+    monkeypatch.setattr(batching, "PAUSE", 60.0)
+    for _ in range(9):
+        x = step(x)
+    assert fake.session._calls._entries, "and these wait for each other"
+    fake.held = False
+    fake.release()
+    assert x.result().tolist() == [19.0] * 4
+
+
 def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs are of 1, 2, 4 ... calls: a rest that left at once would cost a message for each bit."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
+    fast(monkeypatch)
     ticked, tick = threading.Event(), connection._TICK
     monkeypatch.setattr(connection, "_TICK", 60.0)
     fake.connection.reactor.call_later(tick, ticked.set)
@@ -272,7 +314,7 @@ def test_an_interrupt_while_sending_fails_the_calls_and_loses_none(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(lab.session.connection), "under_way", True)
-        patch.setattr(batching, "SOON", 60.0)
+        fast(patch)
         patch.setattr(batching.Calls, "_send", interrupted)
         waiting = [step(x) for _ in range(4)][1:]  # the first from a line brings its code
         assert len(calls._entries) == 3
@@ -315,7 +357,7 @@ def test_a_program_does_not_overtake_calls_that_another_thread_is_sending(
     submit, sending, go_on = fake.connection.submit, threading.Event(), threading.Event()
     fake.held = True
     busy = call(x)
-    monkeypatch.setattr(batching, "SOON", 60.0)
+    fast(monkeypatch)
 
     def slowly(*args: Any, **more: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -340,7 +382,7 @@ def test_a_program_does_not_overtake_calls_that_another_thread_is_sending(
 def test_what_a_call_consumes_is_not_dropped_before_it_is_sent(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.setattr(batching, "SOON", 60.0)
+    fast(monkeypatch)
     here, there = fake.slice(2), fake.slice(2, island="island1")
     step = pw.jit(lambda x: x + 1, on=here)
     consume = pw.jit(lambda x: x * 2, on=there, donate_argnums=0)

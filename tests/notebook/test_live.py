@@ -273,6 +273,8 @@ def test_pictures_give_way_on_a_busy_machine() -> None:
     dear = looked(60.0, lambda now: 1.8, update=0.2)
     assert 0.2 * len(dear) / 60 == pytest.approx(pace.MOST, rel=0.05)
     assert [pace.share(0.0, count) for count in (1, 2, 8, 64)] == [0.015, 0.03, 0.12, 0.25]
+    half = [pace.share(spare, 2) for spare in (0.0, 0.6, 0.75, 0.9, 1.0, 2.0)]
+    assert half == pytest.approx([0.03, 0.03, 0.03, 0.15, 0.25, 0.25]), "what is idle at moments"
     late = looked(12.0, lambda now: 2.0 if now > 10 else 0.0, update=0.5)
     assert next(at for at in late if at > 1) < 10 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
 

@@ -12,16 +12,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.notebook import painters, picture, studio
+from pathways_lab.notebook import painters, picture, studio, view
 from pathways_lab.notebook.chosen import NOBODY, number, parts
 from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.header import Header
-from pathways_lab.notebook.picture import FOLD, Picture, Wanted
+from pathways_lab.notebook.picture import FOLD, LAST, Picture, Wanted
 from pathways_lab.notebook.plot import Plot
 from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.stream import Message, Stream
-from pathways_lab.notebook.studio import LAST, Studio
+from pathways_lab.notebook.studio import Studio
 from pathways_lab.notebook.view import View
 from pathways_lab.runtime import chronicle
 from pathways_lab.timeline.entries import Entries
@@ -383,6 +383,25 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     made.tick(1000)
     assert sent[-1] == "frozen"
     assert made.elsewhere == (0.5 if late < LAST else 0.25), "what the kernel used is counted"
+
+
+@pytest.mark.parametrize("late", [0.4, 0.6])
+def test_a_view_that_is_frozen_before_it_was_shown_waits_too(
+    late: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = training(1)
+    log, all_of_it = lab_log(records[:-12]), lab_log(records)
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        if clock[0] >= late and len(log) == len(records) - 12:
+            log.extend(records[-12:])
+
+    monkeypatch.setattr(view, "time", Mock(monotonic=lambda: clock[0], sleep=sleep))
+    frozen = View(log, origin=0.0).freeze().bundle()
+    assert (frozen == View(all_of_it, origin=0.0).bundle()) == (late < LAST)
+    assert clock[0] == pytest.approx(min(late, LAST), abs=0.03), "and no longer"
 
 
 def test_the_frozen_picture_takes_the_live_ones_place_also_where_no_page_is_open() -> None:
