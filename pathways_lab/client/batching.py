@@ -69,17 +69,23 @@ class Burst:
     """Calls that come fast, one after the other."""
 
     def __init__(self) -> None:
-        self._calls = 0
         self._last = -math.inf
+        self._begin()
+
+    def _begin(self) -> None:
+        self._calls, self._enough, self._double = 0, 1, 4
 
     def call(self, now: float, steps: int) -> int:
         """One more, at *now* (seconds), while so many *steps* are under way: how many that wait
         are enough to leave together."""
         if now - self._last >= PAUSE and steps < FEW:
-            self._calls = 0
+            self._begin()
         self._last = now
         self._calls += 1
-        return min(MOST, 1 << max(0, self._calls.bit_length() - 2))
+        if self._calls == self._double and self._enough < MOST:
+            self._double *= 2
+            self._enough *= 2
+        return self._enough
 
 
 class Calls:

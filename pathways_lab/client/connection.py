@@ -67,7 +67,7 @@ class Connection:
     a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
-    traffic: counters.
+    traffic: counters.  steps: of runs that were submitted and are not over.
     on_records, on_output, on_policy: called in the reactor's thread.
     flush(drops=False): send what waits to be sent together, and with *drops* the ids
         of dropped handles; these never before anything that waits.
@@ -101,7 +101,7 @@ class Connection:
         self.over: Callable[[], None] = lambda: None
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
-        self._steps = self._vouched = 0
+        self.steps = self._vouched = 0
         self._witnesses = Witnesses()
         self.questions: Questions = Questions(self)
         self.following = Following()
@@ -245,7 +245,7 @@ class Connection:
         )
         run = self._runs[identity] = Run(identity, waits, outputs)
         run.steps = len(plan.steps)
-        self._steps += run.steps
+        self.steps += run.steps
         fields = {
             "run": identity,
             "plan": plan.key,
@@ -281,11 +281,6 @@ class Connection:
         return self._runs.get(buffer.run)
 
     @property
-    def steps(self) -> int:
-        """Steps of runs that were submitted and are not over."""
-        return self._steps
-
-    @property
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
         return len(self._runs) > self._vouched
@@ -297,12 +292,12 @@ class Connection:
         ready when that ends.  Never in the reactor's thread.  Ctrl-C gets through.
         """
         most = max(0, _STEPS - len(plan.steps))
-        if self._steps <= most:
+        if self.steps <= most:
             return
         few = min(most, _STEPS // 2)
 
         def room(steps: int) -> bool:
-            return self._steps <= steps or len(self._runs) < 2 or self.closed is not None
+            return self.steps <= steps or len(self._runs) < 2 or self.closed is not None
 
         if not room(most):
             self.flush()
@@ -312,7 +307,7 @@ class Connection:
         run = self._runs.pop(identity, None)
         if run is not None:
             run.inputs = ()  # before anybody is told that it is over
-            self._steps -= run.steps
+            self.steps -= run.steps
             self._vouched -= run.vouched
             if run.hear:
                 self.expect_no_more(run.outputs[0], run.hear)

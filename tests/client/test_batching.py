@@ -242,7 +242,7 @@ def test_a_flood_of_calls_is_bounded_and_right(lab: pw.Lab) -> None:
         x = step(x)
         if number % 1999 == 0:
             kept[number] = x
-        most = max(most, link._steps)
+        most = max(most, link.steps)
     assert float(x.result()) == 20_000
     assert {n: float(h.result()) for n, h in kept.items()} == {n: float(n) for n in kept}
     assert most <= connection._STEPS + batching.MOST
