@@ -115,6 +115,7 @@ def test_who_calls_from_time_to_time_waits_for_nobody(
     for _ in range(9):
         x = step(x)
     assert fake.session._calls._entries, "and these wait for each other"
+    fake.settle()
     fake.held = False
     fake.release()
     assert x.result().tolist() == [19.0] * 4
