@@ -7,9 +7,8 @@ looking must be slowed down in time, or memory grows without bound.
 
 How: a call leaves at once while nothing is under way, and where calls do not come fast: who
 computes between them, or draws, keeps the interpreter from the thread that would learn that
-nothing is under way any more.  In a burst the first ones leave alone, and the longer it
-lasts, the more leave together: a call waits until there are as many as a quarter of the burst,
-:data:`MOST` at most, until anything else is sent or waited for,
+nothing is under way any more.  Else it waits for others: until there are :data:`MOST`, or as many
+as in the last burst, if that was a short one; until anything else is sent or waited for,
 until everything under way is over, or :data:`SOON`.  What then leaves together
 is one run of one plan, in which values whose handles are gone already are
 values between two steps.  Such a plan is made when the same calls come in the
@@ -40,9 +39,12 @@ from pathways_lab.core.series import Part, Source, in_series
 
 MOST = 128
 """Calls that leave together."""
-PAUSE, FEW = 200e-6, 32
-"""A call that comes so many seconds after the last one begins another burst, while fewer steps
-than so many are under way: with more, cluster or kernel are slow already."""
+PAUSE = 200e-6
+"""Seconds without a call that end a burst."""
+SHORT, FEW = 16, 32
+"""Only of bursts of so few calls another one like it is expected: in a longer one the system may
+have let others run for a moment.  And while fewer steps than so many are under way: with more,
+cluster or kernel are slow already."""
 SOON = 0.002
 """Seconds for which a call waits for others at most, unless the interpreter is busy."""
 _CALLS = 1024
@@ -66,26 +68,20 @@ Shape = tuple[object, ...]
 
 
 class Burst:
-    """Calls that come fast, one after the other."""
+    """Calls that come fast, one after the other, and what is to be expected of them."""
 
     def __init__(self) -> None:
         self._last = -math.inf
-        self._begin()
+        self._calls = self._expected = 0
 
-    def _begin(self) -> None:
-        self._calls, self._enough, self._double = 0, 1, 4
-
-    def call(self, now: float, steps: int) -> int:
-        """One more, at *now* (seconds), while so many *steps* are under way: how many that wait
-        are enough to leave together."""
-        if now - self._last >= PAUSE and steps < FEW:
-            self._begin()
+    def over(self, now: float, steps: int) -> bool:
+        """One more, at *now* (seconds), while so many *steps* are under way: whether none will
+        come soon, or this is the first after a pause, so that what waits had better leave."""
+        if now - self._last >= PAUSE:
+            self._calls, self._expected = 0, self._calls
         self._last = now
         self._calls += 1
-        if self._calls == self._double and self._enough < MOST:
-            self._double *= 2
-            self._enough *= 2
-        return self._enough
+        return self._calls in (1, self._expected) and self._expected <= SHORT and steps < FEW
 
 
 class Calls:
@@ -134,12 +130,12 @@ class Calls:
                 return self._send_alone(prepared, inputs, arguments, payload)
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
             now = time.monotonic()
-            enough = self._burst.call(now, connection.steps)
+            over = self._burst.over(now, connection.steps)
             if not self._entries:
                 self._since = now
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
-            if len(self._entries) >= enough or not connection.under_way:
-                self._flush(whole=enough == 1)
+            if over or len(self._entries) >= MOST or not connection.under_way:
+                self._flush(whole=over)
             if self._entries and not self._ticking:
                 self._ticking = True
                 connection.reactor.call_later(SOON, self._tick)

@@ -43,6 +43,7 @@ from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.switching import Sooner
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Bytes
@@ -112,6 +113,7 @@ class Connection:
         self.registered = Registered(self._send)
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
         self.board = Board(self.reactor)
+        self._sooner = Sooner()
         self.reactor.start()
         hello = {"role": "client", "name": name, "pid": os.getpid()}
         try:
@@ -119,10 +121,10 @@ class Connection:
                 address, key, hello, timeout, context=context, holder=holder
             )
         except Refused as refusal:
-            self.reactor.close()
+            self.close("it was refused")
             raise failures.failure("refused", f"the lab refuses this client: {refusal}") from None
         except BaseException:
-            self.reactor.close()
+            self.close("it was not reached")
             raise
         peer = self.link.peer
         self.name = str(peer["client"])
@@ -444,6 +446,7 @@ class Connection:
         if self.closed is not None:
             return
         self.closed = failure
+        self._sooner.end()
         pending: list[Pending] = [
             *self._runs.values(),
             *self.questions.open,

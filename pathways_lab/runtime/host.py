@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.device_process import RETIRED
+from pathways_lab.runtime.switching import Sooner
 
 if TYPE_CHECKING:
     from pathways_lab.runtime.devices import IslandRuntime
@@ -43,7 +44,6 @@ minutes must be enough."""
 
 FAILED = 70
 """Exit code of a process that could not go on."""
-_SWITCH_SECONDS = 0.0005
 _FLUSH_SECONDS = 0.2
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     """Serve until the parent is gone."""
     lifeline.begin()
     # The thread that launches must not wait long for the one that prepares what comes next.
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    Sooner()
     settings: dict[str, Any] = lifeline.configuration()
     stand_in = settings.get("stand_in", False)
     set_environment(settings["platform"], settings["devices"], stand_in)

@@ -27,7 +27,7 @@ pytestmark: list[pytest.MarkDecorator] = []
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls come so fast, and have for so long, that they wait until nothing is under way."""
     monkeypatch.setattr(batching, "SOON", 60.0)
-    monkeypatch.setattr(batching.Burst, "call", lambda *_: batching.MOST)
+    monkeypatch.setattr(batching.Burst, "over", lambda *_: False)
 
 
 ONE = PlanBuilder("one").call(1, "f", ["a"], ["b"]).plan(["a"], ["b"])
@@ -85,16 +85,24 @@ def test_a_program_can_be_registered_while_calls_wait(
     assert ended.wait(20), "registering waits for itself"
 
 
-def test_the_longer_a_burst_the_more_of_its_calls_leave_together() -> None:
+def test_short_bursts_are_expected_to_be_as_long_as_the_last_one() -> None:
     burst, now = batching.Burst(), 5.0
-    assert [burst.call(now, 9) for _ in range(16)] == [1] * 3 + [2] * 4 + [4] * 8 + [8]
-    assert [burst.call(now, 999) for _ in range(1000)][-1] == batching.MOST
-    now += 0.9 * batching.PAUSE
-    assert burst.call(now, 9) == batching.MOST, "it goes on"
-    now += batching.PAUSE
-    assert burst.call(now, batching.FEW) == batching.MOST, "so much is under way: no time for more"
-    now += batching.PAUSE
-    assert [burst.call(now, batching.FEW - 1) for _ in range(4)] == [1, 1, 1, 2]
+
+    def leave(calls: int, steps: int = 9) -> list[int]:
+        """Which calls of one burst leave at once."""
+        nonlocal now
+        now += 2 * batching.PAUSE
+        return [n for n in range(1, calls + 1) if burst.over(now + n * 1e-6, steps)]
+
+    assert leave(1) == [1]
+    assert leave(3) == [1], "nobody knew"
+    assert leave(3) == [1, 3]
+    assert leave(2) == [1], "it waits for a third one"
+    assert leave(20) == [1, 2]
+    assert leave(20) == [], "a pause in a long burst may be the system's"
+    assert leave(1) == []
+    assert leave(1) == [1]
+    assert leave(1, steps=batching.FEW) == [], "so much is under way: no time for more messages"
 
 
 def test_who_calls_from_time_to_time_waits_for_nobody(
@@ -111,14 +119,9 @@ def test_who_calls_from_time_to_time_waits_for_nobody(
         x = step(x)
         fake.settle()
         assert len(fake.of("submit")) == before + 1, f"call {number} has left"
-    monkeypatch.setattr(batching, "PAUSE", 60.0)
-    for _ in range(9):
-        x = step(x)
-    assert fake.session._calls._entries, "and these wait for each other"
-    fake.settle()
     fake.held = False
     fake.release()
-    assert x.result().tolist() == [19.0] * 4
+    assert x.result().tolist() == [10.0] * 4
 
 
 def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way(

@@ -13,6 +13,7 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client import cluster, requests
 from pathways_lab.client import lab as labs
+from pathways_lab.runtime.switching import Sooner
 
 TOPOLOGY = {
     "islands": [
@@ -81,8 +82,10 @@ def test_nothing_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         pw.connect(7)
     stale = tmp_path / "stale"
     labs.attach.write_lab_file(stale, labs.ControlAddress(f"unix:{tmp_path}/gone", b"k" * 32))
+    wanted = Sooner._wanted
     with pytest.raises(pw.PathwaysError, match="does not answer"):
         pw.connect(stale)
+    assert Sooner._wanted == wanted
 
 
 # --- on real processes --------------------------------------------------------------------------
@@ -93,6 +96,8 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     """Started at first use, shared by a file, lost to nobody, gone without trace."""
     told = []
     first = pw.start(1, 1, 2, platform="cpu", progress=told.append)
+    wanted = Sooner._wanted
+    assert wanted, "links are read though the kernel computes"
     assert told[-1].done == told[-1].total
     assert pw.current() is first
     assert pw.make_virtual_device_set().add_slice(tpu_devices=1).owner is first
@@ -137,6 +142,7 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     assert on.owner is None
     second.close()
     second.close()
+    assert Sooner._wanted == wanted - 1
     assert repr(second) == "<Lab, closed>"
 
 

@@ -116,6 +116,7 @@ def test_calls_sent_together_are_forgotten_with_one_of_their_functions(
     fake: FakeLab, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "SOON", 60.0)
+    monkeypatch.setattr(batching.Burst, "over", lambda *_: False)
     on = fake.slice(2)
 
     def together(one: Any, two: Any) -> None:
