@@ -12,7 +12,7 @@ numpy arrays of equal length.  y grows downwards, in rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -180,6 +180,19 @@ def everything(plot: Plot) -> list[Change]:
     out.append(Assign(f"{plot.name}-empty", "text", plot.empty))
     out.append(Assign(f"{plot.name}-note", "content", plot.note))
     return out
+
+
+def steadied(old: Plot, new: Plot) -> Plot:
+    """*new*, as high as *old* where it would only be lower.
+
+    The newest run's panels would go up and down with every run, and a document of another shape
+    takes half a second.
+    """
+    if new.height < old.height:
+        as_high = replace(new, height=old.height)
+        if as_high.shape == old.shape:
+            return as_high
+    return new
 
 
 def changes(old: Plot, new: Plot) -> list[Change]:

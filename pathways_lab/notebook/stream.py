@@ -20,7 +20,7 @@ from typing import Any
 
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.header import Header
-from pathways_lab.notebook.plot import Change, Plot, changes, everything
+from pathways_lab.notebook.plot import Change, Plot, changes, everything, steadied
 
 Message = dict[str, Any]
 """A message to pages.  ``block`` are the bytes of columns; ``plots`` of a snapshot are
@@ -49,7 +49,8 @@ class Stream:
 
     def update(self, plots: Sequence[Plot], header: Header) -> Message | None:
         """From now on these; the message that says so, None when nothing is different."""
-        before, self.plots = self.plots, tuple(plots)
+        before = self.plots
+        self.plots = tuple(map(steadied, before, plots))
         headline = header if header != self.header else None
         self.header = header
         if [plot.shape for plot in before] != [plot.shape for plot in self.plots]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,17 @@ def test_a_page_that_opens_late_makes_the_kernel_send_everything(wire: Wire) -> 
 def test_plots_of_another_shape_are_sent_as_a_snapshot(wire: Wire) -> None:
     wire.update(at(0.6, hosts=2), Header())
     assert wire.kinds() == ["snapshot"]
+
+
+def test_a_panel_that_is_as_high_as_a_run_is_wide_does_not_shrink(wire: Wire) -> None:
+    """Small calls make runs of all sizes; a document of another shape takes half a second."""
+    low = at(0.6)
+    high = tuple(replace(plot, height=plot.height + 20) for plot in low)
+    for each in (high, low, high):
+        wire.update(each, Header())
+    assert wire.kinds() == ["snapshot"], "higher once"
+    wire.update(at(0.6, hosts=2), Header())
+    assert wire.kinds() == ["snapshot", "snapshot"], "other rows are another picture"
 
 
 def test_without_a_route_the_script_comes_unasked_and_once(

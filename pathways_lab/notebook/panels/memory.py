@@ -54,10 +54,8 @@ def plot(scene: Scene, now: float) -> Plot:
         times, used = levels.get(island, ([], []))
         times = [max(start, time - scene.origin) for time in times]
         top = max(used, default=0.0)
-        if most_used:
-            scales[row - 0.02 - TALL] = size(most_used)
-        if most_rate:
-            scales[row + 0.46 - TALL] = f"{size(most_rate)}/s"
+        scales[row - 0.02 - TALL] = size(most_used) if most_used else ""
+        scales[row + 0.46 - TALL] = f"{size(most_rate)}/s" if most_rate else ""
         draw("memory", island, times, used, most_used, row - 0.02,
              CAUSE_COLOURS[2], size(top))  # fmt: skip
         rate = rates.get(island, np.zeros(0))
@@ -66,7 +64,6 @@ def plot(scene: Scene, now: float) -> Plot:
              row + 0.46, CAUSE_COLOURS[4], f"{size(peak)}/s")  # fmt: skip
         readouts[row - 0.22] = size(used[-1]) if used else ""
         readouts[row + 0.26] = f"{size(peak)}/s" if peak > 0 else ""
-    rules = (-0.02 - TALL, -0.02, 0.46) if most_used else (-0.02, 0.46)
     return Plot(
         name="memory",
         title="Memory and DCN",
@@ -79,7 +76,7 @@ def plot(scene: Scene, now: float) -> Plot:
         groups={float(row): island for row, island in enumerate(islands)},
         readouts=readouts,
         rows=scales,
-        rules=tuple(row + at for row in range(len(islands)) for at in rules),
+        rules=tuple(row + at for row in range(len(islands)) for at in (-0.02 - TALL, -0.02, 0.46)),
         empty="" if scene.used or rates else "no sample of memory and no transfer yet",
     )
 
