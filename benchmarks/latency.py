@@ -152,11 +152,12 @@ def main() -> None:
             Kernel("another thread computes", lab, compute),
             Kernel("another thread plots", lab, plot),
         ]
+        interval = sys.getswitchinterval()
         measured = measure(
             systems, (LAUNCH, READY, VALUE), rounds=how.rounds, budget=how.budget, seed=how.seed
         )
     report = Report("latency", "From a call to its launch, and back", "call", measured, QUIET)
-    report.facts["switch interval"] = sys.getswitchinterval()
+    report.facts["switch interval"] = interval
     for system in systems:
         samples = measured.of(LAUNCH, system.name)
         if samples:

@@ -4,11 +4,11 @@ Problem: what comes over links is read by a thread beside the user's.  While tha
 Python it lets go of the interpreter when it was asked to for :func:`sys.getswitchinterval`: 5 ms
 if nobody set it, ten times as long as a small call takes.
 
-How: while anybody wants it the interval is :data:`SECONDS`, if it was longer.  Where no other
-thread wants the interpreter, nothing changes.
+How: while anybody wants it the interval is :data:`SECONDS`, where it was Python's own.  Where no
+other thread wants the interpreter, nothing changes.
 
-Rule for maintainers: the interval is the user's.  A shorter one stays, and so does whatever is set
-meanwhile; at the end the one that was there comes back.
+Rule for maintainers: the interval is the user's: what somebody else has set stays, before or
+meanwhile.
 
 Paper: section 4.5 (dispatch that nothing holds up).
 """
@@ -18,8 +18,8 @@ from __future__ import annotations
 import sys
 import threading
 
-SECONDS = 0.0005
-"""For which a thread goes on that others wait for."""
+PYTHONS, SECONDS = 0.005, 0.0005
+"""For which a thread goes on that others wait for: in Python, and here."""
 
 
 class Sooner:
@@ -27,16 +27,15 @@ class Sooner:
 
     _lock = threading.Lock()
     _wanted = 0
-    _before: tuple[float, float] | None = None
-    """What was there, and what was set (the system keeps microseconds)."""
+    _ours: float | None = None
+    """What was set, as the system has rounded it; None: nothing."""
 
     def __init__(self) -> None:
         self._open = True
         with Sooner._lock:
-            before = sys.getswitchinterval()
-            if not Sooner._wanted and before > SECONDS:
+            if not Sooner._wanted and sys.getswitchinterval() == PYTHONS:
                 sys.setswitchinterval(SECONDS)
-                Sooner._before = before, sys.getswitchinterval()
+                Sooner._ours = sys.getswitchinterval()
             Sooner._wanted += 1
 
     def end(self) -> None:
@@ -46,8 +45,7 @@ class Sooner:
                 return
             self._open = False
             Sooner._wanted -= 1
-            if not Sooner._wanted and Sooner._before is not None:
-                before, ours = Sooner._before
-                Sooner._before = None
-                if sys.getswitchinterval() == ours:
-                    sys.setswitchinterval(before)
+            if not Sooner._wanted:
+                if sys.getswitchinterval() == Sooner._ours:
+                    sys.setswitchinterval(PYTHONS)
+                Sooner._ours = None

@@ -7,42 +7,38 @@ from collections.abc import Iterator
 
 import pytest
 
-from pathways_lab.runtime.switching import SECONDS, Sooner
+from pathways_lab.runtime.switching import PYTHONS, SECONDS, Sooner
 
 
 @pytest.fixture(autouse=True)
-def interval() -> Iterator[None]:
+def interval(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if no lab were open in this process."""
+    monkeypatch.setattr(Sooner, "_wanted", 0)
+    monkeypatch.setattr(Sooner, "_ours", None)
     before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
     yield
     sys.setswitchinterval(before)
 
 
 def test_it_is_shorter_until_the_last_one_has_ended() -> None:
-    sys.setswitchinterval(0.004)
     one, other = Sooner(), Sooner()
     assert sys.getswitchinterval() == pytest.approx(SECONDS)
     one.end()
     one.end()
     assert sys.getswitchinterval() == pytest.approx(SECONDS)
     other.end()
-    assert sys.getswitchinterval() == pytest.approx(0.004)
+    assert sys.getswitchinterval() == PYTHONS
 
 
 @pytest.mark.parametrize("users", [0.0001, 0.02])
-def test_what_the_user_sets_meanwhile_stays(users: float) -> None:
-    sys.setswitchinterval(0.005)
-    sooner = Sooner()
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_the_user_sets_stays(users: float, meanwhile: bool) -> None:
+    one = Sooner() if meanwhile else None
     sys.setswitchinterval(users)
-    again = Sooner()
+    other = Sooner()
     assert sys.getswitchinterval() == pytest.approx(users)
-    again.end()
-    sooner.end()
+    other.end()
+    if one is not None:
+        one.end()
     assert sys.getswitchinterval() == pytest.approx(users)
-
-
-def test_a_shorter_one_stays() -> None:
-    sys.setswitchinterval(SECONDS / 2)
-    sooner = Sooner()
-    assert sys.getswitchinterval() == pytest.approx(SECONDS / 2)
-    sooner.end()
-    assert sys.getswitchinterval() == pytest.approx(SECONDS / 2)
