@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from tests.runtime.processes import stop
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +33,7 @@ def test_a_stopped_host_stops_only_the_lanes_that_depend_on_it(lab: pw.Lab) -> N
     for f in double.values():
         jax.block_until_ready(f(v))
     pid = host_pids(lab)["island0"]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         waiting = double["island0"](v)
         there = [double["island1"](v + i) for i in range(20)]

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from tests.acceptance import competing
-from tests.runtime.processes import children
+from tests.runtime.processes import children, stop
 
 pytestmark = pytest.mark.cluster
 
@@ -169,7 +169,7 @@ def test_a_killed_device_process(lab: pw.Lab) -> None:
     dead = host_pid(lab, victim)
     assert dead is not None
     # Stopped first, so that the collective waits for it on the other host.
-    os.kill(dead, signal.SIGSTOP)
+    stop(dead)
     waiting = here(V)
     time.sleep(0.3)
     assert not waiting.is_ready()

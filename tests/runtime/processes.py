@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -52,3 +55,21 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it stands: its threads go on for a moment after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    if not threads.exists():  # not Linux
+        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        return
+    until(lambda: {_state(thread) for thread in threads.iterdir()} <= {"T", ""})
+
+
+def _state(thread: Path) -> str:
+    """A letter; "" when it has ended."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
