@@ -12,6 +12,7 @@ too; and some whose cell goes on after each call itself, to do the same, and wai
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -32,14 +33,9 @@ LIMIT = 0.3e-3
 """Seconds from a call to its launch that are wanted, whatever else the kernel does."""
 
 
-def compute() -> None:
+def compute(numbers: int = 10_000) -> None:
     """Some Python without a pause, a third of a millisecond."""
-    sum(i * i for i in range(10_000))
-
-
-def compute_more() -> None:
-    """The same, a millisecond."""
-    sum(i * i for i in range(30_000))
+    sum(i * i for i in range(numbers))
 
 
 def plot() -> None:
@@ -147,7 +143,7 @@ def main() -> None:
         systems = [
             Kernel(QUIET, lab, None),
             Cell("the cell computes on, little", lab, compute),
-            Cell("the cell computes on, more", lab, compute_more),
+            Cell("the cell computes on, more", lab, functools.partial(compute, 30_000)),
             Cell("the cell plots on", lab, plot),
             Kernel("another thread computes", lab, compute),
             Kernel("another thread plots", lab, plot),

@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: to wait is not the test's own time
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """What looks at time runs while the other processes of tests wait."""
-    if any(item.iter_markers("cluster")):
+    if item.get_closest_marker("cluster"):
         gc.collect()  # errors that were caught keep the handles of their frames
     with machine(alone=item.get_closest_marker("alone") is not None):
         return (yield)

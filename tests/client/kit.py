@@ -17,8 +17,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pathways_lab.client import batching
 from pathways_lab.client.arrays import wire_type
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice
@@ -383,3 +385,9 @@ class FakeLab:
             parts = [shards[devices[number]].tobytes() for number in fields["devices"]]
             with contextlib.suppress(LinkClosed):
                 link.send("fetched", {"id": fields["id"]}, parts)
+
+
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls come so fast, and have for so long, that they wait until nothing is under way."""
+    monkeypatch.setattr(batching, "SOON", 60.0)
+    monkeypatch.setattr(batching.Burst, "over", lambda *_: False)

@@ -17,17 +17,11 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.legality import check_plan
 from pathways_lab.core.program import Call
 from pathways_lab.core.series import Part, in_series
-from tests.client.kit import FakeLab
+from tests.client.kit import FakeLab, fast
 from tests.runtime.launch_kit import PlanBuilder
 from tests.runtime.processes import until
 
 pytestmark: list[pytest.MarkDecorator] = []
-
-
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls come so fast, and have for so long, that they wait until nothing is under way."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
-    monkeypatch.setattr(batching.Burst, "over", lambda *_: False)
 
 
 ONE = PlanBuilder("one").call(1, "f", ["a"], ["b"]).plan(["a"], ["b"])

@@ -11,7 +11,7 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.client import batching, registered
-from tests.client.kit import FakeLab
+from tests.client.kit import FakeLab, fast
 from tests.runtime.processes import until
 
 X = np.arange(4, dtype=np.float32)
@@ -115,8 +115,7 @@ def test_the_last_ones_stay_and_cost_nothing_when_they_come_again(
 def test_calls_sent_together_are_forgotten_with_one_of_their_functions(
     fake: FakeLab, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "SOON", 60.0)
-    monkeypatch.setattr(batching.Burst, "over", lambda *_: False)
+    fast(monkeypatch)
     on = fake.slice(2)
 
     def together(one: Any, two: Any) -> None:
