@@ -28,7 +28,7 @@ PATIENCE = 0.5
 SHORTEST = 0.001
 """Seconds of rest that are not worth it."""
 
-FOLDING = 3.0
+FOLDING = 5.0
 """So many times as long as it takes to draw a picture may be folded before."""
 
 FEWEST, MANY = 250, 4_000

@@ -154,7 +154,7 @@ class Picture:
     def _counted(self, scene: Scene) -> tuple[int, int]:
         """Gangs that are done, and that are expected or known."""
         gangs, runs = scene.gangs, self.wanted.runs
-        known = self.wanted.gangs or len(gangs.by_key) + sum(gangs.gone.values())
+        known = self.wanted.gangs or gangs.known()
         done = sum(gangs.done.get(run, 0) for run in runs) if runs else gangs.all_done
         return done, known
 

@@ -10,16 +10,22 @@ new, for all who share it.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Hashable
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.scene import Scene
-from pathways_lab.timeline.log import Timeline, within
+from pathways_lab.timeline.log import Timeline, items_within, within
+from pathways_lab.timeline.packed import Item, Packed, Row
 from pathways_lab.timeline.records import Record, Span
 from pathways_lab.timeline.waits import known_at
 
 Made = TypeVar("Made")
+
+ROW = 6
+"""A row of gangs takes so many times as long to fold as a record."""
 
 
 class Present:
@@ -41,13 +47,13 @@ class Present:
     ) -> None:
         self.timeline, self.window = timeline, window
         now = timeline.clock()
-        first = min((r.time for r in timeline.records if not isinstance(r, Span)), default=now)
+        first = min(map(_happened, timeline.items), default=now)
         origin = origin if origin is not None else first
         self.since = max(origin, since if since is not None else now - window)
         self.scene = self.blank(origin)
         self.folded, self.folds = now, 0
         self.version = self._left = 0
-        self._waiting: list[Record] = []
+        self._waiting: list[Item] = []
         self._made: dict[Hashable, Any] = {}
         self._made_of = (0, 0.0)
         self.collect(now)
@@ -65,16 +71,18 @@ class Present:
         return bool(self._waiting or self._left)
 
     def collect(self, now: float, most: int = 0) -> None:
-        """Fold new records, *most* at most (0: all); the others are not even read."""
+        """Fold what is new, worth *most* records at most (0: all); the rest is not even read."""
         if not most or len(self._waiting) < most:
             batch = self.timeline.since(self.version, most)
             self.version, self._left = batch.version, batch.left
             if batch.missed:
                 self.scene.lose(batch.missed)
-            self._waiting += [r for r in batch.records if within(r, self.since)]
-        ready, self._waiting = self._waiting, []
-        if most and len(ready) > most:
-            ready, self._waiting = ready[:most], ready[most:]
+            self._waiting += items_within(batch.items, self.since)
+        count = len(self._waiting)
+        if most:
+            worth = accumulate([ROW if isinstance(i, Row) else 1 for i in self._waiting[:most]])
+            count = 1 + bisect_left(list(worth), most)
+        ready, self._waiting = self._waiting[:count], self._waiting[count:]
         if not self.behind:
             self.folded = now
         elif ready:
@@ -100,18 +108,26 @@ class Present:
         other.since, other.folded, other._made = now, now, {}
         other.version, other._left, other._waiting = batch.version, 0, []
         other.scene = self.blank(known.origin)
-        other.scene.add([r for r in batch.records if within(r, now) or _standing(r, known)], now)
+        standing = [r for r in batch.records if within(r, now) or _standing(r, known)]
+        other.scene.add(standing, now)
         return other
 
 
 def newest(timeline: Timeline, window: float, most: int) -> Present:
     """The present of the last *window* seconds, or of about the newest *most* records: no
     more than a first picture can wait for."""
-    records = timeline.records
+    items = timeline.items
     since = timeline.clock() - window
-    if len(records) > most:
-        since = max(since, known_at(records[-most]))
+    if len(items) > most:
+        since = max(since, known_at(items[-most]))
     return Present(timeline, window, since=since)
+
+
+def _happened(item: Item) -> float:
+    """When it happened, of what happens at once."""
+    if isinstance(item, Packed):
+        return item.known_at
+    return float("inf") if isinstance(item, Span) else item.time
 
 
 def _standing(record: Record, scene: Scene) -> bool:

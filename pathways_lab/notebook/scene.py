@@ -12,26 +12,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
-from pathways_lab.notebook.places import split
 from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
+from pathways_lab.notebook.seen import Used, Waiting, What
 from pathways_lab.notebook.strips import Strip
 from pathways_lab.notebook.table import Table
-from pathways_lab.timeline.bars import Bar, Bars, bars_of, fitting
+from pathways_lab.timeline.bars import GANG, Bar, Bars, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
+from pathways_lab.timeline.columns import Joined, alike, follows, plain, times
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import FEEDS, Lane, Machine, lanes_of
+from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import Event, Record, Sample, Span, own
-from pathways_lab.timeline.waits import CAUSES, NOTHING, Wait, Waits
+from pathways_lab.timeline.waits import (
+    CAUSES,
+    NOTHING,
+    DeviceWaits,
+    RowWaits,
+    Wait,
+    Waits,
+    marks,
+)
 
 BUDGET = 6000
 """Bars that a live queue panel holds."""
@@ -49,67 +57,19 @@ WORK = ("receive", "prepare", "launch", "send")
 """Kinds of control work of a host."""
 
 RUNS, PARTS = 64, 5_000
-"""Runs that are remembered whole, and gangs of each."""
+"""Runs that are over and remembered whole, and gangs of each."""
+
+AHEAD = 2_000
+"""Runs that are remembered at all: more than are submitted ahead."""
+
+_OF_RUNS = frozenset(("submitted", "admitted", "granted", "finished"))
+"""Kinds of event that say nothing of what is drawn of devices."""
+
+_ASIDE = frozenset(("message", "resolved"))
+"""Kinds of event that say nothing of devices, gangs and programs: there are many."""
 
 GANGS = 2000
 """Gangs that are remembered for the order panel: more than are granted ahead."""
-
-
-class What(NamedTuple):
-    """What a bar is about: one row of the catalogue that hover texts read."""
-
-    node: str
-    program: str
-    client: str
-    line: str
-
-    @property
-    def source(self) -> str:
-        """The user's line without its file, which in a notebook is a pseudo file's path."""
-        known = split(self.line)
-        return f"{known[1]}: {known[2]}" if known else self.line
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Gangs that a device was handed and has not finished, first in first out."""
-
-    queue: deque[tuple[GangKey, float, What]] = field(default_factory=deque)
-    ended: float = float("-inf")
-
-    def head(self) -> tuple[GangKey, float, What] | None:
-        """The gang that the device works on, and since when at the earliest (seconds)."""
-        if not self.queue:
-            return None
-        key, launched, what = self.queue[0]
-        return key, max(launched, self.ended), what
-
-
-@dataclass(slots=True)
-class Used:
-    """Bytes in use on an island's devices.
-
-    Samples of several hosts come in any order, so changes are kept, and added up by time.
-    """
-
-    changes: deque[tuple[float, float]] = field(default_factory=deque)
-    before: float = 0.0
-
-    def add(self, time: float, change: float) -> None:
-        """So many bytes more at *time* (seconds)."""
-        self.changes.append((time, change))
-        if len(self.changes) > 4 * BINS:
-            self.before += self.changes.popleft()[1]
-
-    def levels(self, until: float) -> tuple[list[float], list[float]]:
-        """Times (seconds, in order, none later than *until*) and the bytes in use from then on."""
-        times, levels, level = [], [], self.before
-        for time, change in sorted(self.changes):
-            level += change
-            if time <= until:
-                times.append(time)
-                levels.append(max(0.0, level))
-        return times, levels
 
 
 class Scene:
@@ -164,6 +124,7 @@ class Scene:
         self.flows = Flows()
         self.waits = Waits(self.flows)
         self.runs: dict[int, RunSeen] = {}
+        self._over: deque[int] = deque()
         self.memory: dict[Lane, float] = {}
         self.used: dict[str, Used] = {}
         self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
@@ -177,6 +138,7 @@ class Scene:
         self.first = float("inf")
         self.last = float("-inf")
         self._bars = Bars()
+        self._folded: dict[str, list[RowWaits]] = {}
         self._rows = rows(self.machine, level)
         self._host_rows = self._rows
         self._structure = -1
@@ -207,30 +169,124 @@ class Scene:
         assert self.rows is not None  # looks whether the machine has changed
         return self._host_rows
 
-    def add(self, records: Iterable[Record], now: float) -> None:
-        """Fold *records*, which are all that is known at *now* (seconds)."""
-        records = tuple(records)
+    def add(self, items: Iterable[Item], now: float) -> None:
+        """Fold *items*, which are all that is known at *now* (seconds)."""
+        items = tuple(items)
         # The resolution depends on what is shown, and so on where the first computation is.
-        starts = (r.start for r in records if isinstance(r, Span) and r.kind == "gang")
-        self.first = min(self.first, min(starts, default=self.first))
+        self.first = min(self.first, min(map(_begun, items), default=self.first))
         self.resolution = max(self.resolution, self.span(now) / FRAME)
         for bars in (self._bars, self.waited.bars, self.worked.bars):
             bars.resolution = max(bars.resolution, self.resolution)
-        for record in records:
-            self.machine.add(record)
-            self.gangs.add(record)
-            self.flows.add(record)
-            self._remember(record, self.waits.add(record))
-            if isinstance(record, Span):
-                self._span(record)
-            elif isinstance(record, Event):
-                self._event(record)
-            elif isinstance(record, Sample):
-                self._sample(record)
+        for item in items:
+            if isinstance(item, Granted):
+                self._granted(item)
+            elif isinstance(item, Row):
+                self._row(item)
+            elif not isinstance(item, Packed):
+                self._add(item)
+        self._draw_rows()
         self._show(self._bars.seal())
         self.waited.seal(self.origin)
         self.worked.seal(self.origin)
         self._forget(now)
+
+    def _add(self, record: Record) -> None:
+        if isinstance(record, Event) and record.kind in _ASIDE:
+            self.last = max(self.last, record.time)
+            if record.run:
+                self._run(record.run, record.program, record.client).add(record, [])
+            return
+        if self._folded and not isinstance(record, Sample) and record.kind not in _OF_RUNS:
+            self._draw_rows()
+        self.machine.add(record)
+        self.gangs.add(record)
+        self.flows.add(record)
+        self._remember(record, self.waits.add(record))
+        if isinstance(record, Span):
+            self._span(record)
+        elif isinstance(record, Event):
+            self._event(record)
+        else:
+            self._sample(record)
+
+    def _granted(self, granted: Granted) -> None:
+        """As its records one by one."""
+        self.gangs.add_packed(granted)
+        self.waits.add_granted(granted)
+        self._run(granted.run, granted.program, granted.placing.client)
+        self.last = max(self.last, granted.time)
+
+    def _row(self, row: Row) -> None:
+        """As its records one by one; in columns where that is the same."""
+        when, about = times(row), row.abouts[0]
+        shared = "island" in (self.rows.level, self.host_rows.level)
+        waits = self.waits.add_row(row, when) if plain(row, when) and not shared else None
+        if waits is None:
+            for record in row.records():
+                self._add(record)
+            return
+        self.machine.add_row(row)
+        self.gangs.add_packed(row)
+        run = self._run(row.run, about.program, about.client)
+        if run.count < PARTS:
+            run.add_row(waits)
+        before = self._folded.get(row.host)
+        if before and not (
+            follows(before[-1].when, when) and alike(before[-1].row.abouts[0], about)
+        ):
+            self._draw_rows()
+        self._folded.setdefault(row.host, []).append(waits)
+
+    def _draw_rows(self) -> None:
+        """What was folded of rows, drawn: as many as there are at once."""
+        folded, self._folded = self._folded, {}
+        for waits in folded.values():
+            self._draw_joined(waits, Joined([w.row for w in waits], [w.when for w in waits]))
+
+    def _draw_joined(self, waits: list[RowWaits], rows: Joined) -> None:
+        when, lanes = rows.when, lanes_of(rows.island, rows.host, rows.devices)
+        places, length = self.rows.places.counted(lanes), when.end - when.start
+        for cause, devices, at, since, until in marks(waits, rows):
+            kind = WAITS.index(cause)
+            self.seen_causes.add(kind)
+            where = self.rows.places.counted(lanes_of(rows.island, rows.host, devices))
+            self.waited.bars.add_many(where, kind, rows, at, since, until)
+        self._worked_on(rows)
+        self._bars.add_many(places, GANG, rows, range(len(rows)), when.start, when.end)
+        end = float(when.end[-1])
+        self.first = min(self.first, float(when.called[0]))
+        self.last = max(self.last, float(when.called[-1]), end)
+        for about, most in rows.longest(length).items():
+            node = (about.program, about.node)
+            self.longest[node] = max(most, self.longest.get(node, most))
+        last, took = rows.about(len(rows) - 1), float(length.sum())
+        what = What(last.node, last.program, last.client, last.line)
+        told = {(r.run, s) for r in rows.rows for s in range(r.step, r.step + r.announced)}
+        for lane in lanes:
+            self.recent[lane] = what
+            totals = self.totals.setdefault(lane, {})
+            totals[rows.program] = totals.get(rows.program, 0.0) + took
+            waiting = self.waiting.setdefault(lane, Waiting())
+            waiting.ended = max(waiting.ended, end)
+            if told and waiting.queue:
+                waiting.queue = deque([w for w in waiting.queue if w[0] not in told])
+        held = self.by_device.held(when.start, when.end)
+        self.by_device.add_held(lanes, held)
+        program = (rows.island, rows.program, rows.client)
+        self.by_program.add_held([program], held, float(len(rows.devices)))
+
+    def _worked_on(self, rows: Joined) -> None:
+        """What the host's process did for rows."""
+        (lane,) = lanes_of(rows.island, rows.host, (0,))
+        place = self.host_rows.of.get(lane)
+        if place is None:
+            return
+        for span in [span for row in rows.rows for span in row.opening()]:
+            kind = WORK.index(span.kind)
+            self.worked.add([_mark(place, kind, span.start, span.end, span)])
+        launch, each = WORK.index("launch"), range(len(rows))
+        called, returned = rows.when.called, rows.when.returned
+        self.worked.bars.add_many([(place, 1)], launch, rows, each, called, returned)
 
     def _sample(self, sample: Sample) -> None:
         if sample.name == "dropped":
@@ -245,25 +301,20 @@ class Scene:
     def lose(self, count: int) -> None:
         """So many records are missing: what devices work on may long have ended."""
         self.dropped += count
+        self.gangs.lose()
         for waiting in self.waiting.values():
             waiting.queue.clear()
 
-    def _remember(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
+    def _remember(self, record: Record, waits: DeviceWaits) -> None:
         """Keep what is known of the newest runs, and draw what devices waited for."""
         if isinstance(record, Span) and record.kind == "host-computation":
             self._feed(record)
         if isinstance(record, Sample) or not record.run:
             return
-        self.clients.setdefault(record.program, record.client)
-        run = self.runs.get(record.run)
-        if run is None:
-            run = self.runs[record.run] = RunSeen(record.run)
-            if len(self.runs) > RUNS:
-                old = next((r for r, seen in self.runs.items() if seen.outcome), None)
-                del self.runs[next(iter(self.runs)) if old is None else old]
-        if len(run.gangs) < PARTS:
+        run = self._run(record.run, record.program, record.client)
+        if run.count < PARTS:
             run.add(record, waits)
-        for devices, wait in waits:
+        for devices, wait in reversed(waits):  # the earliest first
             if wait.cause != NOTHING:
                 self._wait(devices, wait)
         if isinstance(record, Span) and record.kind in WORK:
@@ -273,6 +324,22 @@ class Scene:
                 self.worked.add(
                     [_mark(row, WORK.index(record.kind), record.start, record.end, record)]
                 )
+
+    def _run(self, number: int, program: str, client: str) -> RunSeen:
+        """What is remembered of a run."""
+        self.clients.setdefault(program, client)
+        run = self.runs.get(number)
+        if run is None:
+            run = self.runs[number] = RunSeen(number)
+            if len(self.runs) > AHEAD:
+                del self.runs[next(iter(self.runs))]
+        return run
+
+    def _run_ended(self, number: int) -> None:
+        """A run is over: of such ones only the newest are remembered whole."""
+        self._over.append(number)
+        if len(self._over) > RUNS:
+            self.runs.pop(self._over.popleft(), None)
 
     def _feed(self, span: Span) -> None:
         """An element was made, and sent to its hosts."""
@@ -306,10 +373,11 @@ class Scene:
         self.last = max(self.last, event.time)
         if event.kind == "launched":
             key = (event.run, event.step)
-            if event.host in self.gangs.by_key[key].ended:
+            if self.gangs.ended(key, event.host):
                 return
             self.first = min(self.first, event.time)
-            what = What(event.node, event.program, event.client, self.gangs.by_key[key].line)
+            line = str(event.args.get("line", ""))
+            what = What(event.node, event.program, event.client, line)
             for lane in lanes_of(event.island, event.host, tuple(event.args.get("devices", ()))):
                 self.waiting.setdefault(lane, Waiting()).queue.append((key, event.time, what))
         elif event.kind == "host-lost":
@@ -318,6 +386,7 @@ class Scene:
                     waiting.queue.clear()
         elif event.kind in ("finished", "failed", "cancelled"):
             self.ended[event.run] = event.kind
+            self._run_ended(event.run)
             while len(self.ended) > GANGS:
                 del self.ended[next(iter(self.ended))]
 
@@ -495,3 +564,10 @@ def _mark(row: float, kind: int, start: float, end: float, span: Span, count: in
         row, kind, start, end, span.program, span.node, span.client, span.line, span.run,
         span.step, count, count * (end - start),
     )  # fmt: skip
+
+
+def _begun(item: Item) -> float:
+    """When the first computation in *item* began, if there is one."""
+    if isinstance(item, Row):
+        return item.begun
+    return item.start if isinstance(item, Span) and item.kind == "gang" else float("inf")

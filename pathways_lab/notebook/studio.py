@@ -122,7 +122,7 @@ class Studio:
             lost = Sample("dropped", self.timeline.clock(), float(missed))
             self.timeline.extend_later(1, lambda: [lost])
         for entries, records in batches:
-            self.timeline.extend_later(records, functools.partial(chronicle.read, entries))
+            self.timeline.extend_later(records, functools.partial(chronicle.read_packed, entries))
 
     def _present(self, wanted: Wanted) -> Present:
         """What a view shows, shared with others that show the same part of the record."""

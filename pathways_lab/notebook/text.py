@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from pathways_lab.notebook.chosen import parts
 from pathways_lab.notebook.rows import short
-from pathways_lab.notebook.scene import Scene, What
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.seen import What
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
@@ -63,8 +64,8 @@ def summary(scene: Scene, now: float, title: str) -> str:
     for island in machine.islands:
         order = scene.gangs.order(island)
         gone = scene.gangs.gone.get(island, 0)
-        done = gone + sum(gang.counted for gang in order)
-        words.append(f"{island} {done} of {gone + len(order)} gangs done")
+        done, known = gone + sum(gang.counted for gang in order), scene.gangs.known(island)
+        words.append(f"{island} {done} of {known} gangs done")
     lost = [host.name for host in machine.hosts.values() if host.lost]
     if lost:
         words.append(f"lost: {', '.join(lost)}")

@@ -54,6 +54,10 @@ from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
 
+TOLD_AFTER = 0.005
+"""Seconds after which the launch of a gang is told before its end: an open bar that is shorter
+nobody sees, and of small gangs several are open whenever anybody looks."""
+
 Ending = GangJob | Piece
 
 
@@ -295,11 +299,12 @@ class Carrier:
         """Nobody was in a hurry with what ended meanwhile, and with what goes on."""
         if self._ended:
             self.see_ended()
+        before = time.monotonic() - TOLD_AFTER
         for job in self._flying.values():
-            if job.called and not job.announced:
+            if job.called and job.called <= before and not job.announced:
                 job.announced = True
                 self._reports.record(self._story.launched(job))
-        for told in self._courses.launched():
+        for told in self._courses.launched(before):
             self._reports.record(told)
 
     # --- transfers --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ Paper: section 5 (timelines of single gangs).
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from pathways_lab.runtime.codec import CodecError, pack, unpack
+from pathways_lab.timeline.packed import About, Granted, Item, Row, records_of_gang, single
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from pathways_lab.timeline.records_of import Placing, Window, message
 
@@ -158,31 +160,35 @@ def messages(sent: Iterable[Sent]) -> bytes:
 
 def read(written: Iterable[bytes]) -> list[Record]:
     """The records in what was written.  Raises CodecError."""
-    records: list[Record] = []
+    return single(read_packed(written))
+
+
+def read_packed(written: Iterable[bytes]) -> list[Item]:
+    """The same, with what came in columns left in columns.  Raises CodecError."""
+    items: list[Item] = []
     for entry in written:
         try:
             plain = msgpack.unpackb(entry, strict_map_key=False)
             if plain[0] == _GANGS:
-                records += _read_gangs(*plain[1:])
+                items += _read_gangs(*plain[1:])
             elif plain[0] == _ROW:
-                records += _read_row(*plain[1:])
+                items.append(_read_row(*plain[1:]))
             elif plain[0] == _PLACES:
-                island, program, client, gangs = msgpack.unpackb(plain[2])
-                rows = tuple((*gang[:5], tuple(gang[5])) for gang in gangs)
-                records += Placing(island, program, client, rows).events(*plain[1])
+                time, run, epoch, place = plain[1]
+                items.append(Granted(time, run, epoch, place, _read_placing(plain[2])))
             elif plain[0] == _MESSAGES:
-                records += [
+                items += [
                     message(time, kind, source, target, *rest)
                     for time, kind, source, targets, *rest in plain[2]
                     for target in targets
                 ]
             else:
-                records.append(unpack(Record, plain))
+                items.append(unpack(Record, plain))
         except CodecError:
             raise
         except Exception as error:  # msgpack raises many types; all mean the same here
             raise CodecError(f"what was written is no record: {error!r}") from None
-    return records
+    return items
 
 
 def count(entries: Iterable[bytes]) -> int:
@@ -225,6 +231,18 @@ def look(entry: bytes) -> tuple[str, int]:
     return str(unpacker.unpack()), 1
 
 
+@functools.lru_cache(maxsize=256)
+def _read_placing(written: bytes) -> Placing:
+    island, program, client, gangs = msgpack.unpackb(written)
+    return Placing(island, program, client, tuple([(*gang[:5], tuple(gang[5])) for gang in gangs]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_about(written: bytes) -> About:
+    program, node, client, line, slice_id, devices = msgpack.unpackb(written)
+    return About(program, node, client, line, slice_id, tuple(devices))
+
+
 def _read_gangs(
     island: str,
     host: str,
@@ -234,30 +252,11 @@ def _read_gangs(
     rows: list[tuple[int, int, int, int, bool, bool, bool]],
     times: bytes,
 ) -> Iterator[Record]:
-    known = [msgpack.unpackb(entry) for entry in abouts]
-    stamps = array("d")
-    stamps.frombytes(times)
-    for at, (number, run, step, seq, poisoned, announced, opens) in enumerate(rows):
-        program, node, client, line, slice_id, local = known[number]
-        devices = tuple(local)
-        received, began, prepared, handed, called, returned, start, end = (
-            stamp + offset for stamp in stamps[at * _TIMES : (at + 1) * _TIMES]
-        )
-        common = (run, step, program, node, client)
-        shared = {"seq": seq, "slice": slice_id, "poisoned": poisoned, "emulated": emulated}
-        if opens:
-            once = (island, host, (), *common, line, {"seq": seq})
-            yield Span("receive", received, began, *once)
-            yield Span("prepare", began, prepared, *once)
-        if not announced:
-            yield launched(island, host, called, common, line, devices, shared)
-        yield Span(
-            "launch", called, returned, island, host, (), *common, line,
-            {"seq": seq, "received": received, "prepared": prepared, "handed": handed},
-        )  # fmt: skip
-        yield Span(
-            "gang", start, end, island, host, devices, *common, line,
-            {**shared, "inputs_ready": handed},
+    stamps = [stamp + offset for stamp in memoryview(times).cast("d")]
+    for at, (number, *place, poisoned, announced, opens) in enumerate(rows):
+        yield from records_of_gang(
+            island, host, emulated, _read_about(abouts[number]), (place[0], place[1], place[2]),
+            poisoned, announced, opens, stamps[at * _TIMES : (at + 1) * _TIMES],
         )  # fmt: skip
 
 
@@ -274,31 +273,18 @@ def _read_row(
     opens: bool,
     once: tuple[float, float, float, float],
     columns: list[bytes],
-) -> Iterator[Record]:
-    run, step, seq = first
-    bad = frozenset(poisoned)
-    stamps = array("d")
-    unpacked = []
-    for column in columns:
-        unpacked.append(array("d"))
-        unpacked[-1].frombytes(column)
-    rows = []
-    for at, times in enumerate(zip(*unpacked, strict=True)):
-        number = numbers[at] if numbers else 0
-        rows.append((number, run, step + at, seq + at, at in bad, at < announced, opens and not at))
-        stamps.extend((*once, *times))
-    yield from _read_gangs(island, host, emulated, offset, abouts, rows, stamps.tobytes())
-
-
-def launched(
-    island: str,
-    host: str,
-    time: float,
-    common: tuple[int, int, str, str, str],
-    line: str,
-    devices: tuple[int, ...],
-    shared: dict[str, Any],
-) -> Event:
-    """A gang is being handed to its devices."""
-    args = {"devices": devices, "line": line, **shared}
-    return Event("launched", time, island, host, *common, args)
+) -> Row:
+    known = tuple([_read_about(written) for written in abouts])
+    received, began, prepared, handed = once
+    called, returned, start, end = columns
+    if not len(called) == len(returned) == len(start) == len(end) > 0 == len(end) % 8:
+        raise CodecError("the columns of a row differ in length, or are empty")
+    if numbers and not (
+        len(numbers) == len(end) // 8 and max(numbers) < len(known) > min(numbers) >= 0
+    ):
+        raise CodecError("a row names what it does not have")
+    return Row(
+        island, host, emulated, known, tuple(numbers), *first, frozenset(poisoned), announced,
+        opens, (received + offset, began + offset, prepared + offset, handed + offset),
+        offset, (called, returned, start, end),
+    )  # fmt: skip

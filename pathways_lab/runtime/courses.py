@@ -92,10 +92,12 @@ class Courses:
     def __contains__(self, key: Key) -> bool:
         return key in self._courses
 
-    def launched(self) -> Iterator[Event]:
-        """For the timeline: what was launched, is not over and was not told yet."""
+    def launched(self, before: float) -> Iterator[Event]:
+        """For the timeline: what was launched *before*, is not over and was not told yet."""
         for course in self._courses.values():
             for at in range(max(course.announced, course.over), len(course.called)):
+                if course.called[at] > before:
+                    break
                 course.announced = at + 1
                 yield self._story.part_launched(course, at)
 

@@ -19,10 +19,11 @@ from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.timeline.packed import Item
 from pathways_lab.timeline.records import Event, Record
 from pathways_lab.timeline.records_of import bound
 
-Remember = Callable[[int, Callable[[], Iterable[Record]]], object]
+Remember = Callable[[int, Callable[[], Iterable[Item]]], object]
 """``remember(least, read)``: at least so many records have come; ``read()`` makes them.
 As :meth:`pathways_lab.timeline.log.Timeline.extend_later` takes them."""
 
@@ -76,7 +77,7 @@ class Observer:
         if op == "records":
             self._introduce(link)
             written = fields["records"]
-            self._remember(chronicle.count(written), lambda: chronicle.read(written))
+            self._remember(chronicle.count(written), lambda: chronicle.read_packed(written))
 
     def _closed(self, link: Link, reason: str) -> None:
         self._ended(reason)

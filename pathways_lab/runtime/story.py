@@ -26,6 +26,7 @@ from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.rows import Course, Ends
+from pathways_lab.timeline.packed import launched
 from pathways_lab.timeline.records import Event, Span
 
 
@@ -92,7 +93,7 @@ class Story:
         called: float,
         poisoned: bool,
     ) -> Event:
-        return chronicle.launched(
+        return launched(
             self._island,
             self._host,
             called + self._offset(),

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import pairwise
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pathways_lab.timeline.columns import Floats, Joined, Told
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Record, Span
 
@@ -111,6 +114,18 @@ def bars_of(span: Span, places: Places) -> list[Bar]:
     ]
 
 
+class _Part(NamedTuple):
+    """Some gangs of a row that become one bar; seconds."""
+
+    first: int
+    many: int
+    start: float
+    end: float
+    length: float
+    busy: float
+    told: Told
+
+
 class Bars:
     """Bars in the order in which they were added, merged to a resolution.
 
@@ -145,11 +160,69 @@ class Bars:
                 self.items.append(bar)
                 self._last[key] = self._gangs[gang] = bar
 
-    def _close(self, last: Bar, bar: Bar) -> bool:
+    def add_many(
+        self, places: Iterable[tuple[float, int]], kind: int, of: Joined, at: Sequence[int],
+        start: Floats, end: Floats,
+    ) -> None:  # fmt: skip
+        """The same bars as of single gangs of *of*, one after the other.
+
+        places: rows in which no other host is shown, and how many of the devices each shows.
+        at: of each gang, which it is, from 0.
+        """
+        cut: dict[tuple[bool, bool], list[_Part]] = {}
+        new: list[tuple[int, Bar]] = []
+        for row, count in places:
+            before = self._last.get((row, kind))
+            late = before is not None and before.end > start[0]
+            if (how := (count == 1, late)) not in cut:
+                cut[how] = self._parts(of, at, start, end, *how)
+            for first, many, since, until, length, busy, told in cut[how]:
+                run, step, node, line = told
+                alone = at[first] == at[first + many - 1]
+                bar = Bar(
+                    row, kind, since, until, of.program, node, of.client, line, run,
+                    step if alone else -1, count * many, count * busy,
+                )  # fmt: skip
+                last = self._last.get((row, kind)) if late or not first else None
+                if last is not None and self._close(last, bar, length):
+                    _absorb(last, bar)
+                else:
+                    self._last[row, kind] = self._gangs[row, kind, run, step] = bar
+                    new.append((first, bar))
+        new.sort(key=itemgetter(0))
+        self.items += [bar for _, bar in new]
+
+    def _parts(
+        self, of: Joined, at: Sequence[int], start: Floats, end: Floats, one: bool, late: bool
+    ) -> list[_Part]:
+        """Which of them become one bar.
+
+        one: a bar stands for one device.  late: what is drawn already is not all before them.
+        """
+        limit, length = self.resolution, end - start
+        heads = [0]
+        if late:
+            heads = list(range(len(at)))
+        elif end[-1] - start[0] >= limit:
+            apart = (start[1:] - end[:-1] >= limit) | (length[1:] >= limit)
+            if one:
+                apart |= length[:-1] >= limit
+            heads += (np.flatnonzero(apart) + 1).tolist()
+        held = np.add.reduceat(length, heads).tolist()
+        return [
+            _Part(
+                first, after - first, float(start[first]), float(end[after - 1]),
+                float(length[first]), busy, of.told(at[first:after]),
+            )
+            for (first, after), busy in zip(pairwise((*heads, len(at))), held, strict=True)
+        ]  # fmt: skip
+
+    def _close(self, last: Bar, bar: Bar, length: float | None = None) -> bool:
+        """Whether *bar* goes on where *last* ends.  length: of its first part, in seconds."""
         limit = self.resolution
         return (
             bar.start - last.end < limit
-            and bar.end - bar.start < limit
+            and (bar.end - bar.start if length is None else length) < limit
             and (last.end - last.start < limit or last.count > 1)
             and (self.mix or last.program == bar.program)
             and last.failed == bar.failed

@@ -71,6 +71,33 @@ class Busy(Generic[Key]):
             row = self._seconds[key] = np.zeros(self.bins)
         pour(row, start - self._base, end - self._base, self.width, weight)
 
+    def add_held(self, keys: Iterable[Key], held: tuple[int, Floats], weight: float = 1.0) -> None:
+        """Count what :meth:`held` says, of a fold of the same bins, for each of several keys."""
+        first, seconds = held
+        newest = first + len(seconds) - 1
+        if newest >= self._first + self.bins:
+            self._scroll(newest)
+        low = first - self._first
+        if low < 0:
+            low, seconds = 0, seconds[-low:]
+        for key in keys:
+            row = self._seconds.get(key)
+            if row is None:
+                row = self._seconds[key] = np.zeros(self.bins)
+            row[low : low + len(seconds)] += seconds * weight
+
+    def held(self, start: Floats, end: Floats) -> tuple[int, Floats]:
+        """Seconds between each *start* and *end*, which follow each other: the number of the
+        first bin, and seconds in that and the next ones."""
+        first, last = self._bin(float(start[0])), self._bin(float(end[-1]))
+        seconds = np.zeros(last - first + 1)
+        if first == last:
+            seconds[0] = (end - start).sum()
+        else:
+            begin = self._time(first)
+            pour_many(seconds, start - begin, end - begin, self.width)
+        return first, seconds
+
     def _bin(self, time: float) -> int:
         return math.floor((time - self.origin) / self.width)
 
@@ -151,3 +178,13 @@ def pour(row: Floats, start: float, end: float, width: float, weight: float = 1.
     row[first] += ((first + 1) * width - start) * weight
     row[first + 1 : last] += width * weight
     row[last] += (end - last * width) * weight
+
+
+def pour_many(row: Floats, start: Floats, end: Floats, width: float) -> None:
+    """:func:`pour` for many times, none before the row."""
+    bins = (start // width).astype(np.int64)
+    within = bins == (end // width).astype(np.int64)
+    held = np.bincount(bins[within], (end - start)[within], len(row))
+    row += held[: len(row)]
+    for at in np.flatnonzero(~within).tolist():
+        pour(row, float(start[at]), float(end[at]), width)

@@ -13,8 +13,10 @@ Paper: section 4.4 (gang-scheduled dispatch).
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pathways_lab.timeline.packed import Granted, Row, single
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 GangKey = tuple[int, int]
@@ -22,6 +24,16 @@ GangKey = tuple[int, int]
 
 RUNS = 4096
 """Runs of which it is remembered how many of their gangs are done, unless all are."""
+
+RECENT = 64
+"""The newest gangs, which are told from each other also where they come in columns: more than a
+picture shows."""
+
+WAITING = 1024
+"""What came in columns and nobody has asked for, at most."""
+
+_KINDS = frozenset(("gang", "granted", "launched", "failed", "cancelled"))
+"""Of records that say anything of gangs; events and spans share no kind of these."""
 
 STATES = ("granted", "launched", "done", "failed")
 """How far a gang has come, on one host or on all of them."""
@@ -102,35 +114,45 @@ class Gang:
         return min(times, default=0.0)
 
 
+_Later = Granted | Row | Span | Event
+
+
 class Gangs:
     """Folds records into gangs.
 
     keep: about so many gangs are remembered, the oldest go first; 0 = all.
-    gone: how many have gone, by island.
-    done: how many are done on all their hosts, by run; also those that have gone.
-    all_done: how many of all runs.
     """
 
     def __init__(self, keep: int = 0) -> None:
         self.keep = keep
-        self.by_key: dict[GangKey, Gang] = {}
-        self.gone: dict[str, int] = {}
-        self.done: dict[int, int] = {}
-        self.all_done = 0
-        self.version = 0
+        self._by_key: dict[GangKey, Gang] = {}
+        self._gone: dict[str, int] = {}
+        self._done: dict[int, int] = {}
+        self._all_done = 0
+        self._later: list[_Later] = []
+        self._ahead = 0
+        self._ends: dict[tuple[int, str], list[range]] = {}
         self._ended_runs: dict[int, None] = {}
         self._orders: dict[str, list[Gang]] = {}
         self._unsorted: set[str] = set()
 
     def add(self, record: Record) -> None:
         """Fold one record."""
-        if isinstance(record, Sample):
+        if isinstance(record, Sample) or record.kind not in _KINDS:
             return
+        if record.kind in ("failed", "cancelled"):
+            self._settle()
+        if self._later:
+            self._later.append(record)
+            if isinstance(record, Span):
+                self._ending(record, 1)
+        else:
+            self._fold(record)
+
+    def _fold(self, record: Span | Event) -> None:
         kind = record.kind
-        if isinstance(record, Event) and kind in ("failed", "cancelled"):
+        if kind in ("failed", "cancelled"):
             self._end_run(record.run)
-            return
-        if kind not in ("gang", "granted", "launched"):
             return
         gang = self._gang(record)
         args = record.args
@@ -148,13 +170,157 @@ class Gangs:
             self._count(gang)
         else:
             gang.launched[record.host] = record.time
-        self.version += 1
+
+    def add_packed(self, packed: Granted | Row) -> None:
+        """Fold what came in columns, when somebody asks: most of it is forgotten by then."""
+        self._later.append(packed)
+        if isinstance(packed, Row):
+            self._ending(packed, packed.count)
+        if len(self._later) > self._ahead + WAITING:
+            self._settle()
+
+    def _ending(self, later: Row | Span, count: int) -> None:
+        steps = range(later.step, later.step + count)
+        self._ends.setdefault((later.run, later.host), []).append(steps)
+
+    def ended(self, key: GangKey, host: str) -> bool:
+        """Whether a gang is known to have ended on a host."""
+        known, (run, step) = self._by_key.get(key), key
+        later = self._ends.get((run, host), ())
+        return (known is not None and host in known.ended) or any(step in steps for steps in later)
+
+    def _settle(self) -> None:
+        """Fold what waits, but for what would be forgotten at once, or is far ahead."""
+        if len(self._later) == self._ahead:
+            return
+        later, self._later, self._ends = self._later, [], {}
+        ended: dict[int, int] = {}
+        begun = {run for run, _ in self._by_key} | self._ended_runs.keys()
+        for item in later:
+            if isinstance(item, Row) and not item.poisoned:
+                ended[item.run] = ended.get(item.run, 0) + item.count
+            elif not isinstance(item, Granted) and (
+                isinstance(item, Row) or item.kind != "launched"
+            ):
+                begun.add(item.run)
+        past = self._past(later, ended, begun) if self.keep else {}
+        open_now = {
+            island: sum([not gang.over for gang in order]) for island, order in self._orders.items()
+        }
+        ahead: set[int] = set()
+        for item in later:
+            if item.run in past:
+                continue
+            if isinstance(item, Granted) and self.keep:
+                island = item.placing.island
+                far = item.run not in ended and item.run not in begun
+                if far and open_now.get(island, 0) >= RECENT:
+                    ahead.add(item.run)
+                open_now[island] = open_now.get(island, 0) + len(item)
+            if item.run in ahead:
+                self._later.append(item)
+                continue
+            for record in single([item]):
+                if not isinstance(record, Sample) and record.kind in _KINDS:
+                    self._fold(record)
+        self._ahead = len(self._later)
+        for run, islands in past.items():
+            for island, count in islands.items():
+                self._gone[island] = self._gone.get(island, 0) + count
+                self._count_done(run, count)
+
+    def _past(
+        self, later: Sequence[_Later], ended: Mapping[int, int], begun: Container[int]
+    ) -> dict[int, dict[str, int]]:
+        """Runs that are over on all hosts and not among the newest, with their gangs by island.
+
+        Only while the picture of an island's order does not hang on them: it begins
+        with the first gang that is not over.
+        """
+        granted: dict[int, list[Granted]] = {}
+        hosts: dict[int, dict[str, int]] = {}
+        island: dict[int, str] = {}
+        for item in later:
+            if isinstance(item, Granted):
+                granted.setdefault(item.run, []).append(item)
+            elif isinstance(item, Row):
+                here = hosts.setdefault(item.run, {})
+                here[item.host] = here.get(item.host, 0) + item.count
+                island[item.run] = item.island
+        short = {name for name in island.values() if len(self._orders.get(name, ())) < self.keep}
+        begins = {name for name in short if any(not g.over for g in self._orders.get(name, ()))}
+        counts: dict[int, dict[str, int]] = {}
+        past: dict[int, dict[str, int]] = {}
+        for run in dict.fromkeys([item.run for item in later]):
+            gangs = counts[run] = {}
+            if run in granted:
+                for window in granted[run]:
+                    where = window.placing.island
+                    gangs[where] = gangs.get(where, 0) + len(window)
+                over = ended.get(run) == sum([window.parts for window in granted[run]])
+            elif over := run in hosts:  # its grant was lost
+                gangs[island[run]] = max(hosts[run].values())
+            if not over:
+                begins |= short & gangs.keys()
+            elif run not in begun and begins.isdisjoint(gangs):
+                past[run] = gangs
+        newer = 0
+        for run in reversed(counts):
+            if newer < RECENT:
+                past.pop(run, None)
+            newer += sum(counts[run].values())
+        return past
+
+    @property
+    def ahead(self) -> list[Granted]:
+        """Places that were granted so far ahead that their gangs are not told apart yet."""
+        self._settle()
+        return [item for item in self._later if isinstance(item, Granted)]
+
+    def known(self, island: str | None = None) -> int:
+        """How many gangs are known of an island, or of all, also those that have gone."""
+        ahead = [g for g in self.ahead if island in (None, g.placing.island)]
+        gone = sum(self._gone.values()) if island is None else self._gone.get(island, 0)
+        told = len(self._by_key) if island is None else len(self._orders.get(island, ()))
+        return told + gone + sum(map(len, ahead))
+
+    @property
+    def by_key(self) -> dict[GangKey, Gang]:
+        """Those that are remembered."""
+        self._settle()
+        return self._by_key
+
+    @property
+    def gone(self) -> dict[str, int]:
+        """How many have gone, by island."""
+        self._settle()
+        return self._gone
+
+    @property
+    def done(self) -> dict[int, int]:
+        """How many are done on all their hosts, by run; also those that have gone."""
+        self._settle()
+        return self._done
+
+    @property
+    def all_done(self) -> int:
+        """How many of all runs."""
+        self._settle()
+        return self._all_done
+
+    def lose(self) -> None:
+        """Records are missing: what is not over may long have ended, and nobody will say so."""
+        self._settle()
+        self._later.clear()
+        self._ahead = 0
+        for key in [key for key, gang in self._by_key.items() if not gang.over]:
+            self._forget(key)
 
     def _gang(self, record: Span | Event) -> Gang:
         key = (record.run, record.step)
-        gang = self.by_key.get(key)
+        gang = self._by_key.get(key)
         if gang is None:
-            gang = self.by_key[key] = Gang(record.run, record.step)
+            gang = self._by_key[key] = Gang(record.run, record.step)
             gang.abandoned = record.run in self._ended_runs
             self._forget_one()
         elif record.kind != "granted" and gang.granted is not None and gang.place[1] >= 0:
@@ -180,37 +346,43 @@ class Gangs:
 
     def _forget_one(self) -> None:
         """Let the oldest go, but not while more is to come of it, up to twice *keep*."""
-        held = len(self.by_key)
+        held = len(self._by_key)
         if not self.keep or held <= self.keep:
             return
-        key, oldest = next(iter(self.by_key.items()))
+        key, oldest = next(iter(self._by_key.items()))
         if oldest.counted or oldest.abandoned or held > 2 * self.keep:
-            del self.by_key[key]
-            if oldest.island:
-                self._orders[oldest.island].remove(oldest)
-            self.gone[oldest.island] = self.gone.get(oldest.island, 0) + 1
+            self._forget(key)
+
+    def _forget(self, key: GangKey) -> None:
+        gang = self._by_key.pop(key)
+        if gang.island:
+            self._orders[gang.island].remove(gang)
+        self._gone[gang.island] = self._gone.get(gang.island, 0) + 1
 
     def _count(self, gang: Gang) -> None:
         # Whether it can be done at all is asked first: its state takes a look at every host.
         ended = len(gang.ended) >= len(gang.hosts)
         if ended and not gang.counted and gang.state == "done":
             gang.counted = True
-            self.all_done += 1
-            self.done[gang.run] = self.done.get(gang.run, 0) + 1
-            if self.keep and len(self.done) > RUNS:
-                del self.done[next(iter(self.done))]
+            self._count_done(gang.run, 1)
+
+    def _count_done(self, run: int, count: int) -> None:
+        self._all_done += count
+        self._done[run] = self._done.get(run, 0) + count
+        if self.keep and len(self._done) > RUNS:
+            del self._done[next(iter(self._done))]
 
     def _end_run(self, run: int) -> None:
         self._ended_runs[run] = None
         if self.keep and len(self._ended_runs) > self.keep:
             del self._ended_runs[next(iter(self._ended_runs))]
-        for gang in self.by_key.values():
+        for gang in self._by_key.values():
             if gang.run == run:
                 gang.abandoned = True
-        self.version += 1
 
     def order(self, island: str, last: int = 0) -> list[Gang]:
         """Gangs of an island in granted order; only the *last* ones unless 0."""
+        self._settle()
         gangs = self._orders.get(island, [])
         if island in self._unsorted:
             self._unsorted.discard(island)

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.flow import PLANS
 from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.packed import Item, Packed, single, size
 from pathways_lab.timeline.queries import Flow, flows
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
@@ -41,15 +41,21 @@ open_view: Callable[..., Any] | None = None
 class Batch:
     """What a reader has not seen yet.
 
+    items: as they are kept, some of them many records in columns.
     version: pass it to the next :meth:`Timeline.since`.
     missed: records that the bound pushed out before this reader saw them.
     left: at least so many more have come, which nobody has read.
     """
 
-    records: tuple[Record, ...]
+    items: tuple[Item, ...]
     version: int
     missed: int
     left: int
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """One by one."""
+        return tuple(single(self.items))
 
 
 class Recording:
@@ -76,6 +82,20 @@ class Recording:
         return tuple(r for r in self.timeline.records if within(r, self.start, end))
 
 
+def items_within(items: Iterable[Item], start: float, end: float = float("inf")) -> list[Item]:
+    """Those that a picture of the time between *start* and *end* needs; see :func:`within`."""
+    out: list[Item] = []
+    for item in items:
+        if not isinstance(item, Packed):
+            if within(item, start, end):
+                out.append(item)
+        elif item.within(start, end):
+            out.append(item)
+        else:
+            out += [record for record in item.records() if within(record, start, end)]
+    return out
+
+
 def within(record: Record, start: float, end: float = float("inf")) -> bool:
     """Whether a picture of the time between *start* and *end* needs a record."""
     if isinstance(record, Span):
@@ -89,6 +109,8 @@ def within(record: Record, start: float, end: float = float("inf")) -> bool:
 
 class Timeline:
     """What happened on a lab, newest last, at most *capacity* records.
+
+    What comes in columns stays so until somebody asks for single records.
 
     clock: seconds on the same clock as the records' times (the control
         plane's); the client passes one that is aligned with it.
@@ -107,17 +129,17 @@ class Timeline:
         self.written: Entries | None = None
         self.failures: list[str] = []
         self._lock = threading.RLock()
-        self._records: deque[Record] = deque(maxlen=capacity)
-        self._version = 0
+        self._items: deque[Item] = deque()
+        self._held = self._version = 0
         self._lost = 0
         self._programs: dict[str, int] = {}
         self._named = 0
         self._plans: dict[str, Event] = {}
         self._observers: list[Observer] = []
-        self._later: deque[tuple[int, Callable[[], Iterable[Record]]]] = deque()
+        self._later: deque[tuple[int, Callable[[], Iterable[Item]]]] = deque()
         self._waiting = 0
 
-    def extend(self, records: Iterable[Record]) -> None:
+    def extend(self, records: Iterable[Item]) -> None:
         """Remember *records* and tell the observers.  Any thread."""
         new = tuple(records)
         if not new:
@@ -126,14 +148,15 @@ class Timeline:
             self._read()
             self._add(new)
             observers = tuple(self._observers)
+        told = single(new) if observers else ()
         for observer in observers:
             try:
-                observer(new)
+                observer(told)
             except Exception as error:
                 self.failures.append(f"{observer!r} was dropped: {type(error).__name__}: {error}")
                 self._forget(observer)
 
-    def extend_later(self, least: int, read: Callable[[], Iterable[Record]]) -> None:
+    def extend_later(self, least: int, read: Callable[[], Iterable[Item]]) -> None:
         """The same for at least *least* records that are read when somebody looks.  Any thread.
 
         At once when somebody observes; never when the bound would push them all out.
@@ -142,35 +165,46 @@ class Timeline:
             if not self._observers:
                 self._later.append((least, read))
                 self._waiting += least
-                while self._waiting - self._later[0][0] >= self.capacity:
-                    gone, _ = self._later.popleft()
-                    self._waiting -= gone
-                    self._version += gone
+                self._bound()
                 return
         self.extend(read())
 
-    def _read(self, until: float = float("inf")) -> None:
-        """Look at what waits to be read, at least up to the version *until*."""
+    def _bound(self) -> None:
+        """Push out what is too old: what was read first, for what waits is newer."""
+        while self._items and self._held + self._waiting > self.capacity:
+            self._held -= size(self._items.popleft())
+        while self._later and self._waiting - self._later[0][0] >= self.capacity:
+            gone, _ = self._later.popleft()
+            self._waiting -= gone
+            self._version += gone
+
+    def _read(self, most: float = float("inf")) -> None:
+        """Look at what waits to be read, until that are *most* items or more."""
         with self._lock:
-            while self._later and self._version < until:
+            while self._later and most > 0:
                 least, read = self._later.popleft()
                 self._waiting -= least
-                self._add(tuple(read()))
+                new = tuple(read())
+                self._add(new)
+                most -= len(new)
 
-    def _add(self, new: Sequence[Record]) -> None:
-        self._records.extend(new)
-        self._version += len(new)
-        for record in new:
-            if isinstance(record, Sample):
-                if record.name == "dropped":
-                    self._lost += int(record.value)
-            elif record.program and record.program not in self._programs:
-                self._programs[record.program] = self._named
+    def _add(self, new: Sequence[Item]) -> None:
+        self._items.extend(new)
+        many = sum([size(item) for item in new])
+        self._held += many
+        self._version += many
+        self._bound()
+        for item in new:
+            if isinstance(item, Sample):
+                if item.name == "dropped":
+                    self._lost += int(item.value)
+            elif item.program and item.program not in self._programs:
+                self._programs[item.program] = self._named
                 self._named += 1
                 if len(self._programs) > PROGRAMS:
                     del self._programs[next(iter(self._programs))]
-            if isinstance(record, Event) and record.kind in ("plan", "submitted"):
-                self._plan(record)
+            if isinstance(item, Event) and item.kind in ("plan", "submitted"):
+                self._plan(item)
 
     def _plan(self, event: Event) -> None:
         """A plan is known, or one that is known is used."""
@@ -204,24 +238,42 @@ class Timeline:
                 self._observers.remove(observer)
 
     def since(self, version: int, most: int = 0) -> Batch:
-        """The records after the first *version* ones, as far as still known.
+        """What came after the first *version* records, as far as still known.
 
-        most: read no more than it takes to have about so many; 0: everything.
+        most: read no more than it takes to have about so many items; 0: everything.
         """
         with self._lock:
-            self._read(version + most if most else float("inf"))
-            asked = max(0, self._version - version)
-            known = min(asked, len(self._records))
-            new = list(islice(reversed(self._records), known))
-            new.reverse()
-            return Batch(tuple(new), self._version, asked - known, self._waiting)
+            new = self._after(version)
+            if not most or len(new) < most:
+                self._read(most - len(new) if most else float("inf"))
+                new = self._after(version)
+            missed = max(0, self._version - version) - sum([size(item) for item in new])
+            return Batch(tuple(new), self._version, missed, self._waiting)
+
+    def _after(self, version: int) -> list[Item]:
+        """What is known of what came after the first *version* records."""
+        asked, new = self._version - version, list[Item]()
+        for item in reversed(self._items):
+            if asked <= 0:
+                break
+            asked -= size(item)
+            new.append(item)
+        new.reverse()
+        if asked < 0:  # the first one has records that came before
+            new[:1] = single(new[:1])[-asked:]
+        return new
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All that is still known, oldest first, as it is kept."""
+        with self._lock:
+            self._read()
+            return tuple(self._items)
 
     @property
     def records(self) -> tuple[Record, ...]:
         """All records that are still known, oldest first."""
-        with self._lock:
-            self._read()
-            return tuple(self._records)
+        return tuple(single(self.items))
 
     def messages(self, run: int | None = None) -> dict[tuple[str, str, str], Flow]:
         """Messages and bytes between client, control plane and hosts, by kind and both ends.
@@ -241,14 +293,14 @@ class Timeline:
         """Records that were remembered and pushed out by newer ones."""
         with self._lock:
             self._read()
-            return self._version - len(self._records)
+            return self._version - self._held
 
     @property
     def dropped(self) -> int:
         """Records that are missing here: pushed out, or lost before they arrived."""
         with self._lock:
             self._read()
-            return self._version - len(self._records) + self._lost
+            return self._version - self._held + self._lost
 
     @property
     def programs(self) -> dict[str, int]:
@@ -338,7 +390,7 @@ class Timeline:
 
     def __len__(self) -> int:
         self._read()
-        return len(self._records)
+        return self._held
 
     def __repr__(self) -> str:
         lost = f", {self.dropped} dropped" if self.dropped else ""

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pathways_lab.timeline.packed import Row
 from pathways_lab.timeline.records import Event, Record, Sample, own
 
 FEEDS = "feeds"
@@ -116,6 +117,11 @@ class Machine:
                 self.structure += 1
         if record.host and record.island and devices:
             self._host(record.island, record.host, max(devices) + 1)
+
+    def add_row(self, row: Row) -> None:
+        """Fold a row of gangs."""
+        self.emulated = self.emulated or row.emulated
+        self._host(row.island, row.host, max(row.abouts[0].devices) + 1)
 
     def _host(self, island: str, name: str, devices: int) -> HostSeen:
         host = self.hosts.get(name)

@@ -23,7 +23,15 @@ from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import Event, Record, Span, own
-from pathways_lab.timeline.waits import CAUSES, INPUT, NOTHING, Wait, Waits, known_at
+from pathways_lab.timeline.waits import (
+    CAUSES,
+    INPUT,
+    NOTHING,
+    DeviceWaits,
+    RowWaits,
+    Waits,
+    known_at,
+)
 
 PLAN, OTHERS = "idle by plan", "other runs"
 GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
@@ -41,7 +49,10 @@ def behind(gang: Span) -> str:
 
 @dataclass(slots=True)
 class RunSeen:
-    """What is known of one run.  submitted, ended: seconds; ended is None while it goes on."""
+    """What is known of one run.
+
+    submitted, ended: seconds; ended is None while it goes on.  count: of its gangs that have ended.
+    """
 
     run: int
     program: str = ""
@@ -49,18 +60,26 @@ class RunSeen:
     submitted: float = float("inf")
     ended: float | None = None
     outcome: str = ""
-    gangs: list[Span] = field(default_factory=list)
     transfers: list[Span] = field(default_factory=list)
-    waits: list[tuple[tuple[int, ...], Wait]] = field(default_factory=list)
     messages: list[Event] = field(default_factory=list)
+    count: int = 0
+    _begun: float = float("inf")
+    _last: float = float("-inf")
+    _gangs: list[Span] = field(default_factory=list)
+    _waits: DeviceWaits = field(default_factory=list)
+    _rows: list[RowWaits] = field(default_factory=list)
 
-    def add(self, record: Record, waits: list[tuple[tuple[int, ...], Wait]]) -> None:
+    def add(self, record: Record, waits: DeviceWaits) -> None:
         """Fold a record of this run, and the waits that it ended."""
         if isinstance(record, Span):
             self.program, self.client = record.program, record.client
             if record.kind == "gang":
-                self.gangs.append(record)
-                self.waits += waits
+                self._unpack()
+                self._gangs.append(record)
+                self._waits += waits
+                self._begun = min(self._begun, record.start)
+                self._last = max(self._last, record.end)
+                self.count += 1
             elif record.kind == "transfer":
                 self.transfers.append(record)
         elif isinstance(record, Event):
@@ -72,15 +91,43 @@ class RunSeen:
             elif record.kind in ("finished", "failed", "cancelled"):
                 self.ended, self.outcome = record.time, record.kind
 
+    def add_row(self, waits: RowWaits) -> None:
+        """Fold a row of this run, and the waits that its gangs ended."""
+        about = waits.row.abouts[0]
+        self.program, self.client = about.program, about.client
+        self._rows.append(waits)
+        self._begun = min(self._begun, waits.row.begun)
+        self._last = max(self._last, waits.row.known_at)
+        self.count += waits.row.count
+
+    def _unpack(self) -> None:
+        """What came in rows, gang by gang."""
+        for waits in self._rows:
+            self._gangs += waits.row.gangs()
+            self._waits += waits.all()
+        self._rows.clear()
+
+    @property
+    def gangs(self) -> list[Span]:
+        """Its computations, as they became known."""
+        self._unpack()
+        return self._gangs
+
+    @property
+    def waits(self) -> DeviceWaits:
+        """What devices waited for before each."""
+        self._unpack()
+        return self._waits
+
     @property
     def begin(self) -> float:
         """The first moment, in seconds."""
-        return min(self.submitted, min((g.start for g in self.gangs), default=self.submitted))
+        return min(self.submitted, self._begun)
 
     @property
     def end(self) -> float:
         """The end of its last computation, in seconds."""
-        return max((g.end for g in self.gangs), default=self.begin)
+        return self._last if self.count else self.begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +196,18 @@ def ideal(gangs: Iterable[Span], flow: Flow) -> dict[int, tuple[float, float]]:
 def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
     """The run as planned and as it was.  others: gangs of other runs."""
     plan = ideal(seen.gangs, flow)
-    begin, actual = seen.begin, seen.end - seen.begin
+    begin, end = seen.begin, seen.end
+    actual = end - begin
     length = max((end for _, end in plan.values()), default=0.0)
     ran = queries.lanes(seen.gangs)
-    meanwhile = queries.lanes(g for g in others if g.end > begin and g.start < seen.end)
+    meanwhile = queries.lanes(g for g in others if g.end > begin and g.start < end)
     waited: dict[Lane, list[tuple[str, float, float]]] = {}
     for numbers, wait in seen.waits:
         for lane in lanes_of(wait.gang.island, wait.gang.host, numbers):
             waited.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
     devices = []
     for lane, gangs in sorted(ran.items()):
-        gap = _gap(gangs, waited.get(lane, []), meanwhile.get(lane, []), begin, seen.end)
+        gap = _gap(gangs, waited.get(lane, []), meanwhile.get(lane, []), begin, end)
         busy = sum(plan[g.step][1] - plan[g.step][0] for g in gangs)
         devices.append(
             Device(

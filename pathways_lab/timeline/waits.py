@@ -16,11 +16,16 @@ Paper: section 5.1 (dispatch overheads), figure 12 (where time goes).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
+
+from pathways_lab.timeline.columns import Floats, Joined, Times
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
+from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 
 RUNNING, NOTHING = "running", "nothing to do"
@@ -37,6 +42,9 @@ earlier computation: one that makes its inputs, elsewhere.
 compiling: its host still made the function, which is so before a first run.
 """
 
+LAST = 16
+"""Gangs of each host that may be in the way of others."""
+
 KEEP = 1024
 """Runs, and compiled functions, of which obstacles are remembered."""
 
@@ -51,15 +59,98 @@ class Wait:
     gang: Span
 
 
+DeviceWaits = list[tuple[tuple[int, ...], Wait]]
+"""Waits, and the devices that had each."""
+
+
+Part = tuple[tuple[int, ...], str, float, float]
+"""Devices, and what they waited for from when until when (seconds)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowWaits:
+    """A row, and what its devices waited for.
+
+    first: before its first gang.  Before the others, each from *since* until it started
+    (*until*): for an earlier computation until *cut*, if there is one, then for dispatch.
+    """
+
+    row: Row
+    when: Times
+    first: list[Part]
+    cut: Floats | None
+
+    @property
+    def since(self) -> Floats:
+        return self.when.end[:-1]
+
+    @property
+    def until(self) -> Floats:
+        return self.when.start[1:]
+
+    def all(self) -> DeviceWaits:
+        """One by one."""
+        gangs, devices = self.row.gangs(), self.row.abouts[0].devices
+        gang = next(gangs)
+        out = [(part[0], Wait(*part[1:], gang)) for part in self.first]
+        cuts = self.since if self.cut is None else self.cut
+        parts = zip(self.since.tolist(), cuts.tolist(), self.until.tolist(), strict=True)
+        for gang, (since, cut, until) in zip(gangs, parts, strict=True):
+            if cut < until:
+                out.append((devices, Wait(DISPATCH, cut, until, gang)))
+            if since < cut:
+                out.append((devices, Wait(INPUT, since, cut, gang)))
+        return out
+
+
+class _Gang(NamedTuple):
+    run: int
+    step: int
+    host: str
+    node: str
+    devices: tuple[int, ...]
+
+
+class _Held(NamedTuple):
+    """Gangs that had the same devices, in order."""
+
+    devices: tuple[int, ...]
+    start: Sequence[float] | Floats
+    end: Sequence[float] | Floats
+
+
 @dataclass(slots=True)
 class _Run:
     submitted: float = float("-inf")
     first: float = float("inf")
     others: bool = False
+    windows: list[Granted] = field(default_factory=list)
     granted: dict[int, float] = field(default_factory=dict)
+    hosts: set[str] = field(default_factory=set)
     ended: dict[int, float] = field(default_factory=dict)
+    rows: list[tuple[int, Floats]] = field(default_factory=list)
     launched: dict[tuple[int, str], Span] = field(default_factory=dict)
     arrived: dict[tuple[str, int], Span] = field(default_factory=dict)
+
+    def last_grant(self, row: Row) -> float:
+        """When the last of the gangs of *row* had its place, or later."""
+        windows = [w.time for w in self.windows if w.has_any(row.step, row.step + row.count)]
+        return max((*windows, *self.granted.values()), default=float("-inf"))
+
+    def granted_at(self, step: int) -> float | None:
+        """When a step had its place, if that is known."""
+        known = self.granted.get(step)
+        if known is None:
+            known = next((window.time for window in self.windows if window.has(step)), None)
+        return known
+
+    def ended_at(self, step: int) -> float | None:
+        """When a step ended on the last host that is known to have ended it."""
+        known = [self.ended[step]] if step in self.ended else []
+        for first, ends in self.rows:
+            if first <= step < first + len(ends):
+                known.append(float(ends[step - first]))
+        return max(known, default=None)
 
 
 class Waits:
@@ -72,9 +163,9 @@ class Waits:
         self._compiled: dict[tuple[str, str], Span] = {}
         self._open: set[int] = set()
         self.free: dict[Lane, float] = {}
-        self._busy: dict[str, list[Span]] = {}
+        self._busy: dict[str, list[_Held]] = {}
 
-    def add(self, record: Record) -> list[tuple[tuple[int, ...], Wait]]:
+    def add(self, record: Record) -> DeviceWaits:
         """Fold one record; of a gang, ``(devices, wait)`` of each part of the gaps before it."""
         if self._own:
             self._flows.add(record)
@@ -84,11 +175,7 @@ class Waits:
                 del self._compiled[next(iter(self._compiled))]
         if isinstance(record, Sample) or not record.run:
             return []
-        run = self._runs.get(record.run)
-        if run is None:
-            run = self._runs[record.run] = _Run()
-            if len(self._runs) > KEEP:
-                del self._runs[next(iter(self._runs))]
+        run = self._run(record.run)
         if isinstance(record, Event):
             self._event(record, run)
         elif record.kind == "launch":
@@ -98,6 +185,79 @@ class Waits:
         elif record.kind == "gang":
             return list(self._gang(record, run))
         return []
+
+    def add_granted(self, granted: Granted) -> None:
+        """Fold a window of places."""
+        run = self._run(granted.run)
+        run.windows.append(granted)
+        run.first = min(run.first, granted.time)
+
+    def add_row(self, row: Row, when: Times) -> RowWaits | None:
+        """Fold a plain row; None, and nothing is folded, where only single gangs will do.
+
+        That is where anything but the gangs before it may have been in the way of its second.
+        """
+        run, about = self._run(row.run), row.abouts[0]
+        over = float(when.end[0])
+        compiled = [self._compiled.get((row.host, a.node)) for a in row.abouts]
+        lanes = lanes_of(row.island, row.host, about.devices)
+        if (
+            run.arrived
+            or max(run.submitted, run.last_grant(row)) > over
+            or any(span is not None and span.end > over for span in compiled)
+            or any(self.free.get(lane, over) > over for lane in lanes)
+            or any(
+                held.devices != about.devices and held.end[-1] > over
+                for held in self._busy.get(row.host, ())
+            )
+        ):
+            return None
+        gang = _Gang(row.run, row.step, row.host, row.about(0).node, about.devices)
+        first = list(self._before(gang, run, lanes, float(when.start[0]), over))
+        cut = None
+        if run.hosts - {row.host}:
+            inputs = self._inputs(row, run, row.count - 1)
+            cut = np.clip(inputs, when.end[:-1], when.start[1:])
+        run.hosts.add(row.host)
+        run.rows.append((row.step, when.end))
+        self.free.update(dict.fromkeys(lanes, float(when.end[-1])))
+        self._held(row.host, _Held(about.devices, when.start[-LAST:], when.end[-LAST:]))
+        return RowWaits(row, when, first, cut)
+
+    def _inputs(self, row: Row, run: _Run, count: int) -> Floats:
+        """When all hosts had ended what makes the inputs of the *count* gangs after the first."""
+        flow, none = self._flows.run(row.run), float("-inf")
+        ended: dict[int, float] = {}
+        for first, ends in run.rows:
+            for step, end in enumerate(ends.tolist(), first):
+                ended[step] = max(end, ended.get(step, none))
+        for step, end in run.ended.items():
+            ended[step] = max(end, ended.get(step, none))
+        steps = range(row.step + 1, row.step + 1 + count)
+        made = [flow[step].after if step < len(flow) else () for step in steps]
+        latest = [max([ended.get(step, none) for step in after], default=none) for after in made]
+        return np.array(latest, np.float64)
+
+    def _run(self, number: int) -> _Run:
+        run = self._runs.get(number)
+        if run is None:
+            run = self._runs[number] = _Run()
+            if len(self._runs) > KEEP:
+                del self._runs[next(iter(self._runs))]
+        return run
+
+    def _held(self, host: str, held: _Held) -> None:
+        """Remember the last :data:`LAST` gangs of a host."""
+        recent = self._busy.setdefault(host, [])
+        recent.append(held)
+        many = sum([len(block.end) for block in recent]) - LAST
+        while many > 0:
+            devices, start, end = recent[0]
+            if many >= len(end):
+                del recent[0]
+            else:
+                recent[0] = _Held(devices, start[many:], end[many:])
+            many -= len(end)
 
     def _event(self, event: Event, run: _Run) -> None:
         if event.kind == "submitted":
@@ -110,43 +270,52 @@ class Waits:
         elif event.kind in ("finished", "failed", "cancelled"):
             self._open.discard(event.run)
 
-    def _gang(self, gang: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
-        gaps: dict[float, list[int]] = {}
-        free, over = self.free, gang.end
-        for lane in lanes_of(gang.island, gang.host, gang.devices):
-            since = free.get(lane, run.submitted)
-            if float("-inf") < since < gang.start:
-                gaps.setdefault(since, []).append(lane.device)
-            if free.get(lane, over) <= over:
-                free[lane] = over
-        obstacles = tuple(self._obstacles(gang, run)) if gaps else ()
-        for since, devices in gaps.items():
-            for cause, start, end in blame(since, gang.start, run.submitted, obstacles):
-                yield tuple(devices), Wait(cause, start, end, gang)
-        run.ended[gang.step] = max(gang.end, run.ended.get(gang.step, gang.end))
-        recent = self._busy.setdefault(gang.host, [])
-        recent.append(gang)
-        if len(recent) > 16:
-            del recent[0]
+    def _gang(self, span: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
+        gang = _Gang(span.run, span.step, span.host, span.node, span.devices)
+        lanes = lanes_of(span.island, span.host, span.devices)
+        for devices, cause, start, end in self._before(gang, run, lanes, span.start, span.end):
+            yield devices, Wait(cause, start, end, span)
+        run.hosts.add(span.host)
+        run.ended[span.step] = max(span.end, run.ended.get(span.step, span.end))
+        self._held(span.host, _Held(span.devices, (span.start,), (span.end,)))
 
-    def _obstacles(self, gang: Span, run: _Run) -> Iterator[tuple[str, float, float]]:
+    def _before(
+        self, gang: _Gang, run: _Run, lanes: tuple[Lane, ...], start: float, end: float
+    ) -> Iterator[Part]:
+        """What the devices of a gang waited for before it, which then has them until its end."""
+        gaps: dict[float, list[int]] = {}
+        free = self.free
+        for lane in lanes:
+            since = free.get(lane, run.submitted)
+            if float("-inf") < since < start:
+                gaps.setdefault(since, []).append(lane.device)
+            if free.get(lane, end) <= end:
+                free[lane] = end
+        obstacles = tuple(self._obstacles(gang, run, start)) if gaps else ()
+        for since, devices in gaps.items():
+            for cause, begun, over in blame(since, start, run.submitted, obstacles):
+                yield tuple(devices), cause, begun, over
+
+    def _obstacles(
+        self, gang: _Gang, run: _Run, start: float
+    ) -> Iterator[tuple[str, float, float]]:
         """``(cause, from, until)`` of everything that had to happen before *gang*."""
         begin = run.submitted
         if run.first < float("inf"):
             yield MEMORY if run.others else DISPATCH, begin, run.first
-        granted = run.granted.get(gang.step)
+        granted = run.granted_at(gang.step)
         if granted is not None:
             yield DISPATCH, run.first, granted
         flow = self._flows.run(gang.run)
         if gang.step < len(flow):
             made = flow[gang.step].after
             arrivals = [run.arrived.get((gang.host, step)) for step in made]
-            ends = [run.ended[step] for step in made if step in run.ended]
+            ends = [end for step in made if (end := run.ended_at(step)) is not None]
         else:
             arrivals = [a for (host, _), a in run.arrived.items() if host == gang.host]
             ends = []
         for arrival in arrivals:
-            if arrival is not None and arrival.end <= gang.start:
+            if arrival is not None and arrival.end <= start:
                 yield TRANSFER, arrival.start, arrival.end
                 yield INPUT, begin, arrival.start
         for end in ends:
@@ -156,11 +325,38 @@ class Waits:
             yield COMPILE, compiled.start, compiled.end
         launch = run.launched.get((gang.step, gang.host))
         for earlier in self._busy.get(gang.host, ()):
-            if set(earlier.devices) & set(gang.devices) and earlier.devices != gang.devices:
-                yield ORDER, earlier.start, earlier.end
+            if earlier.devices != gang.devices and set(earlier.devices) & set(gang.devices):
+                for begun, end in zip(earlier.start, earlier.end, strict=True):
+                    yield ORDER, float(begun), float(end)
         room = launch.args.get("room") if launch is not None else None
         if room is not None:
             yield MEMORY, begin, float(room)
+
+
+def marks(
+    waits: Sequence[RowWaits], rows: Joined
+) -> Iterator[tuple[str, tuple[int, ...], list[int], Floats, Floats]]:
+    """What devices waited for before the gangs of rows, but for work: cause and devices, and in
+    order of time before which gangs, from when and until when.
+
+    waits: of each of *rows*.
+    """
+    found: dict[tuple[str, tuple[int, ...]], list[tuple[Floats, Floats, Floats]]] = {}
+    for each, head in zip(waits, rows.heads, strict=False):
+        for devices, cause, since, until in reversed(each.first):
+            if cause != NOTHING:
+                one = np.array([[head], [since], [until]], np.float64)
+                found.setdefault((cause, devices), []).append((one[0], one[1], one[2]))
+        after = np.arange(head + 1.0, head + each.row.count)
+        cut = each.since if each.cut is None else each.cut
+        found.setdefault((DISPATCH, rows.devices), []).append((after, cut, each.until))
+        if each.cut is not None:
+            found.setdefault((INPUT, rows.devices), []).append((after, each.since, each.cut))
+    for (cause, devices), parts in found.items():
+        at, start, end = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        there = start < end
+        if there.any():
+            yield cause, devices, at[there].astype(int).tolist(), start[there], end[there]
 
 
 def blame(
@@ -189,8 +385,10 @@ def blame(
     return out
 
 
-def known_at(record: Record) -> float:
+def known_at(record: Item) -> float:
     """When a record can be known: a span at its end."""
+    if isinstance(record, Packed):
+        return record.known_at
     return record.end if isinstance(record, Span) else record.time
 
 

@@ -327,12 +327,12 @@ def test_a_kernel_that_computes_is_left_alone_also_where_other_processors_are_id
 
 
 @pytest.mark.parametrize(
-    ("a_record", "records"), [(5e-6, pace.MANY), (25e-6, 1200), (400e-6, pace.FEWEST)]
+    ("a_record", "records"), [(5e-6, pace.MANY), (25e-6, 2000), (400e-6, pace.FEWEST)]
 )
 def test_a_picture_that_is_behind_takes_in_more_before_it_is_drawn(
     a_record: float, records: int
 ) -> None:
-    """It takes 10 ms to draw, so 30 may go into folding."""
+    """It takes 10 ms to draw, so 50 may go into folding."""
     painter = Pace(0.0, 2)
     for _ in range(10):
         painter.drew(painter.part * a_record, 0.010)

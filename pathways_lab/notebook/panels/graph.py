@@ -28,6 +28,9 @@ MOST_COLUMNS = 60
 MOST_STACK = 6
 """Nodes below each other in one row; more are drawn as one."""
 
+SOON = 0.3
+"""Seconds after which a run that goes on is looked at for its messages."""
+
 UNSEEN = "waiting"
 STATES = (UNSEEN, "granted", "launched", "done", "failed")
 
@@ -95,14 +98,21 @@ def critical(flow: Flow, seconds: dict[int, float]) -> tuple[int, ...]:
     return tuple(s for s in reversed(path) if not flow[s].transfer)
 
 
-def newest(scene: Scene, whole: bool = False, told: bool = False) -> RunSeen | None:
+def newest(
+    scene: Scene, now: float = 0.0, whole: bool = False, told: bool = False
+) -> RunSeen | None:
     """The run to show: the newest of whose computations anything is known, else the newest.
 
-    whole, told: one that has ended, or whose messages are known, if there is any.
+    whole, told: one that has ended, or whose messages are known, if there is any; the messages of
+    one that goes on are known when it has gone on for a moment at *now* (seconds).
     """
     runs = [run for run in scene.runs.values() if run.run]
-    ran = [run for run in runs if run.gangs]
-    fit = [r for r in ran if (r.ended is not None or not whole) and (r.messages or not told)]
+    ran = [run for run in runs if run.count]
+    fit = [
+        run for run in ran
+        if (run.ended is not None or not (whole or (told and now - run.begin < SOON)))
+        and (run.messages or not told)
+    ]  # fmt: skip
     return max(fit or ran or runs, key=lambda run: (run.begin, run.run), default=None)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from pathways_lab.notebook.palette import FAILED, NEUTRAL
 from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot, wide
 from pathways_lab.notebook.rows import short
-from pathways_lab.notebook.scene import Scene, What
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.seen import What
 from pathways_lab.timeline.busy import recents
 from pathways_lab.timeline.machine import HostSeen, Lane, SliceSeen
 from pathways_lab.timeline.records import own

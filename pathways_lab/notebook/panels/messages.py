@@ -37,7 +37,7 @@ HOVER = (
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    run = newest(scene, told=True)
+    run = newest(scene, now, told=True)
     told = sorted(run.messages, key=lambda m: m.time) if run is not None else []
     columns = bursts(told)
     people = participants(told)

@@ -18,7 +18,8 @@ import numpy as np
 from pathways_lab.notebook.chosen import number
 from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, RIGHT, Layer, Plot, wide
 from pathways_lab.notebook.rows import rows
-from pathways_lab.notebook.scene import Scene, What
+from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.seen import What
 from pathways_lab.timeline.gangs import Gang
 
 PLACES, MOST_PLACES = 40, 160
@@ -84,7 +85,8 @@ def plot(scene: Scene, now: float) -> Plot:
     readouts = {}
     for at, island in layout.groups.items():
         order = orders[island]
-        readouts[at] = summary(order, scene.gangs.gone.get(island, 0))
+        gone = scene.gangs.gone.get(island, 0)
+        readouts[at] = summary(order, gone, scene.gangs.known(island) - len(order) - gone)
         for column, gang in enumerate(around_frontier(order, places)):
             for host in _slowest(gang) if together else gang.where:
                 if host in row_of:
@@ -164,14 +166,14 @@ def _slowest(gang: Gang) -> tuple[str, ...]:
     return (max(gang.where, key=lambda h: (gang.ended.get(h, end), gang.launched.get(h, end))),)
 
 
-def summary(order: list[Gang], gone: int = 0) -> str:
+def summary(order: list[Gang], gone: int = 0, ahead: int = 0) -> str:
     """``"12 / 18 done"``: how far the island is, in what room there is beside the figure.
 
-    gone: gangs that are done and forgotten.
+    gone, ahead: gangs that are done and forgotten, and that are granted far ahead.
     """
     if not order:
         return ""
-    done, known = sum(gang.over for gang in order) + gone, len(order) + gone
+    done, known = sum(gang.over for gang in order) + gone, len(order) + gone + ahead
     texts = f"{done} / {known} done", f"{done}/{known} done", f"{done}/{known}"
     return next((text for text in texts if wide(text) <= RIGHT - 8), f"{done} done")
 

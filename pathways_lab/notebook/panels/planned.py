@@ -57,11 +57,11 @@ def plot(scene: Scene, now: float) -> Plot:
     note = ""
     devices: tuple[Device, ...] = ()
     actual = 0.0
-    if run is not None and run.gangs:
+    if run is not None and run.count and run.end > run.begin:
         before = [
             gang
             for other in scene.runs.values()
-            if other is not run and (other.ended is None or other.ended > run.begin)
+            if other is not run and other.begin < run.end and other.end > run.begin
             for gang in other.gangs
         ]
         found = compare(run, scene.flows.run(run.run), before)

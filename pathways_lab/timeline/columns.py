@@ -1,0 +1,119 @@
+"""The times of a row of gangs as arrays, for whoever folds many at once.
+
+Problem: :mod:`.packed` passes through processes that have no use for numpy.
+
+Rule for maintainers: of a row that is *plain* one gang follows the other in every
+column; what is not is folded gang by gang.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pathways_lab.timeline.packed import About, Row
+
+Floats = NDArray[np.float64]
+
+
+class Times(NamedTuple):
+    """When each gang was called, returned, started and ended: seconds on the records' clock."""
+
+    called: Floats
+    returned: Floats
+    start: Floats
+    end: Floats
+
+
+def times(row: Row) -> Times:
+    """Of each gang of *row*."""
+    called, returned, start, end = [np.frombuffer(c) + row.offset for c in row.columns]
+    return Times(called, returned, start, end)
+
+
+def plain(row: Row, when: Times) -> bool:
+    """Whether all gangs are alike but for their function, none is poisoned, and one follows the
+    other."""
+    return not (
+        row.poisoned
+        or not all(alike(row.abouts[0], other) for other in row.abouts[1:])
+        or _overlap(when.start, when.end)
+        or _overlap(when.called, when.returned)
+    )
+
+
+def alike(one: About, other: About) -> bool:
+    """Whether two gangs differ in nothing but their function and its line."""
+    return (one.program, one.client, one.slice, one.devices) == (
+        other.program, other.client, other.slice, other.devices
+    )  # fmt: skip
+
+
+def follows(before: Times, after: Times) -> bool:
+    """Whether one row follows another in every column."""
+    return bool(before.end[-1] <= after.start[0] and before.returned[-1] <= after.called[0])
+
+
+def _overlap(start: Floats, end: Floats) -> bool:
+    """Whether any does not end before the next one starts, or ends before it starts."""
+    return bool((end < start).any() or (start[1:] < end[:-1]).any())
+
+
+Told = tuple[int, int, str, str]
+"""Run and step of a gang, node and line; the last two are "" of several that differ."""
+
+
+class Joined:
+    """Rows of one program on the same devices of one host, one after the other, as one.
+
+    when: of all gangs.  heads: of each row, how many gangs are before it.
+    """
+
+    def __init__(self, rows: Sequence[Row], when: Sequence[Times]) -> None:
+        self.rows = rows
+        self.island, self.host = rows[0].island, rows[0].host
+        self.program, _, self.client, _, _, self.devices = rows[0].abouts[0]
+        self.when = Times(*map(np.concatenate, zip(*when, strict=True)))
+        self.heads = list(accumulate([row.count for row in rows], initial=0))
+        self._plain = not any(row.numbers for row in rows)
+
+    def __len__(self) -> int:
+        return self.heads[-1]
+
+    def told(self, at: Sequence[int]) -> Told:
+        """What is to be said of some gangs, in order: of the first, as far as all are alike."""
+        first = bisect_right(self.heads, at[0]) - 1
+        if self._plain:
+            last = bisect_right(self.heads, at[-1]) - 1
+            abouts = {row.abouts[0] for row in self.rows[first : last + 1]}
+        else:
+            abouts = {self.about(each) for each in at}
+        nodes, lines = {about.node for about in abouts}, {about.line for about in abouts}
+        return (
+            self.rows[first].run,
+            self.rows[first].step + at[0] - self.heads[first],
+            nodes.pop() if len(nodes) == 1 else "",
+            lines.pop() if len(lines) == 1 else "",
+        )
+
+    def longest(self, length: Floats) -> dict[About, float]:
+        """Of each kind of gang, the longest of *length*."""
+        if self._plain:
+            each = np.maximum.reduceat(length, self.heads[:-1]).tolist()
+            kinds = [row.abouts[0] for row in self.rows]
+        else:
+            each, kinds = length.tolist(), [self.about(at) for at in range(len(self))]
+        out: dict[About, float] = {}
+        for about, most in zip(kinds, each, strict=True):
+            out[about] = max(most, out.get(about, most))
+        return out
+
+    def about(self, at: int) -> About:
+        """What is known of one gang."""
+        row = bisect_right(self.heads, at) - 1
+        return self.rows[row].about(at - self.heads[row])

@@ -1,0 +1,286 @@
+"""Many records as one: gangs that were granted, or that ended, one after the other.
+
+Problem: small gangs come by the ten thousand a second, with four records each.  They
+travel in columns, and to make records of them takes longer than the gangs do; a
+live picture must not.
+
+Rule for maintainers: :meth:`records` gives exactly what single records would say, in
+their order, and whoever does not know columns reads those (:func:`single`); whoever folds
+columns folds the same from them (tested).
+
+Paper: section 5 (timelines of single gangs).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
+
+from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records_of import Placing
+
+
+class About(NamedTuple):
+    """What all gangs of one step have in common on a host.  slice: -1 when unknown."""
+
+    program: str
+    node: str
+    client: str
+    line: str
+    slice: int
+    devices: tuple[int, ...]
+
+
+class Packed:
+    """Records of one run, in columns.  run: its number."""
+
+    __slots__ = ()
+    run: int
+
+    def __len__(self) -> int:
+        """How many records."""
+        raise NotImplementedError
+
+    @property
+    def program(self) -> str:
+        """Of the run."""
+        raise NotImplementedError
+
+    @property
+    def known_at(self) -> float:
+        """When the last of them can be known (seconds)."""
+        raise NotImplementedError
+
+    def within(self, start: float, end: float) -> bool:
+        """Whether all of it happened between two moments."""
+        raise NotImplementedError
+
+    def records(self) -> Iterator[Record]:
+        """One by one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Granted(Packed):
+    """The gangs that one window of a run places on an island, at *time* (seconds)."""
+
+    time: float
+    run: int
+    epoch: int
+    place: int
+    placing: Placing
+
+    def __len__(self) -> int:
+        return len(self.placing.gangs)
+
+    @property
+    def program(self) -> str:
+        return self.placing.program
+
+    @property
+    def known_at(self) -> float:
+        return self.time
+
+    def within(self, start: float, end: float) -> bool:
+        return start <= self.time <= end
+
+    @property
+    def parts(self) -> int:
+        """Gangs, counted once for each of their hosts."""
+        return sum([len(gang[5]) for gang in self.placing.gangs])
+
+    def has(self, step: int) -> bool:
+        """Whether it grants a step."""
+        gangs = self.placing.gangs
+        found = bisect_left(gangs, step, key=itemgetter(1))
+        return found < len(gangs) and gangs[found][1] == step
+
+    def has_any(self, first: int, last: int) -> bool:
+        """Whether steps from *first* to before *last* may be among those that it grants."""
+        gangs = self.placing.gangs
+        return bool(gangs) and gangs[0][1] < last and first <= gangs[-1][1]
+
+    def records(self) -> Iterator[Record]:
+        return self.placing.events(self.time, self.run, self.epoch, self.place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row(Packed):
+    """Gangs of one run that ended on one host, one step after the other.
+
+    abouts: what differs.  numbers: by gang, which of *abouts*; empty when there is one.
+    step, seq: step and place of the first gang.  poisoned: which gangs, from 0.
+    announced: so many of the first had a ``launched`` event of their own.
+    opens: its grant was received, began to be prepared, was prepared (*once*) for it.
+    once: these and when it was handed to its devices, seconds.
+    columns: when each was called, returned, started and ended: float64, seconds on the host's
+        clock, to which *offset* is added.
+    """
+
+    island: str
+    host: str
+    emulated: bool
+    abouts: tuple[About, ...]
+    numbers: tuple[int, ...]
+    run: int
+    step: int
+    seq: int
+    poisoned: frozenset[int]
+    announced: int
+    opens: bool
+    once: tuple[float, float, float, float]
+    offset: float
+    columns: tuple[bytes, bytes, bytes, bytes]
+
+    def __len__(self) -> int:
+        return 2 * self.opens + 3 * self.count - min(self.announced, self.count)
+
+    @property
+    def count(self) -> int:
+        """How many gangs."""
+        return len(self.columns[0]) // 8
+
+    @property
+    def program(self) -> str:
+        return self.abouts[0].program
+
+    @property
+    def known_at(self) -> float:
+        return memoryview(self.columns[3]).cast("d")[-1] + self.offset
+
+    def within(self, start: float, end: float) -> bool:
+        first = self.once[0] if self.opens else self._called
+        return start < first and self.known_at <= end
+
+    @property
+    def _called(self) -> float:
+        return memoryview(self.columns[0]).cast("d")[0] + self.offset
+
+    @property
+    def begun(self) -> float:
+        """When the first computation began."""
+        return memoryview(self.columns[2]).cast("d")[0] + self.offset
+
+    def about(self, at: int) -> About:
+        """What is known of one gang, from 0, or from the end as of a list."""
+        return self.abouts[self.numbers[at] if self.numbers else 0]
+
+    def gang(self, at: int) -> Span:
+        """The computation of one gang, from 0."""
+        return next(self.gangs(at))
+
+    def gangs(self, first: int = 0) -> Iterator[Span]:
+        """The computations of all gangs from the *first* on."""
+        for at, (start, end) in enumerate(self._times(first, 2), first):
+            about = self.about(at)
+            shared = _shared(self.seq + at, about, at in self.poisoned, self.emulated)
+            of = (self.run, self.step + at, *about[:3])
+            yield computation(self.island, self.host, start, end, of, about, shared, self.once[3])
+
+    def opening(self) -> list[Span]:
+        """What the host did once, before the first gang, if this is of it."""
+        return [r for r in islice(self.records(), 2 * self.opens) if isinstance(r, Span)]
+
+    def records(self) -> Iterator[Record]:
+        for at, stamps in enumerate(self._times()):
+            place = (self.run, self.step + at, self.seq + at)
+            yield from records_of_gang(
+                self.island, self.host, self.emulated, self.about(at), place, at in self.poisoned,
+                at < self.announced, self.opens and not at, (*self.once, *stamps),
+            )  # fmt: skip
+
+    def _times(self, first: int = 0, column: int = 0) -> Iterator[tuple[float, ...]]:
+        """Of the gangs from the *first* on, the times from a *column* on."""
+        plain = [memoryview(column).cast("d")[first:] for column in self.columns[column:]]
+        for stamps in zip(*plain, strict=True):
+            yield tuple([stamp + self.offset for stamp in stamps])
+
+
+Of = tuple[int, int, str, str, str]
+"""Run, step, program, node and client, in the order in which records have them."""
+
+
+def records_of_gang(
+    island: str,
+    host: str,
+    emulated: bool,
+    about: About,
+    place: tuple[int, int, int],
+    poisoned: bool,
+    announced: bool,
+    opens: bool,
+    times: Sequence[float],
+) -> Iterator[Record]:
+    """The records of one gang that is over on a host.
+
+    place: run, step, and place in the island's order.  times: received, began, prepared,
+    handed, called, returned, start, end; the others as in :class:`Row`.
+    """
+    received, began, prepared, handed, called, returned, start, end = times
+    run, step, seq = place
+    of, line = (run, step, *about[:3]), about.line
+    if opens:
+        for kind, since, until in ("receive", received, began), ("prepare", began, prepared):
+            yield Span(kind, since, until, island, host, (), *of, line, {"seq": seq})
+    shared = _shared(seq, about, poisoned, emulated)
+    if not announced:
+        yield launched(island, host, called, of, line, about.devices, shared)
+    args = {"seq": seq, "received": received, "prepared": prepared, "handed": handed}
+    yield Span("launch", called, returned, island, host, (), *of, line, args)
+    yield computation(island, host, start, end, of, about, shared, handed)
+
+
+def launched(
+    island: str,
+    host: str,
+    time: float,
+    of: Of,
+    line: str,
+    devices: tuple[int, ...],
+    shared: Mapping[str, object],
+) -> Event:
+    """A gang is being handed to its devices."""
+    args = {"devices": devices, "line": line, **shared}
+    return Event("launched", time, island, host, *of, args)
+
+
+def computation(
+    island: str,
+    host: str,
+    start: float,
+    end: float,
+    of: Of,
+    about: About,
+    shared: Mapping[str, object],
+    handed: float,
+) -> Span:
+    """A gang on its devices."""
+    args = {**shared, "inputs_ready": handed}
+    return Span("gang", start, end, island, host, about.devices, *of, about.line, args)
+
+
+def _shared(seq: int, about: About, poisoned: bool, emulated: bool) -> dict[str, object]:
+    return {"seq": seq, "slice": about.slice, "poisoned": poisoned, "emulated": emulated}
+
+
+Item = Record | Packed
+
+
+def single(items: Iterable[Item]) -> list[Record]:
+    """All of it as single records."""
+    out: list[Record] = []
+    for item in items:
+        if isinstance(item, Packed):
+            out += item.records()
+        else:
+            out.append(item)
+    return out
+
+
+def size(item: Item) -> int:
+    """How many records it is."""
+    return len(item) if isinstance(item, Packed) else 1
