@@ -23,6 +23,7 @@ SHORT = {
     "latency": ["--rounds", "3", "--budget", "0.05"],
     "drawing": ["--seconds", "20", "--every", "10"],
     "looking": ["--rounds", "1", "--pairs", "2", "--budget", "0.3"],
+    "following": ["--rounds", "1", "--budget", "3"],
     "training": ["--rounds", "1", "--milliseconds", "1"],
     "stamps": ["--gangs", "30"],
     "transfer": ["--rounds", "3", "--budget", "0.02", "--largest", "4 MiB"],

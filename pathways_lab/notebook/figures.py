@@ -1,11 +1,11 @@
 """Plots become Bokeh figures.
 
 Problem: notebook, dashboard and tests need the same figures.  They are built
-once per shape of the plots; later updates only change columns and labels, which
+once per shape of the plots; later updates only change columns, labels and heights, which
 whoever holds the figures finds by name: sources by the layer's name, the time
-axis by :data:`~pathways_lab.notebook.plot.TIME`, axes and the note of an empty
-panel by the panel's name and ``-rows``, ``-groups``, ``-readouts``, ``-empty``; frames
-around the chosen gang by ``-chosen``.
+axis by :data:`~pathways_lab.notebook.plot.TIME`, figures by the panel's name, axes and the
+note of an empty panel by that and ``-rows``, ``-groups``, ``-readouts``, ``-empty``; frames
+around the chosen gang by ``-chosen``.  What a figure is high beside its plot is its tag.
 
 Rule for maintainers: this module knows Bokeh and plots, and nothing about
 clusters.  Colours of text, grounds and axes are left to ``--bk-*`` variables of
@@ -86,9 +86,11 @@ class Figures:
         self.root: Column = column(*stacked, sizing_mode="stretch_width", spacing=0)
 
     def _build(self, plot: Plot, last: bool) -> Any:
+        beside = 26 if last else 4  # the page adds it to other heights
         shown: Any = figure(
             name=plot.name,
-            height=plot.height + (26 if last else 4),
+            height=plot.height + beside,
+            tags=[beside],
             sizing_mode="stretch_width",
             x_range=self.time if plot.time else _range(plot.x, f"{plot.name}-x"),
             y_range=_range((plot.y[1], plot.y[0])),

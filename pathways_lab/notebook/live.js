@@ -140,6 +140,7 @@ function apply(document, { data, set }) {
     if (change.attribute === "range") model.setv({ start: value[0], end: value[1] });
     else if (change.attribute === "labels") model.major_label_overrides = new Map(value);
     else if (change.attribute === "content") model.content = value;
+    else if (change.attribute === "height") model.height = value + model.tags[0];
     else model.setv({ text: value, visible: value !== "" });
   }
   for (const [name, columns] of data) document.get_model_by_name(name).data = { ...columns };

@@ -124,7 +124,6 @@ class Plot:
         """Two plots of the same shape differ only in what an update can change."""
         return (
             self.name,
-            self.height,
             self.y,
             self.time,
             tuple(self.rows),
@@ -155,8 +154,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Set the ``"range"`` or ``"labels"`` of the axis called *name*, or the ``"text"`` or
-    ``"content"`` of a text in a figure or above it."""
+    """Set the ``"range"`` or ``"labels"`` of the axis called *name*, the ``"text"`` or
+    ``"content"`` of a text in a figure or above it, or the ``"height"`` of a figure."""
 
     name: str
     attribute: str
@@ -175,6 +174,7 @@ LABELS = ("rows", "groups", "readouts")
 def everything(plot: Plot) -> list[Change]:
     """What turns the blank plot of the same shape into *plot*."""
     out: list[Change] = [Replace(layer.name, layer.columns) for layer in plot.layers]
+    out.append(Assign(plot.name, "height", plot.height))
     out.append(Assign(TIME if plot.time else f"{plot.name}-x", "range", plot.x))
     out.extend(Assign(f"{plot.name}-{kind}", "labels", getattr(plot, kind)) for kind in LABELS)
     out.append(Assign(f"{plot.name}-empty", "text", plot.empty))
@@ -185,14 +185,10 @@ def everything(plot: Plot) -> list[Change]:
 def steadied(old: Plot, new: Plot) -> Plot:
     """*new*, as high as *old* where it would only be lower.
 
-    The newest run's panels would go up and down with every run, and a document of another shape
-    takes half a second.
+    The newest run's panels would go up and down with every run, and all below them.
     """
-    if new.height < old.height:
-        as_high = replace(new, height=old.height)
-        if as_high.shape == old.shape:
-            return as_high
-    return new
+    lower = new.height < old.height and new.shape == old.shape
+    return replace(new, height=old.height) if lower else new
 
 
 def changes(old: Plot, new: Plot) -> list[Change]:
@@ -202,6 +198,8 @@ def changes(old: Plot, new: Plot) -> list[Change]:
     out: list[Change] = []
     for before, after in zip(old.layers, new.layers, strict=True):
         out.extend(_layer_changes(before, after))
+    if new.height != old.height:
+        out.append(Assign(new.name, "height", new.height))
     if new.x != old.x:
         out.append(Assign(TIME if new.time else f"{new.name}-x", "range", new.x))
     for kind in LABELS:

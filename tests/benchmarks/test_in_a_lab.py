@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pathways_lab as pw
-from benchmarks import clients, crossover, fanout, looking, pipeline
+from benchmarks import clients, crossover, fanout, following, looking, pipeline
 from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.numbers import Ratio
 from benchmarks.harness.rounds import Measured, Timed, measure
@@ -98,6 +98,21 @@ def test_looking_stops_the_process_that_draws_in_one_sample_of_each_pair() -> No
             kernel.run("1 / 0")
     finally:
         kernel.close()
+
+
+def test_a_picture_says_how_late_it_is_and_what_it_has_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(looking.Kernel, "__init__", lambda self, setup: None)
+    monkeypatch.setattr(looking.Kernel, "_take", lambda self, message: None)
+    front = following.Follower("")
+    for notes in (None, ["emulated devices"], ["the picture is 657 ms behind"],
+                  ["1,234 records dropped", "the picture is 2.1 s behind"]):  # fmt: skip
+        told = {"type": "update", "header": None if notes is None else {"notes": notes}}
+        front._take({"msg_type": "comm_msg", "content": {"data": {"content": told}}})
+    front._take({"msg_type": "comm_msg", "content": {"data": {"content": {"type": "text"}}}})
+    front._take({"msg_type": "status", "content": {}})
+    assert (front.late, front.lost) == ([0.0, 0.0, 0.657, 2.1], 1234)
 
 
 def test_what_views_take_is_told_of_all_samples_together() -> None:

@@ -24,7 +24,7 @@ from pathways_lab.notebook.palette import (
 )
 from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.panels import order as order_panel
-from pathways_lab.notebook.panels.graph import newest
+from pathways_lab.notebook.panels.graph import SOON, newest
 from pathways_lab.notebook.plot import (
     RIGHT,
     Append,
@@ -408,6 +408,29 @@ def test_messages_are_those_of_a_run_of_which_they_are_known() -> None:
     ]  # fmt: skip
     end = arrival(records[-1])
     assert panel("messages", scene_at(late, end), end).empty == ""
+
+
+def test_messages_of_a_run_that_goes_on_are_shown_when_it_has_gone_on_for_a_moment() -> None:
+    """Of runs that come fast the newest one's are not all known, and a picture of another shape
+    takes half a second."""
+    first, second = (
+        [
+            Event("submitted", at, run=run, program="p"),
+            Event("message", at, run=run, program="p",
+                  args={"kind": "submit", "source": "kernel-1", "target": "control", "bytes": 1}),
+            Span("gang", at + 0.1, at + 0.2, "island0", "island0/host0", (0,), run, 0, "p", "f"),
+        ]
+        for run, at in ((1, 1.0), (2, 2.0))
+    )  # fmt: skip
+    scene = Scene()
+    scene.add([*first, Event("finished", 1.3, run=1, program="p"), *second], 2.2)
+    shown = [newest(scene, now, told=True) for now in (2.2, 2.1 + SOON)]
+    assert [run.run for run in shown if run is not None] == [1, 2]
+
+
+def test_a_run_that_took_no_time_is_not_compared_with_its_plan() -> None:
+    gang = Span("gang", 1.0, 1.0, "island0", "island0/host0", (0,), 1, 0, "p", "f")
+    assert panel("planned", scene_at([gang], 1.0), 1.0).empty
 
 
 def test_what_was_planned_is_compared_with_a_whole_run() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime.carrier import Carrier
+from pathways_lab.runtime import carrier as module
+from pathways_lab.runtime.carrier import TOLD_AFTER, Carrier
+from pathways_lab.runtime.courses import Courses
 from pathways_lab.runtime.lanes import Times
 
 NOW = Times(0.0, 0.0, 0.0, 1.0)
@@ -62,3 +64,30 @@ def test_who_begins_to_wait_meanwhile_finds_what_has_ended() -> None:
 
     host._over(Job(asked), NOW, None)
     assert found == [True]
+
+
+def test_only_gangs_that_go_on_for_a_moment_are_told_before_they_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of small gangs several are open whenever anybody looks, and nobody sees so short a bar."""
+    now, told = 5.0, []
+    host, _ = carrier()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    host._reports = SimpleNamespace(record=told.append)
+    host._story = SimpleNamespace(
+        launched=lambda job: job, part_launched=lambda course, at: course.called[at]
+    )
+    host._courses = Courses("h", host._story, print, print)  # type: ignore[arg-type]
+    jobs = [
+        SimpleNamespace(called=called, announced=False)
+        for called in (0.0, now, now - 2 * TOLD_AFTER)
+    ]
+    course = SimpleNamespace(called=[4.9, 4.95, 4.99, now - TOLD_AFTER / 2], over=1, announced=0)
+    host._flying = dict(enumerate(jobs))
+    host._courses._courses = {0: course}
+    for _ in range(2):  # and each once
+        host.look()
+    assert told == [jobs[2], 4.95, 4.99]
+    now += TOLD_AFTER
+    host.look()
+    assert told[3:] == [jobs[1], now - 1.5 * TOLD_AFTER]

@@ -13,6 +13,7 @@ from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.observer import Observer
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Machine
+from pathways_lab.timeline.packed import Packed, Row
 from pathways_lab.timeline.records import Event, Record
 
 CAPACITY = 60_000
@@ -40,12 +41,15 @@ class Watch:
         """Fold what is new."""
         batch = self.timeline.since(self._version)
         self._version = batch.version
-        for record in batch.records:
-            self.machine.add(record)
-            if isinstance(record, Event) and record.kind == "client-joined":
-                self.clients[record.client] = None
-            elif isinstance(record, Event) and record.kind == "client-left":
-                self.clients.pop(record.client, None)
+        for item in batch.items:
+            if isinstance(item, Row):
+                self.machine.add_row(item)
+            elif not isinstance(item, Packed):
+                self.machine.add(item)
+            if isinstance(item, Event) and item.kind == "client-joined":
+                self.clients[item.client] = None
+            elif isinstance(item, Event) and item.kind == "client-left":
+                self.clients.pop(item.client, None)
 
     def recall(self) -> None:
         """Say again who is there, if the records that said it are gone."""
