@@ -112,7 +112,7 @@ def test_a_picture_says_how_late_it_is_and_what_it_has_lost(
         front._take({"msg_type": "comm_msg", "content": {"data": {"content": told}}})
     front._take({"msg_type": "comm_msg", "content": {"data": {"content": {"type": "text"}}}})
     front._take({"msg_type": "status", "content": {}})
-    assert (front.late, front.lost) == ([0.0, 0.0, 0.657, 2.1], 1234)
+    assert (front.late, front.lost) == ([0.5, 0.5, 0.657, 2.1], 1234)
 
 
 def test_what_views_take_is_told_of_all_samples_together() -> None:
