@@ -1,4 +1,4 @@
-"""How late live pictures are while calls never pause.
+"""How old live pictures are while calls never pause.
 
     python -m benchmarks.following
 
@@ -6,19 +6,20 @@ A kernel calls a small function again and again, for some seconds, and waits for
 one view of the usual panels or of all.  Views may take a few percent of the machine
 (:mod:`benchmarks.looking`), so what they do not manage to take in they are behind with; and what
 is behind too far is lost, counted, and said.  This process is the front end, which draws nothing.
-The view's own words, in the header of each of its updates, are what is measured here; half a
-second of lag is not worth a word to it.
+What is measured is how old the picture on a page is, ten times a second: the time since its last
+update, and how late that was in the view's own words (half a second is not worth a word to it).
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness.command import arguments, settings
-from benchmarks.harness.numbers import spread
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
 from benchmarks.looking import EIGHT, IMPORTS, VIEWING, Kernel
@@ -54,11 +55,11 @@ _LOST = re.compile(r"([\d,]+) records dropped")
 class Follower(Kernel):
     """Remembers what each update says of itself.
 
-    late: seconds.  lost: records, in all.
+    late: when each came, and how late it was, in seconds.  lost: records, in all.
     """
 
     def __init__(self, setup: str) -> None:
-        self.late: list[float] = []
+        self.late: list[tuple[float, float]] = []
         self.lost = 0
         super().__init__(setup)
 
@@ -71,9 +72,20 @@ class Follower(Kernel):
             words = ", ".join((told.get("header") or {}).get("notes", ()))
             late, lost = _LATE.search(words), _LOST.search(words)
             unit = {"ms": 1e-3, "s": 1.0}
-            self.late.append(float(late[1]) * unit[late[2]] if late else BEHIND)
+            lag = float(late[1]) * unit[late[2]] if late else BEHIND
+            self.late.append((time.monotonic(), lag))
             if lost:
                 self.lost = int(lost[1].replace(",", ""))
+
+
+def ages(updates: Sequence[tuple[float, float]], begun: float, over: float) -> list[float]:
+    """How old the picture was, ten times a second; when it *begun* it was of the present."""
+    known = [(begun, 0.0), *updates]
+    moments = [begun + n / 10 for n in range(1, 1 + int(10 * (over - begun)))]
+    return [
+        next(moment - came + lag for came, lag in reversed(known) if came <= moment)
+        for moment in moments
+    ]
 
 
 def main() -> None:
@@ -93,24 +105,22 @@ def main() -> None:
                     kernel.lost = 0
                     begun = time.monotonic()
                     printed = kernel.run(f"calling({how.budget})")
-                    passed = time.monotonic() - begun
+                    over = time.monotonic()
                 finally:
                     kernel.close()
-                measured.times.setdefault(case, {}).setdefault(name, []).extend(kernel.late)
+                old = ages(kernel.late, begun, over)
+                measured.times.setdefault(case, {}).setdefault(name, []).extend(old)
                 rate, here, drawing = map(float, printed.split())
                 text = (
-                    f"{case}, {name}: {rate:,.0f} calls a second, {len(kernel.late) / passed:.1f}"
-                    f" updates a second, at most {max(kernel.late, default=0.0):.1f} s late,"
-                    f" {kernel.lost:,} records lost; {100 * here:.1f}% of the kernel's time and"
+                    f"{case}, {name}: {rate:,.0f} calls a second, {len(kernel.late) / (over - begun):.1f}"
+                    f" updates a second, {statistics.median(old):.1f} s old (median) and"
+                    f" {max(old):.1f} s at most, {kernel.lost:,} records lost; {100 * here:.1f}% of the kernel's time and"
                     f" {100 * drawing:.1f}% of another processor"
                 )
                 print(text, file=sys.stderr, flush=True)
                 notes += [text, ""]
-    for case, systems in measured.times.items():
-        for name, late in systems.items():
-            notes += [f"{case}, {name}: {spread(late).median:.2f} s late (median)", ""]
-    title = "How late pictures are while calls never pause (emulated devices)"
-    publish(Report("following", title, "picture", measured, "", notes=notes), how.folder)
+    title = "How old pictures are while calls never pause (emulated devices)"
+    publish(Report("following", title, "moment", measured, "", notes=notes), how.folder)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ def test_a_picture_says_how_late_it_is_and_what_it_has_lost(
         front._take({"msg_type": "comm_msg", "content": {"data": {"content": told}}})
     front._take({"msg_type": "comm_msg", "content": {"data": {"content": {"type": "text"}}}})
     front._take({"msg_type": "status", "content": {}})
-    assert (front.late, front.lost) == ([0.5, 0.5, 0.657, 2.1], 1234)
+    assert ([lag for _, lag in front.late], front.lost) == ([0.5, 0.5, 0.657, 2.1], 1234)
+    old = following.ages([(10.35, 0.5), (10.45, 2.0)], begun=10.0, over=10.61)
+    assert old == pytest.approx([0.1, 0.2, 0.3, 0.55, 2.05, 2.15])
 
 
 def test_what_views_take_is_told_of_all_samples_together() -> None:
