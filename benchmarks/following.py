@@ -112,9 +112,11 @@ def main() -> None:
                 measured.times.setdefault(case, {}).setdefault(name, []).extend(old)
                 rate, here, drawing = map(float, printed.split())
                 text = (
-                    f"{case}, {name}: {rate:,.0f} calls a second, {len(kernel.late) / (over - begun):.1f}"
+                    f"{case}, {name}: {rate:,.0f} calls a second,"
+                    f" {len(kernel.late) / (over - begun):.1f}"
                     f" updates a second, {statistics.median(old):.1f} s old (median) and"
-                    f" {max(old):.1f} s at most, {kernel.lost:,} records lost; {100 * here:.1f}% of the kernel's time and"
+                    f" {max(old):.1f} s at most, {kernel.lost:,} records lost;"
+                    f" {100 * here:.1f}% of the kernel's time and"
                     f" {100 * drawing:.1f}% of another processor"
                 )
                 print(text, file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ SHORTEST = 0.001
 FOLDING = 5.0
 """So many times as long as it takes to draw a picture may be folded before."""
 
-FEWEST, MANY = 250, 4_000
+FEWEST, MANY = 250, 10_000
 """Records that are folded for a picture at most: between these."""
 
 

@@ -56,7 +56,7 @@ WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
 WORK = ("receive", "prepare", "launch", "send")
 """Kinds of control work of a host."""
 
-RUNS, PARTS = 64, 5_000
+RUNS, PARTS = 256, 5_000
 """Runs that are over and remembered whole, and gangs of each."""
 
 AHEAD = 2_000

@@ -17,7 +17,7 @@ Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
@@ -114,6 +114,12 @@ class RunSeen:
         return self._gangs
 
     @property
+    def stretches(self) -> list[Span]:
+        """When it had its devices: as *gangs*, but of gangs in a row one for all of them."""
+        rows = [waits.row for waits in self._rows]
+        return [*self._gangs, *(replace(row.gang(0), end=row.known_at) for row in rows)]
+
+    @property
     def waits(self) -> DeviceWaits:
         """What devices waited for before each."""
         self._unpack()
@@ -194,7 +200,7 @@ def ideal(gangs: Iterable[Span], flow: Flow) -> dict[int, tuple[float, float]]:
 
 
 def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
-    """The run as planned and as it was.  others: gangs of other runs."""
+    """The run as planned and as it was.  others: when other runs had its devices."""
     plan = ideal(seen.gangs, flow)
     begin, end = seen.begin, seen.end
     actual = end - begin

@@ -103,7 +103,7 @@ def newest(
 ) -> RunSeen | None:
     """The run to show: the newest of whose computations anything is known, else the newest.
 
-    whole, told: one that has ended, or whose messages are known, if there is any; the messages of
+    Rather one whose program is known.  whole, told: one that has ended, or whose messages are known, if there is any; the messages of
     one that goes on are known when it has gone on for a moment at *now* (seconds).
     """
     runs = [run for run in scene.runs.values() if run.run]
@@ -113,7 +113,8 @@ def newest(
         if (run.ended is not None or not (whole or (told and now - run.begin < SOON)))
         and (run.messages or not told)
     ]  # fmt: skip
-    return max(fit or ran or runs, key=lambda run: (run.begin, run.run), default=None)
+    known = [run for run in fit or ran if scene.flows.run(run.run)]
+    return max(known or fit or ran or runs, key=lambda run: (run.begin, run.run), default=None)
 
 
 def plot(scene: Scene, now: float) -> Plot:

@@ -62,7 +62,7 @@ def plot(scene: Scene, now: float) -> Plot:
             gang
             for other in scene.runs.values()
             if other is not run and other.begin < run.end and other.end > run.begin
-            for gang in other.gangs
+            for gang in other.stretches
         ]
         found = compare(run, scene.flows.run(run.run), before)
         actual = found.actual
