@@ -87,15 +87,16 @@ class Busy(Generic[Key]):
             row[low : low + len(seconds)] += seconds * weight
 
     def held(self, start: Floats, end: Floats) -> tuple[int, Floats]:
-        """Seconds between each *start* and *end*, which follow each other: the number of the
-        first bin, and seconds in that and the next ones."""
-        first, last = self._bin(float(start[0])), self._bin(float(end[-1]))
-        seconds = np.zeros(last - first + 1)
+        """Seconds between each *start* and *end*, which follow each other: the number of a bin,
+        and seconds in that and the next ones; of so many bins as there are, the last ones."""
+        last = self._bin(float(end[-1]))
+        first = max(self._bin(float(start[0])), last - self.bins + 1)
+        seconds, begin = np.zeros(last - first + 1), self._time(first)
+        start, end = np.maximum(start, begin) - begin, np.maximum(end, begin) - begin
         if first == last:
             seconds[0] = (end - start).sum()
         else:
-            begin = self._time(first)
-            pour_many(seconds, start - begin, end - begin, self.width)
+            pour_many(seconds, start, end, self.width)
         return first, seconds
 
     def _bin(self, time: float) -> int:

@@ -205,7 +205,8 @@ class Gangs:
                 begun.add(item.run)
         past = self._past(later, ended, begun) if self.keep else {}
         open_now = {
-            island: sum([not gang.over for gang in order]) for island, order in self._orders.items()
+            island: sum([not gang.over and gang.run not in ended for gang in order])
+            for island, order in self._orders.items()
         }
         ahead: set[int] = set()
         for item in later:

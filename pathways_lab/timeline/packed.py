@@ -166,7 +166,7 @@ class Row(Packed):
         return memoryview(self.columns[2]).cast("d")[0] + self.offset
 
     def about(self, at: int) -> About:
-        """What is known of one gang, from 0, or from the end as of a list."""
+        """What is known of one gang, from 0."""
         return self.abouts[self.numbers[at] if self.numbers else 0]
 
     def gang(self, at: int) -> Span:

@@ -15,6 +15,7 @@ from pathways_lab.notebook.panels import PANELS, plots
 from pathways_lab.notebook.plot import Plot
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.table import Table
+from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.gangs import RECENT, Gangs
 from pathways_lab.timeline.log import Timeline, items_within, within
 from pathways_lab.timeline.packed import Granted, Item, Row, single, size
@@ -155,6 +156,25 @@ def test_what_a_run_lost_to_others_hangs_on_when_they_had_its_devices(
         assert {c: rows[c] for c in ours} == {c: gangs[c] for c in ours}
 
 
+@given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0, 3)), min_size=1, max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_many_times_fill_bins_as_each_of_them_does(gaps: list[tuple[float, float]]) -> None:
+    """Also where they last longer than all bins."""
+    one, many = (Busy[str](width=0.25, bins=40, origin=-1.0) for _ in range(2))
+    times = np.cumsum(np.array(gaps).ravel())
+    start, end = times[::2], times[1::2]
+    for a, b in zip(start.tolist(), end.tolist(), strict=True):
+        one.add("device", a, b, 2.0)
+    for half in (slice(0, len(start) // 2), slice(len(start) // 2, None)):
+        if len(start[half]):
+            many.add_held(["device"], many.held(start[half], end[half]), 2.0)
+    (edges, held), (same, found) = (busy.shares(float(end[-1])) for busy in (one, many))
+    assert edges.tolist() == same.tolist()
+    assert found.get("device", np.zeros(len(same))) == pytest.approx(
+        held.get("device", np.zeros(len(edges))), abs=1e-9
+    )
+
+
 # --- gangs ------------------------------------------------------------------------------------
 
 
@@ -196,10 +216,14 @@ def test_what_is_granted_far_ahead_is_counted_and_told_apart_when_its_turn_comes
     gangs = told(items, keep=100)
     assert gangs.known() == 61 * 16
     assert len(gangs.by_key) <= RECENT + 2 * 16
-    for item in busy_island(61)[3::2]:
-        gangs.add_packed(item)  # type: ignore[arg-type]
+    rows = [item for item in busy_island(61)[2:] if isinstance(item, Row)]
+    for first in range(0, len(rows), 8):
+        for item in rows[first : first + 8]:
+            gangs.add_packed(item)
+            assert gangs.ended((item.run, 3), "island0/host0")
         assert gangs.known() == 61 * 16
-        assert gangs.ended((item.run, 3), "island0/host0")
+        if item.run < 61:
+            assert not gangs.order("island0")[-1].over, "what comes next is in sight"
     assert gangs.all_done == 61 * 16
     assert all(gang.over for gang in gangs.by_key.values())
     assert not gangs.ahead

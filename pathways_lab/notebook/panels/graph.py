@@ -103,8 +103,9 @@ def newest(
 ) -> RunSeen | None:
     """The run to show: the newest of whose computations anything is known, else the newest.
 
-    Rather one whose program is known.  whole, told: one that has ended, or whose messages are known, if there is any; the messages of
-    one that goes on are known when it has gone on for a moment at *now* (seconds).
+    Rather one whose program is known.  whole, told: one that has ended, or whose messages are
+    known, if there is any; the messages of one that goes on are known when it has gone on for a
+    moment at *now* (seconds).
     """
     runs = [run for run in scene.runs.values() if run.run]
     ran = [run for run in runs if run.count]
