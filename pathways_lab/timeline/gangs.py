@@ -214,10 +214,10 @@ class Gangs:
                 continue
             if isinstance(item, Granted) and self.keep:
                 island = item.placing.island
-                far = item.run not in ended and item.run not in begun
-                if far and open_now.get(island, 0) >= RECENT:
-                    ahead.add(item.run)
-                open_now[island] = open_now.get(island, 0) + len(item)
+                if item.run not in ended and item.run not in begun:
+                    if open_now.get(island, 0) >= RECENT:
+                        ahead.add(item.run)
+                    open_now[island] = open_now.get(island, 0) + len(item)
             if item.run in ahead:
                 self._later.append(item)
                 continue
@@ -250,10 +250,10 @@ class Gangs:
                 island[item.run] = item.island
         short = {name for name in island.values() if len(self._orders.get(name, ())) < self.keep}
         begins = {name for name in short if any(not g.over for g in self._orders.get(name, ()))}
-        counts: dict[int, dict[str, int]] = {}
+        done: dict[int, int] = {}
         past: dict[int, dict[str, int]] = {}
         for run in dict.fromkeys([item.run for item in later]):
-            gangs = counts[run] = {}
+            gangs: dict[str, int] = {}
             if run in granted:
                 for window in granted[run]:
                     where = window.placing.island
@@ -263,13 +263,16 @@ class Gangs:
                 gangs[island[run]] = max(hosts[run].values())
             if not over:
                 begins |= short & gangs.keys()
-            elif run not in begun and begins.isdisjoint(gangs):
-                past[run] = gangs
+                continue
+            if run not in begun:
+                done[run] = sum(gangs.values())
+                if begins.isdisjoint(gangs):
+                    past[run] = gangs
         newer = 0
-        for run in reversed(counts):
+        for run in reversed(done):
             if newer < RECENT:
                 past.pop(run, None)
-            newer += sum(counts[run].values())
+            newer += done[run]
         return past
 
     @property

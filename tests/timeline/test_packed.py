@@ -262,6 +262,22 @@ def test_after_a_loss_nothing_is_waited_for() -> None:
     assert gangs.by_key[1, 3].state == "done"
 
 
+def test_all_that_came_just_before_is_in_sight() -> None:
+    """Rows of a run whose places were told apart before are no newer gangs."""
+    host, steps = "island0/host0", 2 * RECENT
+    first, *others = (granted(run * 1e-3, run, steps, [host]) for run in (1, 2, 3))
+    gangs = told([first], keep=2000)
+    assert len(gangs.by_key) == steps
+    at = [0.01 + n * 1e-5 for n in range(steps)]
+    gangs.add_packed(others[0])
+    gangs.add_packed(others[1])
+    for run in (1, 2, 3):
+        gangs.add_packed(row((at, at, at, at), run, host=host))
+    order = gangs.order("island0")
+    assert [gang.run for gang in order[-RECENT:]] == [3] * RECENT
+    assert gangs.known() == gangs.all_done == 3 * steps
+
+
 # --- the log ----------------------------------------------------------------------------------
 
 
