@@ -252,6 +252,8 @@ class Looking:
         processes = [psutil.Process(int(pid)) for pid in found.split()]
         for process in processes:
             process.suspend()
+        while any(process.status() != psutil.STATUS_STOPPED for process in processes):
+            time.sleep(0.001)  # it goes on for a moment
         try:
             yield
         finally:
