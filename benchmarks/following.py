@@ -63,19 +63,15 @@ class Follower(Kernel):
         self.lost = 0
         super().__init__(setup)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        super()._take(message)
-        if message["msg_type"] != "comm_msg":
-            return
-        told = message["content"]["data"].get("content", {})
-        if told.get("type") in ("update", "snapshot"):
-            words = ", ".join((told.get("header") or {}).get("notes", ()))
-            late, lost = _LATE.search(words), _LOST.search(words)
-            unit = {"ms": 1e-3, "s": 1.0}
-            lag = float(late[1]) * unit[late[2]] if late else BEHIND
-            self.late.append((time.monotonic(), lag))
-            if lost:
-                self.lost = int(lost[1].replace(",", ""))
+    def picture(self, told: dict[str, Any]) -> None:
+        super().picture(told)
+        words = ", ".join((told.get("header") or {}).get("notes", ()))
+        late, lost = _LATE.search(words), _LOST.search(words)
+        unit = {"ms": 1e-3, "s": 1.0}
+        lag = float(late[1]) * unit[late[2]] if late else BEHIND
+        self.late.append((time.monotonic(), lag))
+        if lost:
+            self.lost = int(lost[1].replace(",", ""))
 
 
 def ages(updates: Sequence[tuple[float, float]], begun: float, over: float) -> list[float]:

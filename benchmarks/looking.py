@@ -191,7 +191,12 @@ class Kernel:
             self._drawn.add(message["content"]["comm_id"])
             self.bytes += sum(len(part) for part in message["buffers"])
             told = message["content"]["data"].get("content", {})
-            self.updates += told.get("type") in ("update", "snapshot")
+            if told.get("type") in ("update", "snapshot"):
+                self.picture(told)
+
+    def picture(self, told: dict[str, Any]) -> None:
+        """A view has sent what is new in its picture."""
+        self.updates += 1
 
 
 class Looking:
@@ -252,7 +257,8 @@ class Looking:
         processes = [psutil.Process(int(pid)) for pid in found.split()]
         for process in processes:
             process.suspend()
-        while any(process.status() != psutil.STATUS_STOPPED for process in processes):
+        still = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        while any(process.status() not in still for process in processes):
             time.sleep(0.001)  # it goes on for a moment
         try:
             yield

@@ -69,7 +69,7 @@ _ASIDE = frozenset(("message", "resolved"))
 """Kinds of event that say nothing of devices, gangs and programs: there are many."""
 
 GANGS = 2000
-"""Gangs that are remembered for the order panel: more than are granted ahead."""
+"""Gangs that are remembered for the order panel."""
 
 
 class Scene:

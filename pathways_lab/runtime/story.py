@@ -13,7 +13,6 @@ Paper: section 5 (per-gang timelines of the figures).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call, Line, Plan
@@ -26,7 +25,7 @@ from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.gangs import GangJob
 from pathways_lab.runtime.lanes import Times
 from pathways_lab.runtime.rows import Course, Ends
-from pathways_lab.timeline.packed import launched
+from pathways_lab.timeline.packed import in_common, launched
 from pathways_lab.timeline.records import Event, Span
 
 
@@ -100,12 +99,7 @@ class Story:
             (*key, plan.name, call.name, place.binding.client),
             _text(call.line),
             place.locals,
-            {
-                "seq": seq,
-                "slice": call.slice,
-                "poisoned": poisoned,
-                "emulated": self._emulated,
-            },
+            in_common(seq, call.slice, poisoned, self._emulated),
         )
 
     def laps(self, job: GangJob, poisoned: bool) -> Iterator[Span]:
@@ -115,11 +109,8 @@ class Story:
         names = (launch.plan.name, launch.call.name, place.client, _text(launch.call.line))
         host, run = (self._island, self._host), launch.key[0]
         for lap in job.laps:
-            args: dict[str, Any] = {
-                "seq": launch.seq,
-                "slice": launch.call.slice,
-                "poisoned": poisoned,
-                "emulated": self._emulated,
+            args = {
+                **in_common(launch.seq, launch.call.slice, poisoned, self._emulated),
                 "inputs_ready": job.handed + offset,
                 "steps": lap.steps,
             }

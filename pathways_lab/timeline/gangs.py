@@ -13,6 +13,7 @@ Paper: section 4.4 (gang-scheduled dispatch).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -194,11 +195,11 @@ class Gangs:
         if len(self._later) == self._ahead:
             return
         later, self._later, self._ends = self._later, [], {}
-        ended: dict[int, int] = {}
+        ended: dict[int, Counter[str]] = {}
         begun = {run for run, _ in self._by_key} | self._ended_runs.keys()
         for item in later:
             if isinstance(item, Row) and not item.poisoned:
-                ended[item.run] = ended.get(item.run, 0) + item.count
+                ended.setdefault(item.run, Counter())[item.host] += item.count
             elif not isinstance(item, Granted) and (
                 isinstance(item, Row) or item.kind != "launched"
             ):
@@ -231,22 +232,21 @@ class Gangs:
                 self._count_done(run, count)
 
     def _past(
-        self, later: Sequence[_Later], ended: Mapping[int, int], begun: Container[int]
+        self, later: Sequence[_Later], ended: Mapping[int, Counter[str]], begun: Container[int]
     ) -> dict[int, dict[str, int]]:
         """Runs that are over on all hosts and not among the newest, with their gangs by island.
 
+        ended: of each run, how many of its gangs each host has ended.  begun: runs that are told
+        apart already, or have to be.
         Only while the picture of an island's order does not hang on them: it begins
         with the first gang that is not over.
         """
         granted: dict[int, list[Granted]] = {}
-        hosts: dict[int, dict[str, int]] = {}
         island: dict[int, str] = {}
         for item in later:
             if isinstance(item, Granted):
                 granted.setdefault(item.run, []).append(item)
             elif isinstance(item, Row):
-                here = hosts.setdefault(item.run, {})
-                here[item.host] = here.get(item.host, 0) + item.count
                 island[item.run] = item.island
         short = {name for name in island.values() if len(self._orders.get(name, ())) < self.keep}
         begins = {name for name in short if any(not g.over for g in self._orders.get(name, ()))}
@@ -258,9 +258,10 @@ class Gangs:
                 for window in granted[run]:
                     where = window.placing.island
                     gangs[where] = gangs.get(where, 0) + len(window)
-                over = ended.get(run) == sum([window.parts for window in granted[run]])
-            elif over := run in hosts:  # its grant was lost
-                gangs[island[run]] = max(hosts[run].values())
+                parts = sum([window.parts for window in granted[run]])
+                over = run in ended and ended[run].total() == parts
+            elif over := run in ended:  # its grant was lost
+                gangs[island[run]] = max(ended[run].values())
             if not over:
                 begins |= short & gangs.keys()
                 continue

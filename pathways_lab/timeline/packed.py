@@ -150,34 +150,29 @@ class Row(Packed):
 
     @property
     def known_at(self) -> float:
-        return memoryview(self.columns[3]).cast("d")[-1] + self.offset
+        return self._column(3)[-1] + self.offset
 
     def within(self, start: float, end: float) -> bool:
-        first = self.once[0] if self.opens else self._called
+        first = self.once[0] if self.opens else self._column(0)[0] + self.offset
         return start < first and self.known_at <= end
 
-    @property
-    def _called(self) -> float:
-        return memoryview(self.columns[0]).cast("d")[0] + self.offset
+    def _column(self, number: int) -> memoryview[float]:
+        return memoryview(self.columns[number]).cast("d")
 
     @property
     def begun(self) -> float:
         """When the first computation began."""
-        return memoryview(self.columns[2]).cast("d")[0] + self.offset
+        return self._column(2)[0] + self.offset
 
     def about(self, at: int) -> About:
         """What is known of one gang, from 0."""
         return self.abouts[self.numbers[at] if self.numbers else 0]
 
-    def gang(self, at: int) -> Span:
-        """The computation of one gang, from 0."""
-        return next(self.gangs(at))
-
-    def gangs(self, first: int = 0) -> Iterator[Span]:
-        """The computations of all gangs from the *first* on."""
-        for at, (start, end) in enumerate(self._times(first, 2), first):
+    def gangs(self) -> Iterator[Span]:
+        """The computations of its gangs."""
+        for at, (start, end) in enumerate(self._times(2, 3)):
             about = self.about(at)
-            shared = _shared(self.seq + at, about, at in self.poisoned, self.emulated)
+            shared = in_common(self.seq + at, about.slice, at in self.poisoned, self.emulated)
             of = (self.run, self.step + at, *about[:3])
             yield computation(self.island, self.host, start, end, of, about, shared, self.once[3])
 
@@ -186,17 +181,16 @@ class Row(Packed):
         return [r for r in islice(self.records(), 2 * self.opens) if isinstance(r, Span)]
 
     def records(self) -> Iterator[Record]:
-        for at, stamps in enumerate(self._times()):
+        for at, stamps in enumerate(self._times(0, 1, 2, 3)):
             place = (self.run, self.step + at, self.seq + at)
             yield from records_of_gang(
                 self.island, self.host, self.emulated, self.about(at), place, at in self.poisoned,
                 at < self.announced, self.opens and not at, (*self.once, *stamps),
             )  # fmt: skip
 
-    def _times(self, first: int = 0, column: int = 0) -> Iterator[tuple[float, ...]]:
-        """Of the gangs from the *first* on, the times from a *column* on."""
-        plain = [memoryview(column).cast("d")[first:] for column in self.columns[column:]]
-        for stamps in zip(*plain, strict=True):
+    def _times(self, *columns: int) -> Iterator[tuple[float, ...]]:
+        """The times of each gang in some columns."""
+        for stamps in zip(*map(self._column, columns), strict=True):
             yield tuple([stamp + self.offset for stamp in stamps])
 
 
@@ -226,7 +220,7 @@ def records_of_gang(
     if opens:
         for kind, since, until in ("receive", received, began), ("prepare", began, prepared):
             yield Span(kind, since, until, island, host, (), *of, line, {"seq": seq})
-    shared = _shared(seq, about, poisoned, emulated)
+    shared = in_common(seq, about.slice, poisoned, emulated)
     if not announced:
         yield launched(island, host, called, of, line, about.devices, shared)
     args = {"seq": seq, "received": received, "prepared": prepared, "handed": handed}
@@ -263,8 +257,9 @@ def computation(
     return Span("gang", start, end, island, host, about.devices, *of, about.line, args)
 
 
-def _shared(seq: int, about: About, poisoned: bool, emulated: bool) -> dict[str, object]:
-    return {"seq": seq, "slice": about.slice, "poisoned": poisoned, "emulated": emulated}
+def in_common(seq: int, slice_id: int, poisoned: bool, emulated: bool) -> dict[str, object]:
+    """What the records of a gang's launch and of its computation both have in ``args``."""
+    return {"seq": seq, "slice": slice_id, "poisoned": poisoned, "emulated": emulated}
 
 
 Item = Record | Packed

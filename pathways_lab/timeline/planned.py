@@ -117,7 +117,7 @@ class RunSeen:
     def stretches(self) -> list[Span]:
         """When it had its devices: as *gangs*, but of gangs in a row one for all of them."""
         rows = [waits.row for waits in self._rows]
-        return [*self._gangs, *(replace(row.gang(0), end=row.known_at) for row in rows)]
+        return [*self._gangs, *(replace(next(row.gangs()), end=row.known_at) for row in rows)]
 
     @property
     def waits(self) -> DeviceWaits:

@@ -152,6 +152,10 @@ class _Run:
                 known.append(float(ends[step - first]))
         return max(known, default=None)
 
+    def ends(self, steps: Iterable[int]) -> list[float]:
+        """When *steps* ended, as far as that is known."""
+        return [end for step in steps if (end := self.ended_at(step)) is not None]
+
 
 class Waits:
     """Folds records, in the order in which they become known, into waits."""
@@ -226,16 +230,10 @@ class Waits:
 
     def _inputs(self, row: Row, run: _Run, count: int) -> Floats:
         """When all hosts had ended what makes the inputs of the *count* gangs after the first."""
-        flow, none = self._flows.run(row.run), float("-inf")
-        ended: dict[int, float] = {}
-        for first, ends in run.rows:
-            for step, end in enumerate(ends.tolist(), first):
-                ended[step] = max(end, ended.get(step, none))
-        for step, end in run.ended.items():
-            ended[step] = max(end, ended.get(step, none))
+        flow = self._flows.run(row.run)
         steps = range(row.step + 1, row.step + 1 + count)
         made = [flow[step].after if step < len(flow) else () for step in steps]
-        latest = [max([ended.get(step, none) for step in after], default=none) for after in made]
+        latest = [max(run.ends(after), default=float("-inf")) for after in made]
         return np.array(latest, np.float64)
 
     def _run(self, number: int) -> _Run:
@@ -310,7 +308,7 @@ class Waits:
         if gang.step < len(flow):
             made = flow[gang.step].after
             arrivals = [run.arrived.get((gang.host, step)) for step in made]
-            ends = [end for step in made if (end := run.ended_at(step)) is not None]
+            ends = run.ends(made)
         else:
             arrivals = [a for (host, _), a in run.arrived.items() if host == gang.host]
             ends = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,13 +105,18 @@ def test_a_picture_says_how_late_it_is_and_what_it_has_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(looking.Kernel, "__init__", lambda self, setup: None)
-    monkeypatch.setattr(looking.Kernel, "_take", lambda self, message: None)
     front = following.Follower("")
+    front._drawn, front.messages, front.bytes, front.updates = set(), 0, 0, 0
+
+    def comm(told: dict[str, Any]) -> dict[str, Any]:
+        content = {"comm_id": "view", "data": {"content": told}}
+        return {"msg_type": "comm_msg", "content": content, "buffers": []}
+
     for notes in (None, ["emulated devices"], ["the picture is 657 ms behind"],
                   ["1,234 records dropped", "the picture is 2.1 s behind"]):  # fmt: skip
         told = {"type": "update", "header": None if notes is None else {"notes": notes}}
-        front._take({"msg_type": "comm_msg", "content": {"data": {"content": told}}})
-    front._take({"msg_type": "comm_msg", "content": {"data": {"content": {"type": "text"}}}})
+        front._take(comm(told))
+    front._take(comm({"type": "text"}))
     front._take({"msg_type": "status", "content": {}})
     assert ([lag for _, lag in front.late], front.lost) == ([0.5, 0.5, 0.657, 2.1], 1234)
     old = following.ages([(10.35, 0.5), (10.45, 2.0)], begun=10.0, over=10.61)
