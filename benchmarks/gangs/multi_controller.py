@@ -7,7 +7,8 @@ controller.  There is no Chained case: JAX has no programs of several nodes.
 from __future__ import annotations
 
 import multiprocessing
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from benchmarks.gangs.work import Gang, Member, free_port
 from benchmarks.harness.child import serve
@@ -32,10 +33,13 @@ class MultiController(Gang):
         processes = multiprocessing.get_context("spawn")
         address = f"127.0.0.1:{free_port()}"
         self._orders: list[Connection] = []
+        self._members: list[BaseProcess] = []
         for number in range(self.hosts):
             ours, theirs = processes.Pipe()
             what = (theirs, number, self.hosts, address)
-            processes.Process(target=member, args=what, daemon=True).start()
+            process = processes.Process(target=member, args=what, daemon=True)
+            process.start()
+            self._members.append(process)
             theirs.close()
             self._orders.append(ours)
         self._answers()
@@ -64,7 +68,13 @@ class MultiController(Gang):
             orders.send(what)
 
     def _answers(self) -> list[float]:
-        return [orders.recv() for orders in self._orders]
+        try:
+            return [orders.recv() for orders in self._orders]
+        except (EOFError, ConnectionError):
+            ended = wait([process.sentinel for process in self._members])
+            first = next(process for process in self._members if process.sentinel in ended)
+            first.join()
+            raise RuntimeError(f"a member ended with exit code {first.exitcode}") from None
 
 
 if __name__ == "__main__":

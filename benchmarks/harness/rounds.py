@@ -6,7 +6,8 @@ case by case, in an order shuffled anew, and systems are compared round by round
 systems spin while they wait, so all but the one whose turn it is are stopped.
 
 Rule for maintainers: a system that is not installed, or that fails, is named
-with its reason and left out from then on; it never ends the benchmark.
+with its reason and left out from then on; it never ends the benchmark.  One that fails to start
+has a second try, said aloud: frameworks that meet for the first time fail now and then.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def measure(
             say(f"starting {system.name}")
             alive.append(system)
             try:
-                system.start()
+                _begin(system, say)
                 for case in cases:
                     if case in system.cases:
                         go = functools.partial(system.round, case)
@@ -161,6 +162,18 @@ def measure(
             with suppress(Exception):
                 system.stop()
     return result
+
+
+def _begin(system: System, say: Callable[[str], None]) -> None:
+    """Start it, with a second try where it is installed and failed."""
+    try:
+        system.start()
+    except Missing:
+        raise
+    except Exception as error:
+        system.stop()
+        say(f"starting {system.name} once more: {error}")
+        system.start()
 
 
 def _rest(system: System) -> None:

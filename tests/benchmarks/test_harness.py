@@ -29,6 +29,7 @@ class Fake:
     cases: Sequence[str] = ("a", "b")
     missing: str = ""
     fails_at: int = -1
+    starts: int = 1
     order: list[tuple[str, str]] = field(default_factory=list)
     stopped: int = 0
     awake: list[str] = field(default_factory=list)
@@ -37,6 +38,9 @@ class Fake:
         assert self.awake == []
         if self.missing:
             raise Missing(self.missing)
+        self.starts -= 1
+        if self.starts > 0:
+            raise RuntimeError("nobody came to meet it")
         self.awake.append(self.name)
 
     def round(self, case: str, units: int) -> Timed:
@@ -108,6 +112,17 @@ def test_a_system_that_fails_half_way_keeps_its_rounds_and_its_reason() -> None:
     assert "the network is gone" in result.missing["x"]
     assert 0 < len(result.of("a", "x")) < 6
     assert len(result.of("a", "y")) == 6
+
+
+def test_a_system_that_fails_to_start_has_a_second_try_and_no_third() -> None:
+    late, never, absent = Fake("x", starts=2), Fake("y", starts=3), Fake("z", missing="not here")
+    said: list[str] = []
+    result = measure([late, never, absent], ("a",), rounds=1, budget=0.02, say=said.append)
+    assert [len(result.of("a", name)) for name in "xyz"] == [1, 0, 0]
+    assert result.missing == {"y": "RuntimeError: nobody came to meet it", "z": "not here"}
+    again = [line for line in said if "once more" in line]
+    assert again == [f"starting {name} once more: nobody came to meet it" for name in "xy"]
+    assert [late.stopped, never.stopped, absent.stopped] == [2, 2, 1]
 
 
 def test_a_case_that_a_system_cannot_do_is_left_out() -> None:
