@@ -22,7 +22,7 @@ from pathways_lab.notebook.static import picture
 from pathways_lab.notebook.text import duration, merged_note, table
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import ENDS, Event, Record, Span
 
 SETTLE = 2.0
 """Seconds that are waited for the last records of a stretch."""
@@ -130,7 +130,7 @@ def settle(recording: Recording) -> None:
         events = [r for r in records if isinstance(r, Event) and r.time >= recording.start]
         end = recording.end if recording.end is not None else float("inf")
         begun = {r.run for r in events if r.kind == "submitted" and r.time <= end}
-        over = {r.run for r in events if r.kind in ("finished", "failed", "cancelled")}
+        over = {r.run for r in events if r.kind in ENDS}
         started = {(r.run, r.step, r.host) for r in events if r.kind == "launched"}
         done = {(r.run, r.step, r.host) for r in records if isinstance(r, Span)}
         if begun <= over and {key for key in started if key[0] in begun} <= done:

@@ -89,6 +89,7 @@ class Picture:
         self.present = present or Present(timeline, wanted.window, wanted.origin, wanted.since)
         self._folds = -1
         self._over_at = 0.0
+        self._first, self._cleared = float("inf"), 0
         self._gang: float | None = None
         self._past: Past | None = None
         self._drawn: tuple[Plot, ...] = ()
@@ -155,14 +156,16 @@ class Picture:
         """Gangs that are done, and that are expected or known."""
         gangs, runs = scene.gangs, self.wanted.runs
         known = self.wanted.gangs or gangs.known()
-        done = sum(gangs.done.get(run, 0) for run in runs) if runs else gangs.all_done
-        return done, known
+        if not runs:
+            return gangs.all_done, known
+        return self._cleared + sum(gangs.done.get(run, 0) for run in runs), known
 
     def _status(self, scene: Scene, done: int, known: int, at: float) -> str:
         if not known:
             return ""
         text = f"{done:,} of {known:,} gangs done"
-        took = at - scene.first
+        self._first = min(self._first, scene.first)  # also of what was cleared since
+        took = at - self._first
         if self.wanted.gangs and 0 < done < known and took > 2.0 and not self.outcome:
             text += f", about {duration(float(f'{took * (known - done) / done:.2g}'))} left"
         return text
@@ -222,7 +225,10 @@ class Picture:
 
     def _clear(self) -> None:
         self._past, self._gang, self._drawn = None, None, ()
+        done = self.scene.gangs.done
         self.present = self.present.forgetting(self.timeline.clock())
+        left = self.scene.gangs.done  # of runs that go on, whole
+        self._cleared += sum(done.get(run, 0) for run in self.wanted.runs if run not in left)
 
     # --- the end --------------------------------------------------------------
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
 
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.seen import Waiting
+from pathways_lab.timeline.gangs import Gang, Gangs
 from pathways_lab.timeline.log import Timeline, items_within, within
-from pathways_lab.timeline.packed import Item, Packed, Row
-from pathways_lab.timeline.records import Record, Span
+from pathways_lab.timeline.packed import Item, Packed, Row, single
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
 from pathways_lab.timeline.waits import known_at
 
 Made = TypeVar("Made")
@@ -103,14 +105,47 @@ class Present:
     def forgetting(self, now: float) -> Present:
         """One that begins anew at *now*, for whoever wants that; what is there and what is
         under way is no past."""
-        other, known = copy.copy(self), self.scene
+        other = copy.copy(self)
         batch = self.timeline.since(0)
         other.since, other.folded, other._made = now, now, {}
         other.version, other._left, other._waiting = batch.version, 0, []
-        other.scene = self.blank(known.origin)
-        standing = [r for r in batch.records if within(r, now) or _standing(r, known)]
+        other.scene = self.blank(self.scene.origin)
+        standing, over = still(batch.items, now)
+        other.scene.gangs.leave_out(over)
+        for lane, waiting in self.scene.waiting.items():
+            other.scene.waiting[lane] = Waiting(ended=waiting.ended)
         other.scene.add(standing, now)
         return other
+
+
+def still(items: Sequence[Item], now: float) -> tuple[list[Item], list[Gang]]:
+    """What a picture that begins at *now* needs of the past: what is there, and what is under way.
+
+    That is all that is known of runs that go on, but for work that is over; and their gangs that
+    are over, which count among theirs.
+    """
+    ended = {item.run for item in items if isinstance(item, Event) and item.kind in ENDS}
+    out: list[Item] = []
+    going: list[Record] = []
+    for item in items:
+        if isinstance(item, Sample) or not item.run or item.run in ended:
+            out += items_within([item], now)
+        else:
+            going += single([item])
+    gangs = Gangs()
+    for record in going:
+        gangs.add(record)
+
+    def needed(record: Record) -> bool:
+        if isinstance(record, Sample) or within(record, now):
+            return True
+        if isinstance(record, Span) and record.kind != "gang":
+            return False
+        gang = gangs.by_key.get((record.run, record.step))
+        return gang is None or not gang.over
+
+    out += [record for record in going if needed(record)]
+    return out, [gang for gang in gangs.by_key.values() if gang.over]
 
 
 def newest(timeline: Timeline, window: float, most: int) -> Present:
@@ -128,11 +163,3 @@ def _happened(item: Item) -> float:
     if isinstance(item, Packed):
         return item.known_at
     return float("inf") if isinstance(item, Span) else item.time
-
-
-def _standing(record: Record, scene: Scene) -> bool:
-    """Whether a record is of a run that has not ended, and no computation that has."""
-    if isinstance(record, Span):
-        return False
-    run = getattr(record, "run", 0)
-    return bool(run) and run not in scene.ended and run in scene.runs

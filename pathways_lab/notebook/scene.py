@@ -30,7 +30,7 @@ from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import FEEDS, Lane, Machine, lanes_of
 from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.planned import RunSeen
-from pathways_lab.timeline.records import Event, Record, Sample, Span, own
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span, own
 from pathways_lab.timeline.waits import (
     CAUSES,
     NOTHING,
@@ -384,7 +384,7 @@ class Scene:
             for lane, waiting in self.waiting.items():
                 if lane.host == event.host:
                     waiting.queue.clear()
-        elif event.kind in ("finished", "failed", "cancelled"):
+        elif event.kind in ENDS:
             self.ended[event.run] = event.kind
             self._run_ended(event.run)
             while len(self.ended) > GANGS:

@@ -14,7 +14,7 @@ Paper: section 4.4 (gang-scheduled dispatch).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.timeline.packed import Granted, Row, single
@@ -230,6 +230,13 @@ class Gangs:
             for island, count in islands.items():
                 self._gone[island] = self._gone.get(island, 0) + count
                 self._count_done(run, count)
+
+    def leave_out(self, over: Iterable[Gang]) -> None:
+        """Count gangs that are over, and were told apart elsewhere, as if they had gone."""
+        for gang in over:
+            self._gone[gang.island] = self._gone.get(gang.island, 0) + 1
+            if gang.counted:
+                self._count_done(gang.run, 1)
 
     def _past(
         self, later: Sequence[_Later], ended: Mapping[int, Counter[str]], begun: Container[int]

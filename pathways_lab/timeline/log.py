@@ -91,7 +91,7 @@ def items_within(items: Iterable[Item], start: float, end: float = float("inf"))
                 out.append(item)
         elif item.within(start, end):
             out.append(item)
-        else:
+        elif item.known_at >= start:
             out += [record for record in item.records() if within(record, start, end)]
     return out
 

@@ -23,12 +23,11 @@ from typing import Any
 from pathways_lab.timeline.flow import Flows, flows
 from pathways_lab.timeline.machine import natural
 from pathways_lab.timeline.queries import time_of
-from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
 
 CONTROL, ARRIVALS = 10_000, 20_000
 """Thread numbers: devices count from 0, and a hundred each for those that overlap."""
 
-ENDS = ("finished", "failed", "cancelled")
 Json = dict[str, Any]
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
-from pathways_lab.timeline.records import Event, Record, Span, own
+from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
 from pathways_lab.timeline.waits import (
     CAUSES,
     INPUT,
@@ -88,7 +88,7 @@ class RunSeen:
                 self.program, self.client = record.program, record.client
             elif record.kind == "message":
                 self.messages.append(record)
-            elif record.kind in ("finished", "failed", "cancelled"):
+            elif record.kind in ENDS:
                 self.ended, self.outcome = record.time, record.kind
 
     def add_row(self, waits: RowWaits) -> None:

@@ -47,6 +47,9 @@ from typing import Any
 
 VERSION = 1
 
+ENDS = ("finished", "failed", "cancelled")
+"""Kinds of event with which a run ends."""
+
 
 def own(number: int) -> int:
     """The number of a run or slice as its client counts; the upper half says which client."""

@@ -26,7 +26,7 @@ from pathways_lab.timeline.columns import Floats, Joined, Times
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.packed import Granted, Item, Packed, Row
-from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
 
 RUNNING, NOTHING = "running", "nothing to do"
 DISPATCH, ORDER, MEMORY = "dispatch", "gang order", "admission (memory, turn)"
@@ -265,7 +265,7 @@ class Waits:
         elif event.kind == "granted":
             run.granted[event.step] = event.time
             run.first = min(run.first, event.time)
-        elif event.kind in ("finished", "failed", "cancelled"):
+        elif event.kind in ENDS:
             self._open.discard(event.run)
 
     def _gang(self, span: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:

@@ -100,6 +100,48 @@ def test_cleared_means_from_now_on_and_what_is_under_way_stays() -> None:
     assert header.moments[0] == 1.0
 
 
+@pytest.mark.parametrize("moment", [0.5, 1.02, 1.5])
+def test_what_had_ended_before_it_was_cleared_does_not_run_for_ever(moment: float) -> None:
+    records = training(4, hosts=2)
+    clock = Clock()
+    log = Timeline(clock=clock)
+    log.extend(r for r in records if arrival(r) <= moment)
+    clock.now = moment
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    shown.look(moment)
+    ran = shown.scene.running()
+    shown.do("clear")
+    shown.look(moment)
+    assert sorted(shown.scene.running()) == sorted(ran)
+    log.extend(r for r in records if arrival(r) > moment)
+    clock.now = 60.0
+    header = shown.look(60.0)[1]
+    assert header.state == "idle"
+    going = {r.run for r in records if isinstance(r, Event) and r.kind == "finished"}
+    going -= {
+        r.run for r in records if isinstance(r, Event) and r.kind == "finished" and r.time < moment
+    }
+    gangs = {(r.run, r.step) for r in records if isinstance(r, Event) and r.kind == "granted"}
+    count = sum(run in going for run, _ in gangs)
+    assert header.status == f"{count} of {count} gangs done", "all of the runs that went on"
+
+
+def test_a_part_of_a_gang_that_was_over_when_it_was_cleared_is_still_part_of_it() -> None:
+    args = {"seq": 0, "hosts": ("i/a", "i/b"), "slice": 1}
+    log, now = Timeline(clock=lambda: 2.0), 2.0
+    log.extend([
+        Event("granted", 1.0, "i", "", 7, 0, "p", "f", "k", args),
+        Event("launched", 1.0, "i", "i/a", 7, 0, "p", "f", "k", {"devices": (0,)}),
+        Event("launched", 1.0, "i", "i/b", 7, 0, "p", "f", "k", {"devices": (0,)}),
+        Span("gang", 1.1, 1.5, "i", "i/a", (0,), 7, 0, "p", "f", "k", "", {"seq": 0}),
+    ])  # fmt: skip
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    shown.do("clear")
+    assert [lane.host for lane, *_ in shown.scene.running()] == ["i/b"]
+    log.extend([Span("gang", 1.1, 2.5, "i", "i/b", (0,), 7, 0, "p", "f", "k", "", {"seq": 0})])
+    assert shown.look(now)[1].status == "1 of 1 gangs done"
+
+
 def test_a_picture_that_is_behind_moves_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture, "FOLD", 10)
     records = training(2)
@@ -116,14 +158,19 @@ def test_a_picture_that_is_behind_moves_on_and_says_so(monkeypatch: pytest.Monke
     assert sum(bars(plots)["count"]) == ended_by(records, 5.0)
 
 
-def test_a_long_run_says_how_long_it_takes() -> None:
+def test_a_long_run_says_how_long_it_takes_also_when_what_was_is_cleared() -> None:
     records = training(6)
-    first = next(r.run for r in records if isinstance(r, Event) and r.run)
-    shown, _ = made([r for r in records if arrival(r) <= 3.0], 3.0, gangs=200)
+    runs = frozenset(r.run for r in records if isinstance(r, Event) and r.kind == "submitted")
+    gangs = sum(isinstance(r, Event) and r.kind == "granted" for r in records)
+    known = [r for r in records if arrival(r) <= 3.0]
+    shown, _ = made(known, 3.0, runs=runs, gangs=gangs)
     header = shown.look(3.0)[1]
-    assert first
     assert 0.0 < header.progress < 1.0
     assert " left" in header.status
+    for _ in range(2):
+        shown.do("clear")
+        after = shown.look(3.0)[1]
+        assert (after.status, after.progress) == (header.status, header.progress)
     assert made(records, 9.0)[0].look(9.0)[1].progress == -1.0, "nothing is known of the whole"
 
 
