@@ -16,7 +16,7 @@ same way for the second time, and kept; in a loop that is every time, since runs
 of 1, 2, 4 ... calls: what is left over waits on, unless it must leave too.
 
 Rule for maintainers: order is kept; whoever sends anything calls
-:meth:`Calls.flush` first.  A call that was taken is sent or fails.
+:meth:`Calls.flush` first.  A call that was taken is sent or fails; Ctrl-C waits meanwhile.
 
 Paper: section 4.2 (client), section 4.5 (batching where throughput matters).
 """
@@ -30,12 +30,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pathways_lab.client import failures
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.graph import Prepared
 from pathways_lab.client.pending import Buffer
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.series import Part, Source, in_series
+from pathways_lab.runtime.interrupts import HeldBack
 
 MOST = 128
 """Calls that leave together."""
@@ -148,7 +150,7 @@ class Calls:
         """
         connection = self._connection
         if self._entries or self._flushing or (drops and connection.dropped):
-            with self._lock:
+            with self._lock, HeldBack():
                 self._flush()
                 if drops and not self._flushing:
                     connection.forget(connection.take_dropped())
@@ -205,11 +207,9 @@ class Calls:
                     break
         except BaseException as error:
             self._connection.drop(*gone)
-            why = Failure("cancelled", f"the call was interrupted before it was sent: {error!r}")
-            if isinstance(error, PathwaysError):
-                why = error.failure
             outputs = [output for entry in entries for output in entry.outputs]
-            self._connection.board.settle([b for b in outputs if not b.done], why)
+            open_ = [output for output in outputs if not output.done]
+            self._connection.board.settle(open_, failures.not_sent(error))
             if not isinstance(error, PathwaysError):
                 raise
         finally:

@@ -29,6 +29,7 @@ from pathways_lab.client.pending import (
     Buffer,
     Racing,
     Run,
+    Watch,
 )
 from pathways_lab.client.questions import Questions
 from pathways_lab.client.registered import Registered
@@ -70,6 +71,7 @@ class Connection:
     as the control plane last told.  policy: the one in force, as last told.
     traffic: counters.  steps: of runs that were submitted and are not over.
     on_records, on_output, on_policy: called in the reactor's thread.
+    gone: what calls when a handle is gone; it only enqueues.
     flush(drops=False): send what waits to be sent together, and with *drops* the ids
         of dropped handles; these never before anything that waits.
     over(): called when everything that was submitted is over.
@@ -108,7 +110,8 @@ class Connection:
         self.following = Following()
         self.racing = Racing()
         self.wishes: Wishes = Wishes(self)
-        self._dropped: deque[int] = deque()
+        self._dropped: deque[int | Watch] = deque()
+        self.gone: Callable[[Watch], None] = self._dropped.append
         # Not send(): calls that wait may have to register too.
         self.registered = Registered(self._send)
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
@@ -152,7 +155,7 @@ class Connection:
         return buffer
 
     def drop(self, *identities: int) -> None:
-        """Forget buffers.  Only enqueues: may be called from a finalizer."""
+        """Forget buffers, with the next message or tick."""
         self._dropped.extend(identities)
 
     # --- sending ----------------------------------------------------------------
@@ -185,9 +188,10 @@ class Connection:
         dropped: list[int] = []
         while self._dropped:
             try:
-                dropped.append(self._dropped.popleft())
+                found = self._dropped.popleft()
             except IndexError:
                 break
+            dropped.append(found.id if isinstance(found, Watch) else found)
         return dropped
 
     def forget(self, dropped: Iterable[int]) -> None:
@@ -266,9 +270,9 @@ class Connection:
             elif len(outputs) == 1 and (hear := self.expect(outputs[0])):
                 fields["hear"] = run.hear = hear
             self.send("submit", fields, payload)
-        except PathwaysError as error:
+        except BaseException as error:
             self._take_run(identity)
-            self.board.settle((run, *outputs), error.failure)
+            self.board.settle((run, *outputs), failures.not_sent(error))
             raise
         self.traffic.runs += 1
         return outputs

@@ -25,7 +25,7 @@ import numpy as np
 from pathways_lab.client import failures, layouts
 from pathways_lab.client.arrays import ArrayType, shard_bytes, wire_type
 from pathways_lab.client.connection import Connection
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.pending import Buffer
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -81,15 +81,13 @@ class DataLinks:
 
     # --- up -----------------------------------------------------------------------
 
-    def upload(
-        self, data: np.ndarray[Any, Any], kind: ArrayType, on: Slice, layout: Layout
-    ) -> Buffer:
-        """Send *data* to the devices of *on*; returns the buffer at once, pending.
+    def upload(self, buffer: Buffer, data: np.ndarray[Any, Any], placed: Placed) -> None:
+        """Send *data* to where *placed* says; *buffer* is pending until it has arrived.
 
         data: the whole array as it travels (:func:`arrays.host_bytes`).
         """
-        connection, binding = self._connection, on.binding
-        buffer = connection.new_buffer()
+        connection, kind, on, layout = self._connection, placed.type, placed.slice, placed.layout
+        binding = on.binding
         places = boxes(layout, kind.shape)
         description = upload_fields(buffer.id, on.id, kind.shape, kind.dtype, layout)
         connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout)})
@@ -110,7 +108,6 @@ class DataLinks:
                 [_bytes(copies[places[device]]) for device in devices],
             )
             connection.traffic.uploads += 1
-        return buffer
 
     # --- down ---------------------------------------------------------------------
 

@@ -87,6 +87,13 @@ def failure(
     )
 
 
+def not_sent(error: BaseException) -> Failure:
+    """Why a call that did not leave has no value."""
+    if isinstance(error, PathwaysError):
+        return error.failure
+    return Failure("cancelled", f"the call was interrupted before it was sent: {error!r}")
+
+
 def capture_failure(
     message: str, remedy: str = "", *, line: Line | None = None, program: str = "", node: str = ""
 ) -> PathwaysError:

@@ -5,8 +5,9 @@ many pieces.  A :class:`Handle` is one reference to one logical array: it knows
 shape, dtype and place at once, fetches the value when it is asked for, goes
 into further programs without moving, and frees the array when it dies.
 
-Rule for maintainers: a finalizer only enqueues an id.  One handle per logical
-buffer, however many shards it has.
+Rule for maintainers: that a handle is gone is noted without an instruction of Python's, since
+Ctrl-C between two of them would lose it (:class:`pathways_lab.client.pending.Watch`).  One handle
+per logical buffer, however many shards it has.
 
 Paper: section 4.2 (opaque handles, one reference count per logical buffer).
 """
@@ -28,7 +29,7 @@ from pathways_lab.client.connection import Connection
 from pathways_lab.client.data import DataLinks, Fetch
 from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.operators import Operators
-from pathways_lab.client.pending import Buffer
+from pathways_lab.client.pending import Buffer, Watch
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
@@ -57,7 +58,6 @@ class Handle(Operators):
     name: what it is called in views and errors.
     """
 
-    _named = False
     # NumPy leaves operators with handles to the handle.
     __array_priority__ = 200
 
@@ -75,17 +75,8 @@ class Handle(Operators):
         self._fetch: Fetch | None = None
         self._value: Any = None
         self._ended: Failure | None = None
-        self._named = True
-
-    def _let_go(self) -> None:
-        """The control plane need not keep the buffer for this handle."""
-        if self._named:
-            self._named = False
-            self._session.connection.drop(self._buffer.id)
-
-    def __del__(self) -> None:
-        # Only enqueues: this may run inside anything, also inside a send.
-        self._let_go()
+        buffer.handle = Watch(self, session.connection.gone)
+        buffer.handle.id = buffer.id
 
     # --- what is known at once ----------------------------------------------------
 
@@ -306,7 +297,7 @@ class Handle(Operators):
     def _end(self, why: Failure) -> None:
         self._ended = why
         self._fetch = self._value = None
-        self._let_go()
+        self._session.connection.drop(self._buffer.id)
         # Nobody is told any more what became of the buffer: whoever waits for it hears it here.
         if not self._buffer.done:
             self._session.connection.board.settle((self._buffer,), why)

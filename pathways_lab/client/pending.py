@@ -8,6 +8,7 @@ Paper: section 4.2 (client).
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,14 @@ from pathways_lab.core.topology import SliceBinding
 _NOBODY: frozenset[str] = frozenset()
 
 
+class Watch(weakref.ref[Any]):
+    """Calls something when a buffer's handle is gone, of any thread's, also while garbage is
+    collected.  id: of the buffer."""
+
+    __slots__ = ("id",)
+    id: int
+
+
 class Buffer(Pending):
     """The kernel's side of one logical buffer.  run: which run makes it (0: an upload).
 
@@ -24,9 +33,12 @@ class Buffer(Pending):
     ticket: shows hosts that this client may read it, if it is another client's.
     witnesses: hosts that together know when it is there, if any do.  asked: they were.
     fed: a host computation makes it (:mod:`pathways_lab.client.feed`).
+    handle: watches its handle, once there is one.
     """
 
-    __slots__ = ("__weakref__", "asked", "fed", "id", "run", "stored", "ticket", "witnesses")
+    __slots__ = (
+        "__weakref__", "asked", "fed", "handle", "id", "run", "stored", "ticket", "witnesses",
+    )  # fmt: skip
 
     def __init__(self, identity: int, run: int) -> None:
         super().__init__()
@@ -35,6 +47,7 @@ class Buffer(Pending):
         self.ticket: bytes | None = None
         self.witnesses: frozenset[str] = _NOBODY
         self.asked = self.fed = False
+        self.handle: Watch | None = None
 
 
 class Run(Pending):

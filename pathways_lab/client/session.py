@@ -5,7 +5,8 @@ ride in it when they are small and are uploaded to their devices before when
 they are not; handles go in by their ids.
 
 Rule for maintainers: everything that a run needs is decided in
-:class:`Prepared`; here nothing is traced, lowered or exported.
+:class:`Prepared`; here nothing is traced, lowered or exported.  From the moment a buffer has an
+id until a handle has it nothing may be interrupted: nobody would drop it.
 
 Paper: section 4.2 (client), section 4.4 (one message per subgraph).
 """
@@ -21,12 +22,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pathways_lab.client import arrays, failures
 from pathways_lab.client.arrays import SMALL, ArrayType, shard_bytes
 from pathways_lab.client.batching import Calls
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.data import DataLinks
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.graph import Argument, Constant, Held, Prepared, Ref
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.pending import Buffer
@@ -34,6 +37,7 @@ from pathways_lab.client.room import Large, Room
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
+from pathways_lab.runtime.interrupts import HeldBack
 
 _INLINE_CONSTANT = 1024
 """Constants up to this many bytes ride in every run; larger ones are uploaded once."""
@@ -69,19 +73,21 @@ class Session:
         Raises PathwaysError when a handle is dead or a slice was released.
         """
         binder, buffers = self._bind(prepared, leaves)
-        self.connection.registered.add(prepared)
-        made = self.connection.submit(
-            prepared.plan, buffers, binder.arguments, binder.payload, priority
-        )
-        binder.donate(prepared)
-        return self._handles(prepared, made, binder.large)
+        with HeldBack():
+            self.connection.registered.add(prepared)
+            made = self.connection.submit(
+                prepared.plan, buffers, binder.arguments, binder.payload, priority
+            )
+            binder.donate(prepared)
+            return self._handles(prepared, made, binder.large)
 
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
         binder, buffers = self._bind(prepared, leaves)
         donate = functools.partial(binder.donate, prepared) if prepared.donated else None
-        made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
-        return self._handles(prepared, made, binder.large)
+        with HeldBack():
+            made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
+            return self._handles(prepared, made, binder.large)
 
     def repeat(
         self, prepared: Prepared, order: Sequence[int], leaves: Sequence[Handle]
@@ -92,7 +98,8 @@ class Session:
         """
         self._check(prepared)
         buffers = [_buffer_of(leaves[index], self) for index in order]
-        return self._handles(prepared, self._calls.add(prepared, buffers))
+        with HeldBack():
+            return self._handles(prepared, self._calls.add(prepared, buffers))
 
     def _check(self, prepared: Prepared) -> None:
         """Wait until there is room for a run.  Raises PathwaysError when a slice was released."""
@@ -123,9 +130,15 @@ class Session:
     def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
         """A host array on the devices of a slice."""
         check_slice(on)
-        data = arrays.host_bytes(leaf, kind)
-        buffer = self.data.upload(data, kind, on, layout)
-        return Handle(self, buffer, on.placed(kind, layout), name)
+        return self._upload(arrays.host_bytes(leaf, kind), on.placed(kind, layout), name)
+
+    def _upload(self, data: np.ndarray[Any, Any], placed: Placed, name: str) -> Handle:
+        with HeldBack():
+            buffer = self.connection.new_buffer()
+            handle = Handle(self, buffer, placed, name)
+        # It may take long, so Ctrl-C gets through: then the handle goes, with all that is there.
+        self.data.upload(buffer, data, placed)
+        return handle
 
     def constant(self, prepared: Prepared, number: int, ref: Ref, source: Constant) -> Handle:
         """The uploaded form of a constant of a program, made once."""
@@ -133,8 +146,7 @@ class Session:
             known = self._constants.setdefault(prepared, {})
             handle = known.get(number)
             if handle is None or handle.failure is not None:
-                buffer = self.data.upload(source.data, ref.type, ref.slice, _known(ref))
-                handle = known[number] = Handle(self, buffer, ref.placed, ref.name)
+                handle = known[number] = self._upload(source.data, ref.placed, ref.name)
             return handle
 
     # --- waiting ------------------------------------------------------------------------

@@ -1,16 +1,17 @@
 """Ctrl-C that waits for a good moment.
 
 Problem: a thread that reads links itself runs handlers that must not stop
-half-way; in the main thread Ctrl-C raises between any two instructions.
+half-way, and neither may a call that is being sent; in the main thread Ctrl-C raises
+between any two instructions.
 
 How: while such work goes on, the main thread's handler of SIGINT is replaced by
 one that only remembers; afterwards the signal is raised again, for the handler
 that was there before.
 
-Rule for maintainers: other threads get no signals and pay nothing; a handler
-that is not Python's stays untouched.  This surrounds every wait for a value, so
-microseconds count: the C functions behind :mod:`signal` are called, for its own
-spend ten times as long on turning numbers into enumerations.
+Rule for maintainers: nothing inside waits for anybody, unless it is woken.  Other threads get
+no signals and pay nothing; a handler that is not Python's stays untouched.  This surrounds every
+call and every wait for a value, so microseconds count: the C functions behind :mod:`signal` are
+called, for its own spend ten times as long on turning numbers into enumerations.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _SIGINT = _signal.SIGINT
 
 
 class HeldBack:
-    """``with HeldBack(wake) as it``: inside, SIGINT sets struck and calls wake(); then it counts.
+    """``with HeldBack() as it``: inside, SIGINT sets struck and calls wake(); then it counts.
 
     An interrupt between two instructions of entering or leaving counts before or after.
     """
 
     __slots__ = ("_before", "_wake", "struck")
 
-    def __init__(self, wake: Callable[[], object]) -> None:
+    def __init__(self, wake: Callable[[], object] = bool) -> None:
         self.struck = False
         self._wake = wake
         self._before: Any = None

@@ -210,7 +210,7 @@ class Link:
         views = [bytes_of(buffer) for buffer in letter.buffers]
         nbytes = sum([len(view) for view in views])
         # A segment that is lent and not announced would be lost.
-        with HeldBack(lambda: None), self._lending:
+        with HeldBack(), self._lending:
             lender = self._lender if nbytes >= SHARED_FROM else None
             lent = None if lender is None else lender.lend(views)
             if lender is None or lent is None:

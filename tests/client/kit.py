@@ -81,6 +81,7 @@ class FakeLab:
         self._plans: dict[str, Plan] = {}
         self.arrays: dict[int, Any] = {}
         self._uploads: dict[int, tuple[dict[str, Any], dict[int, Any]]] = {}
+        self._gone: set[int] = set()
         self._fetches: list[tuple[Link, dict[str, Any]]] = []
         self._data_links: set[Link] = set()
         self.fetches = 0
@@ -231,6 +232,7 @@ class FakeLab:
         def drop() -> None:
             for buffer in fields["buffers"]:
                 self.arrays.pop(buffer, None)
+                self._gone.add(buffer)  # its bytes may still be on their way
 
         if self.held:
             self._waiting.append(drop)  # after the runs that read them
@@ -349,7 +351,7 @@ class FakeLab:
         _, parts = self._uploads.setdefault(fields["buffer"], (fields, {}))
         parts.update(zip(fields["devices"], buffers, strict=True))
         layout, shape = unpack(Layout, fields["layout"]), tuple(fields["shape"])
-        if len(parts) < layout.devices:
+        if len(parts) < layout.devices or fields["buffer"] in self._gone:
             return
         wire = wire_type(fields["dtype"])
         whole = np.empty((*shape, *wire.trailing), wire.dtype)

@@ -1,0 +1,142 @@
+"""Ctrl-C at every line of a call, a program's run and an upload: nothing hangs, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client import batching, connection, data, handles, registered, session
+from pathways_lab.runtime.interrupts import HeldBack
+from tests.client.kit import FakeLab, fast
+from tests.runtime.processes import until
+
+_FILES = frozenset(
+    module.__file__ for module in (batching, connection, data, handles, registered, session)
+)
+
+
+@contextlib.contextmanager
+def struck(place: int) -> Iterator[Callable[[], int]]:
+    """Ctrl-C at the place-th line of these modules; how many lines there were."""
+    seen = 0
+
+    def local(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal seen
+        if event == "line":
+            seen += 1
+            if seen == place:
+                signal.raise_signal(signal.SIGINT)
+        return local
+
+    def enter(frame: FrameType, event: str, arg: Any) -> Any:
+        return local if frame.f_code.co_filename in _FILES else None
+
+    before, handler = sys.gettrace(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.settrace(enter)
+    try:
+        yield lambda: seen
+    finally:
+        sys.settrace(before)
+        signal.signal(signal.SIGINT, handler)
+
+
+class Work:
+    """A lab with a handle, and things to do with it."""
+
+    def __init__(self, fake: FakeLab) -> None:
+        self.fake = fake
+        on = fake.slice(2)
+        self.step = pw.jit(lambda x: x + 1, on=on)
+        self.add = pw.jit(lambda x, y: x + y, on=on)
+        self.program = pw.program(lambda x: self.step(self.step(x)), name="twice")
+        self.sharding = jax.sharding.NamedSharding(on.mesh, jax.sharding.PartitionSpec())
+        self.x = self.step(np.zeros(4, np.float32)).block_until_ready()
+        self.numbers = np.ones(4, np.float32)
+
+    def call(self) -> None:
+        self.step(self.step(self.x))
+
+    def call_with_numbers(self) -> None:
+        self.add(self.x, self.numbers)
+
+    def call_while_others_wait(self) -> None:
+        y = self.step(self.x)
+        for _ in range(3):
+            y = self.step(y)
+        self.step(y).block_until_ready()
+
+    def run(self) -> None:
+        self.program(self.x)
+
+    def upload(self) -> None:
+        jax.device_put(self.numbers, self.sharding)
+
+    def whole(self) -> bool:
+        """Whether a call is answered, and nothing is known but what there is a handle to."""
+        try:
+            assert float(self.step(self.x).result(timeout=1.0)[0]) == 2.0
+            until(self._forgotten, 1.0)
+        except (TimeoutError, AssertionError):
+            return False
+        return True
+
+    def _forgotten(self) -> bool:
+        link = self.fake.connection
+        link.flush(drops=True)
+        known = {*link._buffers, *self.fake.arrays}
+        return known == {self.x.buffer_id} and not link.runs and link.steps == 0
+
+
+def bad_moment(fake: FakeLab, doing: str) -> tuple[int, int]:
+    """The first line at which an interrupt hurts, 0 if there is none; and how many there are."""
+    with pw.patched():
+        work = Work(fake)
+        do, place = getattr(work, doing), 1
+        do()
+        do()
+        while True:
+            with contextlib.suppress(KeyboardInterrupt), struck(place) as lines:
+                do()
+            if not work.whole():
+                return place, lines()
+            if lines() < place:
+                return 0, lines()
+            place += 1
+
+
+DOINGS = ("call", "call_with_numbers", "call_while_others_wait", "run", "upload")
+
+
+@pytest.mark.parametrize("doing", DOINGS)
+def test_no_line_is_a_bad_moment(
+    fake: FakeLab, doing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if doing == "call_while_others_wait":
+        fast(monkeypatch)
+    bad, lines = bad_moment(fake, doing)
+    assert lines > 20
+    assert bad == 0
+
+
+@pytest.mark.parametrize("doing", DOINGS)
+def test_the_search_finds_what_is_not_held_back(
+    fake: FakeLab, doing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Not(HeldBack):
+        def __enter__(self) -> HeldBack:
+            return self
+
+    for module in (batching, session):
+        monkeypatch.setattr(module, "HeldBack", Not)
+    if doing == "call_while_others_wait":
+        fast(monkeypatch)
+    assert bad_moment(fake, doing)[0] > 0
