@@ -19,7 +19,7 @@ from pathways_lab.notebook.frozen import Bundle, freeze
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import palette_of
-from pathways_lab.notebook.panels import chosen, plots
+from pathways_lab.notebook.panels import chosen, completed, plots
 from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
@@ -83,7 +83,7 @@ class Picture:
     def __init__(self, timeline: Timeline, wanted: Wanted, present: Present | None = None) -> None:
         self.timeline = timeline
         self.wanted = wanted
-        self.panels = chosen(wanted.panels)
+        self.panels = self._names = chosen(wanted.panels)
         self.outcome = ""
         self.palette = palette_of(timeline)
         self.present = present or Present(timeline, wanted.window, wanted.origin, wanted.since)
@@ -114,16 +114,17 @@ class Picture:
     def shown(self, now: float) -> tuple[tuple[Plot, ...], Header]:
         """The plots and the header of what is folded; *now* is the time (records' clock)."""
         news, self._folds = self.present.folds != self._folds, self.present.folds
+        self._names = completed(self._names, self.scene)  # what was there once stays
         scene, at = self.scene, self.present.folded
         if self._past is not None:
             scene, at = self._past.scene, self._past.now
-            self._drawn = self._past.plots(self.panels)
+            self._drawn = self._past.plots(self._names)
         elif not self._drawn or news or scene.busy or now - scene.last < QUIET:
-            self._drawn = self.present.once(self.panels, self._plots)
+            self._drawn = self.present.once(self._names, self._plots)
         return self._drawn, self.header(scene, at, now)
 
     def _plots(self, scene: Scene, at: float) -> tuple[Plot, ...]:
-        return plots(self.panels, scene, at)
+        return plots(self._names, scene, at)
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
         """What stands above the figures; *scene* is shown as it is *at* some moment."""

@@ -49,8 +49,8 @@ class Stream:
 
     def update(self, plots: Sequence[Plot], header: Header) -> Message | None:
         """From now on these; the message that says so, None when nothing is different."""
-        before = self.plots
-        self.plots = tuple(map(steadied, before, plots))
+        before, named = self.plots, {plot.name: plot for plot in self.plots}
+        self.plots = tuple([steadied(named.get(plot.name, plot), plot) for plot in plots])
         headline = header if header != self.header else None
         self.header = header
         if [plot.shape for plot in before] != [plot.shape for plot in self.plots]:

@@ -75,6 +75,33 @@ def test_a_moment_of_the_past_is_what_was_known_then() -> None:
     assert sum(bars(plots)["count"]) == ended_by(records, 3.0)
 
 
+def test_a_panel_that_comes_later_takes_no_other_ones_place_and_stays() -> None:
+    records = training(2)
+    work = [
+        Span("launch", r.start, r.end, r.island, r.host, (), r.run, r.step, r.program, r.node)
+        for r in records
+        if isinstance(r, Span) and r.kind == "gang"
+    ]
+    clock = Clock()
+    log = Timeline(clock=clock)
+    log.extend(r for r in records if arrival(r) <= 0.1)
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    stream = Stream(*shown.look(0.1))
+    before = [plot.name for plot in stream.plots]
+    assert before == ["islands", "order", "queues", "utilisation"]
+    clock.now = 9.0
+    log.extend(sorted([r for r in records if arrival(r) > 0.1] + work, key=arrival))
+    stream.update(*shown.look(9.0))
+    after = ["islands", "order", "hosts", "queues", "utilisation"]
+    assert [plot.name for plot in stream.plots] == after
+    shown.do("seek", 0.05)
+    assert [plot.name for plot in shown.look(9.0)[0]] == after
+    clock.now = 900.0
+    shown.do("seek", None)
+    log.extend([Event("submitted", 900.0)])
+    assert [plot.name for plot in shown.look(900.0)[0]] == after, "also when it is empty again"
+
+
 def test_the_scrubber_covers_the_record_and_not_idle_time_after_it() -> None:
     shown, clock = made(training(1), 0.5)
     assert shown.look(0.5)[1].moments == (0.0, 0.5)

@@ -52,14 +52,16 @@ def chosen(names: tuple[str, ...]) -> tuple[str, ...]:
     return names or DEFAULT
 
 
-def plots(names: tuple[str, ...], scene: Scene, now: float) -> tuple[Plot, ...]:
-    """The plots of some panels at *now* (seconds on the records' clock).
-
-    Above the device queues stands the work of their hosts, where any is recorded.
-    """
+def completed(names: tuple[str, ...], scene: Scene) -> tuple[str, ...]:
+    """The same, and above the device queues the work of their hosts, where any is recorded."""
     shown: list[str] = []
     for name in chosen(names):
         if name == "queues" and "hosts" not in names and len(scene.worked.table):
             shown.append("hosts")
         shown.append(name)
-    return tuple(PANELS[name](scene, now) for name in shown)
+    return tuple(shown)
+
+
+def plots(names: tuple[str, ...], scene: Scene, now: float) -> tuple[Plot, ...]:
+    """The plots of some panels, :func:`completed`, at *now* (seconds on the records' clock)."""
+    return tuple(PANELS[name](scene, now) for name in completed(names, scene))
