@@ -27,6 +27,7 @@ from pathways_lab.notebook.text import lead_note, merged_note, summary, table
 from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.records import Record
+from pathways_lab.timeline.waits import known_order
 
 LIMIT = 100_000
 """Bytes of the whole bundle at most."""
@@ -60,12 +61,13 @@ def freeze(
     machine: what is known of islands, hosts and slices beside the records.
     """
     window = max(end - origin, 1e-3)
+    known = sorted(records, key=known_order)
     for level in ("", "host", "island"):
-        known = deepcopy(machine)
         scene = Scene(
-            origin, window, palette, final=True, budget=FINEST, level=level, machine=known
-        )
-        scene.add(records, end)
+            origin, window, palette, final=True, budget=FINEST, level=level,
+            machine=deepcopy(machine),
+        )  # fmt: skip
+        scene.add(known, end)
         least = 0 if level == "island" else ENOUGH * len(scene.rows.labels)
         for budget in (BUDGETS[0], *(each for each in BUDGETS[1:] if each >= least)):
             if scene.marks > 2 * budget or len(scene.drawn) > budget:

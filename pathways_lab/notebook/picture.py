@@ -26,7 +26,7 @@ from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.text import about_gang, duration, gang_of, merged_note, summary, table
 from pathways_lab.timeline.log import Timeline, within
 from pathways_lab.timeline.records import Record
-from pathways_lab.timeline.waits import known_at
+from pathways_lab.timeline.waits import known_at, known_order
 
 SETTLE = 0.3
 """Seconds after the end of a run in which its last records arrive."""
@@ -286,7 +286,7 @@ class Past:
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
         records = [r for r in picture.timeline.records if within(r, picture.since)]
-        self._records: Sequence[Record] = sorted(records, key=known_at)
+        self._records: Sequence[Record] = sorted(records, key=known_order)
         self._known = [known_at(r) for r in self._records]
         self._folded = 0
         self._plots: tuple[Plot, ...] = ()

@@ -10,7 +10,7 @@ new, for all who share it.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -22,12 +22,15 @@ from pathways_lab.timeline.gangs import Gang, Gangs
 from pathways_lab.timeline.log import Timeline, items_within, within
 from pathways_lab.timeline.packed import Item, Packed, Row, single
 from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
-from pathways_lab.timeline.waits import known_at
+from pathways_lab.timeline.waits import known_at, known_order
 
 Made = TypeVar("Made")
 
 ROW = 6
 """A row of gangs takes so many times as long to fold as a record."""
+
+LATE = 0.15
+"""Seconds by which hosts' records may come late: hosts report in batches."""
 
 
 class Present:
@@ -36,6 +39,8 @@ class Present:
     window: seconds that pictures of it look back.
     origin: time (records' clock) that the axis calls 0; None: when the record begins.
     since: only what happened from then on is in it; None: the newest *window* seconds.
+    late: seconds by which records may come late, so that newer ones wait for them: what a gang
+        waited for is folded before it.
     folded: until when records are in the scene.  folds: how often something new came.
     version: how many records of the timeline are in the scene, or wait for it.
     """
@@ -46,8 +51,9 @@ class Present:
         window: float,
         origin: float | None = None,
         since: float | None = None,
+        late: float = 0.0,
     ) -> None:
-        self.timeline, self.window = timeline, window
+        self.timeline, self.window, self._late = timeline, window, late
         now = timeline.clock()
         first = min(map(_happened, timeline.items), default=now)
         origin = origin if origin is not None else first
@@ -80,13 +86,19 @@ class Present:
             if batch.missed:
                 self.scene.lose(batch.missed)
             self._waiting += items_within(batch.items, self.since)
-        count = len(self._waiting)
+        self._waiting.sort(key=known_order)
+        settled = len(self._waiting)
+        if most and not self._left:
+            settled = bisect_right(self._waiting, (now - self._late, 2), key=known_order)
+        count = settled
         if most:
             worth = accumulate([ROW if isinstance(i, Row) else 1 for i in self._waiting[:most]])
-            count = 1 + bisect_left(list(worth), most)
+            count = min(count, 1 + bisect_left(list(worth), most))
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
         if not self.behind:
             self.folded = now
+        elif count == settled and not self._left:
+            self.folded = now - self._late
         elif ready:
             self.folded = min(now, known_at(ready[-1]))
         self.scene.add(ready, self.folded)
@@ -148,14 +160,14 @@ def still(items: Sequence[Item], now: float) -> tuple[list[Item], list[Gang]]:
     return out, [gang for gang in gangs.by_key.values() if gang.over]
 
 
-def newest(timeline: Timeline, window: float, most: int) -> Present:
+def newest(timeline: Timeline, window: float, most: int, late: float) -> Present:
     """The present of the last *window* seconds, or of about the newest *most* records: no
     more than a first picture can wait for."""
     items = timeline.items
     since = timeline.clock() - window
     if len(items) > most:
         since = max(since, known_at(items[-most]))
-    return Present(timeline, window, since=since)
+    return Present(timeline, window, since=since, late=late)
 
 
 def _happened(item: Item) -> float:

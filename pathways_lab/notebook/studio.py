@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.picture import LAST, Picture, Wanted
-from pathways_lab.notebook.present import Present, newest
+from pathways_lab.notebook.present import LATE, Present, newest
 from pathways_lab.notebook.processors import COUNT, give_way, spare
 from pathways_lab.notebook.stream import Stream
 from pathways_lab.runtime import chronicle, lifeline
@@ -130,9 +130,9 @@ class Studio:
         present = self._presents.get(key)
         if present is None:
             if wanted.since is None and wanted.origin is None:
-                present = newest(self.timeline, wanted.window, FIRST)
+                present = newest(self.timeline, wanted.window, FIRST, LATE)
             else:
-                present = Present(self.timeline, *key)
+                present = Present(self.timeline, *key, late=LATE)
             self._presents[key] = present
         return present
 

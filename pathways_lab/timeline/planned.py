@@ -30,7 +30,7 @@ from pathways_lab.timeline.waits import (
     DeviceWaits,
     RowWaits,
     Waits,
-    known_at,
+    known_order,
 )
 
 PLAN, OTHERS = "idle by plan", "other runs"
@@ -286,8 +286,7 @@ def planned(records: Iterable[Record], run: int) -> Planned:
     flows = Flows()
     fold, seen = Waits(flows), RunSeen(run)
     others: list[Span] = []
-    ranked = sorted(records, key=lambda r: (known_at(r), isinstance(r, Span) and r.kind == "gang"))
-    for record in ranked:
+    for record in sorted(records, key=known_order):
         flows.add(record)
         waits = fold.add(record)
         if getattr(record, "run", 0) == run:

@@ -390,6 +390,16 @@ def known_at(record: Item) -> float:
     return record.end if isinstance(record, Span) else record.time
 
 
+def known_order(record: Item) -> tuple[float, int]:
+    """A key to sort by: the order in which records are folded.
+
+    Hosts report in batches, so what a gang waited for may come after it.
+    """
+    gang = isinstance(record, Row) or (isinstance(record, Span) and record.kind == "gang")
+    over = isinstance(record, Event) and record.kind in ENDS
+    return known_at(record), 2 * over + gang
+
+
 def waits(
     records: Iterable[Record], start: float, end: float
 ) -> dict[Lane, list[tuple[str, float, float]]]:
@@ -402,9 +412,7 @@ def waits(
         raise ValueError(f"the range must have a length: {start} to {end}")
     fold = Waits()
     out: dict[Lane, list[tuple[str, float, float]]] = {}
-    # A transfer may be known only after the gang that it was for, when hosts report in batches.
-    ranked = sorted(records, key=lambda r: (known_at(r), isinstance(r, Span) and r.kind == "gang"))
-    for record in ranked:
+    for record in sorted(records, key=known_order):
         if isinstance(record, Span) and record.kind == "gang":
             for lane in lanes_of(record.island, record.host, record.devices):
                 fold.free.setdefault(lane, start)

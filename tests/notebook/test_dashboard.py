@@ -75,7 +75,7 @@ def test_a_page_that_is_too_late_or_of_another_process_begins_anew() -> None:
     playing = Playing()
     playing.play(0.1)
     feed = Feed(begun(playing.timeline), ("queues",), first=1000)
-    for step in range(KEPT + 2):
+    for step in range(KEPT + 50):  # the first change nothing: hosts may be late
         playing.play(0.1 + step / 100)
         feed.tick()
     for stale in (0, 1000, 999_999):

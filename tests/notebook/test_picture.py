@@ -18,7 +18,7 @@ from pathways_lab.notebook.frozen import Bundle
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.picture import FOLD, LAST, Picture, Wanted
 from pathways_lab.notebook.plot import Plot
-from pathways_lab.notebook.present import Present
+from pathways_lab.notebook.present import LATE, Present
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.notebook.studio import Studio
@@ -27,6 +27,7 @@ from pathways_lab.runtime import chronicle
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.waits import known_order
 from tests.notebook.synthetic import arrival, training
 
 
@@ -155,7 +156,7 @@ def test_what_had_ended_before_it_was_cleared_does_not_run_for_ever(moment: floa
 
 def test_a_part_of_a_gang_that_was_over_when_it_was_cleared_is_still_part_of_it() -> None:
     args = {"seq": 0, "hosts": ("i/a", "i/b"), "slice": 1}
-    log, now = Timeline(clock=lambda: 2.0), 2.0
+    log = Timeline(clock=lambda: 2.0)
     log.extend([
         Event("granted", 1.0, "i", "", 7, 0, "p", "f", "k", args),
         Event("launched", 1.0, "i", "i/a", 7, 0, "p", "f", "k", {"devices": (0,)}),
@@ -166,7 +167,7 @@ def test_a_part_of_a_gang_that_was_over_when_it_was_cleared_is_still_part_of_it(
     shown.do("clear")
     assert [lane.host for lane, *_ in shown.scene.running()] == ["i/b"]
     log.extend([Span("gang", 1.1, 2.5, "i", "i/b", (0,), 7, 0, "p", "f", "k", "", {"seq": 0})])
-    assert shown.look(now)[1].status == "1 of 1 gangs done"
+    assert shown.look(2.5)[1].status == "1 of 1 gangs done"
 
 
 def test_a_picture_that_is_behind_moves_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +210,30 @@ def test_the_error_of_clocks_is_stated_also_when_hosts_came_long_ago() -> None:
     clock.now = 60.0
     notes = Picture(log, Wanted()).look(60.0)[1].notes
     assert notes == ("stamps of hosts may be off by 400 µs",)
+
+
+def told_late(late: float) -> dict[int, list[Any]]:
+    """What devices waited for, where transfers are reported a tenth of a second late."""
+    records = training(2)
+    arrivals = [(arrival(r) + 0.12 * (r.kind == "transfer"), r) for r in records
+                if not isinstance(r, Sample)]  # fmt: skip
+    clock = Clock()
+    log = Timeline(clock=clock)
+    shown = Present(log, 1e9, 0.0, 0.0, late)
+    for tick in range(80):
+        clock.now = tick / 10
+        log.extend([r for at, r in arrivals if clock.now - 0.1 < at <= clock.now])
+        shown.collect(clock.now, FOLD)
+    assert not shown.behind
+    return {run: sorted(map(repr, seen.waits)) for run, seen in shown.scene.runs.items()}
+
+
+def test_what_a_gang_waited_for_is_known_although_it_was_reported_later() -> None:
+    at_once = made(training(2), 8.0)[0].scene.runs
+    whole = {run: sorted(map(repr, seen.waits)) for run, seen in at_once.items()}
+    assert any(whole.values())
+    assert told_late(LATE) == whole
+    assert told_late(0.0) != whole, "it matters"
 
 
 # --- one gang ------------------------------------------------------------------
@@ -354,10 +379,10 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
 def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    records = training(40)
+    records = sorted(training(40), key=known_order)
     cut = 200
     sent: list[tuple[Any, ...]] = []
-    made = Studio(lambda *frame: sent.append(frame), lambda: arrival(records[-1]))
+    made = Studio(lambda *frame: sent.append(frame), lambda: arrival(records[-1]) + 2 * LATE)
 
     def tell(part: list[Record]) -> None:
         batches = [([chronicle.write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]

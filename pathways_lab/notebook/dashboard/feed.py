@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any
 
 from pathways_lab.notebook.picture import Picture, Wanted
-from pathways_lab.notebook.present import Present, newest
+from pathways_lab.notebook.present import LATE, Present, newest
 from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.timeline.log import Timeline
 
@@ -32,7 +32,7 @@ FIRST = 10_000
 
 def begun(timeline: Timeline) -> Present:
     """The present, for all feeds."""
-    return newest(timeline, WINDOW, FIRST)
+    return newest(timeline, WINDOW, FIRST, LATE)
 
 
 class Feed:
