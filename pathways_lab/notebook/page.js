@@ -9,6 +9,15 @@ function element(tag, name, text) {
   return made;
 }
 
+// Takes a document of Bokeh's out of the page.
+function wipe(shown) {
+  try {
+    shown?.clear();
+  } catch {
+    // a document whose views are gone has nothing left to clear
+  }
+}
+
 // The header: text of the page, rebuilt only when it changes.
 class Head {
   constructor(send) {
@@ -198,9 +207,12 @@ class View {
     this.document = copy;
     this.header(feed.header);
     await feed.Bokeh.require("embed/standalone").add_document_standalone(copy, place);
-    if (shown !== this.showing) return copy.clear(); // a newer one overtook this one
+    if (shown !== this.showing) return wipe(copy); // a newer one overtook this one
     this.body.replaceChildren(place);
     this.body.style.minHeight = "";
+    // What it leaves in the page, such as the text under a pointer, would stay for ever.
+    wipe(this.placed);
+    this.placed = copy;
     this.root.pathwaysDocument = copy;
     this.root.dataset.scripts = feed.how;
     for (const model of copy._all_models.values())
@@ -374,12 +386,8 @@ class View {
 
   drop() {
     clearInterval(this.reading);
-    try {
-      this.document?.clear();
-    } catch {
-      // a document whose views are gone has nothing left to clear
-    }
-    this.document = undefined;
+    wipe(this.placed);
+    this.document = this.placed = undefined;
   }
 
   remove() {

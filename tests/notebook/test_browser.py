@@ -246,6 +246,26 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     assert note.inner_text() != text, "what is said above a figure moves with it"
 
 
+def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page, lab: Lab) -> None:
+    lab.write("hover.ipynb", [feed()])
+    page.open("hover.ipynb")
+    page.wait_for_kernel()
+    page.start()
+    page.wait_for_view()
+    page.wait_for_source("order-done", 12)
+    tips = page.page.locator("body > .bk-Tooltip")
+    for _ in range(3):
+        page.click_mark("order", "order-done")
+        tips.first.wait_for(state="attached")
+        page.page.focus(".pathways-lab")
+        page.page.keyboard.press("Space")  # a mark is clicked in a picture that is held
+        grows(page)
+    page.page.mouse.move(2, 2)
+    page.page.wait_for_timeout(300)
+    assert sum(tips.nth(n).is_visible() for n in range(tips.count())) == 0
+    assert tips.count() <= 1
+
+
 def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page, lab: Lab) -> None:
     view = 'View(log, ("order", "queues", "graph"), '
     count = """
