@@ -26,7 +26,7 @@ from pathways_lab.notebook.static import picture
 from pathways_lab.notebook.text import lead_note, merged_note, summary, table
 from pathways_lab.timeline.bars import GANG, Bar
 from pathways_lab.timeline.machine import Machine
-from pathways_lab.timeline.records import Record
+from pathways_lab.timeline.packed import Item
 from pathways_lab.timeline.waits import known_order
 
 LIMIT = 100_000
@@ -47,7 +47,7 @@ Bundle = tuple[dict[str, str], dict[str, Any]]
 
 
 def freeze(
-    records: Sequence[Record],
+    records: Sequence[Item],
     origin: float,
     end: float,
     panels: tuple[str, ...],

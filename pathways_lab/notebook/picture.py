@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.notebook.frozen import Bundle, freeze
@@ -24,8 +24,9 @@ from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.text import about_gang, duration, gang_of, merged_note, summary, table
-from pathways_lab.timeline.log import Timeline, within
-from pathways_lab.timeline.records import Record
+from pathways_lab.timeline.log import Timeline, items_within, within
+from pathways_lab.timeline.packed import Item
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample
 from pathways_lab.timeline.waits import known_at, known_order
 
 SETTLE = 0.3
@@ -269,12 +270,19 @@ class Picture:
         return self.present.once(("frozen", self.panels, self.wanted.title), self._freeze)
 
     def _freeze(self, scene: Scene, at: float) -> Bundle:
-        last = max(scene.last, self.since + 1e-3)
-        records = [r for r in self.timeline.records if within(r, self.since)]
+        items = self.timeline.items
+        last = max(min(scene.last, self._until(items)), self.since + 1e-3)
         return freeze(
-            records, self.since, last, self.panels, self.wanted.title, self.palette,
-            self.notes(), scene.machine,
+            items_within(items, self.since, last), self.since, last, self.panels,
+            self.wanted.title, self.palette, self.notes(), scene.machine,
         )  # fmt: skip
+
+    def _until(self, items: Iterable[Item]) -> float:
+        """When the last of the view's runs was over: the next cell's may have begun since."""
+        runs = self.wanted.runs
+        mine = [i for i in items if not isinstance(i, Sample) and i.run in runs]
+        ends = [i for i in mine if not isinstance(i, Event) or i.kind in ENDS]
+        return max(map(known_at, ends), default=float("inf"))
 
 
 class Past:

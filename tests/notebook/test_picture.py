@@ -186,6 +186,19 @@ def test_a_picture_that_is_behind_moves_on_and_says_so(monkeypatch: pytest.Monke
     assert sum(bars(plots)["count"]) == ended_by(records, 5.0)
 
 
+def test_what_is_left_of_a_view_of_runs_ends_with_them() -> None:
+    records = training(3)
+    first, *others = [r for r in records if isinstance(r, Event) and r.kind == "submitted"]
+    mine = [r for r in records if not isinstance(r, Sample) and r.run == first.run]
+    shown, _ = made(records, 9.0, runs=frozenset((first.run,)))
+    facts = shown.bundle()[1]["pathways_lab"]
+    assert others
+    assert facts["computations"] + facts["transfers"] == ended_by(mine, 9.0)
+    assert facts["seconds"] == pytest.approx(max(map(arrival, mine)), abs=1e-3)
+    everything = made(records, 9.0)[0].bundle()[1]["pathways_lab"]
+    assert everything["computations"] > facts["computations"]
+
+
 def test_a_long_run_says_how_long_it_takes_also_when_what_was_is_cleared() -> None:
     records = training(6)
     runs = frozenset(r.run for r in records if isinstance(r, Event) and r.kind == "submitted")
