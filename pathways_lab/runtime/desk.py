@@ -40,7 +40,8 @@ Where = Callable[[SliceId | None], Place | Failure | None]
 
 
 _UNFINISHED = 4
-"""Memories of a device that a client may fill on a host with uploads that are not complete."""
+"""Memories of a device, of 1 GiB at least, that a client may fill on a host with uploads that are
+not complete."""
 
 
 @dataclass(slots=True)
@@ -159,12 +160,12 @@ class Desk:
             )
 
     def _check_room(self, link: Link, more: Buffers) -> None:
-        """What is not complete is counted by nobody else."""
-        parts = [d for u in self._uploads.values() if link in u.links for d in u.parts.values()]
-        early = [
-            d for puts in self._early.values() for put in puts if put[0] is link for d in put[2]
-        ]
-        waiting = sum([len(data) for data in (*parts, *early)])
+        """What is not complete is counted by nobody else; a client may come by many links."""
+        holder = link.holder
+        uploads = [u for u in self._uploads.values() if any(k.holder == holder for k in u.links)]
+        early = [p for puts in self._early.values() for p in puts if p[0] and p[0].holder == holder]
+        parts = [d for u in uploads for d in u.parts.values()] + [d for p in early for d in p[2]]
+        waiting = sum([len(data) for data in parts])
         most = _UNFINISHED * max(self._launcher.memory.limit or 0, 1 << 30)
         if waiting and waiting + sum([len(data) for data in more]) > most:
             raise ValueError(

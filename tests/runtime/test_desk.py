@@ -1,0 +1,65 @@
+"""What clients bring to a host before it is complete is bounded, by client."""
+
+from __future__ import annotations
+
+import mmap
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pathways_lab.core.layout import Layout
+from pathways_lab.runtime.arrays import upload_fields
+from pathways_lab.runtime.desk import Desk
+
+ANN, EVE = 1, 2
+GIB = 1 << 30
+
+
+class Link(SimpleNamespace):
+    """A client's link.  Compared by identity, as links are."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    def __init__(self, holder: int) -> None:
+        super().__init__(holder=holder, peer={"role": "client"})
+
+
+@pytest.fixture(params=["before its slice is known", "with a part missing"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    """Of a host with two devices of 64 MiB, where uploads wait for one of two reasons."""
+    launcher: Any = SimpleNamespace(
+        buffers={}, memory=SimpleNamespace(limit=64 << 20), forget_fetches=lambda of: None
+    )
+    never: Any = None
+    place: Any = SimpleNamespace(numbers=(0, 1)) if "part" in request.param else None
+    bound: Any = SimpleNamespace(generation=0)
+    return Desk("h", b"", launcher, never, lambda _: place, never, never, lambda _: bound)
+
+
+# Nobody touches these bytes, so they are no memory.
+PART = memoryview(mmap.mmap(-1, GIB))
+
+
+def put(desk: Desk, link: Any, number: int) -> None:
+    """One of two parts of an upload: 1 GiB."""
+    high = link.holder << 32
+    layout = Layout((("x", 2),), (("x",),))
+    fields = upload_fields(high | number, high | 1, [2 * GIB], "uint8", layout)
+    desk.put(link, {**fields, "devices": [0]}, [PART])
+
+
+@pytest.mark.parametrize("links", [1, 7])
+def test_what_a_client_has_not_finished_is_bounded_over_all_its_links(
+    desk: Desk, links: int
+) -> None:
+    ways = [Link(EVE) for _ in range(links)]
+    for number in range(4):
+        put(desk, ways[number % links], number)
+    for way in ways:
+        with pytest.raises(ValueError, match="uploads of client 2 that are not complete"):
+            put(desk, way, 9)
+    put(desk, Link(ANN), 1)
+    desk.closed(ways[0])
+    put(desk, Link(EVE), 9)
