@@ -92,7 +92,7 @@ from pathways_lab.core.slices import SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 from pathways_lab.core.topology import SliceBinding, Topology
-from pathways_lab.core.upload_messages import UploadLost
+from pathways_lab.core.upload_messages import PatienceEnded, UploadLost
 from pathways_lab.core.uploads import Uploads
 
 NOWHERE: SliceId = -1
@@ -129,6 +129,7 @@ class Control:
             ProgramsDropped: self.forgetting.drop,
             BufferDeclared: self._buffer_declared,
             UploadLost: self._upload_lost,
+            PatienceEnded: lambda event: None,  # what is late is looked for at every event
             RunSubmitted: self._run_submitted,
             RunCancelled: self._run_cancelled,
             BuffersDropped: self._buffers_dropped,
@@ -157,6 +158,8 @@ class Control:
         state.out = []
         state.cause = event.cause
         state.time = state.accounts.time = event.time
+        if self.uploads.since:
+            self.uploads.abandon()
         client = getattr(event, "client", None)
         if client is None or client in self.clients or isinstance(event, ClientJoined):
             self._handlers[type(event)](event)
@@ -177,6 +180,11 @@ class Control:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")
             state.out.append(Refused(event.cause, client, f"client {client}", failure))
         return state.out
+
+    @property
+    def due(self) -> float:
+        """When it wants to hear the time (PatienceEnded); infinity: never."""
+        return self.uploads.due
 
     def topology(self) -> Topology:
         """The machine, and the slices that are bound to it."""

@@ -25,7 +25,7 @@ from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.core.upload_messages import UploadLost
+from pathways_lab.core.upload_messages import UploadEvent
 
 Buffer = int
 Run = int
@@ -360,7 +360,7 @@ Event = (
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     RunCancelled | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
     PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
-    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadLost | ProgramsDropped
+    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadEvent | ProgramsDropped
 )  # fmt: skip
 
 

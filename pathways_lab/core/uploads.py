@@ -15,6 +15,7 @@ Paper: section 4.6 (object store).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from pathways_lab.core.admission import Entry, beyond_quota, too_large
@@ -33,6 +34,7 @@ class Uploads:
 
     ahead: buffers that ask for memory when somebody reads them.
     abandoned: buffers whose bytes were given up because nobody declared them in time.
+    since: when bytes came that nobody had declared then, by buffer, first ones first.
     orphans: hosts to which bytes are under way that nobody wants.
     present: numbers of the clients that are connected, newest: the highest that ever was;
         what still comes of others up to that, which have left, is nobody's.
@@ -47,7 +49,7 @@ class Uploads:
         self.present: set[int] = set()
         self.newest = 0
         self.abandoned: set[int] = set()
-        self._since: dict[int, float] = {}
+        self.since: dict[int, float] = {}
 
     def declare(self, buffer: BufferRecord, hosts: tuple[str, ...], ahead: bool = False) -> None:
         """A new buffer whose bytes are on their way to *hosts*, or will be (*ahead*)."""
@@ -95,7 +97,6 @@ class Uploads:
 
     def came(self, number: int, host: str) -> None:
         """All parts for one host are there (perhaps before the buffer was declared)."""
-        self._abandon()
         buffer = self.state.store.buffers.get(number)
         if number in self.orphans:
             self.orphans[number].discard(host)
@@ -110,15 +111,18 @@ class Uploads:
             self.state.out.append(FreeBuffers(self.state.cause, (host,), (number,)))
         elif buffer is None:
             self.early.setdefault(number, set()).add(host)
-            self._since.setdefault(number, self.state.time)
+            self.since.setdefault(number, self.state.time)
 
-    def _abandon(self) -> None:
+    @property
+    def due(self) -> float:
+        """When the next bytes are given up, unless they are declared; infinity: there are none."""
+        return next(iter(self.since.values()), math.inf) + PATIENCE
+
+    def abandon(self) -> None:
         """Nobody counts what was never declared, so hosts do not keep it."""
-        while self._since:
-            number, since = next(iter(self._since.items()))
-            if since + PATIENCE > self.state.time:
-                break
-            del self._since[number]
+        while self.due <= self.state.time:
+            number = next(iter(self.since))
+            del self.since[number]
             if number in self.early:
                 self.abandoned.add(number)
                 self.reject(number, ())

@@ -26,6 +26,7 @@ from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import not_an_owner
 from pathways_lab.core.story import Stuck
+from pathways_lab.core.upload_messages import PatienceEnded
 from pathways_lab.runtime.acts import OnStuck
 from pathways_lab.runtime.broadcast import Peer
 from pathways_lab.runtime.codec import CodecError, pack, unpack
@@ -49,6 +50,9 @@ _LAUNCHING = {m.ShareProgram, m.Grant}
 
 class Core(Protocol):
     """What is driven from here: :class:`pathways_lab.core.control.Control`."""
+
+    @property
+    def due(self) -> float: ...
 
     def handle(self, event: m.Event) -> list[m.Command]: ...
 
@@ -343,8 +347,10 @@ class Rim:
     # --- standstill and disorder -----------------------------------------------------
 
     def look(self) -> None:
-        """Now and then: is anything stuck?"""
+        """Now and then: is anything stuck, or due?"""
         now = self._clock()
+        if self._core.due <= now:
+            self.happened(PatienceEnded(now, "clock"))
         if self.registry.programs:
             self.heard = now  # idle from its end, and not since it was submitted
         self.races.settle(now)

@@ -74,8 +74,13 @@ class Transcript:
                 self._end(f"{type(event).__name__} could not be written: {error}")
         return commands
 
-    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]:
+    @property
+    def due(self) -> float:
         """A question, which changes nothing: it is not written."""
+        return self._core.due
+
+    def overdue(self, seconds: float, now: float) -> Sequence[Overdue]:
+        """A question as well."""
         return self._core.overdue(seconds, now)
 
     def accounts(self, now: float) -> Mapping[str, tuple[Account, Quota]]:

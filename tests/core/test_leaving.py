@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import deque
 from types import FunctionType, ModuleType
 
@@ -15,6 +16,7 @@ from pathways_lab.core.messages import (
     SliceRequested,
 )
 from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.upload_messages import PatienceEnded
 from pathways_lab.testing import Script
 from tests.core.stories import told
 
@@ -52,7 +54,7 @@ def test_bytes_that_nobody_declares_are_not_kept() -> None:
     assert script.resolved[DECLARED] is None
     script.send(HostReport(9.0, "test", HOST, resident=(UNKNOWN + 7,)))
     assert not told(script, FreeBuffers)
-    script.send(HostReport(11.0, "test", HOST, resident=(UNKNOWN + 8,)))
+    script.send(HostReport(11.0, "test", HOST))
     assert [c.buffers for c in told(script, FreeBuffers)] == [(UNKNOWN,)]
     # Who declares so late is told, and waits for nothing.
     script.send(BufferDeclared(12.0, "test", "kernel-1", UNKNOWN, where, 8))
@@ -61,6 +63,19 @@ def test_bytes_that_nobody_declares_are_not_kept() -> None:
     assert "before it was declared" in failure.message
     assert script.resolved[DECLARED] is None
     assert not script.control.uploads.abandoned
+
+
+def test_the_core_says_when_it_gives_up_bytes_although_nothing_else_happens() -> None:
+    script = Script()
+    assert script.control.due == math.inf
+    for time, number in ((1.0, UNKNOWN), (2.0, DECLARED)):
+        script.send(HostReport(time, "test", HOST, resident=(number,)))
+    for due, number in ((11.0, UNKNOWN), (12.0, DECLARED)):
+        assert script.control.due == due
+        script.send(PatienceEnded(due, "clock"))
+        assert told(script, FreeBuffers)[-1].buffers == (number,)
+    assert script.control.due == math.inf
+    assert not script.control.uploads.early
 
 
 def test_a_client_that_left_has_given_up_nothing() -> None:

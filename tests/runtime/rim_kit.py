@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Script:
     def __init__(self) -> None:
         self.events: list[m.Event] = []
         self.answer: Callable[[m.Event], list[m.Command]] = lambda event: []
+        self.due = math.inf
 
     def handle(self, event: m.Event) -> list[m.Command]:
         self.events.append(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ class Binder:
 
     def __init__(self) -> None:
         self.events: list[m.Event] = []
+        self.due = math.inf
 
     def overdue(self, seconds: float, now: float) -> list[Overdue]:
         return []

@@ -12,6 +12,7 @@ from pathways_lab.core.policies import FIFO, PolicyView, ProportionalShare, Remo
 from pathways_lab.core.program import Plan
 from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.upload_messages import PatienceEnded
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.registry import HostSeen
@@ -475,3 +476,17 @@ def test_nobody_who_is_gone_stops_the_others(lab: Lab) -> None:
     lab.hosts["i0/h"].gone = True
     submitted(lab)
     assert lab.hosts["i1/h"].of("grant")
+
+
+def test_the_core_hears_the_time_when_it_wants_to_and_else_never(lab: Lab) -> None:
+    lab.core.answer = lambda event: [m.FreeBuffers(event.cause, ("i0/h",), (ONE + 3,))]
+    lab.core.due = lab.now + 10
+    before = len(lab.core.events)
+    lab.rim.look()
+    assert len(lab.core.events) == before
+    lab.now += 10
+    lab.rim.look()
+    (event,) = lab.core.events[before:]
+    assert isinstance(event, PatienceEnded)
+    assert event.time >= lab.core.due
+    assert lab.hosts["i0/h"].of("free") == [{"buffers": (ONE + 3,)}]

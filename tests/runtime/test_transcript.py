@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from pathways_lab.core.control import Control
-from pathways_lab.core.messages import Event, HostLost, PolicyChosen, PolicySet, RunSubmitted
+from pathways_lab.core.messages import (
+    Event,
+    FreeBuffers,
+    HostJoined,
+    HostLost,
+    HostReport,
+    PolicyChosen,
+    PolicySet,
+    RunSubmitted,
+)
 from pathways_lab.core.policies import ProportionalShare
 from pathways_lab.core.rules import Rules
+from pathways_lab.core.upload_messages import PatienceEnded
 from pathways_lab.runtime.transcript import (
     IncompleteTranscript,
     Transcript,
@@ -68,4 +78,15 @@ def test_an_entry_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     events = played(path)
     path.write_bytes(path.read_bytes()[:-3])
     assert len(list(read(path))) == len(events) - 1
+    assert differences(path) == []
+
+
+def test_what_is_given_up_because_of_the_time_is_given_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "transcript"
+    written = Transcript(Control(), path)
+    written.handle(HostJoined(0.0, "test", "i/h", "i", 2, "cpu", 1 << 30))
+    written.handle(HostReport(1.0, "test", "i/h", resident=(1 << 32,)))
+    freed = [FreeBuffers("clock", ("i/h",), (1 << 32,))]
+    assert written.handle(PatienceEnded(written.due, "clock")) == freed
+    assert list(read(path))[-1] == (PatienceEnded(11.0, "clock"), freed)
     assert differences(path) == []
