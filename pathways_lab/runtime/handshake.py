@@ -74,11 +74,12 @@ class Arrival:
                 self._encrypting = False
             while not self._proved:
                 self._prove()
-            while True:
-                messages = self.decoder.advance(_some(self.sock.recv_into(self.decoder.space())))
-                if messages:
-                    _check_hello(messages[0])
-                    return messages
+            messages: list[Message] = []
+            while not messages:
+                count = _some(self.sock.recv_into(self.decoder.space()))
+                self.decoder.advance(count, messages)
+            _check_hello(messages[0])
+            return messages
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return []
 
@@ -148,7 +149,7 @@ def meet(
         messages: list[Message] = []
         while not messages:
             patience()
-            messages = decoder.advance(_some(sock.recv_into(decoder.space())))
+            decoder.advance(_some(sock.recv_into(decoder.space())), messages)
         _check_hello(messages[0])
         apart = clock.difference(messages[0].fields, sent, time.monotonic())
         return sock, decoder, messages, apart

@@ -133,6 +133,8 @@ class Link:
         self._borrower: Borrower | None = None
         self._lending = threading.Lock()
         self._closed: str | None = None
+        # Why nothing more will be read, while what came before is delivered.
+        self._ended: WireError | OSError | None = None
         self._connected = False
         self._blocked = False
         self._writing = threading.Lock()
@@ -339,8 +341,28 @@ class Link:
         return self._sock.send(pieces[0])
 
     def receive(self) -> list[Message]:
-        """Read what is there.  Raises WireError, LinkClosed, OSError."""
+        """Read what is there.  Raises WireError, LinkClosed, OSError, after what came before."""
+        if self._ended is not None:
+            raise self._ended
         messages: list[Message] = []
+        try:
+            self._receive(messages)
+        except (WireError, OSError) as error:
+            if not messages:
+                raise
+            # Deliver first.  A socket tells an error only once, and a decoder that failed
+            # cannot go on, so neither is asked again.
+            self._ended = error
+        return messages
+
+    @property
+    def hidden(self) -> bool:
+        """Whether reading finds what no selector sees: decrypted bytes, or why it ended."""
+        return self._ended is not None or (
+            isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        )
+
+    def _receive(self, messages: list[Message]) -> None:
         budget = _READ_BUDGET
         while budget > 0:
             space = self._decoder.space()
@@ -352,17 +374,13 @@ class Link:
             except SegmentError as error:
                 raise WireError(str(error)) from None
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                break
+                return
             if count == 0:
-                if messages:
-                    # Deliver first; the end shows again at the next reading.
-                    break
                 raise LinkClosed(f"{self.name} closed the connection")
             budget -= count
-            messages += self._decoder.advance(count)
+            self._decoder.advance(count, messages)
             if count < len(space) and not self._tls:
-                break
-        return messages
+                return
 
     def admit(self, messages: list[Message]) -> list[Message]:
         """What came, in the order in which it was sent, without what is between the links.
@@ -395,6 +413,7 @@ class Link:
     def shut(self, reason: str) -> None:
         """Mark closed and close the socket; the reactor has forgotten it already."""
         self._closed = reason
+        self._ended = None
         # Not while a thread writes: the number of the socket may be used anew.
         with self._writing:
             self._queue.clear()

@@ -542,7 +542,7 @@ class Reactor:
         if self.trouble is not None:
             messages = self.trouble.on_the_way(link, messages)
         self.admit(link, messages)
-        if isinstance(link.sock, ssl.SSLSocket) and link in self._links and link.sock.pending():
+        if link in self._links and link.hidden:
             self.call_soon(self._read, link)
 
     def admit(self, link: Link, messages: list[Message]) -> None:

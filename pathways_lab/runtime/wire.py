@@ -145,7 +145,7 @@ class Decoder:
     """Turns a byte stream into messages, whatever its chunks.
 
     A socket is read with ``n = sock.recv_into(decoder.space())`` and
-    ``decoder.advance(n)``; bytes at hand are given to :meth:`feed`.  After a
+    ``decoder.advance(n, messages)``; bytes at hand are given to :meth:`feed`.  After a
     WireError the decoder is useless, as is the stream.
 
     borrower: finds the buffers of messages that came through shared memory; None
@@ -177,19 +177,20 @@ class Decoder:
             self._start, self._end = 0, rest
         return self._stage[self._end :]
 
-    def advance(self, count: int) -> list[Message]:
-        """*count* bytes were put into :meth:`space`: the messages that they complete."""
-        messages: list[Message] = []
+    def advance(self, count: int, messages: list[Message]) -> None:
+        """*count* bytes were put into :meth:`space`: add the messages that they complete.
+
+        After a WireError those that came before what is wrong are there.
+        """
         if self._target is None:
             self._end += count
         else:
             self._filled += count
             if self._filled < len(self._target):
-                return messages
+                return
             whole, self._target = self._target, None
             self._item(whole, messages)
         self._parse(messages)
-        return messages
 
     def feed(self, data: Buffer) -> list[Message]:
         """Take bytes at hand; the messages that they complete."""
@@ -199,7 +200,7 @@ class Decoder:
             space = self.space()
             count = min(len(space), len(rest))
             space[:count] = rest[:count]
-            messages += self.advance(count)
+            self.advance(count, messages)
             rest = rest[count:]
         return messages
 

@@ -234,6 +234,16 @@ def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End], wher
         bad.send("x")
 
 
+def test_what_came_before_a_malformed_message_is_heard(ends: Callable[..., End]) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen("tcp://127.0.0.1:0", KEY, {"name": "server"})
+    link = client.reactor.connect(address, KEY, {"name": "client"})
+    link.sock.send(b"".join(encode("closing", {"reason": "last words"})) + b"\xff" * 100)
+    until(lambda: server.closed)
+    assert [op for op, _, _ in server.messages] == ["closing"]
+    assert server.closed[0].startswith("client sent a malformed message: a header of 42")
+
+
 def test_a_hello_can_be_refused_with_a_reason(ends: Callable[..., End], where: str) -> None:
     server, client = ends("server"), ends("client")
 

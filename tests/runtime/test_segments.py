@@ -263,7 +263,9 @@ class Hostile:
         frame = encode("x", {}, [bytes(length) for length in lengths], claim)
         socket.send_fds(self.ours, frame, descriptors)
         count = self.borrower.receive(self.theirs, self.decoder.space())
-        return self.decoder.advance(count)
+        messages: list[Any] = []
+        self.decoder.advance(count, messages)
+        return messages
 
     def close(self) -> None:
         self.borrower.close()

@@ -1,0 +1,86 @@
+"""A link that ends gives what came before the end, and then says why it ended, for ever."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import deque
+from typing import Any
+
+import pytest
+
+from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.segments import DESCRIPTORS
+from pathways_lab.runtime.wire import Decoder, WireError, encode
+
+OWNER: Any = None
+STAGE = 64 * 1024
+WORD = b"".join(encode("word", {"text": "x" * (128 - 19)}))
+WHOLE = WORD * (STAGE // len(WORD))
+"""Messages that fill one reading, so that there is a second one at once."""
+WRONG = b"\xff\xff\xff\xff"
+
+
+class Scripted:
+    """A socket that gives this, then that; then nothing, as if it lived."""
+
+    def __init__(self, *said: bytes | Exception) -> None:
+        self._said = deque(said)
+
+    def setblocking(self, flag: bool) -> None:
+        assert not flag
+
+    def sendmsg(self, pieces: list[memoryview]) -> int:
+        raise BlockingIOError
+
+    def recv_into(self, space: memoryview) -> int:
+        if not self._said:
+            raise BlockingIOError
+        said = self._said.popleft()
+        if isinstance(said, Exception):
+            raise said
+        space[: len(said)] = said
+        return len(said)
+
+
+def heard_and_then(link: Link, error: type[Exception], says: str) -> int:
+    """How many messages came before this."""
+    assert not link.hidden
+    heard = link.receive()
+    assert {message.op for message in heard} == {"word"}
+    for _ in range(2):
+        assert link.hidden, "nothing may come any more that wakes a selector"
+        with pytest.raises(error, match=says):
+            link.receive()
+    return len(heard)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "says"),
+    [
+        ((WHOLE, OSError(errno.ECONNRESET, "reset")), ConnectionResetError, "reset"),
+        ((WHOLE, OSError(errno.ETIMEDOUT, "timed out")), TimeoutError, "timed out"),
+        ((WHOLE, b""), LinkClosed, "closed the connection"),
+        ((WHOLE, WRONG), WireError, "over the limit"),
+        ((WHOLE, WORD + WRONG), WireError, "over the limit"),
+        ((WORD + WRONG,), WireError, "over the limit"),
+    ],
+)
+def test_whole_messages_before_the_end_are_heard(
+    said: tuple[Any, ...], error: type[Exception], says: str
+) -> None:
+    sock: Any = Scripted(*said)
+    link = Link(OWNER, sock, "other", {}, Decoder())
+    whole = sum(len(part) for part in said if isinstance(part, bytes)) // len(WORD)
+    assert heard_and_then(link, error, says) == whole
+
+
+def test_whole_messages_before_too_many_descriptors_are_heard() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = Link(OWNER, theirs, "other", {}, Decoder())
+        link.share(connected=False)
+        ours.sendall(WHOLE)
+        socket.send_fds(ours, [WORD], [ours.fileno()] * (DESCRIPTORS + 1))
+        assert heard_and_then(link, WireError, "too many") == STAGE // len(WORD)
+        link.shut("over")
