@@ -28,10 +28,11 @@ LAYOUT = Layout((("x", 2),), (("x",),))
 
 
 class Host:
-    """A host that compiles at once and finishes every granted step at once."""
+    """A host that compiles at once and finishes every granted step at once, unless it is busy."""
 
     def __init__(self, name: str, address: str, key: bytes) -> None:
         self.name = name
+        self.busy = False
         self.plans: dict[str, Plan] = {}
         self.bindings: dict[int, SliceBinding] = {}
         self.grants: list[tuple[Grant, list[bytes]]] = []
@@ -61,7 +62,8 @@ class Host:
             plan = self.plans[grant.plan]
             steps = range(grant.first, grant.last)
             mine = [i for i in steps if self._involved(plan, plan.steps[i])]
-            self._report(finished=tuple((grant.run, i, 0.001) for i in mine))
+            if not self.busy:
+                self._report(finished=tuple((grant.run, i, 0.001) for i in mine))
         elif op == "free":
             self.freed += fields["buffers"]
 
@@ -99,6 +101,11 @@ class Lab:
 
     def of(self, op: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.got if name == op]
+
+    def resolved(self) -> dict[int, Failure | None]:
+        """What was said last of each buffer."""
+        said = [entry for _, fields in self.got for entry in fields.get("resolved", ())]
+        return {b: f and unpack(Failure, f) for buffers, f in said for b in buffers}
 
     def failures(self) -> list[Failure]:
         return [unpack(Failure, f["failure"]) for f in self.of("refused")]
@@ -181,13 +188,44 @@ def test_what_cannot_be_met_is_refused_with_the_story(lab: Lab) -> None:
     assert "64" in lab.failures()[0].message
 
 
+def _hold(lab: Lab, number: int) -> None:
+    """On a slice of a host: a value (+100), a run under way (+1, makes +101), an upload (+200)."""
+    host, link, base = lab.hosts[number], lab.link, lab.base + 10 * number + 10
+    request = SliceRequest((2,), ("x",), island=f"i{number}")
+    link.send("slice", {"slice": base, "request": pack(request)})
+    until(lambda: base in host.bindings)
+    link.send("function", {"function": "f", "slice": base, "kind": "export"}, [b"code"])
+    values = (Value((8,), "float32", base, LAYOUT, 16),) * 2
+    steps = (Step(Call("f", base, (0,), (1,), name="f"), (0,)),)
+    plan = Plan(f"plan{number}", "once", values, steps, (0,), (1,), (base,))
+    link.send("program", {"plan": pack(plan)})
+    link.send("declare", {"buffer": base + 200, "slice": base, "nbytes": 16})
+
+    def submit(run: int, output: int) -> None:
+        fields = {"run": run, "plan": plan.key, "inputs": [None], "outputs": [output]}
+        link.send("submit", {**fields, "arguments": {0: 0}}, [b"a" * 32])
+
+    submit(base, base + 100)
+    until(lambda: base + 100 in lab.resolved())
+    host.busy = True
+    submit(base + 1, base + 101)
+    until(lambda: len(host.grants) == 2)
+
+
 def test_a_lost_host_fails_what_it_held_and_the_rest_goes_on(lab: Lab) -> None:
-    base, link = lab.base, lab.link
-    request = SliceRequest((2,), ("x",), island="i1")
-    link.send("slice", {"slice": base + 1, "request": pack(request)})
-    until(lambda: lab.of("slice-bound"))
+    for number in (0, 1):
+        _hold(lab, number)
+    one, two = lab.base + 10, lab.base + 20
+    assert lab.resolved() == {one + 100: None, two + 100: None}
     lab.hosts[1].reactor.close()
     until(lambda: [i["name"] for f in lab.of("topology")[-1:] for i in f["islands"]] == ["i0"])
-    request = SliceRequest((2,), ("x",))
-    link.send("slice", {"slice": base + 2, "request": pack(request)})
-    until(lambda: len(lab.of("slice-bound")) == 2)
+    lost = {b: why for b, why in lab.resolved().items() if why is not None}
+    assert lost.keys() == {two + 100, two + 101, two + 200}
+    ends = {f["run"]: f["failure"] for f in lab.of("run-ended")}
+    assert ends.keys() == {one, two, two + 1}
+    for why in (unpack(Failure, ends[two + 1]), *lost.values()):
+        assert (why.kind, why.host) == ("lost", "i1/h")
+    lab.hosts[0]._report(finished=((one + 1, 0, 0.001),), resident=(one + 200,))
+    until(lambda: {one + 101, one + 200} <= lab.resolved().keys())
+    assert {b for b, why in lab.resolved().items() if why is not None} == lost.keys()
+    assert not lab.failures()
