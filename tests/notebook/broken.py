@@ -129,7 +129,8 @@ ALL = (
     Broken(
         "side panel leaves its lab", PANEL,
         "this.choose(names.includes(known) && !this.silent.has(known) ? known : newest);",
-        "this.choose(newest);", "tests/notebook/test_browser_panel.py",
+        "this.choose(newest);",
+        "tests/notebook/test_browser_panel.py::test_the_panel_stays_with_a_lab_until_that_ends",
     ),
     Broken(
         "dashboard page stands still", NOTEBOOK + "dashboard/dashboard.js",

@@ -11,4 +11,4 @@ from tests.notebook.broken import ALL, ROOT, Broken
 def test_it_can_be_broken_and_has_a_test(broken: Broken) -> None:
     assert (ROOT / broken.file).read_text().count(broken.old) == 1
     file, _, test = broken.test.partition("::")
-    assert f"def {test}" in (ROOT / file).read_text()
+    assert f"def {test}(" in (ROOT / file).read_text()
