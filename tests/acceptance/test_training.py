@@ -92,8 +92,12 @@ def test_every_gang_ran_in_a_device_process_of_a_worker(lab: pw.Lab) -> None:
 
     import psutil
 
+    step = pipeline(lab.slice((4,), axes=("data",)), lab.slice((4,), axes=("data",)), P("data"))
+    jax.block_until_ready(step(*digits.init(), batches()[0]))
     hosts = {host.name: host for island in lab.islands for host in island.hosts}
-    for gang in gangs(lab):
+    ran = gangs(lab)
+    assert ran
+    for gang in ran:
         host = hosts[gang.host]
         assert host.pid != os.getpid()
         assert psutil.Process(host.pid).ppid() == host.worker_pid
