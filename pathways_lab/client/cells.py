@@ -304,11 +304,3 @@ class CellProgram:
 
     def __repr__(self) -> str:
         return f"<cell program {self.name}>"
-
-
-def capture_cell(
-    run: Callable[[Names], None], reads: Names, name: str = "cell", on: Slice | None = None
-) -> tuple[CellProgram, CapturedCell]:
-    """Capture a cell without running it: the program, and its form for these *reads*."""
-    program = CellProgram(run, name, on)
-    return program, program.capture(reads)

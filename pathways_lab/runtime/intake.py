@@ -365,6 +365,3 @@ _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
     "resume": _resume,
     "leave": _leave,
 }
-
-CLIENT_OPS = frozenset(_HANDLERS)
-"""The messages of clients that become events."""

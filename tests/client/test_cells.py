@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client import stats
-from pathways_lab.client.cells import CellProgram, capture_cell
+from pathways_lab.client.cells import CellProgram
 from tests.client.kit import FakeLab
 
 X = np.arange(8, dtype=np.float32)
@@ -139,17 +139,14 @@ def test_functions_of_the_cell(fake: FakeLab, f: Any) -> None:
 
 
 def test_capture_without_running(fake: FakeLab, f: Any) -> None:
-    program, captured = capture_cell(
-        lambda names: names.update(y=names["f"](names["x"])), {"f": f, "x": X}, name="look"
-    )
+    program = cell("y = f(x)")
+    captured = program.capture({"f": f, "x": X})
     assert captured.inputs == ("x",)
     assert "call f" in program.ir()
     assert fake.count("submit") == 0
 
 
 def test_the_same_array_under_two_names_is_one_input(fake: FakeLab, f: Any) -> None:
-    program, captured = capture_cell(
-        lambda n: n.update(z=n["f"](n["x"]) + n["y"]), {"f": f, "x": X, "y": X}
-    )
-    assert captured.inputs == ("x",)
-    np.testing.assert_allclose(program({"f": f, "x": X, "y": X})["z"].result(), X * 3)
+    program, values = cell("z = f(x) + y"), {"f": f, "x": X, "y": X}
+    assert program.capture(values).inputs == ("x",)
+    np.testing.assert_allclose(program(values)["z"].result(), X * 3)
