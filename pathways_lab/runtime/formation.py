@@ -68,18 +68,22 @@ class Formation:
 
 
 def why_hosts_stay_apart(platform: str, system: str = "") -> Failure | None:
-    """Why hosts on this system cannot compute together; None if they can.
+    """Why hosts on this system, with this jaxlib, cannot compute together; None if they can.
 
     platform: ``"cpu"``, or what JAX calls accelerators.  system: as ``sys.platform``,
     which it is by default.
     """
-    system = system or sys.platform
-    if platform != "cpu" or system in ("linux", "darwin"):
+    if platform != "cpu":
+        return None
+    # Here, because the control plane knows formations and loads no JAX.
+    from pathways_lab.runtime import jax_private
+
+    missing = jax_private.missing_cpu_collectives(system or sys.platform)
+    if not missing:
         return None
     return Failure(
         "refused",
-        f"CPU devices of several hosts cannot compute together on {system!r}: "
-        "JAX has no collectives between processes there",
+        f"CPU devices of several hosts cannot compute together: {missing}",
         "start with hosts_per_island=1 and more devices_per_host, or run the lab in Linux "
         "(on Windows: WSL 2)",
     )

@@ -64,9 +64,9 @@ _AGES = 10**8
 def missing_cpu_collectives(system: str = sys.platform) -> str:
     """Why CPU devices of several processes cannot compute together here; "" if they can."""
     if system not in ("linux", "darwin"):
-        return f"JAX has no collectives between processes on CPU devices on {system!r}"
+        return f"JAX has no collectives between processes on {system!r}"
     if not hasattr(_jax, "make_gloo_tcp_collectives"):
-        return "this jaxlib was built without collectives between processes on CPU devices"
+        return "this jaxlib was built without collectives between processes"
     return ""
 
 

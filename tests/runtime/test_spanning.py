@@ -10,7 +10,7 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import spanning
+from pathways_lab.runtime import jax_private, spanning
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.formation import Formation, why_hosts_stay_apart
@@ -49,6 +49,15 @@ def test_windows_is_told_the_way_out() -> None:
     assert failure is not None
     assert "hosts_per_island=1" in failure.remedy
     assert "WSL 2" in failure.remedy
+
+
+def test_a_jaxlib_without_collectives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_hosts_stay_apart("cpu") is None
+    monkeypatch.delattr(jax_private._jax, "make_gloo_tcp_collectives")
+    failure = why_hosts_stay_apart("cpu")
+    assert failure is not None
+    assert "built without collectives" in failure.message
+    assert why_hosts_stay_apart("gpu") is None
 
 
 def test_a_broken_collective_waits_for_the_news(tmp_path: Path) -> None:
