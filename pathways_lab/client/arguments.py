@@ -162,8 +162,10 @@ def is_placement(entry: Any) -> bool:
     return entry is None or isinstance(entry, PartitionSpec | NamedSharding)
 
 
-def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
-    """One entry of *prefix* per leaf of *tree*.
+def broadcast(
+    prefix: Any, tree: Any, what: str, is_entry: Callable[[Any], bool] = is_placement
+) -> list[Any]:
+    """One entry of *prefix* per leaf of *tree*.  is_entry: where the prefix ends, beside leaves.
 
     Raises PathwaysError when *prefix* is no prefix of *tree*; *what* names it.
     """
@@ -173,10 +175,10 @@ def broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
         found.extend([entry] * len(jax.tree.leaves(part)))
 
     try:
-        jax.tree.map(take, prefix, tree, is_leaf=is_placement)
+        jax.tree.map(take, prefix, tree, is_leaf=is_entry)
     except ValueError as error:
         raise failures.capture_failure(
-            f"{what} does not have the structure of what it places: {' '.join(str(error).split())}",
+            f"{what} does not have the structure of what it is for: {' '.join(str(error).split())}",
             "give one entry for all, a tuple with one entry per argument, or a tree prefix",
         ) from None
     return found

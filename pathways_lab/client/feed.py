@@ -179,7 +179,7 @@ class Feed(Iterator[Any]):
             self._ended = first.failure
             raise PathwaysError(first.failure)
         self._tree = jax.tree.structure(first.tree)
-        targets = targets_of(self._on, first.tree, f"the places of {self.name}")
+        targets = targets_of(self._on, first.tree, f"the place of {self.name}")
         self._places = [
             Place.of(leaf, on, requested)
             for leaf, (on, requested) in zip(first.leaves, targets, strict=True)

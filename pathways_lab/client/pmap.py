@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_lab.client import failures
-from pathways_lab.client.arguments import Numbers
+from pathways_lab.client.arguments import Numbers, broadcast
 from pathways_lab.client.devices import Slice, slice_of_devices
 from pathways_lab.client.functions import CompiledFunction
 
@@ -122,7 +122,8 @@ class _Mapped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dynamic = tuple(a for number, a in enumerate(args) if number not in self.static)
-        axes = _broadcast(self.in_axes, dynamic, "in_axes") + [0] * len(jax.tree.leaves(kwargs))
+        axes = broadcast(self.in_axes, dynamic, "in_axes of pmap", _is_axis)
+        axes += [0] * len(jax.tree.leaves(kwargs))
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
         for leaf, axis in zip(leaves, axes, strict=True):
             self._check(leaf, axis)
@@ -136,7 +137,8 @@ class _Mapped:
             rest = iter(given)
             full = [a if n in self.static else next(rest) for n, a in enumerate(args)]
             made, out_tree = jax.tree.flatten(self.function(*full, **named))
-            out_axes = _broadcast(self.out_axes, jax.tree.unflatten(out_tree, made), "out_axes")
+            results = jax.tree.unflatten(out_tree, made)
+            out_axes = broadcast(self.out_axes, results, "out_axes of pmap", _is_axis)
             expanded = [
                 leaf if axis is None else jnp.expand_dims(leaf, axis)
                 for leaf, axis in zip(made, out_axes, strict=True)
@@ -167,16 +169,3 @@ class _Mapped:
                 f" size {shape[axis]}, and slice {self.slice.name} has {count} devices",
                 f"give the axis size {count}, or ask for a slice of {shape[axis]} devices",
             )
-
-
-def _broadcast(prefix: Any, tree: Any, what: str) -> list[Any]:
-    if _is_axis(prefix):
-        return [prefix] * len(jax.tree.leaves(tree))
-    try:
-        full = jax.tree.broadcast(prefix, tree, is_leaf=_is_axis)
-    except ValueError as error:
-        raise failures.capture_failure(
-            f"{what} of pmap does not have the structure of what it maps: {error}",
-            "give one axis for all, a tuple with one entry per argument, or a tree prefix",
-        ) from None
-    return jax.tree.leaves(full, is_leaf=_is_axis)

@@ -21,7 +21,7 @@ import jax
 from jax import device_put as jax_device_put  # JAX's own, also while routed
 
 from pathways_lab.client import arrays, capture, failures, fusing, layouts, mlir, scopes
-from pathways_lab.client.arguments import Names, Numbers, Roles
+from pathways_lab.client.arguments import Names, Numbers, Roles, broadcast
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
 from pathways_lab.client.devices import Slice, VirtualDevice, with_new
@@ -387,7 +387,7 @@ def device_put(tree: Any, to: Any) -> Any:
     Outside of a program: handles, at once.  Inside: a transfer of its own.
     """
     leaves, structure = jax.tree.flatten(tree)
-    moves = _moves(to, tree, "the targets of device_put")
+    moves = _moves(to, tree, "the target of device_put")
     scope = scopes.current()
     if isinstance(scope, scopes.Body):
         # Inside of a compiled function it is JAX's business.
@@ -416,20 +416,7 @@ def targets_of(to: Any, tree: Any, what: str) -> list[tuple[Slice, Requested]]:
 
 
 def _moves(to: Any, tree: Any, what: str) -> list[capture.Move]:
-    return [_move(target) for target in _targets(to, tree, what)]
-
-
-def _targets(to: Any, tree: Any, what: str) -> list[Any]:
-    if _is_target(to):
-        return [to] * len(jax.tree.leaves(tree))
-    try:
-        full = jax.tree.broadcast(to, tree, is_leaf=_is_target)
-    except ValueError as error:
-        raise failures.capture_failure(
-            f"{what} do not have the structure of the tree: {error}",
-            "give one slice or sharding, or a tree prefix of them",
-        ) from None
-    return jax.tree.leaves(full, is_leaf=_is_target)
+    return [_move(target) for target in broadcast(to, tree, what, _is_target)]
 
 
 def _move(target: Any) -> capture.Move:

@@ -45,6 +45,18 @@ def test_trees_statics_keywords_and_donation(fake: FakeLab) -> None:
     assert x.is_deleted()
 
 
+def test_axes_and_places_that_do_not_go_with_their_trees_are_refused(fake: FakeLab) -> None:
+    on = fake.slice(4)
+    for ways in ({"in_axes": (0, 0)}, {"out_axes": (0, 0)}):
+        with pytest.raises(pw.PathwaysError, match=r"does not have the structure") as caught:
+            pw.pmap(lambda x: x, devices=on, **ways)(X)
+        assert "tree prefix" in caught.value.failure.remedy
+    with pytest.raises(pw.PathwaysError, match=r"^the target of device_put does not have"):
+        pw.device_put({"x": X}, {"y": on})
+    some = pw.device_put({"x": {"a": X, "b": X}, "y": None, "z": X}, {"x": on, "y": on, "z": on})
+    assert jax.tree.leaves(jax.tree.map(lambda h: h.slice is on, some)) == [True] * 3
+
+
 def test_the_mapped_axis_has_one_element_per_device(fake: FakeLab) -> None:
     f = pw.pmap(lambda x: x, devices=fake.slice(4))
     with pytest.raises(pw.PathwaysError, match=r"size 3, and slice s\d+ has 4 devices") as caught:
