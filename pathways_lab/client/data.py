@@ -91,11 +91,8 @@ class DataLinks:
         places = boxes(layout, kind.shape)
         description = upload_fields(buffer.id, on.id, kind.shape, kind.dtype, layout)
         connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout)})
-        by_host: dict[str, list[int]] = {}
-        for device, (host, _) in enumerate(binding.devices):
-            by_host.setdefault(host, []).append(device)
         description["generation"] = binding.generation
-        for host, devices in by_host.items():
+        for host, devices in binding.by_host.items():
             self._uploads.setdefault(host, weakref.WeakSet()).add(buffer)
             copies: dict[Box, np.ndarray[Any, Any]] = {}
             for device in devices:

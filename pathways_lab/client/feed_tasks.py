@@ -304,12 +304,9 @@ class HostTasks:
 
     def _parcel(self, buffer: Buffer, place: Place) -> Parcel:
         binding = place.slice.binding
-        by_host: dict[str, list[int]] = {}
-        for device, (host, _) in enumerate(binding.devices):
-            by_host.setdefault(host, []).append(device)
         hosts = tuple(
-            (host, self._session.data.address(host), tuple(devices))
-            for host, devices in by_host.items()
+            (host, self._session.data.address(host), devices)
+            for host, devices in binding.by_host.items()
         )
         kind = place.kind
         return Parcel(

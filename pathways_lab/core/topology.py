@@ -58,6 +58,14 @@ class SliceBinding:
         """Hosts of the slice, each once, in device order."""
         return tuple(dict.fromkeys(host for host, _ in self.devices))
 
+    @property
+    def by_host(self) -> dict[str, tuple[int, ...]]:
+        """Its virtual devices, by number, of each host; both in device order."""
+        found: dict[str, list[int]] = {}
+        for device, (host, _) in enumerate(self.devices):
+            found.setdefault(host, []).append(device)
+        return {host: tuple(devices) for host, devices in found.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:

@@ -211,3 +211,10 @@ def test_placing_on_2048_devices_is_quick() -> None:
     resources = machine(hosts=512, devices=4, block=(1, 4))
     assert len(bind(resources, 1, 32, 4).devices) == 128
     assert len(bind(resources, 2, 1000).devices) == 1000
+
+
+def test_devices_by_host_are_numbered_as_the_slice_numbers_them() -> None:
+    devices = (("h1", 3), ("h0", 0), ("h1", 2))
+    binding = SliceBinding(1, "c", "i", (3,), ("x",), devices, "cpu")
+    assert list(binding.by_host.items()) == [("h1", (0, 2)), ("h0", (1,))]
+    assert tuple(binding.by_host) == binding.hosts
