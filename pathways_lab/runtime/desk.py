@@ -17,7 +17,7 @@ Paper: section 4.2 (data move between client and hosts only on demand).
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,10 +112,16 @@ class Desk:
             self._check_room(link, buffers)
             if self._launcher.buffers.get(buffer) is not None:
                 return  # who sent it did not live to hear of it, and it was sent again
+        _value(
+            fields
+        )  # what is wrong is refused now, and not when nobody knows any more who sent it
+        parts = _parts(fields, buffers)
         moved = self.moved.get(slice_id)
         if moved is not None and int(fields.get("generation", 0)) < moved.generation:
             # Its client had not heard yet where the slice lies now.
-            parts = dict(zip(fields["devices"], buffers, strict=True))
+            if not parts.keys() <= set(range(len(moved.devices))):
+                devices = f"devices {sorted(parts)}, and has {len(moved.devices)}"
+                raise ValueError(f"an upload for slice {slice_id} is for its {devices}")
             self.send_on(moved, _plain(fields), parts)
             return
         self._put(link, fields, buffers)
@@ -132,19 +138,14 @@ class Desk:
             # The client heard of the slice before we did, or its devices are being opened.
             self._early.setdefault(slice_id, []).append((link, fields, buffers))
             return
-        value = arrays.with_bytes(
-            tuple(fields["shape"]),
-            str(fields["dtype"]),
-            slice_id,
-            unpack(Layout, fields["layout"]),
-        )
+        value = _value(fields)
         if isinstance(place, Failure):
             self._uploaded(buffer, value, place, here)
             return
         upload = self._uploads.setdefault(buffer, _Upload(value))
         if link is not None:
             upload.links.add(link)
-        for device, data in zip(fields["devices"], buffers, strict=True):
+        for device, data in _parts(fields, buffers).items():
             if device not in place.numbers:
                 raise ValueError(f"device {device} of slice {slice_id} is not on {self._host}")
             upload.parts[device] = data
@@ -207,12 +208,17 @@ class Desk:
             del self._uploads[buffer]
         return [(buffer, upload.value, upload.parts) for buffer, upload in found]
 
-    def take_early(self, slice_id: SliceId) -> list[tuple[dict[str, Any], dict[int, Any]]]:
-        """Shards that came before the slice's devices were open, taken out."""
-        return [
-            (_plain(fields), dict(zip(fields["devices"], buffers, strict=True)))
-            for _, fields, buffers in self._early.pop(slice_id, [])
+    def take_early(self, binding: SliceBinding) -> list[tuple[dict[str, Any], dict[int, Any]]]:
+        """Shards that came before the slice's devices were open, taken out.
+
+        Nothing was known of these devices when they came: what is for others is dropped.
+        """
+        early = [
+            (_plain(fields), _parts(fields, buffers))
+            for _, fields, buffers in self._early.pop(binding.slice, [])
         ]
+        devices = set(range(len(binding.devices)))
+        return [(fields, parts) for fields, parts in early if parts.keys() <= devices]
 
     def redirect(self, binding: SliceBinding) -> None:
         """Who waits for values of a slice that has moved shall ask there."""
@@ -342,6 +348,19 @@ class Desk:
             del self._uploads[buffer]
         for puts in self._early.values():
             puts[:] = [put for put in puts if put[0] is not link]
+
+
+def _value(fields: Mapping[str, Any]) -> Value:
+    """What is uploaded.  Raises KeyError, ValueError and TypeError for what is no array."""
+    layout = unpack(Layout, fields["layout"])
+    return arrays.with_bytes(
+        tuple(fields["shape"]), str(fields["dtype"]), int(fields["slice"]), layout
+    )
+
+
+def _parts(fields: Mapping[str, Any], buffers: Buffers) -> dict[int, Any]:
+    """Shards by virtual device.  Raises ValueError and TypeError for what are none."""
+    return {int(device): part for device, part in zip(fields["devices"], buffers, strict=True)}
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Parking:
             data = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
             values.append((number, slot.value, data))
         values += self._desk.unfinished(slice_id)
-        early = self._desk.take_early(slice_id)
+        early = self._desk.take_early(binding)
         actions, lane = self._tenants.leave(slice_id)
         self._carry_out(actions)
         if lane:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.layout import Layout
+from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.arrays import upload_fields
 from pathways_lab.runtime.desk import Desk
 
@@ -36,6 +37,33 @@ def desk(request: pytest.FixtureRequest) -> Desk:
     place: Any = SimpleNamespace(numbers=(0, 1)) if "part" in request.param else None
     bound: Any = SimpleNamespace(generation=0)
     return Desk("h", b"", launcher, never, lambda _: place, never, never, lambda _: bound)
+
+
+@pytest.mark.parametrize("device", [2, -1, "a", None])
+def test_what_is_for_no_device_of_a_slice_that_moves_ends_nobody_but_its_sender(
+    device: Any,
+) -> None:
+    sent: list[Any] = []
+    never: Any = None
+    launcher: Any = SimpleNamespace(buffers={}, memory=SimpleNamespace(limit=64 << 20))
+    desk = Desk("h", b"", launcher, never, lambda _: None, never, never, lambda _: None)
+    desk.send_on = lambda *put: sent.append(put)
+    link, high = Link(EVE), EVE << 32
+    layout = Layout((("x", 2),), (("x",),))
+    fields = upload_fields(high | 1, high | 1, [2], "uint8", layout)
+    for right in (0, 1):
+        desk.put(link, {**fields, "devices": [right]}, [b"a"])
+    if isinstance(device, int):
+        desk.put(link, {**fields, "devices": [device]}, [b"a"])
+    else:
+        with pytest.raises((ValueError, TypeError)):
+            desk.put(link, {**fields, "devices": [device]}, [b"a"])
+    moved = SliceBinding(high | 1, "eve", "i", (2,), ("x",), (("g", 0), ("g", 1)), "cpu", 1)
+    assert [list(parts) for _, parts in desk.take_early(moved)] == [[0], [1]]
+    desk.moved[high | 1] = moved
+    with pytest.raises((ValueError, TypeError)):
+        desk.put(link, {**fields, "devices": [device]}, [b"a"])
+    assert sent == []
 
 
 # Nobody touches these bytes, so they are no memory.
