@@ -306,7 +306,9 @@ class Chaos:
         others = len(self._lab.session.connection.topology["slices"])
         try:
             for _ in range(2 * (others + len(self._hosts(self._island_of(host.name))))):
-                on = self._lab.slice(host.devices, "x", island=self._island_of(host.name))
+                on = self._lab.slice(
+                    host.devices, "x", island=self._island_of(host.name), wait=False
+                )
                 if set(on.hosts) == {host.name}:
                     return on
                 tried.append(on)

@@ -59,7 +59,7 @@ class Machine(Protocol):
     session: Session
 
     def slice(
-        self, shape: int | tuple[int, ...], axes: str | None = None, *, island: str | None = None
+        self, shape: int | tuple[int, ...], axes: str | None = None, *, island: str, wait: bool
     ) -> Slice: ...
 
 
@@ -127,7 +127,8 @@ class Elastic:
         if not self.members:
             raise failures.failure(
                 "refused",
-                f"no island has {self.devices} devices for the loop",
+                f"no island has {self.devices} devices for the loop,"
+                " or a lease or a quota keeps them",
                 "name islands that are there, or ask for fewer devices",
             )
         source = iter(self.batches)
@@ -200,7 +201,11 @@ class Elastic:
         return [n for n in found if self.islands is None or n in self.islands]
 
     def _grow(self, step: int) -> list[str]:
-        """Take slices on islands that are new, or there again; their names."""
+        """Take slices on islands that are new, or there again; their names.
+
+        One that a lease or a quota keeps from the loop is asked for again before the next step:
+        who waits in line does not train.
+        """
         come = []
         for name in self._there():
             on = self.slices.get(name)
@@ -208,7 +213,9 @@ class Elastic:
                 continue
             try:
                 if on is None:
-                    self.slices[name] = self.lab.slice(self.devices, "data", island=name)
+                    self.slices[name] = self.lab.slice(
+                        self.devices, "data", island=name, wait=False
+                    )
                 else:
                     on.rebind(island=name)
             except PathwaysError as error:

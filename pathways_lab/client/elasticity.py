@@ -200,7 +200,8 @@ class Elasticity:
             them.  Without, ``train_step(state, batch)`` returns the new state and
             something small; one island computes, and others keep copies.
         state: a pytree of arrays or handles.  batches: pytrees of arrays, one per step.
-        islands: their names (None: all, also those that join later).
+        islands: their names (None: all, also those that join later).  One that a lease or
+            a quota keeps from the loop joins when it is free.
         devices: of each island that computes (default: those of the smallest).
         replicas, every: every so many steps the state is kept on so many islands.
         ahead: so many steps are submitted before the one that is waited for.

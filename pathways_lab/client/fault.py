@@ -14,6 +14,7 @@ Paper: section 4.6 (errors on failures).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import operator
@@ -57,7 +58,7 @@ class Lab(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    def slice(self, shape: Any, axes: Any = None, *, island: str | None = None) -> Slice: ...
+    def slice(self, shape: Any, axes: Any = None, *, island: str, wait: bool) -> Slice: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,13 @@ class Fault:
         lab = self._lab
         before = _Before(_pids(lab.islands), lab.session.connection.runs)
         touched = {host.partition("/")[0] for host in self.expected.dies}
-        for island in lab.islands:
-            if self.expected.dies and island.name not in touched:
-                value = _summed(lab.slice(island.devices, axes="x", island=island.name))
-                before.kept[island.name] = value, value.result(timeout=PATIENCE)
+        with contextlib.ExitStack() as held:
+            for island in lab.islands:
+                if self.expected.dies and island.name not in touched:
+                    there = lab.slice(island.devices, axes="x", island=island.name, wait=False)
+                    value = _summed(held.enter_context(there))
+                    before.kept[island.name] = value, value.result(timeout=PATIENCE)
+            held.pop_all()
         return before
 
     # --- the end ------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class Fault:
     def _compute(self, island: str) -> bool:
         for there in self._lab.islands:
             if there.name == island:
-                on = self._lab.slice(there.devices, axes="x", island=island)
+                on = self._lab.slice(there.devices, axes="x", island=island, wait=False)
                 try:
                     return _right(_summed(on).result(timeout=PATIENCE))
                 finally:
@@ -323,9 +327,11 @@ class Fault:
         raise PathwaysError(Failure("lost", f"{island} has no hosts"))
 
     def _transfer(self, source: str, target: str) -> bool:
-        lab = self._lab
-        ends = [lab.slice(1, island=island) for island in (source, target)]
-        try:
+        with contextlib.ExitStack() as held:
+            ends = [
+                held.enter_context(self._lab.slice(1, island=island, wait=False))
+                for island in (source, target)
+            ]
             first, second = (
                 CompiledFunction(f, on=on, name="probe")
                 for f, on in zip((lambda x: 2 * x, lambda x: x + 1), ends, strict=True)
@@ -333,9 +339,6 @@ class Fault:
             call = program(lambda x: second(first(x)), name="probe")
             found = call(_VALUES).result(timeout=PATIENCE)
             return np.array_equal(found, 2 * _VALUES + 1)
-        finally:
-            for on in ends:
-                on.release()
 
     def _values(self) -> None:
         while self._before.kept:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import chaos, fault
+from pathways_lab.client import chaos, fault, in_line
 from pathways_lab.client.fault import Expected, Fault
 from tests.acceptance.storm import storm
 from tests.runtime.processes import until
@@ -103,6 +103,29 @@ def test_a_crowded_host_gets_a_slice_of_its_own(lab: pw.Lab) -> None:
     assert set(alone.hosts) == {host.name}
     for on in [*slices, alone]:
         on.release()
+
+
+def test_who_looks_does_not_wait_in_line(lab: pw.Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a quota keeps from a fault is refused; what the fault has got by then is given back."""
+    monkeypatch.setattr(in_line, "stay", lambda *_: pytest.fail("it waits in line"))
+
+    def nothing(*dies: str) -> Fault:
+        return Fault(
+            lab, "nothing", Expected("nothing happens", dies=frozenset(dies)), lambda: None
+        )
+
+    with lab.slice(2, island="island1") as held:
+        for left, look in (
+            (1, lambda: nothing()._compute("island0")),
+            (1, lambda: nothing()._transfer("island0", "island1")),
+            (2, lambda: nothing("elsewhere/host0")),
+            (0, lambda: lab.chaos._alone(lab.chaos._host("island0/host0"))),
+        ):
+            lab.quota(lab.name, devices=2 + left)
+            with pytest.raises(pw.PathwaysError, match="the quota of"):
+                look()
+            assert lab.slices == [held]
+    lab.quota(lab.name)
 
 
 def test_a_host_is_killed_and_the_report_says_so(

@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from pathways_lab.client import in_line
 from pathways_lab.client.stats import Stats
 from pathways_lab.timeline.records import Event
 from tests.runtime.processes import until
@@ -177,6 +178,28 @@ def test_training_goes_on_with_fewer_islands_and_grows_back(lab: pw.Lab) -> None
     assert "island0 joined" in told[-1]
     plain = lab.elastic(gradients, weights, itertools.cycle(data), update=sgd)
     assert [float(s.out) for s in itertools.islice(plain, len(seen))] == list(seen.values())
+
+
+def test_training_takes_what_a_quota_leaves_it_and_more_when_it_may(
+    lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_line, "stay", lambda *_: pytest.fail("it waits in line"))
+    weights = {"in": np.ones((4, 8), np.float32), "out": np.ones((8, 1), np.float32)}
+    data = [(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32))] * 12
+    lab.quota(lab.name, devices=2)
+    loop = lab.elastic(gradients, weights, data, update=sgd, devices=2)
+    members = []
+    for step, _, _ in loop:
+        members.append(list(loop.members))
+        if step == 3:
+            lab.quota(lab.name)
+    assert members[3] == ["island0"]
+    assert members[-1] == ["island0", "island1"]
+    assert len(members) == len(data)
+    lab.quota(lab.name, devices=0)
+    with pytest.raises(pw.PathwaysError, match="a lease or a quota keeps them"):
+        next(iter(loop))
+    lab.quota(lab.name)
 
 
 def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.Lab) -> None:
