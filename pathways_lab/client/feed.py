@@ -69,7 +69,8 @@ class Feeding:
         with ``--resources "pathways-feed=1"``.
 
         When *make* raises, exactly the runs that read that element fail, with its traceback;
-        without a first element there are no types, and ``next`` raises.
+        without a first element there are no types, and ``next`` raises.  It raises too while a
+        host is gone, and loses nothing: the next call goes on with the same element.
 
         Raises PathwaysError when no worker is there for it, or *on* is no place.
 
@@ -137,11 +138,10 @@ class Feed(Iterator[Any]):
             if self._places is None:
                 self._learn()
             self._wait_for_readers()
-            self._fill(max(1, self._prefetch))
+            self._fill(self._prefetch + 1)  # before one is taken: it may raise
             taken, lent = self._ahead.popleft()
             lent.taken = True
             self._lent.append(lent)
-            self._fill(self._prefetch)
             return jax.tree.unflatten(self._tree, taken)
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Feed(Iterator[Any]):
         """Have *count* elements on their way that nobody has taken."""
         assert self._places is not None
         while len(self._ahead) < count and self._next != self._steps:
-            step, self._next = self._next, self._next + 1
             self._ahead.append(
-                self._tasks.submit(self._number, step, self._first.leaves, self._places)
+                self._tasks.submit(self._number, self._next, self._first.leaves, self._places)
             )
+            self._next += 1  # not before: what could not be submitted comes with the next call

@@ -319,7 +319,9 @@ class HostTasks:
         )
 
     def _key(self, number: int, what: object) -> str:
-        return f"pathways-feed-{self._connection.number}-{number}-{what}"
+        # Each one anew: what failed is submitted again, and Dask knows a key as long as anybody,
+        # perhaps an error's traceback, has its future.
+        return f"pathways-feed-{self._connection.number}-{number}-{self.new_number()}-{what}"
 
     # --- in the thread that hears of tasks ----------------------------------------------------
 
@@ -374,7 +376,9 @@ class HostTasks:
 
     def _ended(self, task: _Task, failure: Failure | None) -> None:
         with self._lock:
-            known = self._tasks.pop((task.feed, task.step), None) is task
+            known = self._tasks.get((task.feed, task.step)) is task
+            if known:
+                del self._tasks[task.feed, task.step]
         task.future = None
         if known and failure is not None:
             self._give_up(task, failure)

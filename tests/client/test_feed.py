@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -17,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client import feed_tasks, host_tasks
+from pathways_lab.client.feed_tasks import HostTasks, _Task
+from pathways_lab.core.errors import Failure
 from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.feeder import FEEDS
 
@@ -212,6 +216,46 @@ def test_a_result_that_dask_waits_for_in_vain_is_asked_for_anew(
     finally:
         gone.set()
     s.release()
+
+
+def test_an_element_that_could_not_be_asked_for_comes_with_the_next_call(
+    lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a host is gone: before its task is submitted, and when Dask has it already."""
+    s = lab.slice(1)
+
+    def failing(method: Any, call: int) -> Any:
+        calls = itertools.count()
+
+        def instead(*args: Any) -> Any:
+            if next(calls) == call:
+                raise pw.PathwaysError(Failure("lost", "a host is gone"))
+            return method(*args)
+
+        return instead
+
+    monkeypatch.setattr(HostTasks, "_parcel", failing(HostTasks._parcel, 3))
+    monkeypatch.setattr(HostTasks, "_listen", failing(HostTasks._listen, 5))
+    found: list[int] = []
+    errors: list[pw.PathwaysError] = []
+    with lab.feed(lambda step: np.int32(step), s, prefetch=2, steps=8) as feed:
+        while len(found) < 8:
+            try:
+                taken = next(feed)
+            except pw.PathwaysError as error:
+                errors.append(error)  # with its traceback, which has the task's future
+            else:
+                found.append(int(taken.result(timeout=20.0)))
+    assert found == [*range(8)]
+    assert len(errors) == 2
+    s.release()
+
+
+def test_the_end_of_a_task_is_not_that_of_the_one_in_its_place() -> None:
+    old, new = _Task(1, 4), _Task(1, 4)
+    tasks: Any = SimpleNamespace(_lock=threading.Lock(), _tasks={(1, 4): new})
+    HostTasks._ended(tasks, old, Failure("lost", "a host is gone"))
+    assert tasks._tasks[1, 4] is new
 
 
 def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_path: Path) -> None:
