@@ -2,8 +2,8 @@
 
 Problem: an abort inside XLA kills a whole process, so the devices live in one
 that may die without taking the Dask worker along.  A new one takes its place
-(a new incarnation under the same name); what crashes at every start must not
-be restarted for ever.
+(a new incarnation under the same name), as soon as the machine has room for a
+process; what crashes at every start must not be restarted for ever.
 
 Rule for maintainers: no Dask here; the thread that watches never outlives
 :meth:`DeviceProcess.close`.
@@ -34,6 +34,8 @@ _RESTART_WINDOW = 60.0
 """More than so many restarts in so many seconds, and it stays down; not counted are those that
 were asked for, and those of a process that had lived for a while."""
 _LIVED = 10.0
+_APART = 2.0
+"""Seconds between two starts at least: the machine may have room for a process again by then."""
 
 
 def device_configuration(
@@ -182,8 +184,14 @@ class DeviceProcess:
     def _watch(self) -> None:
         starts: list[float] = []
         while True:
-            starts.append(time.monotonic())
+            began = time.monotonic()
+            starts.append(began)
             try:
+                if self.restarts:
+                    self._child = self._spawn()
+                    if self._closing.is_set():
+                        self._child.end()
+                        return
                 self._child.hear(_READY_SECONDS)
                 self._settled.set()
                 self._on_change("ready")
@@ -205,7 +213,7 @@ class DeviceProcess:
                 self._on_change(f"given up: {story}")
                 return
             now = time.monotonic()
-            if self._asked or now - starts[-1] > _LIVED:
+            if self._asked or now - began > _LIVED:
                 starts.pop()
             self._asked = False
             starts = [start for start in starts if start > now - _RESTART_WINDOW]
@@ -215,9 +223,8 @@ class DeviceProcess:
             self._on_change(f"died: {story}")
             self.restarts += 1
             self._child.end()
-            self._child = self._spawn()
-            if self._closing.is_set():
-                self._child.end()
+            if self._closing.wait(max(0.0, began + _APART - now)):
+                return
 
 
 _here: weakref.WeakValueDictionary[str, DeviceProcess] = weakref.WeakValueDictionary()

@@ -66,7 +66,7 @@ class Introductions:
 
         try:
             self._coordination.open(formation, processes, done)
-        except (CoordinationLost, ChildDied, OSError) as error:
+        except (CoordinationLost, ChildDied) as error:
             # It could not even be started: no memory, no process left.
             self._post(self._book(formation).refused, formation, str(error))
 

@@ -133,7 +133,8 @@ def report(**fields: Any) -> None:
 
 
 class ChildDied(RuntimeError):
-    """A child ended, or said nothing in time; ``str()`` has the end of its log."""
+    """A child could not be started, ended, or said nothing in time; ``str()`` has the system's
+    reason or the end of its log."""
 
 
 class Child:
@@ -252,19 +253,26 @@ def spawn(
     name: for people, and for its log file in *folder*.
     environment: variables to set in addition to this process's own.
     pass_fds: open files that it inherits.
+
+    Raises ChildDied when it cannot be started, or does not listen: whoever looks after a child
+    knows one kind of end.
     """
     log = folder / f"{name.replace('/', '-')}.log"
-    with open(log, "ab") as output:
-        popen = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            pass_fds=pass_fds,
-            env=_environment() | (environment or {}),
-            # A process group of its own: Ctrl-C in a terminal is for the parent.
-            start_new_session=True,
-        )
+    try:
+        with open(log, "ab") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                pass_fds=pass_fds,
+                env=_environment() | (environment or {}),
+                # A process group of its own: Ctrl-C in a terminal is for the parent.
+                start_new_session=True,
+            )
+    except OSError as error:
+        # No memory, no process, no room for its log is left.
+        raise ChildDied(f"{name} could not be started: {error}") from error
     child = Child(popen, name, log)
     _held.add(child)
     if configuration is not None:

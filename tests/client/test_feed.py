@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -292,6 +294,27 @@ def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_p
     )
     pids = (tmp_path / "sent").read_text().split()
     assert len(set(pids)) == 2, "the element was made again by another worker"
+    s.release()
+
+
+def test_a_worker_is_replaced_when_the_machine_has_room_for_it_again(
+    lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = lab.slice(1)
+    popen, starts = subprocess.Popen, itertools.count()
+
+    def refused(*args: Any, **options: Any) -> Any:
+        if next(starts) < 2:
+            raise OSError(errno.EAGAIN, "no process left")
+        return popen(*args, **options)
+
+    monkeypatch.setattr(feed_tasks, "_LOOK", 0.05)
+    with lab.feed(lambda step: np.int32(os.getpid()), s, prefetch=0) as feed:
+        pid = int(next(feed))
+        monkeypatch.setattr(subprocess, "Popen", refused)
+        os.kill(pid, signal.SIGKILL)
+        assert int(next(feed).result(timeout=30.0)) != pid
+    assert next(starts) >= 3
     s.release()
 
 

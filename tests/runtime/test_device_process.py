@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from pathways_lab.runtime import device_process
 from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
 from pathways_lab.runtime.lifeline import Child, ChildDied
 
 pytestmark = pytest.mark.cluster
 FAKE = "tests.runtime.fake_host"
+
+
+@pytest.fixture(autouse=True)
+def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds for which it would have waited between two starts; it does not."""
+    waited: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return super().wait()
+            waited.append(timeout)
+            return self.is_set()
+
+    instead = SimpleNamespace(**{**vars(threading), "Event": Event})
+    monkeypatch.setattr(device_process, "threading", instead)
+    return waited
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -50,6 +74,29 @@ def test_one_that_always_crashes_is_given_up(tmp_path: Path) -> None:
     process = make(tmp_path, "i/crashes-99", changes)
     until(lambda: changes[-1:] != [] and changes[-1].startswith("given up"))
     assert process.restarts == 5
+    process.close()
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(3, "ready"), (99, "given up: ")])
+def test_one_for_which_there_is_no_process_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rests: list[float], times: int, outcome: str
+) -> None:
+    popen, starts = subprocess.Popen, itertools.count()
+
+    def refused(*args: Any, **options: Any) -> Any:
+        if 1 <= next(starts) <= times:
+            raise OSError(errno.EAGAIN, "no process left")
+        return popen(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    changes: list[str] = []
+    process = make(tmp_path, "i/crashes-1", changes)
+    until(lambda: any(change.startswith(outcome) for change in changes[1:]))
+    why = f"device process i/crashes-1 could not be started: [Errno {errno.EAGAIN}] no process left"
+    assert changes[2] == f"died: {why}"
+    assert changes[-1] in ("ready", f"given up: {why}")
+    assert len(rests) == process.restarts == min(times + 1, 5)
+    assert min(rests[1:]) > 0.5 * device_process._APART, "not all of them in one moment"
     process.close()
 
 
