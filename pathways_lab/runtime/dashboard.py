@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.runtime.launching import ControlProcess
-from pathways_lab.runtime.lifeline import Child, spawn
+from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
 
 log = logging.getLogger("pathways_lab")
 
@@ -86,18 +86,23 @@ class Door:
     def _run(self) -> bool:
         """Start the process and wait for its end; whether it ended in peace."""
         settings = self._control.settings
-        child = self._child = spawn(
-            self.pages.module,
-            {
-                "listen": self._socket.fileno(),
-                "address": self._control.client_address,
-                "key": settings.client_key.hex(),
-                "tls": settings.tls,
-            },
-            name="dashboard",
-            folder=settings.folder,
-            pass_fds=(self._socket.fileno(),),
-        )
+        configuration = {
+            "listen": self._socket.fileno(),
+            "address": self._control.client_address,
+            "key": settings.client_key.hex(),
+            "tls": settings.tls,
+        }
+        try:
+            child = self._child = spawn(
+                self.pages.module,
+                configuration,
+                name="dashboard",
+                folder=settings.folder,
+                pass_fds=(self._socket.fileno(),),
+            )
+        except ChildDied as death:
+            log.warning("no process draws the lab's pages: %s", death)
+            return False
         if self._closed:
             child.let_go()
         child.wait()

@@ -1,0 +1,47 @@
+"""The door of the dashboard: what fails behind it does not close it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pathways_lab.runtime import dashboard
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.dashboard import Door, Pages
+
+
+def test_whoever_knocks_is_heard_though_no_process_could_be_started_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def knock() -> None:
+        loop = asyncio.get_running_loop()
+        again = asyncio.Event()
+        starts: list[Any] = []
+
+        def refused(*args: Any, **options: Any) -> Any:
+            starts.append(args)
+            if len(starts) == 2:
+                loop.call_soon_threadsafe(again.set)
+            raise OSError(errno.EAGAIN, "no process left")
+
+        monkeypatch.setattr(subprocess, "Popen", refused)
+        monkeypatch.setattr(dashboard, "_AGAIN", 0.0)
+        settings = SimpleNamespace(folder=folder, client_key=b"k", tls=None)
+        control: Any = SimpleNamespace(settings=settings, client_address="")
+        door = Door(Pages("nobody", {}), control)
+        with socket.socket(socket.AF_UNIX) as somebody:
+            somebody.connect(str(door.path))
+            await asyncio.wait_for(again.wait(), 10.0)
+        door.close()
+
+    folder = private_folder()
+    try:
+        asyncio.run(knock())
+    finally:
+        remove_folder(folder)
