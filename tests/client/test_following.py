@@ -1,0 +1,30 @@
+"""Slices follow their devices, whichever threads have asked for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+from pathways_lab.client.following import Following
+from tests.client.kit import a_slice
+
+
+def test_slices_that_two_threads_ask_for_at_once_both_follow() -> None:
+    following, one, other = Following(), a_slice(2), a_slice(2)
+    second = threading.Thread(target=following.follow, args=(other,))
+
+    def in_the_middle() -> None:
+        """Called when the slices that are known are looked through, for the first one."""
+        following._slices.clear()
+        second.start()
+        second.join(0.1)  # it ends now, or waits for the first one
+
+    known: Any = [in_the_middle]
+    following._slices = known
+    following.follow(one)
+    second.join()
+    for on in (one, other):
+        moved = dataclasses.replace(on.binding, island="island1", generation=1)
+        following.bound(moved)
+        assert on.binding is moved
