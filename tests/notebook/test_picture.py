@@ -432,6 +432,27 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     assert {kind for kind, *_ in sent} == {"message"}
 
 
+def test_records_that_nobody_can_read_are_lost_and_views_go_on() -> None:
+    records = training(2)
+    cut = len(records) // 2
+    written = [chronicle.write(record) for record in records]
+    sent: list[str] = []
+    made = Studio(lambda kind, *_: sent.append(kind), lambda: arrival(records[-1]))
+    made.hear("open", 1, Wanted(origin=0.0, since=0.0))
+    batches = [
+        (written[:cut], cut),
+        ([written[0], b"\xc1"], 7),
+        (written[cut:], len(records) - cut),
+    ]
+    made.hear("records", batches, 0, 0.0, 1.0)
+    made.tick(1000)
+    assert set(sent) == {"message"}
+    _, header = made.views[1].picture.shown(made.timeline.clock())
+    assert "7 records dropped" in header.notes
+    known = [chronicle.write(r) for r in made.timeline.records if not isinstance(r, Sample)]
+    assert known == [w for w, r in zip(written, records, strict=True) if not isinstance(r, Sample)]
+
+
 def test_nothing_rests_for_what_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a run has ended, the view of the next one moves at once."""
 
