@@ -14,6 +14,9 @@ Rule for maintainers: no clock and no look at the machine here, both are given.
 
 from __future__ import annotations
 
+PERIOD = 0.1
+"""Seconds between two updates of a view."""
+
 LEAST, MOST = 0.015, 0.25
 """What looking may take: this share of all processors where they are busy, and so much of
 one where they are idle.  Of a kernel's interpreter the same, as of a machine with one processor."""

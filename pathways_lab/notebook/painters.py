@@ -26,15 +26,13 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from pathways_lab.notebook.frozen import Bundle
+from pathways_lab.notebook.pace import PERIOD
 from pathways_lab.notebook.picture import Picture, Wanted
 from pathways_lab.notebook.processors import Idle
 from pathways_lab.notebook.stream import Message, Stream
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.timeline.log import Timeline
-
-PERIOD = 0.1
-"""Seconds between two updates."""
 
 SHARE = 6
 """A thread of the kernel rests at least this many times as long as an update took."""

@@ -31,7 +31,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from pathways_lab.notebook.figures import documented
-from pathways_lab.notebook.pace import Pace
+from pathways_lab.notebook.pace import PERIOD, Pace
 from pathways_lab.notebook.picture import LAST, Picture, Wanted
 from pathways_lab.notebook.present import LATE, Present, newest
 from pathways_lab.notebook.processors import COUNT, give_way, spare
@@ -42,9 +42,6 @@ from pathways_lab.timeline.entries import Counted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.packed import Item
 from pathways_lab.timeline.records import Sample
-
-PERIOD = 0.1
-"""Seconds between two updates."""
 
 FIRST = 50_000
 """Records that the first picture of the newest ones is made of at most: a second of work."""

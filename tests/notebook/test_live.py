@@ -14,12 +14,12 @@ from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, pace, places, printed, processors, studio, view
+from pathways_lab.notebook import live, pace, places, printed, processors, view
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.header import Header
 from pathways_lab.notebook.live import LiveFigures, answer_while_busy
-from pathways_lab.notebook.pace import Pace
+from pathways_lab.notebook.pace import PERIOD, Pace
 from pathways_lab.notebook.panels import plots
 from pathways_lab.notebook.plot import Append, Assign, Replace, changes
 from pathways_lab.notebook.printed import LINES, Pane
@@ -273,7 +273,7 @@ def looked(seconds: float, spare: Callable[[float], float], update: float = 0.02
         if not rest:
             at.append(now)
             pace.spent(update)
-        now += rest or studio.PERIOD
+        now += rest or PERIOD
     return at
 
 
@@ -320,11 +320,11 @@ def test_a_kernel_that_computes_is_left_alone_also_where_other_processors_are_id
             if not rest:
                 updates += 1
                 painter.spent(here, kernel)
-            now += rest or studio.PERIOD
+            now += rest or PERIOD
         return updates * kernel / 60
 
     assert used(idle=0.0, kernel=0.010) == pytest.approx(pace.LEAST, rel=0.02)
-    assert used(idle=1.0, kernel=0.010) == pytest.approx(0.010 / studio.PERIOD, rel=0.02)
+    assert used(idle=1.0, kernel=0.010) == pytest.approx(0.010 / PERIOD, rel=0.02)
 
 
 @pytest.mark.parametrize(
