@@ -437,7 +437,9 @@ def test_records_that_nobody_can_read_are_lost_and_views_go_on() -> None:
     cut = len(records) // 2
     written = [chronicle.write(record) for record in records]
     sent: list[str] = []
-    made = Studio(lambda kind, *_: sent.append(kind), lambda: arrival(records[-1]))
+    clock = Clock()
+    clock.now = arrival(records[-1])
+    made = Studio(lambda kind, *_: sent.append(kind), clock)
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     batches = [
         (written[:cut], cut),
@@ -445,7 +447,9 @@ def test_records_that_nobody_can_read_are_lost_and_views_go_on() -> None:
         (written[cut:], len(records) - cut),
     ]
     made.hear("records", batches, 0, 0.0, 1.0)
-    made.tick(1000)
+    for _ in range(2):  # read, and folded when nothing older can come
+        made.tick(1000)
+        clock.now += 2 * LATE
     assert set(sent) == {"message"}
     _, header = made.views[1].picture.shown(made.timeline.clock())
     assert "7 records dropped" in header.notes
