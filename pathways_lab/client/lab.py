@@ -340,7 +340,8 @@ class Lab(Elasticity, Care, Feeding):
         self.session.connection.questions.ask("quota", {"whom": client, **limits})
 
     def view(self, *panels: str, **options: Any) -> Any:
-        """A live view of the timeline.  panels: names of panels; none means all."""
+        """A live view.  panels: names; none: islands, order, queues and utilisation.  options:
+        title, window (it looks back so many seconds), origin (what was before is not shown)."""
         if hooks.open_view is None:
             raise failures.failure(
                 "refused", "no front end is there to show a view", "import pathways_lab as pw"

@@ -120,7 +120,7 @@ class Simulation(Simulated):
     """What was simulated: ``.timeline`` as of a lab, ``.view()``, ``.seconds``, ``.stuck``."""
 
     def view(self, *panels: str, **options: Any) -> Any:
-        """The picture of it, as :meth:`Lab.view` shows a lab.  panels: names; none means all."""
+        """The picture of it, as :meth:`Lab.view` shows a lab, with the same options."""
         if hooks.open_view is None:
             raise failures.failure(
                 "refused", "no front end is there to show a view", "import pathways_lab as pw"

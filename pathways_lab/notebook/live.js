@@ -202,7 +202,7 @@ class Feed {
     if (message.type === "scripts") attemptFor(this.model.get("_scripts").version).push(buffers);
     else if (message.type === "snapshot") this.take({ ...message, block: buffers[0] });
     else if (message.type === "text")
-      for (const { foot } of this.views) foot.text.textContent = message.text;
+      for (const { foot } of this.views) foot.text.textContent = `${message.text}\n\n${HELP}`;
     else if (message.type === "update") {
       this.waiting.push({ ...message, block: buffers[0] });
       if (this.document) this.soon();

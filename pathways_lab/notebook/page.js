@@ -170,7 +170,7 @@ class View {
     this.pause.title = "Hold the picture to look at it; dragging it does so too.";
     this.pause.onclick = () => (this.resting ? this.follow() : this.hold());
     this.reader = element("button", "button", "text");
-    this.reader.title = `The picture as text. ${HELP}`;
+    this.reader.title = "The picture as text, and what keys do.";
     this.reader.setAttribute("aria-expanded", "false");
     this.reader.onclick = () => this.read();
     this.head.root.append(this.reader, this.pause);

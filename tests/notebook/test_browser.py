@@ -308,6 +308,7 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
     page.page.wait_for_function(
         "() => document.querySelector('.pathways-lab-text').textContent.includes('island1')"
     )
+    assert "Keys: space holds" in page.page.inner_text(".pathways-lab-text")
     page.page.click(".pathways-lab-button:has-text('follow')")
     grows(page)
     before = len(page.source("queues-bars", "left"))
