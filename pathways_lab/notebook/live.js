@@ -160,7 +160,7 @@ class Feed {
   }
 
   act(name, value) {
-    this.model.send({ type: "action", name, value: value ?? null });
+    if (!this.lost) this.model.send({ type: "action", name, value: value ?? null });
   }
 
   // One gang in all panels of all views of this model; null: none.
@@ -277,6 +277,14 @@ class Feed {
     }
   }
 
+  // Its kernel is gone, perhaps restarted: this is the last that was known.
+  lose() {
+    if (this.lost || this.frozen || !this.header) return;
+    this.lost = true;
+    this.header = { ...this.header, state: "kernel gone", actions: [] };
+    for (const view of this.views) view.header(this.header);
+  }
+
   freeze(snapshot) {
     this.frozen = snapshot.frozen;
     this.document = undefined;
@@ -312,8 +320,13 @@ export default () => {
     initialize({ model }) {
       feed = new Feed(model);
       const receive = (message, buffers) => feed.receive(message, buffers);
+      const lose = () => feed.lose();
       model.on("msg:custom", receive);
-      return () => model.off("msg:custom", receive);
+      model.on("comm_live_update", lose);
+      return () => {
+        model.off("msg:custom", receive);
+        model.off("comm_live_update", lose);
+      };
     },
     async render({ model, el }) {
       try {

@@ -354,6 +354,13 @@ class Page:
             "?.shutdown(); }"
         )
 
+    def restart(self) -> None:
+        """Restart the kernel of the open notebook."""
+        self.page.evaluate(
+            "async () => { await window.jupyterapp?.shell.currentWidget?.sessionContext"
+            "?.session?.kernel?.restart(); }"
+        )
+
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(path))

@@ -325,6 +325,24 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
 
 
+def test_a_view_whose_kernel_is_restarted_says_so(page: Page, lab: Lab) -> None:
+    lab.write("restart.ipynb", [feed()])
+    page.open("restart.ipynb")
+    page.wait_for_kernel()
+    page.start()
+    page.wait_for_view()
+    grows(page)
+    assert page.page.inner_text(".pathways-lab-state") == "running"
+    page.restart()
+    page.page.locator(".pathways-lab-state:has-text('kernel gone')").wait_for()
+    assert page.page.locator(".pathways-lab-button:has-text('clear')").count() == 0
+    held = page.source("queues-bars", "left")
+    assert held, "what was known stays"
+    page.page.click(".pathways-lab-button:has-text('pause')")
+    assert page.source("queues-bars", "left") == held
+    assert page.console == []
+
+
 WIDER = """
 from pathways_lab.timeline.records import Event
 def run(number, width):
