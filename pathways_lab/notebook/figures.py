@@ -32,6 +32,7 @@ from bokeh.models import (
     HoverTool,
     LinearAxis,
     LinearColorMapper,
+    Node,
     PanTool,
     Range1d,
     WheelZoomTool,
@@ -110,23 +111,17 @@ class Figures:
         self._frames(shown, plot)
         shown.add_layout(
             Label(
-                name=f"{plot.name}-empty", x=0.5, y=0.5, x_units="data", y_units="data",
+                name=f"{plot.name}-empty", x=Node.frame.center, y=Node.frame.center,
                 text=plot.empty, text_align="center", text_baseline="middle", text_font=FONT,
                 text_font_size="13px", visible=bool(plot.empty),
             )
         )  # fmt: skip
-        self._center(shown, plot)
         if plot.time:
             shown.add_tools(
                 PanTool(dimensions="width"),
                 WheelZoomTool(dimensions="width", modifiers="shift"),
             )
         return shown
-
-    def _center(self, shown: Any, plot: Plot) -> None:
-        note = shown.select_one({"name": f"{plot.name}-empty"})
-        note.x = (plot.x[0] + plot.x[1]) / 2
-        note.y = (plot.y[0] + plot.y[1]) / 2
 
     def _grounds(self, shown: Any, plot: Plot) -> None:
         """Bands behind every second island, and the lines that bound a scale."""

@@ -136,7 +136,7 @@ class Picture:
         done, all_known = self._counted(scene)
         begun = round(self.since - scene.origin, 3)
         folded = self.present.folded
-        known = self.scene.last + QUIET if self.scene.last > self.since else folded
+        known = max(self.scene.last, self.since) + QUIET
         end = folded if self.scene.busy else min(folded, known)
         gang = gang_of(scene, self._gang) if self._gang is not None else None
         return Header(
