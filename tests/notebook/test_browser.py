@@ -257,6 +257,11 @@ def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page, lab: 
     for _ in range(3):
         page.click_mark("order", "order-done")
         tips.first.wait_for(state="attached")
+        ground, theme = tips.first.evaluate(
+            "tip => ['--tooltip-color', '--jp-layout-color1']"
+            ".map(name => getComputedStyle(tip).getPropertyValue(name).trim())"
+        )
+        assert ground == theme != ""
         page.page.focus(".pathways-lab")
         page.page.keyboard.press("Space")  # a mark is clicked in a picture that is held
         grows(page)
