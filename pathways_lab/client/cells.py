@@ -30,6 +30,7 @@ from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.graph import Ref
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.program import AHEAD, CapturedProgram, How, input_item
+from pathways_lab.runtime.jax_private import trace_context
 
 Names = dict[str, Any]
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
@@ -99,7 +100,7 @@ class _Reads:
             (leaf.type, leaf.slice.id, leaf.layout) if isinstance(leaf, Handle) else _type(leaf)
             for leaf in self.leaves
         ]
-        return repr(self.pattern), tuple(kinds)
+        return repr(self.pattern), tuple(kinds), trace_context()
 
 
 def is_array(value: Any) -> bool:

@@ -29,6 +29,7 @@ from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.flat import FlatFunction
 from pathways_lab.client.handles import Handle
+from pathways_lab.runtime.jax_private import trace_context
 
 
 @dataclass(slots=True, eq=False)
@@ -95,12 +96,13 @@ class CompiledFunction:
         kinds = tuple(
             [leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves]
         )
+        key = (tree, kinds, split.static_key, trace_context())
         try:
-            body = self._bodies.get((tree, kinds, split.static_key))
+            body = self._bodies.get(key)
         except TypeError:
             body = None
         if body is None:
-            body = self._trace(split, tree, leaves, kinds)
+            body = self._bodies[key] = self._trace(split, tree, leaves, kinds)
         return BoundCall(self, body, tuple(leaves))
 
     def _trace(
@@ -114,7 +116,7 @@ class CompiledFunction:
             layouts.check_requested(entry, "an entry of in_shardings")
             for entry in broadcast(self._in, split.args, "in_shardings")
         ] + [self._kwargs] * len(jax.tree.leaves(split.kwargs))
-        body = Body(
+        return Body(
             FlatFunction(self.function, tree, split.static, self.name),
             self.name,
             [kind for kind in kinds if kind is not None],
@@ -125,8 +127,6 @@ class CompiledFunction:
             line=lines.of_function(self.function),
             owner=self.function,
         )
-        self._bodies[(tree, tuple(kinds), split.static_key)] = body
-        return body
 
     @functools.cached_property
     def as_jit(self) -> Callable[..., Any]:
@@ -232,7 +232,9 @@ def jit(
     name: what the function is called in views and errors.
 
     Arguments elsewhere are moved and resharded automatically.  A call returns a
-    pytree of handles at once.  Also usable as ``@pw.jit(on=s)``.
+    pytree of handles at once.  Also usable as ``@pw.jit(on=s)``.  JAX's settings of
+    types, precision and promotion (``jax.enable_x64``, ...) count where a call stands, as in
+    ``jax.jit``; those that look at values (``jax.debug_nans``) do nothing: values come later.
 
     Raises PathwaysError for shardings that name no slice or several.
     """

@@ -5,7 +5,7 @@ program, captured once per set of argument types and places, lowered once, and
 then run with one message each time.
 
 Rule for maintainers: a repeated call is one lookup and one run; capture sees
-only types, so the cache key is types, places and static values.
+only types, so the cache key is types, places, static values and JAX's own context.
 
 Paper: section 3 (the program tracer), section 4.2.
 """
@@ -34,6 +34,7 @@ from pathways_lab.client.single import session_of
 from pathways_lab.core import lowering
 from pathways_lab.core.program import Program
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.jax_private import trace_context
 
 DISPATCH = ("parallel", "sequential")
 
@@ -276,7 +277,7 @@ class ProgramFunction:
             leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves
         )
         places = tuple((x.slice.id, x.layout) if isinstance(x, Handle) else None for x in leaves)
-        key = (tree, kinds, places, split.static_key)
+        key = (tree, kinds, places, split.static_key, trace_context())
         program = self._captured.get(key)
         if program is None:
             labels = self._roles.labels(split)

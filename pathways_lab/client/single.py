@@ -27,6 +27,7 @@ from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, Transfe
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.client.session import Session, check_slice
+from pathways_lab.runtime.jax_private import trace_context
 
 _ONE = tree_structure(0)
 
@@ -47,7 +48,7 @@ class Immediate:
         except TypeError:
             # Parts that cannot be hashed: whether they may be is seen to later.
             key, known = (), None
-        if known is not None:
+        if known is not None and known.context == trace_context():
             prepared = known.prepared
             handles = session_of(prepared.place).repeat(prepared, known.order, leaves)
             return handles[0] if known.tree is None else tree_unflatten(known.tree, handles)
@@ -78,12 +79,15 @@ class _Repeat:
     """What a call of handles only comes to, when there has been one from that line before.
 
     order: which argument each input of the program is.  tree: of the results; None: one handle.
+    context: JAX's at that call.  It is compared and no part of the key, whose hash would cost
+    more; a line seldom has several.
     """
 
     def __init__(self, prepared: Prepared, tree: Any) -> None:
         self.prepared = prepared
         self.order = [s.index for ref in prepared.inputs if isinstance(s := ref.source, Argument)]
         self.tree = None if tree == _ONE else tree
+        self.context = trace_context()
 
     @property
     def released(self) -> bool:

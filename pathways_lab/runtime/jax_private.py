@@ -228,6 +228,11 @@ def whole_tracebacks() -> Any:
     return context("off")
 
 
+trace_context: Callable[[], tuple[Any, ...]] = _config.trace_context
+"""What this thread's configuration of JAX adds to code that is traced now: types of 64 bits,
+precision, promotion, meshes.  Equal where the same code comes out; JAX's own caches ask it too."""
+
+
 # --- lowered code: shardings without devices --------------------------------
 
 

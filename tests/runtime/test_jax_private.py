@@ -305,6 +305,21 @@ def test_callbacks_of_other_threads_are_not_wrapped() -> None:
     assert results == [1.0]
 
 
+def test_the_context_is_another_where_other_code_comes_out() -> None:
+    before = jax_private.trace_context()
+    seen = {before}
+    for setting in (
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+        jax.numpy_dtype_promotion("strict"),
+    ):
+        with setting:
+            seen.add(jax_private.trace_context())
+    jax.make_jaxpr(lambda x: seen.add(jax_private.trace_context()))(1.0)
+    assert len(seen) == 4, "the settings of JAX that code depends on are asked in another place now"
+    assert jax_private.trace_context() == before
+
+
 def test_what_functions_were_lowered_to_is_let_go() -> None:
     """Else a function that lives long is kept once more for each slice that it was exported for."""
     modules = weakref.WeakSet[object]()
