@@ -231,6 +231,16 @@ def _first_wishes(nodes: Sequence[GraphNode]) -> dict[Ref, Layout]:
     return wishes
 
 
+def _settled(ref: Ref) -> Layout:
+    """The layout of a value that is read elsewhere.
+
+    A host array that nobody has read where it is was put there, to every device.
+    """
+    if ref.layout is None:
+        ref.layout = layouts.replicated(ref.slice, len(ref.type.shape))
+    return ref.layout
+
+
 class _Builder:
     """Numbers values, flows layouts, collects code."""
 
@@ -277,23 +287,20 @@ class _Builder:
 
     def _layout_for(self, node: CallNode, index: int, ref: Ref) -> Layout | None:
         """The layout in which the code takes an argument; None leaves it to the code."""
-        wanted = node.body.wanted(index, node.slice)
-        if wanted is not None:
-            return wanted
         if ref.slice is node.slice:
-            return ref.layout or self.wishes.get(ref)
-        assert ref.layout is not None, "a value on another slice was made by an earlier node"
-        return layouts.carried_over(ref.layout, node.slice, ref.type)
+            nearest = ref.layout or self.wishes.get(ref)
+        else:
+            nearest = layouts.carried_over(_settled(ref), node.slice, ref.type)
+        return node.body.wanted(index, node.slice) or nearest
 
     def _transfer(self, node: TransferNode) -> None:
         source, target = node.input, node.output
         if node.requested is not None:
             target.layout = layouts.layout_of(node.requested, target.slice, target.type)
-        if source.layout is None:
-            source.layout = layouts.replicated(source.slice, len(source.type.shape))
+        layout = _settled(source)
         if target.layout is None:
-            target.layout = layouts.carried_over(source.layout, target.slice, target.type)
-        if (source.slice, source.layout) == (target.slice, target.layout):
+            target.layout = layouts.carried_over(layout, target.slice, target.type)
+        if (source.slice, layout) == (target.slice, target.layout):
             self.numbers[target] = self._number(source)
             return
         given, made = self._number(source), self._number(target)

@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import stats
+from pathways_lab.client import layouts, stats
 from pathways_lab.client.program import CapturedProgram
 from pathways_lab.core.program import Call, Transfer
 from tests.client.kit import FakeLab, a_slice
@@ -189,6 +189,26 @@ def test_moves_are_nodes() -> None:
     assert nodes(made) == ["f@A", "move@B", "mul@B", "move@A", "move@B", "broadcast_in_dim@A"]
     layouts = [str(ref.layout) for ref in made.prepared.outputs]  # type: ignore[union-attr]
     assert layouts == ["P(None, d)", "P(None, None)", "P(d, None)"]
+
+
+@pytest.mark.parametrize("x", [np.ones((8, 8), np.float32), np.ones((256, 128), np.float32)])
+@pytest.mark.parametrize("wanted", [None, P()], ids=["anyhow", "asked"])
+def test_host_arrays_put_on_one_slice_and_read_on_another(
+    fake: FakeLab, wanted: Any, x: Any
+) -> None:
+    """They are put to every device, as outside of a program, whoever reads them first."""
+    there, here = fake.slice(2, 2, axes=("x", "y"), island="island1"), fake.slice(1)
+    one = pw.jit(lambda a: a + 1, on=here, in_shardings=wanted)
+    two = pw.jit(lambda a: a * 2, on=there, in_shardings=P("x"))
+
+    def program(a: Any) -> Any:
+        put = pw.device_put(a, there)
+        return one(put), two(put)
+
+    made = pw.program(program).capture(x)
+    assert made.prepared.inputs[0].layout == layouts.replicated(there, 2)  # type: ignore[union-attr]
+    for result, expected in zip(made.run([x]), (x + 1, x * 2), strict=True):
+        np.testing.assert_array_equal(result.result(), expected)
 
 
 def test_static_arguments_and_python_values() -> None:
