@@ -54,9 +54,13 @@ def start(call: BoundCall, place: Slice, loop: Loop) -> Any:
 
 def _check(call: BoundCall, loop: Loop) -> None:
     body, n = call.body, loop.carried
-    if loop.steps < 1:
+    if not isinstance(loop.steps, int) or loop.steps < 1:
         raise failures.failure(
-            "refused", f"steps={loop.steps} of {body.name!r}: a loop has at least one step"
+            "refused",
+            f"steps={loop.steps!r} of {body.name!r}: a loop has a whole number of steps, at least"
+            " one",
+            "steps=100, say",
+            node=body.name,
         )
     carried, made = body.in_types[:n], body.out_types[:n]
     if loop.steps > 1 and [(t.shape, t.dtype) for t in carried] != [

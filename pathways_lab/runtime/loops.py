@@ -106,7 +106,7 @@ def _bare(step: Step, loop: Loop, arguments: Sequence[jax.Array]) -> list[jax.Ar
         x = step(*state, *rest)
         if wait:
             block(x)
-        state = x[:n] if isinstance(x, list) else [x]
+        state = (x if isinstance(x, list) else [x])[:n]
     return x if isinstance(x, list) else [x]
 
 
@@ -130,7 +130,7 @@ def _recorded(
                 x = step(*state, *rest)
                 if loop.wait:
                     jax.block_until_ready(x)
-                state = x[:n] if isinstance(x, list) else [x]
+                state = (x if isinstance(x, list) else [x])[:n]
             calls.append((first, count, called, clock()))
             flying.put(x)
     finally:

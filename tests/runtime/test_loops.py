@@ -39,8 +39,13 @@ def test_the_state_is_carried_and_the_rest_stays(wait: bool, records: bool) -> N
     assert results == [12.0, 4, 90.0]
 
 
-def test_nothing_is_carried_in_a_single_step() -> None:
-    assert steps_of(lambda x, y: x + y, Loop(1, 0, False, True), 1, 2)[0] == [3]
+@pytest.mark.parametrize(("wait", "records"), HOWS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_nothing_is_carried(steps: int, wait: bool, records: bool) -> None:
+    """Every step is the same, whether it returns one array or several."""
+    loop = Loop(steps, 0, wait, records)
+    assert steps_of(lambda x: x + 1, loop, 1)[0] == [2]
+    assert steps_of(lambda x, y: [x + y, x], loop, 1, 2)[0] == [3, 1]
 
 
 def test_laps_follow_each_other() -> None:
