@@ -27,7 +27,8 @@ from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.export import Executable
 from pathways_lab.client.handles import Handle
-from pathways_lab.core import lowering
+from pathways_lab.core import legality, lowering
+from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import (
     Call,
@@ -241,6 +242,33 @@ def _settled(ref: Ref) -> Layout:
     return ref.layout
 
 
+def check(name: str, nodes: Iterable[GraphNode], returned: Iterable[Ref]) -> None:
+    """Raises PathwaysError, at the user's own line, for what is read or returned after donation.
+
+    returned: also inputs that the program returns as they are.  To be asked of the nodes
+    that the user wrote: of those that are made of them it does not show.
+    """
+    numbers: dict[Ref, int] = {}
+
+    def numbered(refs: Iterable[Ref]) -> tuple[int, ...]:
+        return tuple([numbers.setdefault(ref, len(numbers)) for ref in refs])
+
+    steps: list[Node] = []
+    for node in nodes:
+        if isinstance(node, TransferNode):
+            source, target = numbered((node.input, node.output))
+            steps.append(Transfer(source, target, node.output.name, node.line))
+            continue
+        given, made = numbered(node.inputs), numbered(node.outputs)
+        steps.append(Call("", node.slice.id, given, made, node.body.donated, node.name, node.line))
+    outputs = numbered(returned)
+    inputs = tuple(number for ref, number in numbers.items() if ref.source is not None)
+    names = tuple(ref.name for ref in numbers)
+    failure = legality.check_order(name, len(numbers), inputs, tuple(steps), outputs, names)
+    if failure is not None:
+        raise PathwaysError(failure)
+
+
 class _Builder:
     """Numbers values, flows layouts, collects code."""
 
@@ -273,10 +301,11 @@ class _Builder:
         for ref, layout in zip(node.outputs, code.out_layouts, strict=True):
             ref.layout = layout
         outputs = tuple(self._number(ref) for ref in node.outputs)
-        for position in code.donated:
-            ref = node.inputs[position]
-            if ref.source is not None:
-                self.donated[self.inputs.index(ref)] = (node.name, node.line)
+        # By number: what a move leaves where it is, is the input itself.
+        taken = {inputs[position] for position in code.donated}
+        for index, ref in enumerate(self.inputs if taken else ()):
+            if self.numbers[ref] in taken:
+                self.donated[index] = (node.name, node.line)
         self.functions[code.key, node.slice.id] = (code, node.slice.id)
         self.signatures[code.key] = Signature(
             node.name, node.slice.id, code.in_layouts, code.out_layouts

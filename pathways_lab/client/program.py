@@ -26,7 +26,16 @@ from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
 from pathways_lab.client.devices import Slice, VirtualDevice, with_new
 from pathways_lab.client.flat import with_static
-from pathways_lab.client.graph import Argument, Constant, GraphNode, Held, Prepared, Ref, prepare
+from pathways_lab.client.graph import (
+    Argument,
+    Constant,
+    GraphNode,
+    Held,
+    Prepared,
+    Ref,
+    check,
+    prepare,
+)
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.client.placing import Given, place
@@ -96,8 +105,9 @@ class CapturedProgram:
         self._sequential = how.sequential
         try:
             graph = place(captured, inputs, default)
-            made = [x for x in graph.results if isinstance(x, Ref) and x.source is None]
-            outputs = list(dict.fromkeys(made))
+            returned = [x for x in graph.results if isinstance(x, Ref)]
+            check(captured.name, graph.nodes, returned)
+            outputs = list(dict.fromkeys(ref for ref in returned if ref.source is None))
             self.prepared: Prepared | None = None
             self._fused = ""
             nodes: Sequence[GraphNode] = graph.nodes

@@ -36,7 +36,7 @@ def check_program(program: Program) -> Failure | None:
     for node in program.nodes:
         if isinstance(node, Call) and (failure := _arity(program, node)):
             return failure
-    return _order(program.name, len(program.values), program.inputs, program.nodes,
+    return check_order(program.name, len(program.values), program.inputs, program.nodes,
                   program.outputs, tuple(v.name for v in program.values))  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def check_plan(plan: Plan) -> Failure | None:
     for node in nodes:
         if isinstance(node, Call) and any(not 0 <= p < len(node.inputs) for p in node.donated):
             return _failure(plan.name, node, "donates an argument that it does not have")
-    failure = _order(plan.name, len(plan.values), plan.inputs, nodes, plan.outputs, names)
+    failure = check_order(plan.name, len(plan.values), plan.inputs, nodes, plan.outputs, names)
     if failure:
         return failure
     made = {v for node in nodes for v in outputs_of(node)}
@@ -76,7 +76,7 @@ def _arity(program: Program, node: Call) -> Failure | None:
     return None
 
 
-def _order(
+def check_order(
     program: str,
     count: int,
     inputs: tuple[ValueId, ...],
@@ -84,6 +84,11 @@ def _order(
     outputs: tuple[ValueId, ...],
     names: tuple[str, ...],
 ) -> Failure | None:
+    """Known values, an order without cycles, nothing used or returned after donation.
+
+    names: of the values, of which there are *count*.
+    """
+
     def called(value: ValueId) -> str:
         named = names[value] if 0 <= value < count else ""
         return f"value {value}" + (f" ({named})" if named else "")
