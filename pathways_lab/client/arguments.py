@@ -63,7 +63,10 @@ def _typed(value: Any) -> tuple[Any, ...]:
 
 
 class Roles:
-    """Which arguments of *function* are static and which are donated."""
+    """Which arguments of *function* are static and which are donated.
+
+    Raises ValueError for arguments that it does not have, as JAX does.
+    """
 
     def __init__(
         self,
@@ -73,21 +76,51 @@ class Roles:
         donate_argnums: Numbers = None,
         donate_argnames: Names = None,
     ) -> None:
-        self.parameters = _parameters(function)
-        nums, names = _numbers(static_argnums), _names(static_argnames)
+        known = _parameters(function)
+        self.parameters = tuple(p.name for p in known if p.kind in _BY_POSITION)
+        self._named = tuple(p.name for p in known if p.kind in _BY_NAME)
+        kinds = {p.kind for p in known}
+        self._any_number = inspect.Parameter.VAR_POSITIONAL in kinds
+        self._any_name = inspect.Parameter.VAR_KEYWORD in kinds
+        self._function = str(getattr(function, "__name__", type(function).__name__))
+        self._static_nums, self._static_names = self._resolved(
+            "static", static_argnums, static_argnames
+        )
+        self._donated_nums, self._donated_names = self._resolved(
+            "donate", donate_argnums, donate_argnames
+        )
+        both = [n for n in self._static_nums if n in self._donated_nums]
+        both_names = sorted(self._static_names & self._donated_names)
+        if both or both_names:
+            raise ValueError(f"arguments {both_names or both} are both static and donated")
+
+    def _resolved(
+        self, role: str, argnums: Numbers, argnames: Names
+    ) -> tuple[tuple[int, ...], frozenset[str]]:
+        """The arguments with a role, by position and by name."""
+        nums, names = _numbers(argnums), _names(argnames)
+        count = len(self.parameters)
+        for n in nums:
+            if not (self._any_number or -count <= n < count):
+                there = ", ".join(f"{n} ({name})" for n, name in enumerate(self.parameters))
+                raise ValueError(
+                    f"{role}_argnums={argnums!r}: {self._function!r} has no positional argument"
+                    f" {n}; there is {there or 'none'}"
+                )
+        for name in names:
+            only = name in self.parameters and name not in self._named
+            if only or not (self._any_name or name in self._named):
+                raise ValueError(
+                    f"{role}_argnames={argnames!r}: {self._function!r} takes no argument {name!r}"
+                    f" by name; there is {', '.join(self._named) or 'none'}"
+                )
         # As in JAX: given only one of the two, the other follows from the signature.
-        if nums and not names:
-            names = tuple(self._name(n) or "" for n in nums)
-        elif names and not nums:
-            nums = tuple(n for n, parameter in enumerate(self.parameters) if parameter in names)
-        self._static_nums, self._static_names = nums, frozenset(filter(None, names))
-        donated, donated_names = _numbers(donate_argnums), _names(donate_argnames)
-        if donated_names and not donated:
-            donated = tuple(n for n, name in enumerate(self.parameters) if name in donated_names)
-        self._donated_nums, self._donated_names = donated, frozenset(donated_names)
-        both = set(self._static_nums) & set(self._donated_nums)
-        if both:
-            raise ValueError(f"arguments {sorted(both)} are both static and donated")
+        if argnames is None:
+            called = (self._name(n) for n in nums)
+            names = tuple(name for name in called if name and name in self._named)
+        elif argnums is None:
+            nums = tuple(n for n, name in enumerate(self.parameters) if name in names)
+        return nums, frozenset(names)
 
     def _name(self, number: int) -> str | None:
         if -len(self.parameters) <= number < len(self.parameters):
@@ -136,14 +169,18 @@ def _paths(name: str, tree: Any) -> list[str]:
     return [name + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that may be given by position."""
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, _EITHER)
+_BY_NAME = (_EITHER, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a function; where Python does not know them, it takes any."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in signature.parameters.values() if p.kind in kinds)
+        signature = inspect.signature(lambda *args, **kwargs: None)
+    return tuple(signature.parameters.values())
 
 
 def _check_hashable(where: int | str, value: Any) -> None:

@@ -72,7 +72,7 @@ class Immediate:
         options: dict[str, Any],
     ) -> Any:
         """An operator on a handle: a compiled function of its own, made once."""
-        return _operator(name, function)(*operands, **options)
+        return _operator(name, function, *options)(*operands, **options)
 
 
 class _Repeat:
@@ -120,8 +120,8 @@ def _prepared(call: BoundCall, at: lines.Place | None) -> tuple[Prepared, Sessio
 
 
 @functools.cache
-def _operator(name: str, function: Callable[..., Any]) -> CompiledFunction:
-    return CompiledFunction(function, static_argnames=("spec",), name=name)
+def _operator(name: str, function: Callable[..., Any], *static: str) -> CompiledFunction:
+    return CompiledFunction(function, static_argnames=static, name=name)
 
 
 def slice_of_call(call: BoundCall) -> Slice:

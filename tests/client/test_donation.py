@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import pathways_lab as pw
 from pathways_lab.client.handles import Handle
-from tests.client.kit import FakeLab
+from tests.client.kit import FakeLab, a_slice
 
 X = np.arange(8, dtype=np.float32)
 
@@ -76,3 +77,59 @@ def test_what_moves_to_where_it_is_stays_the_input(h: Handle, inc: Any) -> None:
     made = pw.program(lambda w: inc(pw.device_put(w, h.slice)))(h)
     np.testing.assert_array_equal(made.result(), X + 1)
     assert h.is_deleted()
+
+
+# --- which arguments --------------------------------------------------------------------
+
+
+def test_what_is_named_by_its_number_is_donated_by_its_name_too(h: Handle) -> None:
+    add = pw.jit(lambda a, b: a + b, on=h.slice, donate_argnums=1)
+    np.testing.assert_array_equal(add(X, b=h).result(), 2 * X)
+    assert h.is_deleted()
+
+
+def step(state: Any, by: Any = 1, /, *, rate: Any = 1) -> Any:
+    return state + by * rate
+
+
+def loose(state: Any, *rest: Any, **named: Any) -> Any:
+    return state
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "text"),
+    [
+        (step, {"donate_argnums": 5}, "'step' has no positional argument 5; there is 0 (state)"),
+        (step, {"donate_argnums": (0, -3)}, "no positional argument -3"),
+        (step, {"static_argnums": 2}, "static_argnums=2: 'step' has no"),
+        (step, {"donate_argnames": "sate"}, "takes no argument 'sate' by name; there is rate"),
+        (step, {"donate_argnames": "state"}, "takes no argument 'state' by name"),
+        (step, {"static_argnames": ("rate", "zz")}, "takes no argument 'zz' by name"),
+        (loose, {"static_argnames": "rest", "donate_argnames": "rest"}, "both static and donated"),
+        (loose, {"static_argnums": 0, "donate_argnames": "state"}, "both static and donated"),
+    ],
+)
+def test_arguments_that_do_not_exist_are_refused_as_in_jax(
+    function: Any, options: Any, text: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        pw.jit(function, on=a_slice(2), **options)
+    assert text in str(caught.value)
+    with pytest.raises(ValueError):
+        jax.jit(function, **options)
+    if text.startswith("static"):
+        with pytest.raises(ValueError):
+            pw.program(function, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"donate_argnums": 7},
+        {"static_argnames": "other"},
+        {"donate_argnums": -1, "static_argnames": ("a", "b")},
+    ],
+)
+def test_a_function_that_takes_any_arguments_has_all_of_them(options: Any) -> None:
+    pw.jit(loose, on=a_slice(2), **options)
+    jax.jit(loose, **options)
