@@ -128,7 +128,7 @@ class Prepared:
     outputs: type and place of each plan output; after those that were asked for
         come results that only keep a node alive.
     donated: plan inputs that a run consumes, each with the node that does it.
-    slices: all that it uses, in order of use.
+    slices: all that it uses, also those where only calls without any value run.
     """
 
     name: str
@@ -180,6 +180,8 @@ def prepare(
     )
     stats.work.lowered += 1
     plan = lowering.lower(program, sequential=sequential)
+    places = [ref.slice for ref in builder.numbers]
+    places += [node.slice for node in nodes if isinstance(node, CallNode)]
     return Prepared(
         name,
         program,
@@ -188,7 +190,7 @@ def prepare(
         tuple(builder.functions.values()),
         outputs,
         builder.donated,
-        tuple(dict.fromkeys(ref.slice for ref in builder.numbers)),
+        tuple(dict.fromkeys(places)),
     )
 
 

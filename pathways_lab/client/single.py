@@ -97,7 +97,7 @@ class _Repeat:
 def _repeatable(prepared: Prepared) -> bool:
     """Whether nothing goes in but what it is called with, and all that stays as it is."""
     own = all(isinstance(ref.source, Argument) for ref in prepared.inputs)
-    return own and not prepared.donated and bool(prepared.slices)
+    return own and not prepared.donated
 
 
 def _prepared(call: BoundCall, at: lines.Place | None) -> tuple[Prepared, Session]:

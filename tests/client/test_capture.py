@@ -119,6 +119,19 @@ def test_dead_arithmetic_disappears() -> None:
     assert nodes(captured(program)) == ["f@A"]
 
 
+def test_a_call_without_arguments_and_results_is_a_node_on_its_slice(fake: FakeLab) -> None:
+    on = fake.slice(2)
+    nothing = pw.jit(lambda: (), on=on)
+    program = pw.program(lambda: nothing())
+    for call in (program, nothing):
+        assert call() == call() == ()
+    assert program.capture().prepared.slices == (on,)  # type: ignore[union-attr]
+    on.release()
+    for call in (program, nothing):
+        with pytest.raises(pw.PathwaysError, match="was released"):
+            call()
+
+
 def test_calls_that_print_are_kept_though_nobody_reads_them(fake: FakeLab) -> None:
     on = fake.slice(2)
 
