@@ -121,7 +121,8 @@ move_p.def_abstract_eval(lambda value, *, move: value)
 def _refuses(transformation: str) -> Callable[..., NoReturn]:
     def rule(*_: Any, site: Site | None = None, **__: Any) -> NoReturn:
         name = "device_put" if site is None else site.function.name
-        raise failures.in_transformation(name, transformation)
+        thing = f"the compiled function {name!r}, which is one node"
+        raise failures.in_transformation(transformation, thing, node=name)
 
     return rule
 

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import jax
+from jax.core import Tracer
 
 from pathways_lab.client import lines
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line
+from pathways_lab.runtime import jax_private
 
 _COMPILED = "put it inside one compiled function (pw.jit), where JAX compiles it"
 _AFTERWARDS = "use the value after the program has returned its handles"
 
 ESCAPED = (
-    "a stand-in of one program was used in another: it was kept in a global, an attribute"
+    "a stand-in of one program was used outside of it: it was kept in a global, an attribute"
     " or a closure",
     "return the value from its program, and pass the handle to the next one",
 )
@@ -178,11 +181,28 @@ def _first_paragraph(error: Exception) -> str:
     return " ".join(str(error).split("\n\n", 1)[0].split())
 
 
-def in_transformation(name: str, transformation: str, line: Line | None = None) -> PathwaysError:
-    """A compiled function met jax.grad, jax.vmap or jax.jit from outside."""
+def in_transformation(
+    transformation: str, thing: str, *, program: str = "", node: str = ""
+) -> PathwaysError:
+    """What is called met jax.grad, jax.vmap or jax.jit from outside.  thing: what it is."""
+    public = transformation.startswith("jax.")
+    example = f": pw.jit({transformation}(f)), where f is plain Python"
     return capture_failure(
-        f"{transformation} cannot look into the compiled function {name!r}, which is one node",
-        f"{_COMPILED}: pw.jit({transformation}(f)) instead of {transformation}(pw.jit(f))",
-        line=line,
-        node=name,
+        f"{transformation} cannot look into {thing}",
+        _COMPILED + (example if public else ""),
+        program=program,
+        node=node,
     )
+
+
+def check_values(leaves: Iterable[Any], thing: str, *, program: str = "", node: str = "") -> None:
+    """Raises PathwaysError for a stand-in of JAX's where a call needs values.  thing: what it is.
+
+    A transformation stands around the call, or the stand-in was kept when its program was over.
+    """
+    for leaf in leaves:
+        if isinstance(leaf, Tracer):
+            transformation = jax_private.transformation_of(leaf)
+            if transformation:
+                raise in_transformation(transformation, thing, program=program, node=node)
+            raise capture_failure(*ESCAPED, program=program, node=node)

@@ -166,11 +166,13 @@ class _Placer:
         """A plain ``jax.jit`` around nodes: its body stands in its place."""
         inner = equation.params.get("jaxpr")
         if equation.primitive.name not in ("jit", "pjit", "closed_call") or inner is None:
+            line = lines.of_equation(_first_own(equation))
             raise failures.capture_failure(
                 f"a compiled function is called inside {_outside_name(equation)},"
                 " which runs it an unknown number of times or under another rule",
                 "put the whole loop into one compiled function, or write a Python loop",
-                line=lines.of_equation(_first_own(equation)),
+                # What JAX calls itself knows no line of the user's: then that of JAX's function.
+                line=line if line.number else lines.of_equation(equation),
             )
         constants = [self.constant(value) for value in inner.consts]
         given = [x if isinstance(x, Item) else self.constant(x) for x in operands]

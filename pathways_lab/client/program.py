@@ -141,6 +141,9 @@ class CapturedProgram:
 
     def run(self, leaves: Sequence[Any], priority: int = 0) -> Any:
         """Submit one run with these flat arguments; its results, at once."""
+        failures.check_values(
+            leaves, f"the program {self.name!r}, which is one run", program=self.name
+        )
         handles: list[Handle] = []
         if self.prepared is not None:
             session = session_of(self.prepared.place)

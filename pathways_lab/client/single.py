@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pathways_lab.client import failures, layouts, lines
@@ -102,10 +101,9 @@ def _repeatable(prepared: Prepared) -> bool:
 
 def _prepared(call: BoundCall, at: lines.Place | None) -> tuple[Prepared, Session]:
     """The program of one call, made when the first such call comes from a line.  at: that."""
-    if any(isinstance(leaf, Tracer) for leaf in call.leaves):
-        raise failures.in_transformation(
-            call.function.name, "a transformation such as jax.grad or jax.jit"
-        )
+    name = call.function.name
+    thing = f"the compiled function {name!r}, which is one node"
+    failures.check_values(call.leaves, thing, node=name)
     place = slice_of_call(call)
     session = session_of(place)
     placements = tuple(
@@ -200,6 +198,7 @@ def result_name(function: str, number: int, count: int) -> str:
 def put_leaf(leaf: Any, on: Slice, requested: Requested) -> Handle:
     """One array or handle on a slice, under a sharding (None: the nearest layout)."""
     session = session_of(on)
+    failures.check_values((leaf,), "device_put, which puts values on devices")
     if not isinstance(leaf, Handle):
         kind = host_type(leaf)
         if kind is None:

@@ -37,6 +37,8 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
@@ -483,6 +485,27 @@ def standins_described_by(describe: Describe) -> Iterator[None]:
             _describers.remove(describe)
             if not _describers:
                 _standin._short_repr = _short_repr
+
+
+_TRANSFORMATIONS = {
+    _ad.JVPTracer: "jax.grad",
+    _ad.LinearizeTracer: "jax.grad",
+    _batching.BatchTracer: "jax.vmap",
+}
+
+
+def transformation_of(tracer: Any) -> str:
+    """Which transformation of JAX's gave a stand-in to the code that runs now, as users call it.
+
+    "" when none is at work on this thread: the stand-in is left over from one that is over.
+    """
+    if _core.trace_state_clean():
+        return ""
+    known = _TRANSFORMATIONS.get(type(tracer))
+    if known is None:
+        word = getattr(getattr(tracer, "_debug_info", None), "traced_for", "transformation")
+        known = "jax.jit" if word == "jit" else f"JAX's {word}"
+    return known
 
 
 def standin_origin(tracer: Any) -> tuple[Any, tuple[Any, ...]] | None:

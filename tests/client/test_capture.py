@@ -401,7 +401,7 @@ def test_waiting_is_refused() -> None:
 def test_standins_that_escape_are_explained() -> None:
     kept: list[Any] = []
     captured(lambda w, x: kept.append(f(w, x)))
-    with pytest.raises(pw.PathwaysError, match="stand-in of one program was used in another"):
+    with pytest.raises(pw.PathwaysError, match="stand-in of one program was used outside of it"):
         captured(lambda w, x: g(kept[0]) + 1)
 
 

@@ -305,6 +305,26 @@ def test_callbacks_of_other_threads_are_not_wrapped() -> None:
     assert results == [1.0]
 
 
+def test_standins_say_which_transformation_is_at_work() -> None:
+    said: list[str] = []
+    kept: list[Any] = []
+
+    def look(x: Any) -> Any:
+        said.append(jax_private.transformation_of(x))
+        kept.append(x)
+        return x * 2.0
+
+    one = np.ones(1, np.float32)[0]
+    for transformed in (jax.grad(look), jax.jit(look), jax.checkpoint(look)):
+        transformed(one)
+    jax.jvp(look, (one,), (one,))
+    jax.vmap(look)(np.ones(2, np.float32))
+    jax.lax.scan(lambda c, _: (look(c), None), one, None, length=2)
+    assert said == ["jax.grad", "jax.jit", "JAX's checkpoint / remat", "jax.grad", "jax.vmap",
+                    "JAX's scan"], "JAX's stand-ins have other names now"  # fmt: skip
+    assert {jax_private.transformation_of(x) for x in kept} == {""}
+
+
 def test_the_context_is_another_where_other_code_comes_out() -> None:
     before = jax_private.trace_context()
     seen = {before}
