@@ -258,7 +258,7 @@ class ProgramFunction:
         self.last: CapturedProgram | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; a pytree of handles, at once."""
+        """Run the program; what its function returns, with handles for arrays, at once."""
         if capture.current() is not None:
             # A program inside a program is part of it.
             return self.function(*args, **kwargs)
@@ -362,9 +362,13 @@ def program(
     The function is captured once per set of argument types and places: each
     call of a compiled function in it is a node, operators and ``jnp`` calls
     become nodes where their operands are, and moves between slices are
-    inserted.  A call submits one run, with one message, and returns a pytree
-    of handles at once.  Arrays and handles that the function reads from
-    outside are part of the captured program, as in ``jax.jit``.
+    inserted.  A call submits one run, with one message, and returns at once
+    what the function returns, with a handle in place of each array that it
+    makes.  An argument from the host that it returns untouched is put on *on*,
+    or on the program's first slice; in a program without any it comes back as
+    it is, and so does whatever else the function returns.
+    Arrays and handles that the function reads from outside are part of the
+    captured program, as in ``jax.jit``.
 
     static_argnums, static_argnames: arguments that are part of the program
         (numbers of microbatches, switches), as in ``jax.jit``.

@@ -332,6 +332,9 @@ class Timeline:
     def load(cls, path: str | Path) -> Timeline:
         """A timeline from a file; its clock stands at the moment of saving.
 
+        Its records are those that were saved, but for their ``args``, which are as in JSON:
+        what was a tuple is a list.
+
         Raises ValueError when the file is none, and OSError when there is none.
         """
         saved = files.load(path)

@@ -132,6 +132,18 @@ def test_a_call_without_arguments_and_results_is_a_node_on_its_slice(fake: FakeL
             call()
 
 
+def test_what_a_program_returns_untouched(fake: FakeLab) -> None:
+    """An argument is put where the program is, if it is anywhere; the rest is what it was."""
+    on = fake.slice(2)
+    inc, outside = pw.jit(lambda x: x + 1, on=on), np.ones(3)
+    assert pw.program(lambda x: x)(X) is X
+    for program in (pw.program(lambda x: (x, outside, 3), on=on),
+                    pw.program(lambda x: (x, outside, 3, inc(x)))):  # fmt: skip
+        put, same, number, *_ = program(X)
+        assert (put.slice, same is outside, number) == (on, True, 3)
+        np.testing.assert_array_equal(put.result(), X)
+
+
 def test_calls_that_print_are_kept_though_nobody_reads_them(fake: FakeLab) -> None:
     on = fake.slice(2)
 
