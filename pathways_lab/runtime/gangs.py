@@ -42,7 +42,7 @@ _LAST_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning)\b
 class CallbackError(RuntimeError):
     """User code that a gang called back raised on a device."""
 
-    def __init__(self, device: int, error: Exception) -> None:
+    def __init__(self, device: int, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.device = device
         self.__cause__ = error

@@ -448,7 +448,21 @@ def _emit_wrapped(
         return tuple(np.zeros(aval.shape, aval.dtype) for aval in results)
 
     wrapped = wrap(callback, numbered, blanks)
-    return _emit_callback(context, wrapped, token, operands, avals, results, **options)
+    emitted = _emit_callback(context, wrapped, token, operands, avals, results, **options)
+    called = context.module_context.host_callbacks
+    if _config.enable_x64.value and callable(called[-1]):
+        called[-1] = _wide(called[-1])
+    return emitted
+
+
+def _wide(call: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX shrinks what callbacks take and give where its thread does not say 64 bits."""
+
+    def wide(*args: Any) -> Any:
+        with _config.enable_x64(True):
+            return call(*args)
+
+    return wide
 
 
 # --- stand-ins ----------------------------------------------------------------

@@ -20,8 +20,11 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import jax
+import numpy as np
 
 from pathways_lab.runtime.jax_private import Wrap
 
@@ -40,7 +43,7 @@ class Gangs:
     def __init__(self, local_numbers: Mapping[int, int]) -> None:
         self.locals = dict(local_numbers)
         self.key: tuple[int, int] = (0, -1)
-        self.errors: list[tuple[int, Exception]] = []
+        self.errors: list[tuple[int, BaseException]] = []
 
 
 class Output(io.TextIOBase):
@@ -60,9 +63,10 @@ class Output(io.TextIOBase):
     def wrap(self, gangs: Gangs) -> Wrap:
         """For :func:`jax_private.callbacks_wrapped`: label what callbacks of these gangs print.
 
-        A callback that raises is noted, and its results are zeros: an error on
-        one device would leave the others waiting in the next collective, until
-        XLA ends the process.  Whoever launched the gang must look at its errors.
+        A callback that raises, or returns something else than it promised, is noted,
+        and its results are zeros: an error on one device would leave the others
+        waiting in the next collective, until XLA ends the process.  Whoever launched
+        the gang must look at its errors.
         """
 
         def wrap(
@@ -73,8 +77,8 @@ class Output(io.TextIOBase):
                 before = getattr(self._local, "label", None)
                 self._local.label = (gangs.key[0], device)
                 try:
-                    return callback(*(args[1:] if numbered else args))
-                except Exception as error:
+                    return _as_promised(callback(*(args[1:] if numbered else args)), blanks())
+                except BaseException as error:  # sys.exit() too: nobody above would hear of it
                     gangs.errors.append((device, error))
                     return blanks()
                 finally:
@@ -110,3 +114,20 @@ class Output(io.TextIOBase):
     def _emit(self, text: str) -> None:
         run, device = getattr(self._local, "label", None) or (0, -1)
         self._send(run, device, text)
+
+
+def _as_promised(results: Sequence[Any], blanks: tuple[Any, ...]) -> Sequence[Any]:
+    """The results, if they are like *blanks*: JAX looks only after us, where nobody hears of it."""
+    arrays = [np.asarray(result) for result in results]
+    found = [_type(jax.dtypes.canonicalize_dtype(array.dtype), array.shape) for array in arrays]
+    wanted = [_type(blank.dtype, blank.shape) for blank in blanks]
+    if found != wanted:
+        raise TypeError(
+            f"a callback returned {', '.join(found) or 'nothing'}, and it was to return"
+            f" {', '.join(wanted) or 'nothing'}: both must be the same"
+        )
+    return results
+
+
+def _type(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"

@@ -320,3 +320,49 @@ def test_an_error_on_one_device_does_not_leave_the_others_waiting(place: Place) 
     receipt.block_until_ready()
     assert np.asarray(out).tolist() == [40]
     assert [(d, str(e)) for d, e in executable.gangs.errors] == [(2, "not this one")]
+
+
+def raised(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda v: v[:3], "a callback returned float32[3], and it was to return float32[4]"),
+        (lambda v: v.astype(np.int32), "returned int32[4], and"),
+        (lambda v: None, "returned nothing, and"),
+        (lambda v: "abc", "returned <U3[], and"),
+        (lambda v: (v, v), "returned float32[4], float32[4], and"),
+        (lambda v: raised(SystemExit("away")), "away"),
+    ],
+)
+def test_a_callback_that_breaks_its_promise_fails_and_nothing_waits_for_it(
+    place: Place, answer: Any, said: str
+) -> None:
+    def f(x: Any) -> Any:
+        return (jax.pure_callback(answer, jax.ShapeDtypeStruct((4,), np.float32), x),)
+
+    made = in_process(f, [((4,), "float32")], [CUT], [((4,), "float32")], [CUT])
+    executable = compile_code(made, place, no_output())
+    _, receipt = executable([put(place, np.arange(4), "float32", CUT, (4,))])
+    receipt.block_until_ready()
+    ((device, error),) = executable.gangs.errors
+    assert device == 0
+    assert said in str(error)
+
+
+def test_callbacks_take_and_give_64_bits(place: Place) -> None:
+    def f(x: Any) -> Any:
+        def on_host(v: Any) -> Any:
+            return np.asarray(v) / 3 if v[0] < 9 else None
+
+        return (jax.pure_callback(on_host, jax.ShapeDtypeStruct((4,), np.float64), x),)
+
+    made = in_process(f, [((4,), "float64")], [CUT], [((4,), "float64")], [CUT])
+    executable = compile_code(made, place, no_output())
+    (out,), _ = executable([put(place, np.arange(4), "float64", CUT, (4,))])
+    assert np.array_equal(np.asarray(out), np.arange(4) / 3)
+    _, receipt = executable([put(place, np.arange(4) + 9, "float64", CUT, (4,))])
+    receipt.block_until_ready()  # zeros that stand for a failed one are of 64 bits too
+    assert len(executable.gangs.errors) == 1
