@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import os
 import ssl
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,7 +76,10 @@ class Connection:
     flush(drops=False): send what waits to be sent together, and with *drops* the ids
         of dropped handles; these never before anything that waits.
     over(): called when everything that was submitted is over.
+    forked: this process is a fork of the one that has the lab; nothing here is of use.
     """
+
+    forked = False
 
     def __init__(
         self,
@@ -141,6 +145,7 @@ class Connection:
         self._high = self.number << 32
         self._numbers = {kind: itertools.count(1) for kind in _KINDS}
         self.reactor.call_later(_TICK, self._tick)
+        _open.add(self)
 
     # --- identities -------------------------------------------------------------
 
@@ -300,6 +305,8 @@ class Connection:
         most = max(0, _STEPS - len(plan.steps))
         if self.steps <= most:
             return
+        if self.forked and self.closed is not None:
+            raise PathwaysError(self.closed)
         few = min(most, _STEPS // 2)
 
         def room(steps: int) -> bool:
@@ -461,10 +468,42 @@ class Connection:
         self.board.settle([*pending, *self._buffers.values()], failure)
         self.on_closed(failure)
 
+    def leave_to_parent(self) -> None:
+        """This process is a fork: everything refuses from now on, and nobody is told.
+
+        No lock is asked for: whoever holds it may be a thread that is not here.
+        """
+        if self.closed is None:
+            self.closed = failures.failure(
+                "refused",
+                f"this lab belongs to process {os.getppid()}, and process {os.getpid()} is a fork"
+                " of it: it has none of the threads that read the lab's links",
+                "pass arrays (handle.result()) to forked processes, or let them start or join a"
+                " lab of their own",
+                line=Line(),
+            ).failure
+        self.forked, self.steps = True, _STEPS + 1  # asked where there is no room: calls are fast
+        self.flush = lambda drops=False: None
+        for entry in (*self._runs.values(), *self.questions.open, *self._buffers.values()):
+            entry.failure, entry.done = self.closed, True
+        self._runs.clear()
+
     def close(self, reason: str = "the lab was closed") -> None:
         """Leave the lab: the control plane frees everything of this kernel."""
         self._fail(_lost(reason))
         self.reactor.close(reason)
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked copy of this process: data loaders and pools of processes make them."""
+    for connection in _open:
+        connection.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _failure(fields: dict[str, Any]) -> Failure | None:

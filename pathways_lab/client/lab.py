@@ -411,9 +411,9 @@ class Lab(Elasticity, Care, Feeding):
         return self._closed or self.session.connection.closed is not None
 
     def close(self) -> None:
-        """Leave the lab; an embedded cluster ends with it.  Again is fine."""
+        """Leave the lab; an embedded cluster ends with it.  Again is fine; nothing in a fork."""
         global _current
-        if self._closed:
+        if self._closed or self.session.connection.forked:
             return
         self._closed = True
         if hooks.lab_closes is not None:

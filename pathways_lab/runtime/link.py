@@ -22,10 +22,12 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import struct
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -145,6 +147,7 @@ class Link:
         self._batch: tuple[tuple[_Frame, ...], int, int, list[int], int] = ((), 0, 0, [], 0)
         self._counted = 0
         self._came = 0
+        _held.add(self)
 
     def __repr__(self) -> str:
         state = "open" if self._closed is None else f"closed: {self._closed}"
@@ -410,6 +413,14 @@ class Link:
                 f" {message.fields.get('sent')} were sent, {self._came} came"
             )
 
+    def leave_to_parent(self) -> None:
+        """This process is a fork: no byte more may come from it, and the other end not wait for it.
+
+        No lock: whoever holds it may be a thread that is not here.
+        """
+        self._closed = self._closed or "it is the parent process's"
+        self._sock.close()
+
     def shut(self, reason: str) -> None:
         """Mark closed and close the socket; the reactor has forgotten it already."""
         self._closed = reason
@@ -423,6 +434,17 @@ class Link:
             self._lender = None
         if self._borrower is not None:
             self._borrower.close()
+
+
+_held: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for link in _held:
+        link.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _together(frames: list[_Frame]) -> tuple[_Frame, ...]:

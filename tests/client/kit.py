@@ -95,8 +95,8 @@ class FakeLab:
             "data_key": key_of(KEY, 1), "emulated": False, "topology": self._topology(hosts),
             "policy": {"policy": pack(FIFO()), "name": "FIFO", "owner": ""},
         }  # fmt: skip
-        address = self._control.listen(f"unix:{folder}/control", KEY, hello)
-        self.connection = Connection(address, KEY)
+        self.address = self._control.listen(f"unix:{folder}/control", KEY, hello)
+        self.connection = Connection(self.address, KEY)
         self.session = Session(self.connection)
 
     def _topology(self, hosts: int) -> dict[str, Any]:
