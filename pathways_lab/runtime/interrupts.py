@@ -1,10 +1,10 @@
-"""Ctrl-C that waits for a good moment.
+"""Ctrl-C, and what else may raise in the main thread, waits for a good moment.
 
 Problem: a thread that reads links itself runs handlers that must not stop
-half-way, and neither may a call that is being sent; in the main thread Ctrl-C raises
-between any two instructions.
+half-way, and neither may a call that is being sent; in the main thread a signal's handler raises
+between any two instructions: Ctrl-C, an alarm that ends what takes too long, a request to end.
 
-How: while such work goes on, the main thread's handler of SIGINT is replaced by
+How: while such work goes on, the main thread's handlers of these signals are replaced by
 one that only remembers; afterwards the signal is raised again, for the handler
 that was there before.
 
@@ -22,11 +22,15 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGINT = _signal.SIGINT
+_SIGNALS: tuple[int, ...] = tuple(
+    getattr(_signal, name) for name in ("SIGINT", "SIGALRM", "SIGTERM") if hasattr(_signal, name)
+)
+"""Those whose handlers raise, where they do.  To ask for one takes 0.03 µs."""
 
 
 class HeldBack:
-    """``with HeldBack() as it``: inside, SIGINT sets struck and calls wake(); then it counts.
+    """``with HeldBack() as it``: inside, a signal is noted in struck and calls wake(); then it
+    counts.
 
     An interrupt between two instructions of entering or leaving counts before or after.
     """
@@ -34,17 +38,22 @@ class HeldBack:
     __slots__ = ("_before", "_wake", "struck")
 
     def __init__(self, wake: Callable[[], object] = bool) -> None:
-        self.struck = False
+        self.struck: list[int] = []
         self._wake = wake
-        self._before: Any = None
+        self._before: list[tuple[int, Any]] = []
 
     def __enter__(self) -> HeldBack:
         if threading.current_thread() is threading.main_thread():
-            before = _signal.getsignal(_SIGINT)
-            if callable(before):
-                # Remembered first: what has been replaced is always put back.
-                self._before = before
-                _signal.signal(_SIGINT, self._strike)
+            try:
+                for number in _SIGNALS:
+                    before = _signal.getsignal(number)
+                    if callable(before):
+                        # Remembered first: what has been replaced is always put back.
+                        self._before.append((number, before))
+                        _signal.signal(number, self._strike)
+            except BaseException:
+                self._put_back()
+                raise
         return self
 
     def __exit__(
@@ -53,11 +62,21 @@ class HeldBack:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._before is not None:
-            _signal.signal(_SIGINT, self._before)
-            if self.struck:
-                _signal.raise_signal(_SIGINT)
+        if self._before:
+            self._put_back()
+            for number in self.struck:
+                _signal.raise_signal(number)
 
-    def _strike(self, _number: int, _frame: FrameType | None) -> None:
-        self.struck = True
+    def _put_back(self) -> None:
+        try:
+            for number, before in self._before:
+                _signal.signal(number, before)
+        except BaseException:
+            # One that is back has struck: the others must not stay away.
+            for number, before in self._before:
+                _signal.signal(number, before)
+            raise
+
+    def _strike(self, number: int, _frame: FrameType | None) -> None:
+        self.struck.append(number)
         self._wake()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.client.waiting import Board, Pending
+from pathways_lab.runtime import interrupts
 from pathways_lab.runtime import reactor as reactor_module
 from pathways_lab.runtime.auth import new_key
 from pathways_lab.runtime.interrupts import HeldBack
@@ -159,13 +160,17 @@ def test_ctrl_c_gets_through_a_wait(pair: Pair) -> None:
     pair.wait(pair.ask(1))
 
 
-def strikes(pair: Pair, count: int) -> int:
-    """Ctrl-C at random moments of *count* waits; how often it came through."""
+def ctrl_c(*_: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def too_long(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def strikes(pair: Pair, count: int, strike: Callable[..., None] = ctrl_c) -> int:
+    """An alarm at random moments of *count* waits; how often what it does came through."""
     through = 0
-
-    def strike(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-
     old = signal.signal(signal.SIGALRM, strike)
     try:
         for number in range(count):
@@ -184,8 +189,14 @@ def strikes(pair: Pair, count: int) -> int:
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
-def test_interrupts_while_reading_lose_nothing(pair: Pair) -> None:
-    assert strikes(pair, 2000) > 200
+@pytest.mark.parametrize("strike", [ctrl_c, too_long])
+def test_interrupts_while_reading_lose_nothing(
+    pair: Pair, strike: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if strike is ctrl_c:
+        # Else the alarm would be held back, and Ctrl-C never strike while something is read.
+        monkeypatch.setattr(interrupts, "_SIGNALS", (signal.SIGINT,))
+    assert strikes(pair, 2000, strike) > 200
     assert pair.got == list(range(2000))
 
 
@@ -218,6 +229,53 @@ def test_other_threads_and_foreign_handlers_are_left_alone() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, old)
+
+
+def fails(*_: object) -> None:
+    raise TimeoutError
+
+
+@pytest.fixture
+def all_fail() -> Iterator[list[int]]:
+    """All signals that are held back have a handler that raises."""
+    before = {number: signal.signal(number, fails) for number in interrupts._SIGNALS}
+    yield list(before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def hold(strike: int = 0) -> None:
+    with HeldBack() as held:
+        if strike:
+            signal.raise_signal(strike)
+            assert held.struck == [strike]
+
+
+def test_each_signal_counts_afterwards(all_fail: list[int]) -> None:
+    for number in all_fail:
+        with pytest.raises(TimeoutError):
+            hold(number)
+        assert all(signal.getsignal(other) is fails for other in all_fail)
+
+
+def test_what_strikes_first_keeps_no_other_handler_away(
+    all_fail: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, struck = interrupts._signal.signal, []
+
+    def put(number: int, handler: Any) -> Any:
+        before = real(number, handler)
+        if handler is fails and not struck:
+            struck.append(number)
+            raise TimeoutError
+        return before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupts._signal, "signal", put)
+        with pytest.raises(TimeoutError):
+            hold()
+    assert struck == all_fail[:1]
+    assert all(signal.getsignal(number) is fails for number in all_fail)
 
 
 def test_what_nobody_handles_is_handled_here(pair: Pair) -> None:
