@@ -178,7 +178,15 @@ def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tup
     with jax_private.exporting_without_backend():
         exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
         exported = exporter(*structs)
-        made = bytes(exported.serialize()), exported.mlir_module()
+        try:
+            made = bytes(exported.serialize()), exported.mlir_module()
+        except KeyError as unknown:
+            raise failures.capture_failure(
+                f"compiled function {body.name!r} takes or returns an array of {unknown.args[0]},"
+                " and jax.export cannot write that dtype",
+                "take and return a wider one, and use .astype() inside of the function",
+                node=body.name,
+            ) from unknown
     jax_private.forget_lowered()
     return made
 

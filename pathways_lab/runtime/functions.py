@@ -214,6 +214,9 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
         compiled = lowered.compile()
     how = (compiled, gangs, callbacks > 0, time.monotonic() - started)
     made = Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
+    if any(jax.dtypes.itemsize_bits(kind.dtype) < 8 for kind in ins):
+        # What JAX compiles ahead of time refuses its own arrays of 4 bits; what it jits does not.
+        made.launch_through(lambda _: jitted)
     if clocked:
         made.launch_through(lambda call: emulated.telling(call, lane))
     return made

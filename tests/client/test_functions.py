@@ -548,3 +548,9 @@ def test_what_jax_lowered_is_let_go_with_each_export(
         with fake.slice(2) as on:
             step(pw.device_put(np.zeros(4, np.float32), on)).result()
         assert len(forgotten) == times
+
+
+def test_a_dtype_that_cannot_travel_is_named(fake: FakeLab) -> None:
+    f = pw.jit(lambda x: x, on=fake.slice(2))
+    with pytest.raises(pw.PathwaysError, match=r"'<lambda>' takes or returns an array of int2"):
+        f(jnp.zeros(4, jnp.int2))

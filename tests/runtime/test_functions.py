@@ -56,7 +56,10 @@ def run(place: Place, made: Code, *data: Any) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "bool", "float64"])
+TYPES = ["float32", "bfloat16", "int8", "uint32", "bool", "float64", "int4", "uint4"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_types_survive(place: Place, dtype: str) -> None:
     made = code_of(lambda x: (x[::-1],), [((4,), dtype)], [CUT], [((4,), dtype)], [WHOLE])
     (out,) = run(place, made, [0, 1, 1, 0])
