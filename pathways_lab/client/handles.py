@@ -254,6 +254,8 @@ class Handle(Operators):
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a scalar handle: handle.item() is its one value")
         return (self[index] for index in range(len(self)))
 
     def __format__(self, spec: str) -> str:

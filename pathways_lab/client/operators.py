@@ -28,6 +28,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "truediv": operator.truediv,
     "floordiv": operator.floordiv,
     "mod": operator.mod,
+    "divmod": divmod,
     "pow": operator.pow,
     "matmul": operator.matmul,
     "and": operator.and_,
@@ -51,10 +52,13 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "invert": operator.invert,
 }
 _METHODS = (
-    *("all", "any", "argmax", "argmin", "astype", "clip", "conj", "cumprod", "cumsum", "dot"),
-    *("flatten", "max", "mean", "min", "prod", "ravel", "repeat", "reshape", "round", "sort"),
-    *("squeeze", "std", "sum", "swapaxes", "take", "transpose", "var"),
+    *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "clip", "conj"),
+    *("conjugate", "cumprod", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min"),
+    *("prod", "ptp", "ravel", "repeat", "reshape", "round", "__round__", "searchsorted", "sort"),
+    *("squeeze", "std", "sum", "swapaxes", "take", "trace", "transpose", "var"),
 )
+_TAKES_ARRAYS = frozenset(("dot", "searchsorted", "take"))
+"""Those to which a list means an array, as in NumPy; to the others it means sizes or axes."""
 _PROPERTIES = ("T", "mT", "real", "imag")
 
 
@@ -104,15 +108,19 @@ def _unary(name: str, function: Callable[[Any], Any]) -> Any:
 
 def _method(name: str) -> Any:
     def call(array: Any, *dynamic: Any, spec: tuple[Any, ...]) -> Any:
-        pattern, given = spec
-        return getattr(array, name)(*_joined(pattern, dynamic), **dict(given))
+        pattern, names = spec
+        given = _joined(pattern, dynamic)
+        named = len(given) - len(names)
+        return getattr(array, name)(*given[:named], **dict(zip(names, given[named:], strict=True)))
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         # NumPy's functions pass ``out=None`` to methods of this name.
-        given = {key: value for key, value in kwargs.items() if key != "out" or value is not None}
-        pattern, dynamic = _split(args)
-        spec = (pattern, _hashable(sorted(given.items())))
-        return _apply(name, call, self, *dynamic, spec=spec)
+        named = [key for key in sorted(kwargs) if key != "out" or kwargs[key] is not None]
+        given = (*args, *[kwargs[key] for key in named])
+        if name in _TAKES_ARRAYS:
+            given = tuple([np.asarray(g) if isinstance(g, list) else g for g in given])
+        pattern, dynamic = _split(given)
+        return _apply(name, call, self, *dynamic, spec=(pattern, tuple(named)))
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"As ``jax.Array.{name}``, on the handle's slice."

@@ -363,6 +363,29 @@ def test_indexing_methods_and_properties(fake: FakeLab, double: Any) -> None:
         h + "no"
 
 
+def test_methods_take_arrays_handles_and_lists_wherever_jax_does(
+    fake: FakeLab, double: Any
+) -> None:
+    h, x = double(V), V * 2
+    pairs = [
+        (h.sum(where=x > 5), x.sum(where=x > 5)), (h.sum(where=h > 5), x.sum(where=x > 5)),
+        (h.clip(min=V, max=9), x.clip(V, 9)), (h.take(indices=np.array([1, 0])), x[[1, 0]]),
+        (h.take([1, 2]), x[[1, 2]]), (h.dot(b=h), x.dot(x)), (h.searchsorted([3, 7]), [1, 3]),
+        (h.reshape(2, 4).sum(axis=[0, 1], keepdims=True), [[72]]), (h.argsort(), np.arange(8)),
+        (h.reshape([2, 4]).trace(offset=1), 2 * (2 + 7)), (h.reshape(2, 4).diagonal(), [2, 12]),
+        (h.conjugate(), x), (h.ptp(), 14), (h.argpartition(3), x.argpartition(3)),
+        (round(h / 3, 1), (x / 3).round(1)), (divmod(h, 3)[1], x % 3), (divmod(7, h)[0], 7 // x),
+    ]  # fmt: skip
+    for made, plain in pairs:
+        np.testing.assert_allclose(made.result(), plain, rtol=1e-6)
+    assert [round(h[0] / 3).dtype, round(h[0] / 3, 1).dtype] == ["int32", "float32"]
+
+
+def test_a_scalar_is_not_iterated_over(fake: FakeLab, double: Any) -> None:
+    with pytest.raises(TypeError, match="iteration over a scalar handle"):
+        iter(double(V)[0])
+
+
 def test_operators_with_handles_elsewhere_are_refused(fake: FakeLab, double: Any) -> None:
     there = pw.device_put(V, fake.slice(2))
     with pytest.raises(pw.PathwaysError, match="are on slices") as caught:
