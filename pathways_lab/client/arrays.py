@@ -57,18 +57,30 @@ def type_of(aval: Any) -> ArrayType:
 
 
 def host_type(leaf: Any) -> ArrayType | None:
-    """The type that JAX gives to a host leaf; None when it is no array or number."""
+    """The type that JAX gives to a host leaf; None when it is no array or number of JAX's."""
     try:
         return type_of(jax.typeof(leaf))
-    except TypeError:
+    except (TypeError, OverflowError):
         return None
 
 
-def host_bytes(leaf: Any, kind: ArrayType) -> np.ndarray[Any, Any]:
-    """A host leaf as a C-ordered NumPy array of the dtype that travels."""
-    if is_key(kind.dtype):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf, dtype=wire_type(kind.dtype).dtype, order="C")
+def host_bytes(leaf: Any, kind: ArrayType, what: str = "") -> np.ndarray[Any, Any]:
+    """A host leaf as a C-ordered NumPy array of the dtype that travels.
+
+    Raises PathwaysError, which calls the leaf *what*, for what has a type and no value.
+    """
+    try:
+        if is_key(kind.dtype):
+            leaf = jax.random.key_data(leaf)
+        return np.asarray(leaf, dtype=wire_type(kind.dtype).dtype, order="C")
+    except TypeError:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            raise
+        raise failures.failure(
+            "refused",
+            f"{what or 'an argument'} is a ShapeDtypeStruct, {kind}: a type without a value",
+            "pass an array; program.capture(...) and pw.simulate take types",
+        ) from None
 
 
 def from_bytes(data: np.ndarray[Any, Any], dtype: str) -> Any:
@@ -134,7 +146,18 @@ def shard_bytes(kind: ArrayType, layout: Layout) -> int:
 
 
 def no_array(leaf: Any, what: str) -> Exception:
-    """The error for an argument leaf that is neither array nor number."""
+    """The error for an argument leaf that is neither array nor number of JAX's."""
+    if isinstance(leaf, int):
+        return failures.capture_failure(
+            f"{what} is {leaf}, which does not fit into {jax.dtypes.canonicalize_dtype(int)}",
+            "pass a float, an array of a wider type (64 bits need jax_enable_x64), or declare it"
+            " static (static_argnums, static_argnames)",
+        )
+    if (dtype := getattr(leaf, "dtype", None)) is not None:
+        return failures.capture_failure(
+            f"{what} is an array of dtype {dtype}, which JAX does not have",
+            "convert it before the call: x.astype(np.float32), or another dtype of jax.numpy",
+        )
     return failures.capture_failure(
         f"{what} is of type {type(leaf).__name__}, and a program computes on arrays and numbers",
         "declare it static (static_argnums, static_argnames), or read it from outside",

@@ -130,7 +130,7 @@ class Session:
     def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
         """A host array on the devices of a slice."""
         check_slice(on)
-        return self._upload(arrays.host_bytes(leaf, kind), on.placed(kind, layout), name)
+        return self._upload(arrays.host_bytes(leaf, kind, name), on.placed(kind, layout), name)
 
     def _upload(self, data: np.ndarray[Any, Any], placed: Placed, name: str) -> Handle:
         with HeldBack():
@@ -255,7 +255,7 @@ class _Binder:
         if place is not None:
             self.arguments[number] = place
         else:
-            self._ride(number, arrays.host_bytes(leaf, ref.type).tobytes())
+            self._ride(number, arrays.host_bytes(leaf, ref.type, ref.name).tobytes())
             self._places[source.index] = self.arguments[number]
         return None
 

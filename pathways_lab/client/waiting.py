@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from pathways_lab.client import failures
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.reactor import Reactor
 
@@ -76,7 +77,14 @@ class Board:
 
         Raises TimeoutError after *timeout* seconds.  Ctrl-C gets through.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            deadline = None if timeout is None else time.monotonic() + timeout
+        except TypeError:
+            raise failures.failure(
+                "refused",
+                f"timeout={timeout!r} is no number of seconds",
+                "give seconds, or None to wait as long as it takes",
+            ) from None
         while not done():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:

@@ -554,3 +554,47 @@ def test_a_dtype_that_cannot_travel_is_named(fake: FakeLab) -> None:
     f = pw.jit(lambda x: x, on=fake.slice(2))
     with pytest.raises(pw.PathwaysError, match=r"'<lambda>' takes or returns an array of int2"):
         f(jnp.zeros(4, jnp.int2))
+
+
+NO_DTYPES = [
+    (np.arange(4, dtype=">f4"), ">f4"),
+    (np.array(["a"]), "<U1"),
+    (np.array([{}]), "object"),
+    (np.zeros(4, "datetime64[s]"), r"datetime64\[s\]"),
+]
+
+
+@pytest.mark.parametrize(("given", "dtype"), NO_DTYPES)
+def test_a_dtype_that_jax_does_not_have_is_named(fake: FakeLab, given: Any, dtype: str) -> None:
+    on = fake.slice(2)
+    said = f"is an array of dtype {dtype}, which JAX does not have"
+    for use, what in (
+        (lambda: pw.jit(lambda x: x, on=on)(given), "x of '<lambda>'"),
+        (lambda: pw.program(lambda x: x, on=on)(given), "x of '<lambda>'"),
+        (lambda: pw.device_put(given, on), "a leaf given to device_put"),
+    ):
+        with pytest.raises(pw.PathwaysError, match=f"{what} {said}") as caught:
+            use()
+        assert "astype" in caught.value.failure.remedy
+
+
+def test_a_number_that_does_not_fit_is_named(fake: FakeLab) -> None:
+    f = pw.jit(lambda x, n: x + n, on=fake.slice(2))
+    x = np.zeros(2, np.float32)
+    f(x, 2**31 - 1)
+    with pytest.raises(pw.PathwaysError, match=r"n of '<lambda>' is 1099511627776, .* int32"):
+        f(x, 2**40)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_type_without_a_value_is_named(fake: FakeLab, size: int) -> None:
+    f = pw.jit(lambda x: x, on=fake.slice(2))
+    with pytest.raises(pw.PathwaysError, match=r"x is a ShapeDtypeStruct, float32\[\d+\]: a type"):
+        f(jax.ShapeDtypeStruct((size,), "float32"))
+    assert fake.connection.under_way is False
+
+
+def test_a_timeout_that_is_no_number_is_named(fake: FakeLab) -> None:
+    h = pw.jit(lambda x: x, on=fake.slice(2))(np.zeros(2, np.float32))
+    with pytest.raises(pw.PathwaysError, match="timeout='a' is no number of seconds"):
+        h.result(timeout="a")  # type: ignore[arg-type]
