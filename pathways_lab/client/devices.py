@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathways_lab.client import failures
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
 
@@ -120,7 +120,7 @@ class Slice:
     def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
         self.binding = binding
         self.id = binding.slice
-        self.name = f"s{binding.slice & 0xFFFFFFFF}"
+        self.name = slice_name(binding.slice)
         self.shape = binding.shape
         self.axes = binding.axes
         self.kind = binding.kind

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.ledger import Ledger
 from pathways_lab.core.liveness import Need, Profile
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.quotas import Quotas, bytes_of
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.store import BufferRecord, Store
@@ -285,8 +285,8 @@ def stalemate(
                 )
                 break
     holders = [
-        f"{b.name or f'buffer {b.id}'} of {b.owner} ({b.nbytes:,} bytes on slice {b.slice},"
-        + f" kept by {keepers(b)})"
+        f"{b.name or f'buffer {b.id}'} of {b.owner} ({b.nbytes:,} bytes on"
+        + f" slice {slice_name(b.slice)}, kept by {keepers(b)})"
         for b in store.largest(cells, bounded)[:8]
     ]
     name = describe(victim) if isinstance(victim, Entry) else f"a run of {victim.index.plan.name!r}"

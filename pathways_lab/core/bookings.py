@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Refused, SliceBound, SliceRequested, SliceWaiting
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.quotas import MORE
 from pathways_lab.core.state import State
 from pathways_lab.core.topology import SliceBinding
@@ -132,7 +132,7 @@ def too_many_now(state: State, client: str, asked: int) -> tuple[Failure | None,
     held = state.resources.held_by(client)
     if most is None or not state.quotas.enforced or sum(held.values()) + asked <= most:
         return None, ""
-    mine = ", ".join(f"s{number & 0xFFFFFFFF} ({n})" for number, n in held.items())
+    mine = ", ".join(f"{slice_name(number)} ({n})" for number, n in held.items())
     why = f"the quota of {client} is {most} devices, and its slices hold {mine}"
     more = MORE.format(client=client, what="devices")
     remedy = f"release one of them (slice.release()), or {more}"

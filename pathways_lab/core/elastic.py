@@ -47,7 +47,7 @@ from pathways_lab.core.messages import (
     SliceBound,
 )
 from pathways_lab.core.plans import index_plan
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.requests import ClientRecord, not_an_owner
 from pathways_lab.core.slices import SliceRecord
 from pathways_lab.core.state import State
@@ -336,7 +336,7 @@ class Elastic:
                     held = ledger.held.get(slice_id, 0)
                     return Failure(
                         "memory",
-                        f"slice s{slice_id & 0xFFFFFFFF} cannot be resumed on"
+                        f"slice {slice_name(slice_id)} cannot be resumed on"
                         f" {ledger.cells[cell].island}: its values take {held:,} bytes per device,"
                         f" and with what is there {used:,} of {limit:,} would be in use",
                         "suspend or end somebody else first, or resume on another island",
@@ -430,7 +430,7 @@ class Elastic:
         record = self.state.resources.slices[slice_id]
         handles = len(self.state.store.by_slice.get(slice_id, ()))
         where, count = record.binding, len(record.binding.devices)
-        text = f"slice s{slice_id & 0xFFFFFFFF} of {where.client} ({count} devices on"
+        text = f"slice {slice_name(slice_id)} of {where.client} ({count} devices on"
         return f"{text} {where.island}, {handles} handle{'s' * (handles != 1)})"
 
     def _refuse(self, event: RebindRequested, subject: str, why: str, remedy: str = "") -> None:

@@ -40,6 +40,7 @@ from pathways_lab.core.program import (
     Transfer,
     Value,
     ValueId,
+    slice_name,
 )
 
 
@@ -115,7 +116,7 @@ def moved(program: Program) -> Program:
                 if key not in copies:
                     copies[key] = len(values)
                     values.append(_on(value, node.slice, layout))
-                    name = f"{value.name or value_id} to slice {node.slice}"
+                    name = f"{value.name or value_id} to {slice_name(node.slice)}"
                     nodes.append(Transfer(value_id, copies[key], name, node.line))
                 inputs.append(copies[key])
             node = replace(node, inputs=tuple(inputs))
@@ -204,7 +205,7 @@ def show(program: Program) -> str:
 
 def show_plan(plan: Plan) -> str:
     """The plan as text: one step per line with its frees and source line."""
-    lines = [f"plan {plan.name} ({plan.key[:8]}) on slices {', '.join(map(str, plan.slices))}"]
+    lines = [f"plan {plan.name} ({plan.key[:8]}) on {', '.join(map(slice_name, plan.slices))}"]
     lines += [f"  input  {_value(plan.values, v)}" for v in plan.inputs]
     for index, step in enumerate(plan.steps):
         freed = f"  frees {', '.join(f'%{v}' for v in step.frees)}" if step.frees else ""
@@ -216,7 +217,7 @@ def show_plan(plan: Plan) -> str:
 def _value(values: tuple[Value, ...], value_id: ValueId) -> str:
     value = values[value_id]
     shape = ",".join(map(str, value.shape))
-    where = "anywhere" if value.slice is None else f"slice {value.slice} {value.layout}"
+    where = "anywhere" if value.slice is None else f"{slice_name(value.slice)} {value.layout}"
     name = f" {value.name}" if value.name else ""
     return f"%{value_id}{name}: {value.dtype}[{shape}] on {where}, {value.nbytes:,} B/device"
 
@@ -229,4 +230,4 @@ def _node(values: tuple[Value, ...], node: Node) -> str:
     made = "; ".join(_value(values, v) for v in node.outputs) or "()"
     name = node.name or node.function[:8]
     line = line if node.ahead else f"  when its inputs are there{line}"
-    return f"{made} = call {name} on slice {node.slice} ({', '.join(given)}){line}"
+    return f"{made} = call {name} on {slice_name(node.slice)} ({', '.join(given)}){line}"

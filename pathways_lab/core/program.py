@@ -30,6 +30,11 @@ ValueId = int
 """Index into ``Program.values`` / ``Plan.values``."""
 
 
+def slice_name(number: SliceId) -> str:
+    """What its client calls it: the lower half of the number is the client's own count."""
+    return f"s{number & 0xFFFFFFFF}"
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """The user's own line that caused a node: shown in errors and views."""

@@ -20,7 +20,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.legality import check_plan
 from pathways_lab.core.messages import RunSubmitted
 from pathways_lab.core.plans import PlanIndex
-from pathways_lab.core.program import Call, Plan, SliceId
+from pathways_lab.core.program import Call, Plan, SliceId, slice_name
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 
@@ -73,10 +73,12 @@ def usable(state: State, client: str, record: ClientRecord, slice_id: SliceId) -
     if found is not None and reads(state, record, slice_id):
         return found.failure
     if found is not None and found.binding.client == client:
-        return Failure("refused", f"slice {slice_id} was released", "ask for a new slice")
+        return Failure(
+            "refused", f"slice {slice_name(slice_id)} was released", "ask for a new slice"
+        )
     return Failure(
         "refused",
-        f"slice {slice_id} is unknown or belongs to another client",
+        f"slice {slice_name(slice_id)} is unknown or belongs to another client",
         "use a slice that this client asked for",
     )
 

@@ -25,7 +25,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.lifecycles import SLICE
 from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.placement import Choice, Grid, place
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.topology import (
     HostInfo,
     IslandInfo,
@@ -224,9 +224,9 @@ class ResourceManager:
             others[holder.client] = ["a lease of it"]
         for number, record in self.slices.items():
             if record.binding.island == island and not record.away:
-                held, label = handles.get(number, 0), number & 0xFFFFFFFF
+                held, name = handles.get(number, 0), slice_name(number)
                 also = f" with {held} handle{'s' * (held != 1)}" if held else ""
-                what = f"slice s{label} ({record.state}, {len(record.binding.devices)} devices)"
+                what = f"slice {name} ({record.state}, {len(record.binding.devices)} devices)"
                 others.setdefault(record.binding.client, []).append(what + also)
         others.pop(client, None)
         if holder is not None and holder.client == client:

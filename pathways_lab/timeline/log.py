@@ -388,7 +388,10 @@ class Timeline:
         return {lane: waits.shares(parts) for lane, parts in found.items()}
 
     def planned(self, run: int) -> planned.Planned:
-        """One run as an ideal machine does it against what happened, and where the gap went."""
+        """One run as an ideal machine does it against what happened, and where the gap went.
+
+        run: as in the records, or as views count: a client's own number, where no other's is.
+        """
         return planned.planned(self._with_plans(), run)
 
     def __len__(self) -> int:

@@ -282,17 +282,27 @@ def _of_plan(gap: dict[str, float], idle: float) -> dict[str, float]:
 
 
 def planned(records: Iterable[Record], run: int) -> Planned:
-    """One run of *records* as planned against what happened.  Raises KeyError: no gang of it."""
+    """One run of *records* as planned against what happened.
+
+    run: its number, or its client's own where no other client has one of that number.
+    Raises KeyError: no gang of it.
+    """
+    ranked = sorted(records, key=known_order)
+    runs = {r.run for r in ranked if isinstance(r, Span) and r.kind == "gang"}
+    meant = [run] if run in runs else sorted(number for number in runs if own(number) == run)
+    if not meant:
+        raise KeyError(f"no gang of run {run} is known")
+    if len(meant) > 1:
+        raise KeyError(f"{len(meant)} clients have a run {run}: one of {meant} must be named")
+    (run,) = meant
     flows = Flows()
     fold, seen = Waits(flows), RunSeen(run)
     others: list[Span] = []
-    for record in sorted(records, key=known_order):
+    for record in ranked:
         flows.add(record)
         waits = fold.add(record)
         if getattr(record, "run", 0) == run:
             seen.add(record, waits)
         elif isinstance(record, Span) and record.kind == "gang":
             others.append(record)
-    if not seen.gangs:
-        raise KeyError(f"no gang of run {run} is known")
     return compare(seen, flows.run(run), others)

@@ -142,11 +142,11 @@ def test_every_stage_prints() -> None:
     program = Sketch("show").chain(1, "a").program({1: 2})
     stage = placed(live(program))
     text = show(ordered(moved(stage)))
-    assert "call a on slice 1 (%0)" in text
+    assert "call a on s1 (%0)" in text
     assert "# sketch.py:1: a(...)" in text
     text = show_plan(lower(program))
     assert "frees %0" in text
-    assert "on slice 1 P(None), 1 B/device" in text
+    assert "on s1 P(None), 1 B/device" in text
 
 
 def bad(case: str) -> Program:
@@ -222,3 +222,14 @@ def test_a_plan_that_frees_too_early_is_refused() -> None:
     assert failure is not None
     assert "frees other values" in failure.message
     assert last_uses((), ()) == {}
+
+
+def test_transfers_name_slices_as_their_client_does() -> None:
+    near, far = 1 << 32 | 1, 1 << 32 | 3
+    sketch = Sketch("names")
+    (x,) = sketch.call("a", near, [sketch.input(near, 4)], [4])
+    (y,) = sketch.call("b", far, [x], [4])
+    plan = lower(sketch.output(y).program({near: 2, far: 2}))
+    assert [step.node.name for step in plan.steps] == ["a", "a.0 to s3", "b"]
+    assert "transfer %1" in show_plan(plan)
+    assert str(1 << 32)[:8] not in show_plan(plan)

@@ -139,7 +139,7 @@ def test_a_stalemate_is_told_at_once_with_who_holds_what() -> None:
     assert failure is not None
     assert failure.kind == "stalemate"
     assert "needs 8 bytes per device of island0, 6 of 10 are free" in failure.message
-    assert "p.f.0 of kernel-1 (4 bytes on slice" in failure.message
+    assert "p.f.0 of kernel-1 (4 bytes on slice s1," in failure.message
     assert "kept by its handle" in failure.message
     assert script.ended[first.run].outcome == "finished"
 

@@ -172,3 +172,15 @@ def test_a_run_that_was_submitted_ahead_names_those_that_have_its_devices_before
     forgotten = planned([r for r in records if r.run != 1], 3).gap()
     assert forgotten["run 2 (p)"] == pytest.approx(6.9 - 0.3)
     assert planned(records, 1).gap().keys().isdisjoint(gap.keys() - set(GAP_CAUSES))
+
+
+def test_a_run_is_found_by_its_clients_own_number_where_that_is_one_run():
+    first, second = (1 << 32) | 1, (2 << 32) | 1
+    mine = [Event("submitted", 0.0, run=first), gang(1.0, 2.0, first)]
+    assert planned(mine, 1) == planned(mine, first)
+    with pytest.raises(KeyError, match="no gang of run 2 is known"):
+        planned(mine, 2)
+    both = [*mine, gang(2.0, 4.0, second)]
+    assert planned(both, second).actual == pytest.approx(2.0)
+    with pytest.raises(KeyError, match=f"2 clients have a run 1: one of .{first}, {second}. must"):
+        planned(both, 1)
