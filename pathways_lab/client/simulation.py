@@ -25,7 +25,7 @@ from pathways_lab.client import failures, hooks
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.lab import Lab
 from pathways_lab.client.program import CapturedProgram, ProgramFunction
-from pathways_lab.client.requests import slice_request
+from pathways_lab.client.requests import bytes_of, slice_request
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.policies import FIFO, Policy
@@ -54,9 +54,14 @@ class Machine(machines.Machine):
     capture programs for them, and :func:`simulate` them: nothing is started.
 
     islands, hosts_per_island, devices_per_host: how much of everything.
-    memory: bytes per device.  streams: computations that a device runs at once.
+    memory: bytes per device, or text like ``"16 GB"``.
+    streams: computations that a device runs at once.
     costs, default, functions: see :mod:`pathways_lab.sim.machine`.
     """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", bytes_of(self.memory))
+        super().__post_init__()
 
     @classmethod
     def like(cls, lab: Lab, **figures: Any) -> Self:
@@ -163,11 +168,24 @@ def simulate(
     until: simulated seconds after which to stop looking.
 
     Raises PathwaysError when the machine cannot hold a slice, when the policy is
-    none or fails, ValueError for times of functions that there are not.
+    none or fails, for what is no program or no machine; ValueError for figures that cannot
+    be, and for times of functions that there are not.
     """
-    if not isinstance(program, Load | Sequence):
+    if machine is not None and not isinstance(machine, machines.Machine):
+        raise failures.failure(
+            "refused",
+            f"{machine!r} is no machine to simulate",
+            "pw.Machine(...), or pw.Machine.like(lab) for one that is like a lab",
+        )
+    if not isinstance(program, Load | list | tuple):
         program = Load(_captured(program), runs=runs, flight=runs)
     loads = [program] if isinstance(program, Load) else list(program)
+    if wrong := [load for load in loads if not isinstance(load, Load)]:
+        raise failures.failure(
+            "refused",
+            f"{wrong[0]!r} is no load, and a list is one of loads",
+            "[pw.Load(program.capture(...), client='a'), ...]",
+        )
     loads = [replace(load, program=_captured(load.program)) for load in loads]
     machine = machine or Machine()
     functions = {**_costs(loads, machine, times), **machine.functions}
@@ -184,8 +202,14 @@ def simulate(
 
 
 def _captured(work: Any) -> Any:
-    if not isinstance(work, ProgramFunction):
+    if isinstance(work, CapturedProgram | Program | Plan):
         return work
+    if not isinstance(work, ProgramFunction):
+        raise failures.failure(
+            "refused",
+            f"{work!r} is no program that was captured",
+            "simulate pw.program(f).capture(example arguments), where f calls compiled functions",
+        )
     if work.last is None:
         raise failures.failure(
             "refused",
@@ -220,7 +244,11 @@ def _costs(
                 held.get(node.function),
             ):
                 if seconds is not None:
-                    found[node.function] = replace(machine.default, seconds=seconds, cores=cores)
+                    try:
+                        cost = replace(machine.default, seconds=seconds, cores=cores)
+                    except ValueError as error:
+                        raise ValueError(f"times of {node.name!r}: {error}") from None
+                    found[node.function] = cost
                     break
     if unknown := sorted(named.keys() - names):
         raise ValueError(f"times for {', '.join(unknown)}: the programs call {sorted(names)}")

@@ -13,8 +13,10 @@ Paper: section 5 (configurations A, B and C).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +24,16 @@ from typing import Any, NamedTuple, Self
 def figure(default: Any, unit: str, source: str) -> Any:
     """A field with its unit, and with where its default comes from."""
     return field(default=default, metadata={"unit": unit, "source": source})
+
+
+def _check(costs: FunctionCost | Costs) -> None:
+    """Raises ValueError for a figure with which no time could be worked out."""
+    for f in fields(costs):
+        value, rate = getattr(costs, f.name), f.metadata["unit"] == "bytes/s"
+        number = float(value) if isinstance(value, Real) else math.nan
+        if not (number > 0 if rate else 0 <= number < math.inf):
+            rule = "a number above 0" if rate else "a finite number from 0 on"
+            raise ValueError(f"{f.name} of {type(costs).__name__} is {value!r}: {rule}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,9 @@ class FunctionCost:
     temporary: int = figure(0, "bytes", "assumed; hosts report the real one when they compile")
     compile: float = figure(0.0, "s", "assumed: compiled before, as in a second run")
     cores: float = figure(1.0, "", "assumed: one thread per device")
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,9 @@ class Costs:
     step_work: float = figure(0.0, "s", "assumed: accelerators compute beside it")
     jitter: float = figure(0.05, "", "assumed")
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 class Figure(NamedTuple):
     """One figure of a machine, and how it is known."""
@@ -118,12 +136,25 @@ class Machine:
     origin: str = "given"
 
     def __post_init__(self) -> None:
-        for name in ("islands", "hosts_per_island", "devices_per_host", "streams", "depth"):
+        for name in (
+            "islands",
+            "hosts_per_island",
+            "devices_per_host",
+            "memory",
+            "streams",
+            "depth",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of a machine is {value!r}: a whole number from 1 on")
         if not self.cores > 0:
             raise ValueError(f"cores of a machine are {self.cores!r}: a number above 0")
+        wired = isinstance(self.block, tuple) and all(isinstance(n, int) for n in self.block)
+        if self.block and not (wired and math.prod(self.block) == self.devices_per_host):
+            raise ValueError(
+                f"block of a machine is {self.block!r}: sizes, as a tuple, with the product"
+                f" {self.devices_per_host}, as many devices as a host has; or () for a row"
+            )
 
     def cost(self, function: str) -> FunctionCost:
         """What a function costs."""

@@ -89,6 +89,12 @@ class Load:
     start: float = 0.0
     priority: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("runs", "flight"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} of a load is {value!r}: a whole number from 1 on")
+
 
 def simulate(
     work: Program | Plan | Homed | Load | Sequence[Load],

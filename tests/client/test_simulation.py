@@ -265,3 +265,48 @@ def test_sequential_dispatch_is_simulated_as_such() -> None:
         for how in ("parallel", "sequential")
     }
     assert seconds["sequential"] > 1.05 * seconds["parallel"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: pw.FunctionCost(seconds=-1), "seconds of FunctionCost is -1: a finite number"),
+        (lambda: pw.FunctionCost(seconds="1"), "seconds of FunctionCost is '1'"),
+        (lambda: pw.Costs(submit=-1), "submit of Costs is -1: a finite number from 0 on"),
+        (lambda: pw.Costs(dcn_latency=float("nan")), "dcn_latency of Costs is nan"),
+        (lambda: pw.Costs(dcn=0), "dcn of Costs is 0: a number above 0"),
+        (lambda: pw.Machine(block="a"), "block of a machine is 'a'"),
+        (lambda: pw.Machine(block=(3,)), "the product 4, as many devices as a host has"),
+        (lambda: pw.Machine(memory=-1), "memory of a machine is -1: a whole number"),
+    ],
+)
+def test_figures_that_cannot_be_are_named(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_memory_of_a_machine_is_written_as_that_of_a_lab() -> None:
+    assert pw.Machine(memory="16 GB").memory == 16 * 10**9
+    assert pw.Machine(1, 1, 4, block=(2, 2)).slice((2, 2)).shape == (2, 2)
+    with pytest.raises(PathwaysError, match="is no size"):
+        pw.Machine(memory="much")
+
+
+def test_what_cannot_be_simulated_is_named() -> None:
+    machine = pw.Machine(**MACHINE)
+    stages = staged(machine).capture(1.0)
+    for seconds in (-1, float("nan"), "1"):
+        with pytest.raises(ValueError, match="times of 'first': seconds of FunctionCost is"):
+            pw.simulate(stages, machine, times={"first": seconds})
+    for runs in (-1, 0, 1.5):
+        with pytest.raises(ValueError, match=f"runs of a load is {runs}: a whole number"):
+            pw.simulate(stages, machine, runs=runs)
+    plain = pw.jit(lambda x: x, on=machine.slice(2), name="plain")
+    for work in (plain, 3, "stages"):
+        with pytest.raises(PathwaysError, match="is no program that was captured"):
+            pw.simulate(work, machine)
+    with pytest.raises(PathwaysError, match="is no load, and a list is one of loads"):
+        pw.simulate([stages], machine)
+    with pytest.raises(PathwaysError, match="'a lab' is no machine to simulate") as caught:
+        pw.simulate(stages, "a lab")
+    assert "pw.Machine.like(lab)" in caught.value.failure.remedy
