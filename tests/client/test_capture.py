@@ -252,7 +252,7 @@ def test_static_arguments_and_python_values() -> None:
 def test_ir_shows_every_stage_with_names_and_lines() -> None:
     text = captured(lambda w, x: g(f(w, x))).ir()
     for part in ("--- captured ---", "pw_call", "--- program ---", "--- plan ---", "call f",
-                 f"slice {A.name} P(d, None)", "transfer", "frees", "test_capture.py"):  # fmt: skip
+                 f"{A.name} P(d, None)", "transfer", "frees", "test_capture.py"):  # fmt: skip
         assert part in text
 
 
