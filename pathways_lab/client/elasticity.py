@@ -215,14 +215,24 @@ class Elasticity:
         the state is lost.  ``.story`` of what this returns says what happened.
         """
         there = [i for i in self.islands if islands is None or i.name in islands]
-        if min(replicas, every) < 1 or ahead < 0:
+        if islands is not None and not there:
+            known = ", ".join(i.name for i in self.islands) or "none"
             raise failures.failure(
-                "refused", f"replicas={replicas}, every={every}, ahead={ahead}", "from 1 (ahead: 0)"
+                "refused",
+                f"islands={islands!r}: the lab has no such island",
+                f"name some of those that are there ({known}), or give none for all",
+            )
+        parts = (len(there) or 1) if parts is None else parts
+        if min(parts, replicas, every) < 1 or ahead < 0:
+            raise failures.failure(
+                "refused",
+                f"parts={parts}, replicas={replicas}, every={every}, ahead={ahead}",
+                "from 1 (ahead: 0)",
             )
         return Elastic(
             cast(Machine, self), train_step, state, batches, update, islands,
             devices or min((i.devices for i in there), default=1),
-            (parts or len(there)) if update is not None else 1,
+            parts if update is not None else 1,
             replicas, every, ahead,
             P() if state_sharding is None else state_sharding,
             P("data") if batch_sharding is None else batch_sharding,

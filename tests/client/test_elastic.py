@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.client import elastic
+from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.core.errors import Failure, PathwaysError
 
 
@@ -37,3 +38,21 @@ def test_copies_are_kept_until_the_steps_before_them_were_yielded(
     )  # fmt: skip
     elastic.Elastic._copy(loop, 12, {"island0": {}})
     assert [copy.step for copy in loop._copies] == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"islands": ["nope"]}, r"islands=\['nope'\]: the lab has no such island"),
+        ({"parts": 0}, "parts=0, replicas=2"),
+        ({"every": 0}, "every=0"),
+    ],
+)
+def test_what_no_loop_could_use_is_refused_at_the_call(given: dict[str, Any], said: str) -> None:
+    lab: Any = SimpleNamespace(
+        islands=[SimpleNamespace(name=f"island{n}", devices=4) for n in range(2)]
+    )
+    with pytest.raises(PathwaysError, match=said):
+        Elasticity.elastic(lab, max, 0, [], update=max, **given)
+    assert Elasticity.elastic(lab, max, 0, [], update=max).parts == 2
+    assert Elasticity.elastic(lab, max, 0, [], update=max, islands=["island1", "new"]).parts == 1
