@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 
 MODULE = "pathways_lab.runtime.host"
 RETIRED = 71
@@ -173,9 +174,11 @@ class DeviceProcess:
             self._thread.join(5.0)
 
     def _spawn(self) -> Child:
+        # Its own, for sockets: it removes it when this process dies, and this one when it does.
+        self._private = private_folder()
         return spawn(
             self._module,
-            self._configuration,
+            {**self._configuration, REMOVE: str(self._private)},
             name=f"device process {self.name}",
             folder=self._folder,
             environment=self._environment,
@@ -191,6 +194,7 @@ class DeviceProcess:
                     self._child = self._spawn()
                     if self._closing.is_set():
                         self._child.end()
+                        remove_folder(self._private)
                         return
                 self._child.hear(_READY_SECONDS)
                 self._settled.set()
@@ -200,6 +204,7 @@ class DeviceProcess:
             except ChildDied as death:
                 self._child.end()
                 story = str(death)
+            remove_folder(self._private)
             if self._closing.is_set():
                 self._settled.set()
                 return

@@ -22,6 +22,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime import lifeline
@@ -72,12 +73,11 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     Waits for other hosts where the accelerators of an island start together.
     """
     from pathways_lab.runtime import accelerators
-    from pathways_lab.runtime.address import parse, private_folder, remove_folder
+    from pathways_lab.runtime.address import parse
     from pathways_lab.runtime.devices import PlatformRuntime
     from pathways_lab.runtime.spanning import JoinedPlatformRuntime, SpanningCpuRuntime
 
-    folder = private_folder()
-    lifeline.at_end(lambda: remove_folder(folder))
+    folder = Path(settings[lifeline.REMOVE])
     if settings["platform"] != "cpu" or settings.get("stand_in"):
         there = accelerators.find() != accelerators.Found()
         if settings.get("members", 1) > 1 and (there or settings.get("stand_in")):

@@ -28,7 +28,7 @@ from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.coordination import Coordination
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code
-from pathways_lab.runtime.lifeline import Child, spawn
+from pathways_lab.runtime.lifeline import REMOVE, Child, spawn
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.timeline.records import Record, Span
@@ -84,6 +84,7 @@ class Lab:
             "data_listen": f"unix:{self.folder}/{host.replace('/', '-')}.sock",
             "worker_pid": 1,
             "tls": None,
+            REMOVE: str(private_folder()),
         }
         self.children[host] = spawn(
             "pathways_lab.runtime.host", settings, name=host, folder=self.folder

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
+import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -98,6 +101,24 @@ def test_one_for_which_there_is_no_process_is_tried_again(
     assert len(rests) == process.restarts == min(times + 1, 5)
     assert min(rests[1:]) > 0.5 * device_process._APART, "not all of them in one moment"
     process.close()
+
+
+def test_no_folder_stays_of_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    monkeypatch.setattr(
+        device_process, "private_folder", lambda: Path(tempfile.mkdtemp(dir=private))
+    )
+    process = make(tmp_path, "i/stays", [])
+    process.wait_ready()
+    (first,) = private.iterdir()
+    assert process.kill(process.pid)
+    until(lambda: not first.exists() and any(private.iterdir()))
+    os.kill(process.pid, signal.SIGKILL)
+    process.close()
+    assert not any(private.iterdir())
 
 
 @pytest.mark.parametrize("lab_lost", [False, True])
