@@ -488,9 +488,9 @@ class Connection:
             entry.failure, entry.done = self.closed, True
         self._runs.clear()
 
-    def close(self, reason: str = "the lab was closed") -> None:
+    def close(self, reason: str = "the lab was closed", remedy: str = "") -> None:
         """Leave the lab: the control plane frees everything of this kernel."""
-        self._fail(_lost(reason))
+        self._fail(_lost(reason, remedy))
         self.reactor.close(reason)
 
 
@@ -511,10 +511,10 @@ def _failure(fields: dict[str, Any]) -> Failure | None:
     return None if packed is None else unpack(Failure, packed)
 
 
-def _lost(reason: str) -> Failure:
+def _lost(reason: str, remedy: str = "") -> Failure:
     return failures.failure(
         "lost",
         f"the lab is gone: {reason}",
-        "start a new one with pw.start(), or pw.connect(...) again",
+        remedy or "start a new one with pw.start(), or pw.connect(...) again",
         line=Line(),
     ).failure

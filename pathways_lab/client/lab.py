@@ -13,6 +13,7 @@ Paper: section 3 (users), section 4.1 (resource manager).
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import threading
 import time
 import warnings
@@ -28,10 +29,8 @@ from pathways_lab.client import (
     hooks,
     multi_controller,
     scopes,
-    sharing,
     single,
 )
-from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.care import Care
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
@@ -40,11 +39,11 @@ from pathways_lab.client.devices import Slice, VirtualDeviceSet
 from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.client.feed import Feeding
 from pathways_lab.client.functions import CompiledFunction
-from pathways_lab.client.handles import Handle
 from pathways_lab.client.lease import Lease, require
 from pathways_lab.client.policies import Policies
 from pathways_lab.client.requests import bytes_of, slice_request
 from pathways_lab.client.session import Session
+from pathways_lab.client.sharing import Sharing
 from pathways_lab.client.stats import Stats
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import Policy
@@ -53,14 +52,16 @@ from pathways_lab.core.requests import not_an_owner
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.embedded import EmbeddedCluster, Transport, start_cluster
+from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.launching import IDLE
 from pathways_lab.runtime.loops import Loop
+from pathways_lab.runtime.outline import Transport, Wishes, outline
+from pathways_lab.runtime.registry import why_no_name
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
 
-class Lab(Elasticity, Care, Feeding):
+class Lab(Elasticity, Care, Feeding, Sharing):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.
@@ -198,46 +199,6 @@ class Lab(Elasticity, Care, Feeding):
         """
         return Lease(self, island, order, patience)
 
-    # --- handles for others ---------------------------------------------------------------
-
-    def publish(self, name: str, handle: Handle) -> None:
-        """Let other clients of the lab take *handle* by *name*; nobody can read it otherwise.
-
-        name: 1 to 200 characters; using it again for a newer handle moves it.
-
-        The array stays on its devices, also when this handle dies, until the name
-        is taken back (:meth:`unpublish`), moved, or this client leaves.  Those who
-        have taken it until then keep it, even longer than this client stays (but a
-        value that is still to be computed then fails with this client's run).  As
-        long as anybody else has it, it cannot be donated.
-
-        Raises PathwaysError when the name is another client's, or the handle is dead.
-
-        >>> lab.publish("weights", w)                        # doctest: +SKIP
-        >>> w = lab.take("weights")       # in another notebook; doctest: +SKIP
-        """
-        sharing.publish(self.session, name, handle)
-
-    def unpublish(self, name: str) -> None:
-        """Take a name back.  Who has taken the handle keeps it."""
-        self.session.connection.questions.share("unpublish", name)
-
-    def take(self, name: str) -> Handle:
-        """A handle to what another client has published as *name*, at once.
-
-        It is read like any handle (its value may still come), and can be given to
-        compiled functions and programs on slices of this client: then it moves
-        there.  It counts on its devices until this handle dies too.
-
-        Raises PathwaysError when nothing has this name; it says what there is.
-        """
-        return sharing.take(self.session, name)
-
-    @property
-    def published(self) -> dict[str, str]:
-        """What can be taken: names, and which client has published each."""
-        return dict(self.session.connection.topology["published"])
-
     def multi_controller(
         self,
         function: Callable[..., Any],
@@ -306,38 +267,6 @@ class Lab(Elasticity, Care, Feeding):
     def stats(self) -> Stats:
         """Counters: captured, lowered, exported, compiled, messages."""
         return self.session.connection.traffic.snapshot(self._compiled)
-
-    def accounts(self) -> Accounts:
-        """What every client has used since the lab began, and may have; a table.
-
-        Gangs, device seconds, bytes between islands, bytes on devices now and over
-        time (GB seconds).  The control plane counts them; the rows add up to the last.
-        """
-        return Accounts.of(self.session.connection.questions.ask("accounts", {})["rows"])
-
-    def quota(
-        self, client: str = "", *, devices: int | None = None, bytes: int | str | None = None
-    ) -> None:
-        """Limit what a client may have at a time; only owners of the lab can.
-
-        client: its name, also before it is there; "": everybody without a quota of his own.
-        devices: of all its slices together.  bytes: on all its devices together,
-            memory that is reserved for its runs included; also text like ``"2 GB"``.
-            None: no limit.
-
-        Nothing is taken away.  What would exceed a quota waits until the client has
-        less: slices in line, runs and uploads with the others that wait for memory.
-        What never could be is refused, with the numbers.
-
-        >>> lab.quota("student-3", devices=4, bytes="2 GB")  # doctest: +SKIP
-        """
-        limits = {"devices": devices, "nbytes": None if bytes is None else bytes_of(bytes)}
-        for what, limit in limits.items():
-            if limit is not None and (type(limit) is not int or limit < 0):
-                raise failures.failure(
-                    "refused", f"{limit!r} is no quota of {what}", "a whole number from 0, or None"
-                )
-        self.session.connection.questions.ask("quota", {"whom": client, **limits})
 
     def view(self, *panels: str, **options: Any) -> Any:
         """A live view.  panels: names; none: islands, order, queues and utilisation.  options:
@@ -412,6 +341,10 @@ class Lab(Elasticity, Care, Feeding):
 
     def close(self) -> None:
         """Leave the lab; an embedded cluster ends with it.  Again is fine; nothing in a fork."""
+        self._end("the lab was closed")
+
+    def _end(self, reason: str, remedy: str = "") -> None:
+        """Leave the lab.  reason, remedy: what its calls say from now on."""
         global _current
         if self._closed or self.session.connection.forked:
             return
@@ -430,7 +363,7 @@ class Lab(Elasticity, Care, Feeding):
         if "_host_tasks" in self.__dict__:
             self._host_tasks.close()
         try:
-            self.session.connection.close()
+            self.session.connection.close(reason, remedy)
         finally:
             if self.embedded is not None:
                 self.embedded.close()
@@ -510,24 +443,28 @@ def start(
         records and errors name it so.
 
     It ends with the kernel, with :meth:`Lab.close`, and when another is started.
-    Raises PathwaysError with the numbers when memory does not suffice.
+    Raises PathwaysError, with the numbers when memory does not suffice; what is wrong
+    with the arguments is said before a lab that runs is ended.
     """
     global _current
-    if _current is not None and _current.embedded is not None:
-        _current.close()
-    show = progress if callable(progress) else _display() if progress else None
-    made = start_cluster(
+    if name and (wrong := why_no_name(str(name))):
+        raise failures.failure("refused", wrong, 'for example pw.start(name="ann")')
+    wishes = Wishes(
         islands,
         hosts_per_island,
         devices_per_host,
         None if memory is None else bytes_of(memory),
         platform,
-        show,
-        transcript=transcript,
-        idle_close=idle_close,
-        transport=transport,
-        pages=hooks.pages,
+        transcript,
+        idle_close,
+        transport,
     )
+    if _current is not None and _current.embedded is not None:
+        # Refused here, it ends nothing.  How much will be free is seen when it is.
+        outline(wishes, freed=_current.embedded.budget.total)
+        _current._end("another lab was started with pw.start()", "go on with it: pw.current()")
+    show = progress if callable(progress) else _display() if progress else None
+    made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
     if made.note:
         warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
     try:

@@ -1,4 +1,4 @@
-"""Handles under a name, from one notebook to another.
+"""Handles under a name, from one notebook to another, and what each client has and may have.
 
 Problem: what one notebook has made is readable by nobody else, which is right
 until somebody wants to pass it on.  A published handle is described here, in a
@@ -17,9 +17,11 @@ import json
 from typing import Any
 
 from pathways_lab.client import failures
+from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.requests import bytes_of
 from pathways_lab.client.session import Session
 from pathways_lab.core.layout import Layout
 from pathways_lab.runtime.codec import pack, unpack
@@ -68,3 +70,79 @@ def _described(about: dict[str, Any]) -> tuple[ArrayType, Layout]:
     shape = tuple(int(size) for size in about["shape"])
     layout = unpack(Layout, about["layout"])
     return ArrayType(shape, str(about["dtype"]), bool(about["weak"])), layout
+
+
+class Sharing:
+    """The part of a lab that has to do with its other clients."""
+
+    session: Session
+
+    def publish(self, name: str, handle: Handle) -> None:
+        """Let other clients of the lab take *handle* by *name*; nobody can read it otherwise.
+
+        name: 1 to 200 characters; using it again for a newer handle moves it.
+
+        The array stays on its devices, also when this handle dies, until the name
+        is taken back (:meth:`unpublish`), moved, or this client leaves.  Those who
+        have taken it until then keep it, even longer than this client stays (but a
+        value that is still to be computed then fails with this client's run).  As
+        long as anybody else has it, it cannot be donated.
+
+        Raises PathwaysError when the name is another client's, or the handle is dead.
+
+        >>> lab.publish("weights", w)                        # doctest: +SKIP
+        >>> w = lab.take("weights")       # in another notebook; doctest: +SKIP
+        """
+        publish(self.session, name, handle)
+
+    def unpublish(self, name: str) -> None:
+        """Take a name back.  Who has taken the handle keeps it."""
+        self.session.connection.questions.share("unpublish", name)
+
+    def take(self, name: str) -> Handle:
+        """A handle to what another client has published as *name*, at once.
+
+        It is read like any handle (its value may still come), and can be given to
+        compiled functions and programs on slices of this client: then it moves
+        there.  It counts on its devices until this handle dies too.
+
+        Raises PathwaysError when nothing has this name; it says what there is.
+        """
+        return take(self.session, name)
+
+    @property
+    def published(self) -> dict[str, str]:
+        """What can be taken: names, and which client has published each."""
+        return dict(self.session.connection.topology["published"])
+
+    def accounts(self) -> Accounts:
+        """What every client has used since the lab began, and may have; a table.
+
+        Gangs, device seconds, bytes between islands, bytes on devices now and over
+        time (GB seconds).  The control plane counts them; the rows add up to the last.
+        """
+        return Accounts.of(self.session.connection.questions.ask("accounts", {})["rows"])
+
+    def quota(
+        self, client: str = "", *, devices: int | None = None, bytes: int | str | None = None
+    ) -> None:
+        """Limit what a client may have at a time; only owners of the lab can.
+
+        client: its name, also before it is there; "": everybody without a quota of his own.
+        devices: of all its slices together.  bytes: on all its devices together,
+            memory that is reserved for its runs included; also text like ``"2 GB"``.
+            None: no limit.
+
+        Nothing is taken away.  What would exceed a quota waits until the client has
+        less: slices in line, runs and uploads with the others that wait for memory.
+        What never could be is refused, with the numbers.
+
+        >>> lab.quota("student-3", devices=4, bytes="2 GB")  # doctest: +SKIP
+        """
+        limits = {"devices": devices, "nbytes": None if bytes is None else bytes_of(bytes)}
+        for what, limit in limits.items():
+            if limit is not None and (type(limit) is not int or limit < 0):
+                raise failures.failure(
+                    "refused", f"{limit!r} is no quota of {what}", "a whole number from 0, or None"
+                )
+        self.session.connection.questions.ask("quota", {"whom": client, **limits})

@@ -24,18 +24,18 @@ import selectors
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.runtime import accelerators
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.budget import Budget, available_memory, plan_budget, usual_hosts
+from pathways_lab.runtime.budget import Budget, available_memory, plan_budget
 from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.device_process import MODULE
 from pathways_lab.runtime.formation import why_hosts_stay_apart
 from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
+from pathways_lab.runtime.outline import Transport, Wishes, outline
 from pathways_lab.runtime.progress import Progress, Show
 from pathways_lab.runtime.recipe import QUIET, Recipe, check_name, wait_for_workers
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from pathways_lab.runtime.dashboard import Pages
 
-Transport = Literal["sockets", "dask"]
 _START_SECONDS = 120.0
 
 
@@ -235,66 +234,39 @@ def start_cluster(
     hosts cannot compute together, and with the last lines of its log when a
     process does not start.
     """
-    numbers = {
-        "islands": islands,
-        "hosts_per_island": hosts_per_island,
-        "devices_per_host": devices_per_host,
-    }
-    for name, number in numbers.items():
-        if number is None and name != "islands":
-            continue
-        if not isinstance(number, int) or number < 1:
-            raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
-    if transport not in get_args(Transport):
-        raise _error(f"transport is {transport!r}", 'transport is "sockets" or "dask"')
-    comms = transport == "dask"
+    wishes = Wishes(
+        islands, hosts_per_island, devices_per_host, memory, platform, transcript, idle_close,
+        transport,
+    )  # fmt: skip
     started = time.monotonic()
-    found, available = accelerators.find(), available_memory()
-    apart = why_hosts_stay_apart("cpu")
-    note = ""
-    if hosts_per_island is None:
-        alone = devices_per_host or 4
-        if accelerators.assign(islands, alone, platform, found).platform != "cpu":
-            hosts_per_island, devices_per_host = 1, alone
-        else:
-            hosts_per_island, devices_per_host, note = usual_hosts(
-                islands, devices_per_host, memory, available, apart.message if apart else ""
-            )
-    devices_per_host = devices_per_host or 2
-    hosts = islands * hosts_per_island
-    given = accelerators.assign(hosts, devices_per_host, platform, found)
-    emulated = given.platform == "cpu"
-    if emulated and hosts_per_island > 1 and apart is not None:
-        raise PathwaysError(apart)
-    budget = plan_budget(hosts, devices_per_host, memory, available, emulated)
+    plan = outline(wishes)
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
-    settings.comms = comms
+    settings.comms = transport == "dask"
     settings.idle = float(idle_close or 0.0)
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
-    cluster = EmbeddedCluster(
-        budget, folder, ControlAddress(settings.listen("client"), settings.client_key), note=note
-    )
+    control = ControlAddress(settings.listen("client"), settings.client_key)
+    cluster = EmbeddedCluster(plan.budget, folder, control, note=plan.note)
     atexit.register(cluster.close)
     try:
         cluster.recipe = recipe = Recipe(
             folder,
             settings,
-            given.platform,
+            plan.given.platform,
             host_module,
-            hosts_per_island,
-            devices_per_host,
-            budget.device_memory if emulated else memory,
+            plan.hosts,
+            plan.devices,
+            plan.budget.device_memory if plan.emulated else memory,
             stand_in,
             {},
         )
-        places = [(f"island{i}", h) for i in range(islands) for h in range(hosts_per_island)]
+        places = [(f"island{i}", h) for i in range(islands) for h in range(plan.hosts)]
         _spawn_all(
             cluster,
             pages,
             [
-                recipe.worker(*place, hosts_per_island, devices_per_host, environment)
-                for place, environment in zip(places, given.environments, strict=True)
+                recipe.worker(*place, plan.hosts, plan.devices, environment)
+                for place, environment in zip(places, plan.given.environments, strict=True)
             ],
         )
         _Start(cluster, progress or (lambda progress: None), started).wait()

@@ -26,6 +26,18 @@ _NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
 _OURS = re.compile(r"control|policy|kernel-\d+")
 
 
+def why_no_name(name: str) -> str:
+    """Why no client of any lab can be called so, or ""."""
+    if not _NAME.fullmatch(name):
+        return (
+            f"{name[:60]!r} cannot be a client's name: 1 to 40 letters, digits, spaces or any"
+            " of . @ - _, and first a letter or digit"
+        )
+    if _OURS.fullmatch(name):
+        return f"{name!r} is a name that the lab gives itself: choose another"
+    return ""
+
+
 @dataclass(slots=True)
 class ClientSeen:
     """A connected notebook kernel.  number: the high 32 bits of its ids.
@@ -115,17 +127,10 @@ class Registry:
 
     def check_name(self, name: str) -> str:
         """Why a new client cannot be called so, or ""."""
-        if not _NAME.fullmatch(name):
-            return (
-                f"{name[:60]!r} cannot be a client's name: 1 to 40 letters, digits, spaces or any"
-                " of . @ - _, and first a letter or digit"
-            )
-        if _OURS.fullmatch(name):
-            return f"{name!r} is a name that the lab gives itself: choose another"
         if name in self.clients:
             pid = self.clients[name].pid
             return f"a client named {name!r} is connected already (process {pid}): choose another"
-        return ""
+        return why_no_name(name)
 
     def client_of(self, identity: int) -> ClientSeen | None:
         """The connected client to whom an id belongs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -135,15 +136,34 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     assert pw.current() is second
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    with pytest.raises(pw.PathwaysError, match="the lab was closed"):
-        handle.result()
-    with pytest.raises(pw.PathwaysError):
-        first.slice(1)
+    for use in (handle.result, first.accounts, lambda: first.slice(1)):
+        with pytest.raises(pw.PathwaysError, match=r"another lab was started with pw.start\(\)"):
+            use()
     assert on.owner is None
     second.close()
     second.close()
     assert Sooner._wanted == wanted - 1
     assert repr(second) == "<Lab, closed>"
+
+
+@pytest.mark.cluster
+def test_a_start_that_is_refused_ends_nothing() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"islands": 0}, "islands is 0"),
+        ({"transport": "pigeons"}, "transport is 'pigeons'"),
+        ({"platform": "abacus"}, "platform is 'abacus'"),
+        ({"memory": "1000000 GiB"}, "are free"),
+        ({"memory": "much"}, "is no size"),
+        ({"idle_close": "soon"}, "idle_close is 'soon'"),
+        ({"transcript": "/no/such/folder/t"}, "no such folder"),
+        ({"name": "?"}, "cannot be a client's name"),
+    ]
+    with pw.start(1, 1, 1, platform="cpu", progress=False) as lab:
+        for arguments, why in wrong:
+            with pytest.raises(pw.PathwaysError, match=why) as caught:
+                pw.start(**arguments)
+            assert caught.value.failure.remedy
+            assert lab.accounts(), arguments
 
 
 @pytest.mark.cluster
