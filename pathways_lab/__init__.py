@@ -121,9 +121,7 @@ _HOMES = {
 
 
 def _open_view(lab: Lab, *panels: str, **options: Any) -> Any:
-    from pathways_lab.notebook.view import View
-
-    return View(lab.timeline, panels, **options)
+    return _open_timeline(lab.timeline, *panels, **options)
 
 
 def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:

@@ -96,6 +96,7 @@ class Care:
 
     def dask_client(self) -> distributed.Client:
         """A Dask client of the lab's cluster; the caller closes it."""
+        self.session.connection.check()
         if self.embedded is not None:
             return self.embedded.dask_client()
         if self._target is not None:

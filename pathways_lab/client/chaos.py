@@ -413,6 +413,7 @@ class Chaos:
 
     def _dask(self) -> distributed.Client:
         """Who has a Dask client is an owner.  Raises PathwaysError for all others."""
+        self._lab.session.connection.check()
         if self._client is None:
             try:
                 self._client = self._lab.dask_client()

@@ -165,6 +165,11 @@ class Connection:
 
     # --- sending ----------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raises PathwaysError when the lab is gone."""
+        if self.closed is not None:
+            raise PathwaysError(self.closed)
+
     def send(
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
     ) -> None:
@@ -175,8 +180,7 @@ class Connection:
     def _send(
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
     ) -> None:
-        if self.closed is not None:
-            raise PathwaysError(self.closed)
+        self.check()
         try:
             self.link.send(op, fields, buffers)
         except LinkClosed as error:

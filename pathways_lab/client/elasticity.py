@@ -118,6 +118,7 @@ class Elasticity:
         return Takeaway(lines)
 
     def _embedded(self, what: str) -> EmbeddedCluster:
+        self.session.connection.check()
         if self.embedded is None:
             raise failures.failure(
                 "refused",

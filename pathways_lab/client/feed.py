@@ -34,11 +34,14 @@ from pathways_lab.client import failures
 from pathways_lab.client.feed_tasks import ENDED, Described, HostTasks, Lent, Place
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.program import targets_of
+from pathways_lab.client.session import Session
 from pathways_lab.core.errors import Failure, PathwaysError
 
 
 class Feeding:
     """The part of a lab that has to do with host computations."""
+
+    session: Session
 
     def feed(
         self,
@@ -78,6 +81,7 @@ class Feeding:
         ...     for batch in batches:                        # doctest: +SKIP
         ...         w, loss = train(w, batch)
         """
+        self.session.connection.check()
         if prefetch < 0 or (steps is not None and steps < 0):
             raise failures.failure(
                 "refused",

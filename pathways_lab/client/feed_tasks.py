@@ -220,8 +220,7 @@ class HostTasks:
         """Until *done()*.  Raises PathwaysError when the lab is gone; Ctrl-C gets through."""
         connection = self._connection
         connection.board.wait(lambda: done() or connection.closed is not None, None, what)
-        if connection.closed is not None:
-            raise PathwaysError(connection.closed)
+        connection.check()
 
     def wake(self) -> None:
         """Have those who wait look again."""

@@ -18,7 +18,7 @@ from pathways_lab.runtime.dashboard import Pages
 from pathways_lab.runtime.progress import Show
 
 open_view: Callable[..., Any] | None = None
-"""``open_view(lab, *panels, **options)``: a live view of a lab's timeline."""
+"""``open_view(lab, *panels, **options)``: a view of a lab's timeline."""
 
 lab_closes: Callable[[Any], None] | None = None
 """``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""

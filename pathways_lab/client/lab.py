@@ -103,7 +103,7 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
     @property
     def islands(self) -> tuple[Island, ...]:
-        """Islands with their hosts, as they are now."""
+        """Islands with their hosts, as they are now; of a lab that is gone, as they were last."""
         return cluster.islands_of(self.session.connection.topology)
 
     def devices(self) -> tuple[Device, ...]:
@@ -269,8 +269,11 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         return self.session.connection.traffic.snapshot(self._compiled)
 
     def view(self, *panels: str, **options: Any) -> Any:
-        """A live view.  panels: names; none: islands, order, queues and utilisation.  options:
-        title, window (it looks back so many seconds), origin (what was before is not shown)."""
+        """A live view of the timeline; of a lab that is gone, a static picture of all of it.
+
+        panels: names; none means islands, order, queues and utilisation.
+        options: title, window (it looks back so many seconds), origin (not further than that).
+        """
         if hooks.open_view is None:
             raise failures.failure(
                 "refused", "no front end is there to show a view", "import pathways_lab as pw"
@@ -301,6 +304,7 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
         Raises PathwaysError when a client asks for more than it has itself.
         """
+        self.session.connection.check()
         if owner and not self.owner:
             raise failures.failure("refused", *not_an_owner(self.name, "make owners"), line=Line())
         attach.write_lab_file(path, self._control if owner else attach.invitation(self._control))
@@ -311,8 +315,9 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
         For browsers on the Dask scheduler's machine, or wherever Dask's configuration
         ``distributed.dashboard.link`` leads to.  An embedded lab loads it at the first
-        use: about a second.  Raises PathwaysError where none is known.
+        use: about a second.  Raises PathwaysError where none is known, or the lab is gone.
         """
+        self.session.connection.check()
         link = self._control.dashboard or (self.embedded.dashboard() if self.embedded else "")
         if link:
             return link.removesuffix("/status")
@@ -328,6 +333,7 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
         ``str()`` is its address.
         """
+        self.session.connection.check()
         if hooks.open_dashboard is None:
             raise failures.failure("refused", "no front end is there", "import pathways_lab as pw")
         return hooks.open_dashboard(self, self._control.folder, page, height)
@@ -369,7 +375,9 @@ class Lab(Elasticity, Care, Feeding, Sharing):
                 self.embedded.close()
 
     def _left_alone(self, failure: Failure) -> None:
-        """The control plane closed itself: what was started for it here need not stay."""
+        """Nothing more will happen; if the control plane closed itself, what was started for it
+        here need not stay."""
+        self.timeline.over = True
         if self.embedded is not None and not self._closed and IDLE in failure.message:
             threading.Thread(target=self.embedded.close, name="pathways end", daemon=True).start()
 

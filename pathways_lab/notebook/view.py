@@ -227,11 +227,11 @@ class View:
 
 
 def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: Any) -> View:
-    """A view of a timeline: live while it grows, frozen and of all of it when it was loaded.
+    """A view of a timeline: live while it grows, frozen and of all of it afterwards.
 
-    replay: keep a view of what was loaded live, so that its scrubber, zoom and clicks work.
+    replay: keep a view of what is over live, so that its scrubber, zoom and clicks work.
     """
-    if not timeline.loaded:
+    if not (timeline.loaded or timeline.over):
         return View(timeline, panels, **options)
     records = timeline.records
     spans = [r for r in records if isinstance(r, Span)]
@@ -239,7 +239,7 @@ def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: A
     start = min([*(s.start for s in spans), *events], default=0.0)
     end = max([*(s.end for s in spans), *events], default=start)
     given = {
-        "title": f"Loaded: {Path(timeline.loaded).name}",
+        "title": f"Loaded: {Path(timeline.loaded).name}" if timeline.loaded else "",
         "origin": start,
         "window": max(end - start, 1e-3),
         **options,

@@ -115,6 +115,7 @@ class Timeline:
     clock: seconds on the same clock as the records' times (the control
         plane's); the client passes one that is aligned with it.
     loaded: the file that it comes from, or "".
+    over: nothing more will happen: its lab is gone.
     written: the same records as bytes, where they come so: for other processes.
     """
 
@@ -126,6 +127,7 @@ class Timeline:
         self.capacity = capacity
         self.clock = clock
         self.loaded = ""
+        self.over = False
         self.written: Entries | None = None
         self.failures: list[str] = []
         self._lock = threading.RLock()
@@ -356,9 +358,10 @@ class Timeline:
         return frame.frame(self.records)
 
     def view(self, *panels: str, **options: Any) -> Any:
-        """Show it: live while it grows, a static picture of all of it when it was loaded.
+        """Show it: live while it grows, a static picture of all of it when it was loaded or its
+        lab is gone.
 
-        With ``replay=True`` a loaded one stays live too: any moment of it, zoom, clicks.
+        With ``replay=True`` such a one stays live too: any moment of it, zoom, clicks.
         """
         if open_view is None:
             raise RuntimeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,36 @@ def test_a_start_that_is_refused_ends_nothing() -> None:
                 pw.start(**arguments)
             assert caught.value.failure.remedy
             assert lab.accounts(), arguments
+
+
+@pytest.mark.cluster
+def test_whatever_is_asked_of_a_closed_lab_says_that_it_is_gone(tmp_path: Path) -> None:
+    lab = pw.start(1, 1, 1, platform="cpu", progress=False)
+    chaos, islands = lab.chaos, lab.islands
+    lab.feed(lambda step: np.ones(1), lab.slice(1), steps=0)  # from now on there is a Dask client
+    assert lab.view()
+    lab.close()
+    asked: list[Callable[[], Any]] = [
+        lab.accounts,
+        lab.add_island,
+        lab.dask_client,
+        lab.dashboard,
+        lab.stuck,
+        lambda: chaos.kill("island0/host0"),
+        lambda: lab.dashboard_link,
+        lambda: lab.dcn(latency=0.1),
+        lambda: lab.feed(lambda step: np.ones(1), None),
+        lambda: lab.invite(tmp_path / "lab.json"),
+        lambda: lab.remove_island("island0"),
+        lambda: lab.slice(1),
+    ]
+    for ask in asked:
+        with pytest.raises(pw.PathwaysError, match="the lab is gone: the lab was closed"):
+            ask()
+    assert not list(tmp_path.iterdir())
+    assert lab.islands == islands
+    for view in (lab.view(), lab.timeline.view()):
+        assert view.outcome == "ended"
 
 
 @pytest.mark.cluster
