@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client import failures
 from pathways_lab.client.arrays import ArrayType
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.topology import SliceBinding
@@ -113,8 +114,8 @@ class Slice:
     """A mesh of virtual devices on one island.
 
     shape, axes: sizes and names of the mesh axes.  binding: the physical
-    devices, which may become others.  Use :attr:`mesh` wherever JAX takes a mesh,
-    and ``on=slice`` in ``pw.jit``.
+    devices, which may become others.  gone: why its lab is gone, if it is.  Use
+    :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in ``pw.jit``.
     """
 
     def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
@@ -126,6 +127,7 @@ class Slice:
         self.kind = binding.kind
         self.client = VirtualClient(binding.kind)
         self.released = False
+        self.gone: Failure | None = None
         self.owner = owner
         self._placed: weakref.WeakValueDictionary[tuple[ArrayType, Layout], Placed] = (
             weakref.WeakValueDictionary()
@@ -184,12 +186,21 @@ class Slice:
             if owner is not None:
                 owner.release_slice(self.id)
 
-    def end(self) -> None:
-        """It is released, or its lab is closed.
+    def end(self, gone: Failure | None = None) -> None:
+        """It is released.  gone: why, when it is with its lab.
 
         JAX remembers meshes long after their last use, and would remember the lab with them.
         """
-        self.released, self.owner = True, None
+        self.released, self.owner, self.gone = True, None, gone
+
+    def check(self) -> None:
+        """Raises PathwaysError when it was released, or its lab is gone."""
+        if self.gone is not None:
+            raise PathwaysError(self.gone)
+        if self.released:
+            raise failures.failure(
+                "refused", f"slice {self.name} was released", "ask for a new one: lab.slice(...)"
+            )
 
     def rebind(self, island: str | None = None) -> Slice:
         """Get other devices for a slice that has lost its own; the same slice, to work with again.
@@ -202,16 +213,22 @@ class Slice:
         The values on it are lost: put them there again.  Raises PathwaysError when
         the slice is not lost, or there is no room.
         """
-        if self.owner is None or self.released:
+        self.check()
+        if self.owner is None:
             raise failures.failure(
-                "refused", f"slice {self.name} was released", "ask for a new one: lab.slice(...)"
+                "refused",
+                f"slice {self.name} belongs to no running lab",
+                "ask for one of your own: lab.slice(...)",
             )
         self.binding = self.owner.rebind_slice(self.id, island)
         return self
 
     @property
     def state(self) -> str:
-        """``"bound"`` to devices, ``"suspended"``, ``"lost"`` with them, or ``"released"``."""
+        """``"bound"`` to devices, ``"suspended"``, ``"lost"`` with them, or ``"released"``.
+
+        When its lab is closed, so are its slices.
+        """
         if self.released or self.owner is None:
             return "released" if self.released else "bound"
         return self.owner.slice_state(self.id)

@@ -286,10 +286,7 @@ class HostTasks:
 
     def _declare(self, place: Place) -> Buffer:
         connection, on = self._connection, place.slice
-        if on.released:
-            raise failures.failure(
-                "refused", f"slice {on.name} was released", "ask for a new one: lab.slice(...)"
-            )
+        on.check()
         buffer = connection.new_buffer()
         buffer.fed = True
         description = {

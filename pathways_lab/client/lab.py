@@ -361,16 +361,17 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         if _current is self:
             _current = None
         self.leases.clear()
-        for entry in self.slices:
-            entry.end()
-        self.slices = []
         if "chaos" in self.__dict__:
             self.chaos.close()
         if "_host_tasks" in self.__dict__:
             self._host_tasks.close()
+        connection = self.session.connection
         try:
-            self.session.connection.close(reason, remedy)
+            connection.close(reason, remedy)
         finally:
+            for entry in self.slices:
+                entry.end(connection.closed)
+            self.slices = []
             if self.embedded is not None:
                 self.embedded.close()
 

@@ -105,7 +105,7 @@ class Session:
         """Wait until there is room for a run.  Raises PathwaysError when a slice was released."""
         self.connection.make_room(prepared.plan)
         for on in prepared.slices:
-            check_slice(on)
+            on.check()
 
     def _bind(
         self, prepared: Prepared, leaves: Sequence[Any]
@@ -129,7 +129,7 @@ class Session:
 
     def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
         """A host array on the devices of a slice."""
-        check_slice(on)
+        on.check()
         return self._upload(arrays.host_bytes(leaf, kind, name), on.placed(kind, layout), name)
 
     def _upload(self, data: np.ndarray[Any, Any], placed: Placed, name: str) -> Handle:
@@ -289,14 +289,6 @@ def _buffer_of(handle: Handle, session: Session) -> Buffer:
 def _known(ref: Ref) -> Layout:
     assert ref.layout is not None, "a prepared program has all layouts"
     return ref.layout
-
-
-def check_slice(on: Slice) -> None:
-    """Raises PathwaysError when it was released."""
-    if on.released:
-        raise failures.failure(
-            "refused", f"slice {on.name} was released", "ask for a new one: lab.slice(...)"
-        )
 
 
 def _check_donation(prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:

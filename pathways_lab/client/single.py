@@ -25,7 +25,7 @@ from pathways_lab.client.functions import BoundCall, CompiledFunction
 from pathways_lab.client.graph import Argument, CallNode, Prepared, Ref, TransferNode, prepare
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
-from pathways_lab.client.session import Session, check_slice
+from pathways_lab.client.session import Session
 from pathways_lab.runtime.jax_private import trace_context
 
 _ONE = tree_structure(0)
@@ -148,7 +148,7 @@ def slice_of_call(call: BoundCall) -> Slice:
 
 def session_of(place: Slice) -> Session:
     """The session of a slice's lab."""
-    check_slice(place)
+    place.check()
     owner = place.owner
     session: Session | None = getattr(owner, "session", None)
     if session is None:

@@ -173,6 +173,10 @@ def test_whatever_is_asked_of_a_closed_lab_says_that_it_is_gone(tmp_path: Path) 
     chaos, islands = lab.chaos, lab.islands
     lab.feed(lambda step: np.ones(1), lab.slice(1), steps=0)  # from now on there is a Dask client
     assert lab.view()
+    s = lab.slice(1)
+    double = pw.jit(lambda x: x * 2, on=s)
+    step = pw.program(lambda x: double(x) + 1)
+    h = step(np.ones(2))
     lab.close()
     asked: list[Callable[[], Any]] = [
         lab.accounts,
@@ -187,6 +191,12 @@ def test_whatever_is_asked_of_a_closed_lab_says_that_it_is_gone(tmp_path: Path) 
         lambda: lab.invite(tmp_path / "lab.json"),
         lambda: lab.remove_island("island0"),
         lambda: lab.slice(1),
+        lambda: double(np.ones(2)),
+        lambda: step(np.ones(2)),
+        lambda: double(h),
+        lambda: h[0],
+        lambda: pw.device_put(np.ones(2), s),
+        s.rebind,
     ]
     for ask in asked:
         with pytest.raises(pw.PathwaysError, match="the lab is gone: the lab was closed"):
