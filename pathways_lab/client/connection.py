@@ -379,8 +379,6 @@ class Connection:
         run = self._take_run(fields["run"])
         if run is not None:
             failure = _failure(fields)
-            if failure is None and fields["outcome"] == "cancelled":
-                failure = Failure("cancelled", "the run was cancelled")
             # Outputs that nobody resolved do not stay open behind an ended run.
             open_ = [output for output in run.outputs if failure and not output.done]
             self.board.settle((run, *open_), failure)

@@ -148,7 +148,8 @@ class Handle(Operators):
     def block_until_ready(self) -> Handle:
         """Wait until the value is there (it stays where it is).
 
-        Raises PathwaysError when it failed.  Ctrl-C cancels what is not granted.
+        Raises PathwaysError when it failed.  Ctrl-C cancels, of its run and of those that it
+        waits for, what is not granted.
         """
         self._session.wait(self, lambda: self._buffer.done, None)
         self._check()
@@ -158,7 +159,8 @@ class Handle(Operators):
         """The value: a NumPy array (read-only), or a JAX array of random keys.
 
         timeout: seconds; TimeoutError afterwards, and the run goes on.
-        Raises PathwaysError when the value failed.
+        Raises PathwaysError when the value failed.  Ctrl-C cancels, of its run and of those
+        that it waits for, what is not granted.
         """
         self._check()
         if self._value is not None:

@@ -492,7 +492,13 @@ class Control:
             self._refuse(event, f"run {event.run}", "it belongs to another client")
             return
         name = run.index.plan.name
-        why = Failure("cancelled", f"the run of {name!r} was cancelled", program=name)
+        why = Failure(
+            "cancelled",
+            f"the run of {name!r} was cancelled by {event.client}: who interrupts a wait cancels"
+            " what it waits for, and so does a view's button",
+            "call it again; handle.result(timeout=10) ends by itself and cancels nothing",
+            program=name,
+        )
         self.outcomes.cut(run, why)
 
     def _buffers_dropped(self, event: BuffersDropped) -> None:

@@ -204,6 +204,10 @@ def test_cancelling_stops_what_is_not_granted_and_lets_the_rest_end() -> None:
     for run in (half, waiting):
         script.send(RunCancelled(0.0, "interrupt", "kernel-1", run.run))
     assert script.ended[waiting.run].outcome == "cancelled"
+    why = script.ended[waiting.run].failure
+    assert why is not None
+    assert "cancelled by kernel-1: who interrupts a wait" in why.message
+    assert "call it again" in why.remedy
     assert half.run not in script.ended
     script.finish(half.run)
     assert script.ended[half.run].outcome == "cancelled"
