@@ -37,14 +37,17 @@ class Dcn:
     latency: float
     bandwidth: float
 
-    def __post_init__(self) -> None:
-        if not (self.latency >= 0 and self.bandwidth >= 0):
-            raise failures.failure(
-                "refused",
-                f"latency={self.latency!r} and bandwidth={self.bandwidth!r} of the DCN: neither is"
-                " negative",
-                "for example lab.dcn(latency=0.001, bandwidth=1e9)",
-            )
+    @classmethod
+    def of(cls, latency: float, bandwidth: float) -> Dcn:
+        """What users ask for.  Raises PathwaysError for what is no number from 0 on."""
+        for name, given in (("latency", latency), ("bandwidth", bandwidth)):
+            if not isinstance(given, int | float) or not given >= 0:
+                raise failures.failure(
+                    "refused",
+                    f"{name}={given!r} of the DCN is no number from 0 on",
+                    "for example lab.dcn(latency=0.001, bandwidth=1e9): seconds, bytes per second",
+                )
+        return cls(latency, bandwidth)
 
     def seconds(self, nbytes: float) -> float:
         """How long so many bytes take from one host to another, at least."""

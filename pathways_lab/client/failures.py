@@ -14,9 +14,10 @@ Paper: section 3 (what the compiled-function contract demands).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -90,6 +91,18 @@ def failure(
     )
 
 
+@contextlib.contextmanager
+def at(line: Line) -> Iterator[None]:
+    """What was captured at *line* and is found wrong in here is wrong there, not at the caller."""
+    try:
+        yield
+    except PathwaysError as error:
+        known = error.failure.line
+        if line.number and (known.file, known.number) == lines.place_of_caller():
+            error.failure = dataclasses.replace(error.failure, line=line)
+        raise
+
+
 def not_sent(error: BaseException) -> Failure:
     """Why a call that did not leave has no value."""
     if isinstance(error, PathwaysError):
@@ -125,7 +138,7 @@ def reraise(error: Exception, *, program: str = "", node: str = "", called: str 
     if not message and lines.raised_by_user(error.__traceback__):
         where = " of ".join(filter(None, (node and f"node {node!r}", program and f"{program!r}")))
         if where and line.number:
-            error.add_note(f"while Pathways Lab captured {where}, at {line}")
+            error.add_note(f"while Pathways Lab captured {where}, at {line.told}")
         raise error.with_traceback(lines.without_machinery(error.__traceback__))
     if not message:
         message = f"{type(error).__name__}: {_first_paragraph(error)}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways_lab.client import layouts, stats
+from pathways_lab.client import failures, layouts, stats
 from pathways_lab.client.arrays import ArrayType, shard_bytes
 from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Placed, Slice
@@ -156,6 +156,15 @@ class Prepared:
         """Whether a slice that it uses was released: it cannot be run any more."""
         return any(on.released for on in self.slices)
 
+    def check(self) -> None:
+        """Raises PathwaysError when a slice that it uses was released, at the line that uses it."""
+        for on in self.slices:
+            if on.released:
+                calls = (step.node for step in self.plan.steps if isinstance(step.node, Call))
+                line = next((call.line for call in calls if call.slice == on.id), Line())
+                with failures.at(line):
+                    on.check()
+
 
 def prepare(
     name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref], *, sequential: bool = False
@@ -168,7 +177,8 @@ def prepare(
     """
     builder = _Builder(_first_wishes(nodes))
     for node in nodes:
-        builder.add(node)
+        with failures.at(node.line):
+            builder.add(node)
     outputs = (*outputs, *_unseen(nodes, outputs))
     program = Program(
         name,
@@ -221,17 +231,22 @@ def _first_wishes(nodes: Sequence[GraphNode]) -> dict[Ref, Layout]:
     """What the first node that reads a value, where it is, asks of its layout."""
     wishes: dict[Ref, Layout] = {}
     for node in nodes:
-        if isinstance(node, TransferNode):
-            ref, on = node.input, node.output.slice
-            if ref.slice is on and ref not in wishes and node.requested is not None:
-                wishes[ref] = layouts.layout_of(node.requested, on, ref.type)
-            continue
-        for index, ref in enumerate(node.inputs):
-            if ref.slice is node.slice and ref not in wishes:
-                wanted = node.body.wanted(index, node.slice)
-                if wanted is not None:
-                    wishes[ref] = wanted
+        with failures.at(node.line):
+            _wish(node, wishes)
     return wishes
+
+
+def _wish(node: GraphNode, wishes: dict[Ref, Layout]) -> None:
+    if isinstance(node, TransferNode):
+        ref, on = node.input, node.output.slice
+        if ref.slice is on and ref not in wishes and node.requested is not None:
+            wishes[ref] = layouts.layout_of(node.requested, on, ref.type)
+        return
+    for index, ref in enumerate(node.inputs):
+        if ref.slice is node.slice and ref not in wishes:
+            wanted = node.body.wanted(index, node.slice)
+            if wanted is not None:
+                wishes[ref] = wanted
 
 
 def _settled(ref: Ref) -> Layout:

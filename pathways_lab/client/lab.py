@@ -252,7 +252,7 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         For all clients of the lab, from the next bytes on; hosts that join later are as
         near as ever.  Raises PathwaysError on a lab that was not started here.
         """
-        told = Dcn(latency, bandwidth)
+        told = Dcn.of(latency, bandwidth)
         with self.dask_client() as dask:
             emulate(dask, self.islands, told)
         return told

@@ -246,7 +246,8 @@ class _Placer:
         self.first = self.first or on
         if isinstance(item, Given) and requested is not None:
             # It has no place yet: it comes to this one at once.
-            layout = layouts.layout_of(requested, on, item.type)
+            with failures.at(line):
+                layout = layouts.layout_of(requested, on, item.type)
             self.kept.append(item)
             return Ref(item.type, on, layout, item.name, item.source)
         source = self._placed(item, on)

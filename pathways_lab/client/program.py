@@ -146,6 +146,7 @@ class CapturedProgram:
         )
         handles: list[Handle] = []
         if self.prepared is not None:
+            self.prepared.check()
             session = session_of(self.prepared.place)
             handles = session.run(self.prepared, leaves, priority)
         results = [self._leaf(leaf, leaves, handles) for leaf in self._leaves]

@@ -104,8 +104,7 @@ class Session:
     def _check(self, prepared: Prepared) -> None:
         """Wait until there is room for a run.  Raises PathwaysError when a slice was released."""
         self.connection.make_room(prepared.plan)
-        for on in prepared.slices:
-            on.check()
+        prepared.check()
 
     def _bind(
         self, prepared: Prepared, leaves: Sequence[Any]

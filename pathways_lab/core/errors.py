@@ -68,7 +68,7 @@ class PathwaysError(Exception):
         if f.story is not None:
             lines += f.story.members()
         elif f.line.number:
-            lines.append(f"  at {f.line}")
+            lines.append(f"  at {f.line.told}")
         if f.remedy:
             lines.append(f"  remedy: {f.remedy}")
         return "\n".join(lines)

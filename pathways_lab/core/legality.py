@@ -111,7 +111,7 @@ def check_order(
                 by = gone[value]
                 return _failure(
                     program, node,
-                    f"uses {called(value)}, which was donated to {by.name!r} at {by.line}",
+                    f"uses {called(value)}, which was donated to {by.name!r} at {by.line.told}",
                     "use the result of that call, or do not donate the argument",
                 )  # fmt: skip
             if value not in known:

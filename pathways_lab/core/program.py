@@ -21,6 +21,7 @@ tuples of int, dtypes are JAX names (``"float32"``, ``"bfloat16"``,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pathways_lab.core.layout import Layout
@@ -45,6 +46,16 @@ class Line:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}: {self.text}" if self.number else "(no source line)"
+
+    @property
+    def told(self) -> str:
+        """The same as users read it: a cell by its number."""
+        name = called(self.file)
+        return str(self) if name == self.file else f"{name}, line {self.number}: {self.text}"
+
+
+called: Callable[[str], str] = str
+"""What users call a file; set by whoever knows the cells of a notebook."""
 
 
 @dataclass(frozen=True, slots=True)

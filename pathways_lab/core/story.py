@@ -99,7 +99,7 @@ class Stuck:
         lines = []
         for gang in self.gangs:
             whose = f" of {gang.client}" if gang.client else ""
-            at = f", at {gang.line}" if gang.line.number else ""
+            at = f", at {gang.line.told}" if gang.line.number else ""
             lines.append(f"  {gang}: program {gang.program!r}{whose}{at}")
         return lines
 

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pathways_lab.client import hooks, patch
+from pathways_lab.core import program
 from pathways_lab.core.story import Stuck
 from pathways_lab.notebook import completion, places, waits
 from pathways_lab.notebook.errors import Renderer, cell_name
@@ -42,6 +43,7 @@ class Extension:
         formatters = shell.display_formatter.formatters
         formatters["text/plain"].for_type(Stuck, lambda story, p, cycle: p.text(str(story)))
         formatters["text/html"].for_type(Stuck, waits.as_html)
+        self._called, program.called = program.called, cell_name(shell)
         patch.load()
         if in_notebook:
             self._note_cell()
@@ -64,7 +66,7 @@ class Extension:
         for kind in ("text/plain", "text/html"):
             self.shell.display_formatter.formatters[kind].pop(Stuck, None)
         hooks.show_progress, hooks.open_notes = self._progress, self._notes
-        hooks.show_line = self._line
+        hooks.show_line, program.called = self._line, self._called
         matchers = self.shell.Completer.custom_matchers
         if self.matcher in matchers:
             matchers.remove(self.matcher)

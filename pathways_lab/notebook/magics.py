@@ -119,13 +119,16 @@ class PathwaysMagics(magic.Magics):
                 PRIORITIES[options.priority], How.of(options.fuse, options.dispatch),
             )  # fmt: skip
             if options.dry_run:
-                captured = program.capture()
+                with failures.at(self._line(1)):
+                    captured = program.capture()
                 print(captured.program.ir())
                 self._bind(options.name, program)
                 return None
             lab = labs.current()
             start = lab.timeline.clock()
-            done = program.run()
+            # What has no line of its own is wrong with the cell, not with the call of this magic.
+            with failures.at(self._line(1)):
+                done = program.run()
         except (CellRefused, SyntaxError) as error:
             raise self._refused(error, name) from None
         except Exception as error:
@@ -149,8 +152,11 @@ class PathwaysMagics(magic.Magics):
             message, remedy, number = error.message, error.remedy, error.line
         else:
             message, remedy, number = f"{type(error).__name__}: {error.msg}", "", error.lineno or 1
-        line = Line(self._file, number, linecache.getline(self._file, number).strip())
-        return failures.capture_failure(message, remedy, line=line, program=name)
+        return failures.capture_failure(message, remedy, line=self._line(number), program=name)
+
+    def _line(self, number: int) -> Line:
+        """A line of the cell that is running."""
+        return Line(self._file, number, linecache.getline(self._file, number).strip())
 
     def _slice(self, name: str) -> Slice | None:
         if not name:

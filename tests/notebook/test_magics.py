@@ -191,6 +191,59 @@ def test_what_cannot_be_captured_is_refused_at_the_own_line(
     assert float(shell.run("%%pw_program\nz = total(double(x))\nz")) == 56.0, "still usable"
 
 
+def test_what_is_noticed_after_the_capture_is_said_at_the_line_that_it_is_about(
+    shell: Shell,
+) -> None:
+    """The arguments do not fit, or a slice is gone: not at the call of the magic."""
+    shell.run(
+        "gone = lab.slice(2, island='island0')\n"
+        "cut = pw.jit(lambda x: x, on=left, in_shardings=jax.sharding.PartitionSpec('data'))\n"
+        "late = pw.jit(lambda x: x, on=gone)\n"
+        "seven = np.ones(7, np.float32)\n"
+        "gone.release()"
+    )
+    for line, why in (
+        ("y = cut(seven)", "not divisible"),
+        ("y = late(x)", "was released"),
+        ("y = jax.device_put(seven, left.sharding(jax.sharding.PartitionSpec('data')))", "not div"),
+    ):
+        for option in ("", "--dry-run") if "late" not in line else ("",):
+            text = shell.fail(f"%%pw_program tr {option}\nz = 1\n{line}")
+            assert why in text
+            assert f"Cell In[{shell.ip.execution_count - 1}], line 3\n" in text
+            assert next(t for t in text.splitlines() if "---->" in t).endswith(line)
+
+
+def test_what_has_no_line_of_its_own_is_wrong_with_the_cell(shell: Shell, lab: Any) -> None:
+    with pw.Lab(lab.embedded.control, name="carl") as other:
+        shell.ip.user_ns["theirs"] = pw.device_put(np.ones(8, np.float32), other.slice(1))
+        text = shell.fail("%%pw_program tr\ny = double(x)\nz = double(theirs)")
+        assert "belongs to another lab" in text
+        assert "# %%pw_program tr" in next(t for t in text.splitlines() if "---->" in t)
+        assert "run_cell_magic" not in text
+
+
+def test_cells_are_called_by_their_numbers_wherever_a_line_is_told(shell: Shell) -> None:
+    shell.run(
+        "wait = pw.jit(lambda x: x + 1, on=left)\n"
+        "turn = pw.jit(lambda x: x + 2, on=right)\n"
+        "a = pw.program(lambda x: turn(wait(x)))\n"
+        "b = pw.program(lambda x: wait(turn(x)))\n"
+        "story = pw.possible_deadlock(a.capture(x), b.capture(x))"
+    )
+    here = f"Cell In[{shell.ip.execution_count - 1}], line"
+    assert f"at {here} 3: " in str(shell["story"])
+    assert f"at {here} 4: " in str(shell["story"])
+    assert "ipython-input" not in str(shell["story"])
+    for cell in ("%%pw_program tr\ny = double(undefined)", "lab.dcn(latency=-1)"):
+        shell.fail(cell)
+        shown = "\n".join([str(shell.error), *getattr(shell.error, "__notes__", ())])
+        assert f", at Cell In[{shell.ip.execution_count - 1}], line" in shown.replace(
+            "\n  at", ", at"
+        )
+        assert "ipython-input" not in shown
+
+
 def test_errors_of_the_own_code_keep_their_type_and_show_only_own_lines(shell: Shell) -> None:
     text = shell.fail("%%pw_program mine\nq = double(x)\n1 / 0\n")
     assert isinstance(shell.error, ZeroDivisionError)
