@@ -214,8 +214,13 @@ def broadcast(
     try:
         jax.tree.map(take, prefix, tree, is_leaf=is_entry)
     except ValueError as error:
+        if isinstance(prefix, tuple) and isinstance(tree, tuple) and len(prefix) != len(tree):
+            why = f"{what} has {len(prefix)} entries, and what it is for has {len(tree)}"
+        else:
+            text = " ".join(str(error).split()).replace("tree_map tree", what)
+            why = f"{what} does not have the structure of what it is for: {text}"
         raise failures.capture_failure(
-            f"{what} does not have the structure of what it is for: {' '.join(str(error).split())}",
+            why,
             "give one entry for all, a tuple with one entry per argument, or a tree prefix",
         ) from None
     return found

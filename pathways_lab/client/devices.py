@@ -33,6 +33,9 @@ from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
 
+ONCE = "use each axis of the slice's mesh at most once, and None for a dimension that stays whole"
+"""The remedy for a spec that names an axis twice."""
+
 
 class Owner(Protocol):
     """What a slice needs of its lab."""
@@ -171,7 +174,15 @@ class Slice:
 
     def sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
         """``NamedSharding(slice.mesh, spec)``; without *spec* a whole copy on each device."""
-        return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
+        try:
+            return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
+        except Exception as error:
+            raise failures.failure(
+                "refused",
+                f"{spec!r} does not fit slice {self.name}: a PartitionSpec names each of its axes"
+                f" ({', '.join(self.axes)}) at most once, and no others",
+                ONCE,
+            ) from error
 
     def placed(self, kind: ArrayType, layout: Layout) -> Placed:
         """Arrays of a type in a layout, here."""

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from pathways_lab.client import failures
 from pathways_lab.client.arrays import ArrayType
-from pathways_lab.client.devices import Slice, VirtualDevice
+from pathways_lab.client.devices import ONCE, Slice, VirtualDevice
 from pathways_lab.core.layout import Box, Layout, boxes
 
 Requested = NamedSharding | PartitionSpec | None
@@ -99,6 +99,11 @@ def layout_of(requested: NamedSharding | PartitionSpec, on: Slice, kind: ArrayTy
         raise failures.capture_failure(
             f"{spec} names {len(cuts)} dimensions, and the array is {kind}",
             "give at most one entry per dimension",
+        )
+    names = [name for cut in cuts for name in cut]
+    if len(set(names)) < len(names):
+        raise failures.capture_failure(
+            f"{spec} names an axis twice, and an axis cuts one dimension", ONCE
         )
     cuts += [()] * (len(kind.shape) - len(cuts))
     layout = Layout(axes, tuple(cuts))

@@ -10,6 +10,8 @@ Paper: section 4.1 (resource manager).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pathways_lab.client import failures
 from pathways_lab.core.topology import SliceRequest
 
@@ -37,7 +39,7 @@ def slice_request(
 
     Raises PathwaysError for a shape, axes or a size that cannot be.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     names = _AXES[: len(sizes)] if axes is None else (axes,) if isinstance(axes, str) else axes
     _check_shape(sizes, tuple(names))
     return SliceRequest(sizes, tuple(names), island, kind, bytes_of(memory))
@@ -48,7 +50,8 @@ def _check_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
     if not good:
         raise failures.failure(
             "refused",
-            f"a slice of shape {shape} cannot be: a mesh has 1 to 3 sizes, each at least 1",
+            f"a slice of shape {shape} cannot be: a mesh has 1 to 3 sizes, each a whole number"
+            " from 1 on",
             "for example lab.slice((2, 4), axes=('data', 'model'))",
         )
     if len(axes) != len(shape) or len(set(axes)) != len(axes):
@@ -63,8 +66,9 @@ def bytes_of(given: int | str) -> int:
     """A number of bytes, or text like ``"512 MiB"``."""
     if isinstance(given, int):
         return given
-    digits = given.strip().rstrip("BGIKMbgikm ")
-    unit = _UNITS.get(given.strip()[len(digits) :].strip().upper())
+    text = str(given).strip()
+    digits = text.rstrip("BGIKMbgikm ")
+    unit = _UNITS.get(text[len(digits) :].strip().upper())
     try:
         if unit is None:
             raise ValueError

@@ -351,6 +351,14 @@ class ResourceManager:
 
     def _unmet(self, client: str, request: SliceRequest) -> Failure:
         """What was asked, what exists, what is free, and what to do."""
+        islands = self.islands()
+        if request.island not in (None, *islands):
+            return Failure(
+                "refused",
+                f"there is no island {request.island!r} for the slice;"
+                f" there is {', '.join(islands) or 'none: no host has joined'}",
+                "name one that is there, or none",
+            )
         asked = f"{request.devices} devices in shape {request.shape}"
         wishes = [
             f"{label} {value}"
@@ -360,7 +368,7 @@ class ResourceManager:
         wishes += [f"at least {request.memory:,} bytes per device"] if request.memory else []
         asked += f" with {', '.join(wishes)}" if wishes else ""
         lines = []
-        for island in self.islands():
+        for island in islands:
             members = self._members(island)
             count = sum(h.info.devices for h in members)
             free = sum(load == 0 for h in members for load in h.loads)

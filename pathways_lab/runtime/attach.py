@@ -103,6 +103,11 @@ def read_lab_file(path: str | Path) -> ControlAddress:
         key, holder = bytes.fromhex(control["key"]), int(control.get("holder", 0))
         dashboard = str(control.get("dashboard", ""))
         return ControlAddress(str(control["address"]), key, control["tls"], holder, dashboard)
+    except FileNotFoundError:
+        raise _error(
+            f"there is no lab file {str(Path(path).absolute())!r}",
+            "check the path, or ask the owner of the lab for a file (lab.invite(path))",
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _error(
             f"{str(path)!r} is not a lab file: {error!r}",

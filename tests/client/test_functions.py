@@ -298,7 +298,7 @@ BAD_PLACES = {
     "uneven": (lambda s, o: {"on": s, "in_shardings": P("x")}, r"not divisible by 4"),
     "unknown axis": (lambda s, o: {"on": s, "in_shardings": P("y")}, r"names axis 'y'"),
     "too many": (lambda s, o: {"on": s, "in_shardings": P(None, "x")}, r"2 dimensions"),
-    "structure": (lambda s, o: {"on": s, "in_shardings": (P(), P())}, r"does not have the struct"),
+    "structure": (lambda s, o: {"on": s, "in_shardings": (P(), P())}, r"has 2 entries"),
     "nonsense": (lambda s, o: {"on": s, "in_shardings": "x"}, r"entry of in_shardings is 'x'"),
     "two slices": (
         lambda s, o: {"in_shardings": s.sharding(), "out_shardings": o.sharding()},

@@ -52,8 +52,8 @@ def test_sizes(given: int | str, size: int) -> None:
     assert requests.bytes_of(given) == size
 
 
-@pytest.mark.parametrize("given", ["much", "5 XB", ""])
-def test_what_is_no_size(given: str) -> None:
+@pytest.mark.parametrize("given", ["much", "5 XB", "", None])
+def test_what_is_no_size(given: Any) -> None:
     with pytest.raises(pw.PathwaysError, match="is no size"):
         requests.bytes_of(given)
 
@@ -66,9 +66,11 @@ def test_what_is_no_size(given: str) -> None:
         ((1, 1, 1, 1), tuple("abcd")),
         ((2, 2), ("x", "x")),
         ((2,), ()),
+        (2.0, None),
+        ((2, 1.5), None),
     ],
 )
-def test_shapes_that_cannot_be(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
+def test_shapes_that_cannot_be(shape: Any, axes: Any) -> None:
     with pytest.raises(pw.PathwaysError) as caught:
         requests.slice_request(shape, axes)
     assert caught.value.failure.remedy
@@ -78,8 +80,11 @@ def test_nothing_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.delenv("PATHWAYS_LAB", raising=False)
     with pytest.raises(pw.PathwaysError, match="PATHWAYS_LAB is not set"):
         pw.connect()
-    with pytest.raises(pw.PathwaysError, match="is not a lab file"):
+    with pytest.raises(pw.PathwaysError, match=f"there is no lab file '{tmp_path}/none'"):
         pw.connect(tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pw.PathwaysError, match=f"there is no lab file '{tmp_path}/none'"):
+        pw.connect("none")
     with pytest.raises(pw.PathwaysError, match="cannot connect to int"):
         pw.connect(7)
     stale = tmp_path / "stale"

@@ -7,15 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import pathways_lab as pw
 from pathways_lab.client import layouts
 from pathways_lab.client.arrays import ArrayType, shard_bytes
 from pathways_lab.core.layout import boxes, intersect, shard_shape
-from tests.client.kit import a_slice
+from tests.client.kit import FakeLab, a_slice
 
 
 @st.composite
@@ -102,3 +104,29 @@ def test_virtual_devices_never_become_a_backend() -> None:
     on = a_slice(2)
     assert repr(on.devices[0]).startswith("VirtualDevice(s")
     assert jax.tree.leaves(on.mesh.devices.tolist())[0] is on.devices[0]
+
+
+def test_an_axis_that_is_named_twice_is_refused_with_the_way_out(fake: FakeLab) -> None:
+    on = fake.slice(2, 2, axes=("a", "b"))
+    twice = P("a", "a")
+    for use in (
+        lambda: on.sharding(twice),
+        lambda: on.sharding(P(("a", "b"), "a")),
+        lambda: pw.jit(lambda x: x, on=on, in_shardings=twice)(np.ones((4, 4))),
+        lambda: pw.jit(lambda x: x, on=on, out_shardings=twice)(np.ones((4, 4))),
+        lambda: pw.device_put(np.ones((4, 4)), on.sharding(twice)),
+    ):
+        with pytest.raises(pw.PathwaysError, match=r"twice|at most once") as caught:
+            use()
+        assert "at most once, and None" in caught.value.failure.remedy
+
+
+def test_entries_that_do_not_fit_are_counted_in_the_users_words(fake: FakeLab) -> None:
+    on = fake.slice(2, axes=("a",))
+    pair = pw.jit(lambda x: x, on=on, in_shardings=(P("a"), P()))
+    with pytest.raises(pw.PathwaysError, match=r"^in_shardings has 2 entries, .* places has 1\n"):
+        pair(np.ones(4))
+    tree = pw.jit(lambda x: x["a"], on=on, in_shardings=({"b": P("a")},))
+    with pytest.raises(pw.PathwaysError, match=r"at key path in_shardings\[0\]") as caught:
+        tree({"a": np.ones(4)})
+    assert "tree_map" not in str(caught.value)

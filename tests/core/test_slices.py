@@ -144,7 +144,7 @@ def test_a_shape_that_the_grid_cannot_hold_becomes_a_run() -> None:
     [
         ((5,), {}, "asked for 5 devices in shape (5,); island0 has 4 devices"),
         ((1,), {"kind": "tpu"}, "with kind tpu"),
-        ((1,), {"island": "island7"}, "with island island7"),
+        ((1,), {"island": "island7"}, "no island 'island7' for the slice; there is island0"),
         ((1,), {"memory": 101}, "at least 101 bytes per device"),
         ((0,), {}, "must have 1 to 3 sizes"),
         ((1, 1, 1, 1), {}, "must have 1 to 3 sizes"),
