@@ -351,14 +351,15 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
     def _end(self, reason: str, remedy: str = "") -> None:
         """Leave the lab.  reason, remedy: what its calls say from now on."""
-        global _current
+        global _current, _gone
         if self._closed or self.session.connection.forked:
             return
         self._closed = True
         if hooks.lab_closes is not None:
             hooks.lab_closes(self)
         atexit.unregister(self.close)
-        if _current is self:
+        mine = _current is self
+        if mine:
             _current = None
         self.leases.clear()
         if "chaos" in self.__dict__:
@@ -369,6 +370,8 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         try:
             connection.close(reason, remedy)
         finally:
+            if mine:
+                _gone = connection.closed
             for entry in self.slices:
                 entry.end(connection.closed)
             self.slices = []
@@ -407,11 +410,21 @@ scopes.install(single.Immediate())
 # --- the kernel's lab ---------------------------------------------------------------------------
 
 _current: Lab | None = None
+_gone: Failure | None = None
+"""Why the kernel has no lab any more, after it had one."""
 
 
 def current() -> Lab:
-    """The lab of this kernel; the first use starts an embedded one."""
-    return _current if is_running() and _current is not None else start()
+    """The lab of this kernel; the first use starts an embedded one.
+
+    Raises PathwaysError when there was one that is gone: another one has other slices and values.
+    """
+    if _current is not None:
+        _current.session.connection.check()
+        return _current
+    if _gone is not None:
+        raise PathwaysError(_gone)
+    return start()
 
 
 def is_running() -> bool:
@@ -471,7 +484,9 @@ def start(
     if _current is not None and _current.embedded is not None:
         # Refused here, it ends nothing.  How much will be free is seen when it is.
         outline(wishes, freed=_current.embedded.budget.total)
-        _current._end("another lab was started with pw.start()", "go on with it: pw.current()")
+        _current._end(
+            "another lab was started with pw.start()", "go on with it, pw.current(), or start one"
+        )
     show = progress if callable(progress) else _display() if progress else None
     made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
     if made.note:

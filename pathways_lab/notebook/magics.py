@@ -44,11 +44,21 @@ class Decorator(Protocol):
 
 argument: Callable[..., Decorator] = magic_arguments.argument
 with_arguments: Callable[[], Decorator] = magic_arguments.magic_arguments
-options_of: Callable[[Any, str], Any] = magic_arguments.parse_argstring
+_parsed: Callable[[Any, str], Any] = magic_arguments.parse_argstring
 cell_magic = cast(Decorator, magic.cell_magic)
 line_magic = cast(Decorator, magic.line_magic)
 no_var_expand: Decorator = magic.no_var_expand
 output_can_be_silenced: Decorator = magic.output_can_be_silenced
+
+
+def options_of(magic: Any, line: str) -> Any:
+    """What was written behind a magic's name.  Raises UsageError, with what could have been."""
+    try:
+        return _parsed(magic, line)
+    except UsageError as error:
+        usage = " ".join(magic.parser.format_usage().split()).removeprefix(":: ")
+        raise UsageError(f"{error}; usage: {usage}") from None
+
 
 PRIORITIES = {"low": -1, "normal": 0, "high": 1}
 
@@ -112,6 +122,12 @@ class PathwaysMagics(magic.Magics):
         name = options.name or "cell"
         if not name.isidentifier():
             raise UsageError(f"{name!r} cannot be bound: a program's name must be a Python name")
+        there = self.shell.user_ns.get(options.name)
+        if there is not None and not isinstance(there, NotebookProgram):
+            raise UsageError(
+                f"{name!r} cannot be bound: it is a {type(there).__name__}, and a program takes"
+                f" only a name that is free or a program's; choose another, or del {name} first"
+            )
         try:
             code = self._parse(line, cell)
             program = NotebookProgram(
@@ -135,6 +151,11 @@ class PathwaysMagics(magic.Magics):
             self.renderer.compact(error)
             raise
         self._bind(options.name, program)
+        if not program.runs:
+            print(
+                f"{name}: nothing in the cell runs on a device, so the program does nothing there;"
+                " call a compiled function in it, or use arrays and handles"
+            )
         if done.buffers:
             self._follow(lab, program, done, start, options)
         return done.value
@@ -207,7 +228,7 @@ class PathwaysMagics(magic.Magics):
     @argument("--stop", action="store_true", help="end the lab")
     @line_magic
     def pw_cluster(self, line: str) -> Any:
-        """The cluster of this notebook; with options, a new one is started in its place."""
+        """The cluster of this notebook; a new one with options, or when the last one is gone."""
         options = options_of(self.pw_cluster, line)
         if options.stop:
             if labs.is_running():
@@ -221,11 +242,13 @@ class PathwaysMagics(magic.Magics):
             "platform": options.platform,
         }
         given = {key: value for key, value in wishes.items() if value is not None}
-        return labs.start(**given) if given else labs.current()
+        return labs.start(**given) if given or not labs.is_running() else labs.current()
 
+    @with_arguments()
     @line_magic
     def pw_devices(self, line: str) -> Any:
         """Every device of the cluster, and which slice of which client holds it."""
+        options_of(self.pw_devices, line)
         lab = labs.current()
         packed = lab.session.connection.topology.get("slices", ())
         return device_table(lab.islands, [unpack(SliceBinding, entry) for entry in packed])
@@ -259,7 +282,9 @@ class PathwaysMagics(magic.Magics):
         except TypeError as error:
             raise UsageError(f"call {name} once, or capture it: {error}") from None
 
+    @with_arguments()
     @line_magic
     def pw_traceback(self, line: str) -> None:
         """Everything about the last error: all frames, and what its host said."""
+        options_of(self.pw_traceback, line)
         print(self.renderer.everything())

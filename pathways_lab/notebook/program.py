@@ -15,6 +15,7 @@ from typing import Any
 
 from pathways_lab.client.cells import CapturedCell, CellProgram
 from pathways_lab.client.devices import Slice
+from pathways_lab.client.graph import Prepared
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.pending import Buffer
 from pathways_lab.client.program import AHEAD, How
@@ -111,19 +112,26 @@ class NotebookProgram:
         return self._program.last.inputs if self._program.last else ()
 
     @property
+    def _prepared(self) -> Prepared | None:
+        last = self._program.last
+        return last.program.prepared if last else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether anything in it runs on a device."""
+        return self._prepared is not None
+
+    @property
     def gangs(self) -> int:
         """How many gangs one run has."""
-        last = self._program.last
-        prepared = last.program.prepared if last else None
-        steps = prepared.plan.steps if prepared else ()
+        steps = self._prepared.plan.steps if self._prepared else ()
         return sum(isinstance(step.node, Call) for step in steps)
 
     @property
     def may_print(self) -> bool:
         """Whether its functions hold code that may print on hosts."""
-        last = self._program.last
-        prepared = last.program.prepared if last else None
-        return prepared is not None and any(code.kind != "export" for code, _ in prepared.functions)
+        functions = self._prepared.functions if self._prepared else ()
+        return any(code.kind != "export" for code, _ in functions)
 
     def ir(self) -> str:
         """Every stage of the program as text."""

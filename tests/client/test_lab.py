@@ -206,6 +206,8 @@ def test_whatever_is_asked_of_a_closed_lab_says_that_it_is_gone(tmp_path: Path) 
     for ask in asked:
         with pytest.raises(pw.PathwaysError, match="the lab is gone: the lab was closed"):
             ask()
+    with pytest.raises(pw.PathwaysError, match="the lab is gone: the lab was closed"):
+        pw.current()  # not a new one: it would have other slices
     assert not list(tmp_path.iterdir())
     assert lab.islands == islands
     for view in (lab.view(), lab.timeline.view()):

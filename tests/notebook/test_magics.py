@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import pathways_lab as pw
+from pathways_lab.client import lab as labs
 from pathways_lab.client.handles import Handle
 from pathways_lab.notebook.dashboard import PAGES
 from pathways_lab.notebook.errors import HOOK
@@ -309,11 +310,30 @@ def test_a_view_in_plain_ipython_is_text(shell: Shell) -> None:
         ("%%pw_program -p urgent\ny = 1", "invalid choice: 'urgent'"),
         ("%%pw_program --show queue\ny = 1", "no panel is called 'queue'"),
         ("%%pw_program 2x\ny = 1", "must be a Python name"),
-        ("%%pw_program --nonsense\ny = 1", "unrecognized arguments"),
+        (
+            "%%pw_program --nonsense\ny = 1",
+            "unrecognized arguments: --nonsense; usage: %pw_program ",
+        ),
+        ("%%pw_program a b\ny = 1", "unrecognized arguments: b; usage: %pw_program [-p"),
+        ("%%pw_program lab\ny = 1", "'lab' cannot be bound: it is a Lab, and a program takes only"),
+        ("%%pw_program left\ny = 1", "it is a Slice"),
+        ("%%pw_program total\ny = 1", "it is a CompiledFunction"),
+        ("%pw_devices foo", "unrecognized arguments: foo; usage: %pw_devices"),
+        ("%pw_traceback foo", "unrecognized arguments: foo"),
     ],
 )
 def test_wrong_options_say_what_is_right(shell: Shell, line: str, message: str) -> None:
+    y = shell.ip.user_ns.get("y")
     assert message in shell.fail(line)
+    assert isinstance(shell["lab"], pw.Lab)
+    assert shell.ip.user_ns.get("y") is y, "nothing was run"
+
+
+def test_a_cell_in_which_nothing_runs_says_so(shell: Shell) -> None:
+    shell.run("%%pw_program idle\nn = 1 + 1")
+    assert "idle: nothing in the cell runs on a device" in shell.captured.stdout
+    shell.run("%%pw_program idle\nn = double(x)")
+    assert "nothing in the cell" not in shell.captured.stdout
 
 
 @pytest.mark.parametrize(
@@ -389,3 +409,15 @@ def test_the_lab_is_on_the_dashboard_of_its_dask_cluster(lab: Any) -> None:
     for wrong in ("feed?panels=secrets", "%2e%2e/x", "nothing", "feed?since=x"):
         with pytest.raises(urllib.error.HTTPError, match=r"40[04]"):
             get(f"pathways-lab/{wrong}")
+
+
+def test_magics_that_look_start_no_lab_in_place_of_one_that_was_closed(lab: Any) -> None:
+    """The last test here: it ends the lab."""
+    shell = Shell(lab)
+    lab.close()
+    try:
+        for cell in ("%pw_devices", "%pw_dashboard", "%%pw_program tr\ny = double(x)"):
+            assert "the lab is gone: the lab was closed" in shell.fail(cell), cell
+        assert not labs.is_running()
+    finally:
+        shell.run("%unload_ext pathways_lab")
