@@ -61,6 +61,12 @@ def test_every_name_can_be_had_and_is_documented(name):
     assert name in dir(pw)
 
 
+def test_names_that_are_offered_are_public():
+    assert set(dir(pw)) == SURFACE
+    assert set(dir(pw.pipeline)) == set(pw.pipeline.__all__)
+    assert callable(pw.pipeline)
+
+
 def test_a_star_import_brings_the_same():
     names: dict[str, object] = {}
     exec("from pathways_lab import *", names)

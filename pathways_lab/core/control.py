@@ -88,7 +88,7 @@ from pathways_lab.core.requests import (
 )
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.sharing import Sharing
-from pathways_lab.core.slices import SliceRecord
+from pathways_lab.core.slices import AGAIN, SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 from pathways_lab.core.topology import SliceBinding, Topology
@@ -224,19 +224,15 @@ class Control:
     def _lose_host(self, host: str, reason: str) -> None:
         """Slices, runs and buffers of a dead host fail; everything else goes on."""
         state = self.state
-        failure = Failure(
-            "lost",
-            f"host {host} was lost: {reason}",
-            "ask for a new slice and compute the values again",
-            host=host,
-        )
+        # Reasons often begin with the host's name.
+        why = reason.replace(f"{host} ", "it ", 1)
+        failure = Failure("lost", f"host {host} was lost: {why}", AGAIN, host=host)
         self.uploads.lose_host(host)
         state.order.end_epoch(state.resources.hosts[host].info.island)
         self._lose_slices(state.resources.lose(host, failure), failure)
 
     def _slices_lost(self, event: SlicesLost) -> None:
-        remedy = "ask for a new slice and compute the values again"
-        failure = Failure("lost", f"the slice was lost: {event.reason}", remedy)
+        failure = Failure("lost", f"the slice was lost: {event.reason}", AGAIN)
         self._lose_slices(self.state.resources.lose_slices(event.slices, failure), failure)
 
     def _lose_slices(self, lost: list[SliceRecord], failure: Failure) -> None:

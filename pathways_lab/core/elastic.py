@@ -49,7 +49,7 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.plans import index_plan
 from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.requests import ClientRecord, not_an_owner
-from pathways_lab.core.slices import SliceRecord
+from pathways_lab.core.slices import AGAIN, SliceRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.topology import SliceBinding
 
@@ -406,11 +406,7 @@ class Elastic:
             return
         self._departures.remove(departure)
         lines = tuple(self._described(s) for s in slices)
-        failure = Failure(
-            "lost",
-            f"the slice was lost: {departure.reason}",
-            "get other devices for it (slice.rebind()) and compute the values again",
-        )
+        failure = Failure("lost", f"the slice was lost: {departure.reason}", AGAIN)
         self.lose(state.resources.lose_slices(slices, failure), failure)
         state.withheld.difference_update(slices)
         if hosts:

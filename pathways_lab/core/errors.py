@@ -42,6 +42,13 @@ class Failure:
     details: str = ""
     story: Stuck | None = None
 
+    @property
+    def where(self) -> str:
+        """Program, node, host and device, as far as known; a host that the message names is not."""
+        host = "" if self.host in self.message.split() else self.host
+        places = {"program": self.program, "node": self.node, "host": host, "device": self.device}
+        return ", ".join(f"{label} {value}" for label, value in places.items() if value)
+
 
 class PathwaysError(Exception):
     """Base of everything that Pathways Lab raises on purpose.  ``.failure`` has the record."""
@@ -52,19 +59,9 @@ class PathwaysError(Exception):
 
     def __str__(self) -> str:
         f = self.failure
-        where = ", ".join(
-            f"{label} {value}"
-            for label, value in (
-                ("program", f.program),
-                ("node", f.node),
-                ("host", f.host),
-                ("device", f.device),
-            )
-            if value
-        )
         lines = [f.message]
-        if where:
-            lines.append(f"  in {where}")
+        if f.where:
+            lines.append(f"  in {f.where}")
         if f.story is not None:
             lines += f.story.members()
         elif f.line.number:

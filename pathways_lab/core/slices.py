@@ -34,6 +34,9 @@ from pathways_lab.core.topology import (
     Topology,
 )
 
+AGAIN = "get other devices for the slice (slice.rebind()) and compute the values again"
+"""The remedy for what was on a slice that is lost."""
+
 
 @dataclass(slots=True)
 class SliceRecord:

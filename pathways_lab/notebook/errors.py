@@ -38,18 +38,8 @@ def render(error: PathwaysError, place_name: Callable[[str], str] = str) -> list
     else:
         for gang in failure.story.gangs:
             out += [f"  {gang}, program {gang.program!r}:", *source_lines(gang.line, place_name)]
-    where = ", ".join(
-        f"{label} {value}"
-        for label, value in (
-            ("program", failure.program),
-            ("node", failure.node),
-            ("host", failure.host),
-            ("device", failure.device),
-        )
-        if value
-    )
-    if where:
-        out.append(f"  in {where}")
+    if failure.where:
+        out.append(f"  in {failure.where}")
     if failure.remedy:
         out.append(f"  remedy: {failure.remedy}")
     out += [f"  note: {note}" for note in getattr(error, "__notes__", ())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pathways_lab.core.elastic_messages import SliceWithdrawn
@@ -290,6 +292,22 @@ def test_a_program_that_came_too_late_for_its_host_is_refused_naming_the_host() 
         assert failure.kind == "lost"
         assert failure.host == "island0/host0"
         assert "was lost: it was killed" in failure.message
+
+
+def test_a_lost_host_is_named_once_and_its_slices_can_be_had_again() -> None:
+    script = Script()
+    run = script.submit(heavy(script, script.slice(2), 4))
+    reason = "island0/host0 closed the connection"
+    script.send(HostLost(0.0, "lost", "island0/host0", reason))
+    failure = script.ended[run.run].failure
+    assert failure is not None
+    assert failure.host == "island0/host0"
+    told = str(PathwaysError(failure))
+    assert told.startswith("host island0/host0 was lost: it closed the connection\n")
+    assert told.count("island0/host0") == 1
+    assert "slice.rebind()" in told
+    other = replace(failure, host="island1/host0")
+    assert "host island1/host0" in str(PathwaysError(other))
 
 
 def test_a_program_may_be_registered_again_after_it_was_refused() -> None:

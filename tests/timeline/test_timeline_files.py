@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections import Counter
 from typing import Any
 
@@ -164,6 +165,12 @@ def test_a_frame_has_a_row_per_record():
     assert len(made) == len(timeline)
     gangs = made[(made.type == "Span") & (made.kind == "gang")]
     assert len(gangs) == sum(1 for r in timeline.records if getattr(r, "kind", "") == "gang")
+
+
+def test_without_pandas_a_frame_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install pandas, or use timeline\.records"):
+        example().to_dataframe()
 
 
 def test_a_loaded_timeline_answers_the_same_questions(tmp_path):
