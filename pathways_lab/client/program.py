@@ -199,11 +199,7 @@ class CapturedProgram:
         if self.prepared is not None:
             stages.append(("program", lowering.show(self.prepared.program)))
             stages.append(("plan", lowering.show_plan(self.prepared.plan)))
-        text = "\n\n".join(f"--- {title} ---\n{text}" for title, text in stages)
-        # Slices by their names, not by their numbers on the wire.
-        for on in self.prepared.slices if self.prepared is not None else ():
-            text = text.replace(f"slice {on.id}", f"slice {on.name}").replace(f"{on.id}", on.name)
-        return text
+        return "\n\n".join(f"--- {title} ---\n{text}" for title, text in stages)
 
     def mlir(self) -> str:
         """The program in Shardy's ``mpmd`` dialect, verified: meshes, fragments, transfers.

@@ -205,7 +205,9 @@ def show(program: Program) -> str:
 
 def show_plan(plan: Plan) -> str:
     """The plan as text: one step per line with its frees and source line."""
-    lines = [f"plan {plan.name} ({plan.key[:8]}) on {', '.join(map(slice_name, plan.slices))}"]
+    lines = [
+        f"plan {plan.name} ({plan.key[:8]}) on slices {', '.join(map(slice_name, plan.slices))}"
+    ]
     lines += [f"  input  {_value(plan.values, v)}" for v in plan.inputs]
     for index, step in enumerate(plan.steps):
         freed = f"  frees {', '.join(f'%{v}' for v in step.frees)}" if step.frees else ""
@@ -217,7 +219,7 @@ def show_plan(plan: Plan) -> str:
 def _value(values: tuple[Value, ...], value_id: ValueId) -> str:
     value = values[value_id]
     shape = ",".join(map(str, value.shape))
-    where = "anywhere" if value.slice is None else f"{slice_name(value.slice)} {value.layout}"
+    where = "anywhere" if value.slice is None else f"slice {slice_name(value.slice)} {value.layout}"
     name = f" {value.name}" if value.name else ""
     return f"%{value_id}{name}: {value.dtype}[{shape}] on {where}, {value.nbytes:,} B/device"
 
@@ -230,4 +232,4 @@ def _node(values: tuple[Value, ...], node: Node) -> str:
     made = "; ".join(_value(values, v) for v in node.outputs) or "()"
     name = node.name or node.function[:8]
     line = line if node.ahead else f"  when its inputs are there{line}"
-    return f"{made} = call {name} on {slice_name(node.slice)} ({', '.join(given)}){line}"
+    return f"{made} = call {name} on slice {slice_name(node.slice)} ({', '.join(given)}){line}"

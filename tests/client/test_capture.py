@@ -254,6 +254,7 @@ def test_ir_shows_every_stage_with_names_and_lines() -> None:
     for part in ("--- captured ---", "pw_call", "--- program ---", "--- plan ---", "call f",
                  f"{A.name} P(d, None)", "transfer", "frees", "test_capture.py"):  # fmt: skip
         assert part in text
+    assert str(A.id) not in text
 
 
 def test_lines_are_the_users_own() -> None:

@@ -142,11 +142,11 @@ def test_every_stage_prints() -> None:
     program = Sketch("show").chain(1, "a").program({1: 2})
     stage = placed(live(program))
     text = show(ordered(moved(stage)))
-    assert "call a on s1 (%0)" in text
+    assert "call a on slice s1 (%0)" in text
     assert "# sketch.py:1: a(...)" in text
     text = show_plan(lower(program))
     assert "frees %0" in text
-    assert "on s1 P(None), 1 B/device" in text
+    assert "on slice s1 P(None), 1 B/device" in text
 
 
 def bad(case: str) -> Program:
