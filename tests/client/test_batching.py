@@ -155,7 +155,7 @@ def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way
 
 def test_plans_of_calls_go_with_their_slice(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for slices again and again does not keep what was made for each."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
+    fast(monkeypatch)
     calls = fake.session._calls
     for _ in range(4):
         on = fake.slice(2)
@@ -177,7 +177,7 @@ def test_plans_of_calls_hold_a_bounded_number_of_calls(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many ways there are in which calls may come."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
+    fast(monkeypatch)
     monkeypatch.setattr(batching, "_CALLS", 12)
     on = fake.slice(2)
     steps = [pw.jit(lambda x, n=n: x + n, on=on) for n in range(3)]
