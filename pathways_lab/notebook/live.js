@@ -199,6 +199,7 @@ class Feed {
   }
 
   receive(message, buffers) {
+    if (this.lost) return;
     if (message.type === "scripts") attemptFor(this.model.get("_scripts").version).push(buffers);
     else if (message.type === "snapshot") this.take({ ...message, block: buffers[0] });
     else if (message.type === "text")
@@ -265,7 +266,7 @@ class Feed {
       apply(this.document, changes);
       for (const view of this.views) view.apply(changes);
     }
-    if (header) {
+    if (header && !this.lost) {
       this.header = header;
       for (const view of this.views) view.header(header);
     }

@@ -286,7 +286,7 @@ def _spawn() -> _Process:
     here, there = socket.socketpair()
     with there:
         number = there.fileno()
-        remove = {lifeline.REMOVE: str(folder)}
+        remove = {lifeline.REMOVE: [str(folder)]}
         child = lifeline.spawn(MODULE, remove, name="studio", folder=folder, pass_fds=(number,))
     return child, Connection(here.detach()), folder, number
 

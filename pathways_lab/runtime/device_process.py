@@ -176,9 +176,10 @@ class DeviceProcess:
     def _spawn(self) -> Child:
         # Its own, for sockets: it removes it when this process dies, and this one when it does.
         self._private = private_folder()
+        remove = [*self._configuration.get(REMOVE, ()), str(self._private)]
         return spawn(
             self._module,
-            {**self._configuration, REMOVE: str(self._private)},
+            {**self._configuration, "private": str(self._private), REMOVE: remove},
             name=f"device process {self.name}",
             folder=self._folder,
             environment=self._environment,

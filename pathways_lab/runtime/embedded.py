@@ -300,7 +300,7 @@ def _spawn_all(
     cluster._children.append(scheduler)
     plain = pages.plain() if pages is not None else None
     control = recipe.settings.plain()
-    scheduler.tell({"control": control, "pages": plain, REMOVE: str(cluster.folder)})
+    scheduler.tell({"control": control, "pages": plain, REMOVE: [str(cluster.folder)]})
     for worker in workers:
         cluster._children.append(recipe.start(worker))
 

@@ -77,7 +77,7 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     from pathways_lab.runtime.devices import PlatformRuntime
     from pathways_lab.runtime.spanning import JoinedPlatformRuntime, SpanningCpuRuntime
 
-    folder = Path(settings[lifeline.REMOVE])
+    folder = Path(settings["private"])
     if settings["platform"] != "cpu" or settings.get("stand_in"):
         there = accelerators.find() != accelerators.Found()
         if settings.get("members", 1) > 1 and (there or settings.get("stand_in")):

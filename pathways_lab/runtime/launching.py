@@ -107,7 +107,7 @@ class ControlProcess:
         self.client_address = self.host_address = ""
         self._child: Child = spawn(
             MODULE,
-            {**settings.plain(), REMOVE: str(settings.folder)},
+            {**settings.plain(), REMOVE: [str(settings.folder)]},
             name="control plane",
             folder=settings.folder,
         )

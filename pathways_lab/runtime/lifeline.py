@@ -49,7 +49,7 @@ _NOTEBOOK = (
 # --- the child's end -------------------------------------------------------------
 
 REMOVE = "remove_at_end"
-"""A configuration may name a private folder here: the child removes it when it ends, because
+"""A configuration may name private folders here: the child removes them when it ends, because
 its parent may be killed."""
 
 _configurations: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -89,8 +89,8 @@ def _watch(lifeline: BinaryIO) -> None:
     with contextlib.suppress(Exception):
         for line in lifeline:
             configuration = json.loads(line)
-            if REMOVE in configuration:
-                at_end(functools.partial(remove_folder, Path(configuration[REMOVE])))
+            for folder in configuration.get(REMOVE, ()):
+                at_end(functools.partial(remove_folder, Path(folder)))
             _configurations.put(configuration)
     # The end, or a line that is no JSON: nobody is there whom to obey.
     leave()

@@ -229,7 +229,7 @@ class HostsPlugin(WorkerPlugin):
         self._folder = private_folder()
         self._process = await asyncio.to_thread(
             DeviceProcess,
-            {**self._configuration(worker), REMOVE: str(self._folder)},
+            {**self._configuration(worker), REMOVE: [str(self._folder)]},
             self._folder,
             self._changed,
             self.host_module,

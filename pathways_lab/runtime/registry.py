@@ -127,10 +127,11 @@ class Registry:
 
     def check_name(self, name: str) -> str:
         """Why a new client cannot be called so, or ""."""
-        if name in self.clients:
+        wrong = why_no_name(name)
+        if not wrong and name in self.clients:
             pid = self.clients[name].pid
             return f"a client named {name!r} is connected already (process {pid}): choose another"
-        return why_no_name(name)
+        return wrong
 
     def client_of(self, identity: int) -> ClientSeen | None:
         """The connected client to whom an id belongs."""

@@ -124,7 +124,7 @@ def test_an_axis_that_is_named_twice_is_refused_with_the_way_out(fake: FakeLab) 
 def test_entries_that_do_not_fit_are_counted_in_the_users_words(fake: FakeLab) -> None:
     on = fake.slice(2, axes=("a",))
     pair = pw.jit(lambda x: x, on=on, in_shardings=(P("a"), P()))
-    with pytest.raises(pw.PathwaysError, match=r"^in_shardings has 2 entries, .* places has 1\n"):
+    with pytest.raises(pw.PathwaysError, match=r"^in_shardings has 2 entries, .* is for has 1\n"):
         pair(np.ones(4))
     tree = pw.jit(lambda x: x["a"], on=on, in_shardings=({"b": P("a")},))
     with pytest.raises(pw.PathwaysError, match=r"at key path in_shardings\[0\]") as caught:

@@ -48,7 +48,7 @@ def test_trees_statics_keywords_and_donation(fake: FakeLab) -> None:
 def test_axes_and_places_that_do_not_go_with_their_trees_are_refused(fake: FakeLab) -> None:
     on = fake.slice(4)
     for ways in ({"in_axes": (0, 0)}, {"out_axes": (0, 0)}):
-        with pytest.raises(pw.PathwaysError, match=r"does not have the structure") as caught:
+        with pytest.raises(pw.PathwaysError, match=r"2 entries|the structure") as caught:
             pw.pmap(lambda x: x, devices=on, **ways)(X)
         assert "tree prefix" in caught.value.failure.remedy
     with pytest.raises(pw.PathwaysError, match=r"^the target of device_put does not have"):

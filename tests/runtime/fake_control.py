@@ -84,7 +84,8 @@ class Lab:
             "data_listen": f"unix:{self.folder}/{host.replace('/', '-')}.sock",
             "worker_pid": 1,
             "tls": None,
-            REMOVE: str(private_folder()),
+            "private": str(private := private_folder()),
+            REMOVE: [str(private)],
         }
         self.children[host] = spawn(
             "pathways_lab.runtime.host", settings, name=host, folder=self.folder
