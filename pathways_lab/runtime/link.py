@@ -440,8 +440,9 @@ _held: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    for link in _held:
-        link.leave_to_parent()
+    for link in list(_held):
+        with contextlib.suppress(Exception):  # what cannot be closed keeps no other open
+            link.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client.lab import Lab
 from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.runtime.link import Link
 from tests.client.kit import KEY, FakeLab
 
 pytestmark = [
@@ -62,6 +64,8 @@ def test_a_fork_can_use_nothing_and_says_so_at_once(fake: FakeLab) -> None:
 def test_a_fork_disturbs_nobody(fake: FakeLab) -> None:
     f = pw.jit(lambda x: x + 1, on=fake.slice(2))
     handles = [f(X).block_until_ready() for _ in range(3)]
+    sock = Mock(**{"close.side_effect": OSError})  # what cannot be closed keeps no other open
+    broken = [Link(Mock(), sock, "broken", {}, Mock()) for _ in range(8)]
     fake.settle()
     before = list(fake.messages)
 
@@ -71,6 +75,7 @@ def test_a_fork_disturbs_nobody(fake: FakeLab) -> None:
         return {link.sock.fileno() for link in fake.connection.reactor.links}
 
     assert in_a_fork(let_go) == ["{-1}"]  # all closed: the lab sees when the parent is gone
+    assert len(broken) == 8
     fake.settle()
     assert fake.messages == before
     assert fake.connection.link.closed is None

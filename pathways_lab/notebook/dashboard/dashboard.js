@@ -63,7 +63,7 @@ class Model {
     return name === "_scripts" ? this.scripts : undefined;
   }
   on(event, handler) {
-    this.handlers.add(handler);
+    if (event === "msg:custom") this.handlers.add(handler); // nothing else happens here
   }
   off(event, handler) {
     this.handlers.delete(handler);
