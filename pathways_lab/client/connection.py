@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import os
 import ssl
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +41,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.forks import leave_at_fork
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
@@ -145,7 +145,7 @@ class Connection:
         self._high = self.number << 32
         self._numbers = {kind: itertools.count(1) for kind in _KINDS}
         self.reactor.call_later(_TICK, self._tick)
-        _open.add(self)
+        leave_at_fork(self)
 
     # --- identities -------------------------------------------------------------
 
@@ -309,8 +309,8 @@ class Connection:
         most = max(0, _STEPS - len(plan.steps))
         if self.steps <= most:
             return
-        if self.forked and self.closed is not None:
-            raise PathwaysError(self.closed)
+        if self.forked:
+            self.check()
         few = min(most, _STEPS // 2)
 
         def room(steps: int) -> bool:
@@ -471,10 +471,7 @@ class Connection:
         self.on_closed(failure)
 
     def leave_to_parent(self) -> None:
-        """This process is a fork: everything refuses from now on, and nobody is told.
-
-        No lock is asked for: whoever holds it may be a thread that is not here.
-        """
+        """This process is a fork: everything refuses from now on, and nobody is told."""
         if self.closed is None:
             self.closed = failures.failure(
                 "refused",
@@ -494,18 +491,6 @@ class Connection:
         """Leave the lab: the control plane frees everything of this kernel."""
         self._fail(_lost(reason, remedy))
         self.reactor.close(reason)
-
-
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """In a forked copy of this process: data loaders and pools of processes make them."""
-    for connection in _open:
-        connection.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _failure(fields: dict[str, Any]) -> Failure | None:

@@ -22,16 +22,15 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import struct
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pathways_lab.runtime.forks import leave_at_fork
 from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.segments import (
     SHARED_FROM,
@@ -147,7 +146,7 @@ class Link:
         self._batch: tuple[tuple[_Frame, ...], int, int, list[int], int] = ((), 0, 0, [], 0)
         self._counted = 0
         self._came = 0
-        _held.add(self)
+        leave_at_fork(self)
 
     def __repr__(self) -> str:
         state = "open" if self._closed is None else f"closed: {self._closed}"
@@ -414,10 +413,7 @@ class Link:
             )
 
     def leave_to_parent(self) -> None:
-        """This process is a fork: no byte more may come from it, and the other end not wait for it.
-
-        No lock: whoever holds it may be a thread that is not here.
-        """
+        """This process is a fork: no byte more may come from it, and the other end not wait."""
         self._closed = self._closed or "it is the parent process's"
         self._sock.close()
 
@@ -434,18 +430,6 @@ class Link:
             self._lender = None
         if self._borrower is not None:
             self._borrower.close()
-
-
-_held: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    for link in list(_held):
-        with contextlib.suppress(Exception):  # what cannot be closed keeps no other open
-            link.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _together(frames: list[_Frame]) -> tuple[_Frame, ...]:
