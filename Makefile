@@ -18,20 +18,20 @@ INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test lint types bench doctor constraints clean
+.PHONY: help lab demo test lint types bench doctor constraints clean compiled
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Variables: PYTHON (interpreter), VENV (environment), ARGS (for pytest or the lab),'
 	@echo '             WORKERS (processes of tests; 0: this one)'
 
-lab: $(VENV)/.notebook  ## install, then start JupyterLab with the quickstart open
+lab: $(VENV)/.notebook compiled  ## install, then start JupyterLab with the quickstart open
 	@$(BIN)/python -m pathways_lab lab $(ARGS)
 
-demo: $(VENV)/.notebook  ## run the quickstart headless and leave the executed notebook
+demo: $(VENV)/.notebook compiled  ## run the quickstart headless and leave the executed notebook
 	@$(BIN)/python -m pathways_lab demo $(ARGS)
 
-test: $(VENV)/.dev  ## run all tests (ARGS="-m 'not cluster and not browser'" for the pure ones)
+test: $(VENV)/.dev compiled  ## run all tests (ARGS="-m 'not cluster and not browser'" for the pure ones)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev  ## style of the code
@@ -41,7 +41,7 @@ lint: $(VENV)/.dev  ## style of the code
 types: $(VENV)/.dev  ## strict type check
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev  ## all benchmarks in their short form (ARGS="--peers-python PATH" for the peers)
+bench: $(VENV)/.dev compiled  ## all benchmarks in their short form (ARGS="--peers-python PATH" for the peers)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 doctor: $(VENV)/.notebook  ## check this machine and say what to do
@@ -55,6 +55,11 @@ clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# A lab starts many processes, and some machines are told to write no bytecode at first use:
+# each process would compile what it imports.
+compiled: | $(VENV)/.created
+	@$(BIN)/python -m compileall -q -j 0 pathways_lab >/dev/null 2>&1 || true
+
 $(VENV)/.created:
 	@test -n '$(PYTHON)' || { echo 'No Python 3.11 to 3.13 found. Install one, or name it:' \
 		'make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)'; exit 1; }
@@ -62,8 +67,7 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Packages are compiled by all cores at once instead of by pip one after another. Not at first
-# use: a lab starts many processes, and some machines are told to write no bytecode then.
+# Packages are compiled by all cores at once instead of by pip one after another.
 define install
 	$(PIP) install --no-compile -c constraints.txt -e '.[$(1)]'
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true

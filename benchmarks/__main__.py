@@ -1,8 +1,8 @@
 """All benchmarks in their short form: ``make bench``, some minutes.
 
 Short samples and few of them: good enough to see that everything runs and where
-things stand, not to be recorded.  ``--peers-python PATH`` names an environment
-that has the peers.
+things stand, not to be recorded.  The last tables have what was wanted and what was
+found.  ``--peers-python PATH`` names an environment that has the peers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ SHORT = {
     "clients": ["--clients", "1", "4", "--rounds", "3", "--budget", "0.3"],
     "fanout": ["--hosts", "1", "4", "16", "--rounds", "3", "--budget", "0.2"],
     "latency": ["--rounds", "3", "--budget", "0.05"],
+    "starts": ["--rounds", "2", "--budget", "0.1"],
     "drawing": ["--seconds", "20", "--every", "10"],
     "looking": ["--rounds", "1", "--pairs", "2", "--budget", "0.3"],
     "following": ["--rounds", "1", "--budget", "3"],
@@ -51,6 +52,7 @@ def main() -> int:
         ended = subprocess.run(command, cwd=ROOT, check=False).returncode
         failed += ended != 0
         print(f"{name}: {'failed' if ended else 'done'} in {time.monotonic() - begun:.0f} s\n")
+    subprocess.run([sys.executable, "-m", "benchmarks.targets"], cwd=ROOT, check=False)
     return failed
 
 

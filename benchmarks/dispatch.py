@@ -34,7 +34,7 @@ from benchmarks.gangs.work import (
 )
 from benchmarks.harness.child import Child
 from benchmarks.harness.command import Settings, arguments, settings
-from benchmarks.harness.report import Claim, Report, judged, matrix, publish
+from benchmarks.harness.report import Claim, Report, judged, matrix, publish, verdict_table
 from benchmarks.harness.rounds import Measured, measure
 
 OURS, JAX, LOOPED = "Pathways Lab", "multi-controller JAX", "the lab's hosts, multi-controller"
@@ -69,7 +69,7 @@ def claims(work: str) -> list[Claim]:
     """What is to be shown of one kind of work."""
 
     def claim(factor: float, slow: str, slow_mode: str, mode: str) -> Claim:
-        text = f"{mode}: {slow}" + (f", {slow_mode}" if slow_mode != mode else "")
+        text = f"{work}, {mode}: {slow}" + (f", {slow_mode}" if slow_mode != mode else "")
         return Claim(text, (case(work, slow_mode), slow), (case(work, mode), OURS), factor)
 
     faster = {COMPILED: 5, CALL: 5, BROADCAST: 3, ACTORS: 20, DASK: 100}
@@ -91,7 +91,9 @@ def run(hosts: int, works: list[str], names: list[str], peers: str, how: Setting
     for work in works:
         of = {case(work, mode): mode for mode in MODES}
         report.notes += [f"### {work}", "", matrix(measured, of), ""]
-        report.notes += [f"{OURS} compared:", "", judged(claims(work), measured), ""]
+        verdicts = judged(claims(work), measured)
+        report.notes += ["As fast as:", "", verdict_table(verdicts), ""]
+        report.verdicts += verdicts
     if ADD in works:
         report.notes.append(
             f"XLA folds the {NODES} additions of a fused `{ADD}` into one: its time is that of a"

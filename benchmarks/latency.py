@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.command import arguments, settings
-from benchmarks.harness.numbers import spread
-from benchmarks.harness.report import Report, publish
+from benchmarks.harness.numbers import seconds, spread
+from benchmarks.harness.report import Report, Verdict, publish, verdict_table
 from benchmarks.harness.rounds import Timed, measure
 from pathways_lab.timeline.records import Event
 
@@ -158,8 +158,11 @@ def main() -> None:
         samples = measured.of(LAUNCH, system.name)
         if samples:
             middle = spread(samples).median
-            report.notes += ["", f"Launch when {system.name}: {middle * 1e6:.0f} us, wanted below"
-                f" {LIMIT * 1e6:.0f}: {'yes' if middle < LIMIT else '**no**'}"]  # fmt: skip
+            report.verdicts.append(
+                Verdict(f"launch when {system.name}", f"below {seconds(LIMIT)}",
+                        seconds(middle), middle < LIMIT)
+            )  # fmt: skip
+    report.notes += ["", verdict_table(report.verdicts)]
     publish(report, how.folder)
 
 

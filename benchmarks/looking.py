@@ -32,7 +32,7 @@ import psutil
 from benchmarks.harness.child import ROOT
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.numbers import Ratio, ratio
-from benchmarks.harness.report import Report, publish
+from benchmarks.harness.report import Report, Verdict, publish, verdict_table
 from benchmarks.harness.rounds import Measured, Missing, Timed, busy_cores, warm
 
 FAST, STEADY, STEPS = "calls as fast as they go", "computations of 1 ms", "steps of a pipeline"
@@ -282,11 +282,16 @@ def cost(measured: Measured, calls: str, views: str) -> Ratio:
     return Ratio(1 - kept.value, 1 - kept.high, 1 - kept.low)
 
 
-def verdict(found: Ratio, pairs: int) -> str:
+def percent(found: Ratio) -> str:
+    """A share and its interval."""
+    return f"{100 * found.value:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def verdict(what: str, found: Ratio, pairs: int) -> Verdict:
     """Whether a cost is below the limit, with all of its interval."""
-    if pairs >= ENOUGH and found.high < LIMIT:
-        return "yes"
-    return "**no**" if pairs >= ENOUGH and found.low > LIMIT else "not decided"
+    decided = pairs >= ENOUGH and not found.low <= LIMIT <= found.high
+    met = found.high < LIMIT if decided else None
+    return Verdict(what, f"below {100 * LIMIT:g}% of throughput", percent(found), met)
 
 
 def taken(used: Sequence[tuple[float, float, float, float]]) -> str:
@@ -301,19 +306,6 @@ def taken(used: Sequence[tuple[float, float, float, float]]) -> str:
     )
 
 
-def note(looking: Looking, calls: str, views: str) -> str:
-    """One line about one kind of views, or about chance."""
-    found = cost(looking.measured, calls, views)
-    used = looking.used[calls, views]
-    share = f"{100 * found.value:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-    if views == NONE:
-        return f"{calls}: by chance, with no view open, {share}"
-    return (
-        f"{calls}: {views} cost{'s' * (views != FOUR)} {share} of throughput,"
-        f" wanted below {100 * LIMIT:g}%: {verdict(found, len(used))}; {taken(used)}"
-    )
-
-
 def main() -> None:
     """Measure, print, publish."""
     parser = arguments(__doc__, rounds=4, budget=2.0)
@@ -324,6 +316,7 @@ def main() -> None:
     how = settings(chosen)
     measured = Measured()
     notes: list[str] = []
+    verdicts: list[Verdict] = []
     messages = nbytes = 0
     for setup, kinds in SETUPS.items():
         calls = [kind for kind in kinds if FUNCTIONS[kind] in chosen.calls]
@@ -338,9 +331,16 @@ def main() -> None:
         messages, nbytes = messages + kernel.messages, nbytes + kernel.bytes
         for kind in calls:
             for views in VIEWS:
-                notes += [note(looking, kind, views), ""]
+                what, found = f"{kind}: {views}", cost(measured, kind, views)
+                if views == NONE:
+                    notes += [f"{what}, by chance {percent(found)}", ""]
+                    continue
+                used = looking.used[kind, views]
+                verdicts.append(verdict(what, found, len(used)))
+                notes += [f"{what}: {taken(used)}", ""]
     title = "The overhead of looking (emulated devices)"
-    report = Report("looking", title, "call", measured, STOPPED, notes=notes)
+    notes.append(verdict_table(verdicts))
+    report = Report("looking", title, "call", measured, STOPPED, notes=notes, verdicts=verdicts)
     report.facts["messages"] = {"count": messages, "bytes": nbytes}
     publish(report, how.folder)
 

@@ -16,15 +16,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.gangs.hops import CASE
 from benchmarks.harness.child import Child
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.figure import curves
-from benchmarks.harness.numbers import ratio, spread
-from benchmarks.harness.report import Claim, Report, judged, markdown, matrix, publish
+from benchmarks.harness.numbers import Ratio, ratio, spread
+from benchmarks.harness.report import (
+    Claim,
+    Report,
+    Verdict,
+    judged,
+    markdown,
+    matrix,
+    publish,
+    verdict_table,
+)
 from benchmarks.harness.rounds import Measured, Timed, measure
 
 HOSTS, DEVICES = 4, 4
@@ -112,18 +121,36 @@ def hops(peers: str) -> list[Child]:
     ]
 
 
-def factors(measured: Measured, cases: Sequence[tuple[int, float]]) -> str:
-    """How many times as long a run takes with sequential dispatch."""
-    lengths = sorted({ms for _, ms in cases})
+def factors(
+    measured: Measured, cases: Sequence[tuple[int, float]]
+) -> dict[tuple[int, float], Ratio]:
+    """How many times as long a run takes with sequential dispatch; without cases that failed."""
+    found = {}
+    for stages, ms in cases:
+        slow = measured.of(name_of(stages, ms), SEQUENTIAL)
+        fast = measured.of(name_of(stages, ms), PARALLEL)
+        if slow and fast:
+            found[stages, ms] = ratio(slow, fast)
+    return found
+
+
+def factor_table(found: Mapping[tuple[int, float], Ratio]) -> str:
+    """Stages down, lengths across."""
+    lengths = sorted({ms for _, ms in found})
     rows = [("stages", *(f"{ms:g} ms" for ms in lengths))]
-    for stages in sorted({stages for stages, _ in cases}):
-        cells = []
-        for ms in lengths:
-            slow = measured.of(name_of(stages, ms), SEQUENTIAL)
-            fast = measured.of(name_of(stages, ms), PARALLEL)
-            cells.append(f"{ratio(slow, fast)} x" if slow and fast else "-")
-        rows.append((str(stages), *cells))
+    for stages in sorted({stages for stages, _ in found}):
+        cells = (found.get((stages, ms)) for ms in lengths)
+        rows.append((str(stages), *(f"{cell} x" if cell else "-" for cell in cells)))
     return markdown(rows)
+
+
+def never_slower(found: Mapping[tuple[int, float], Ratio]) -> list[Verdict]:
+    """Whether parallel dispatch gains, or costs nothing, everywhere."""
+    if not found:
+        return []
+    (stages, ms), least = min(found.items(), key=lambda item: item[1].value)
+    text = f"{least} x at least: {stages} stages of {ms:g} ms"
+    return [Verdict("parallel dispatch: sequential", "at least 1 x", text, least.value >= 1)]
 
 
 def main() -> None:
@@ -158,15 +185,17 @@ def main() -> None:
     for ms in LENGTHS:
         heads = {name_of(s, ms): f"{s} stages" for s in stages}
         tables += [f"Time per stage, stages of {ms:g} ms:", "", matrix(measured, heads), ""]
+    found = factors(measured, cases)
+    verdicts = [*never_slower(found), *judged([twice], hop)]
     text = [
-        *tables, "Sequential over parallel dispatch, time of a run:", "", factors(measured, cases),
-        "", matrix(hop, {CASE: CASE}), "", judged([twice], hop), "",
+        *tables, "Sequential over parallel dispatch, time of a run:", "", factor_table(found),
+        "", matrix(hop, {CASE: CASE}), "", verdict_table(verdicts), "",
         *(f"Without {name}: {why}." for name, why in (measured.missing | hop.missing).items()),
     ]  # fmt: skip
     measured.times |= hop.times
     measured.missing |= hop.missing
     title = "Pipelines: parallel and sequential dispatch (emulated devices)"
-    report = Report("pipeline", title, "stage", measured, PARALLEL)
+    report = Report("pipeline", title, "stage", measured, PARALLEL, verdicts=verdicts)
     drawn = {name: line for name, line in lines.items() if line}
     publish(
         report, how.folder, "\n".join(text), curves(title, drawn, "stages", "time of a run in ms")

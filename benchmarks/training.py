@@ -50,7 +50,7 @@ from benchmarks.gangs.trainings import (
 from benchmarks.harness.child import Child
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.numbers import seconds, spread
-from benchmarks.harness.report import Claim, Report, judged, markdown, publish
+from benchmarks.harness.report import Claim, Report, judged, markdown, publish, verdict_table
 from benchmarks.harness.rounds import Measured, Timed, measure
 
 ONE, FOUR = "one island of 16", "four islands of 4"
@@ -261,9 +261,10 @@ def main() -> None:
     large = simulated(ms, factor)
     title = f"Trainings (emulated: {ms:g} ms per layer and example)"
     report = Report("training", title, "step", measured, ONE, {"simulated": large})
+    report.verdicts = judged(CLAIMS, measured)
     report.notes += [
         "",
-        judged(CLAIMS, measured),
+        verdict_table(report.verdicts),
         "",
         beside_theory(Training(ms, factor), measured),
         "",

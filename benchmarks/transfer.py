@@ -31,7 +31,7 @@ from benchmarks.harness.child import ROOT
 from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.figure import curves
 from benchmarks.harness.numbers import spread
-from benchmarks.harness.report import Report, publish
+from benchmarks.harness.report import Report, grid, publish
 from benchmarks.harness.rounds import Timed, measure
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.runtime import dask_private
@@ -279,6 +279,8 @@ def main() -> None:
     measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
     title = "Bytes from one process to another (one machine)"
     report = Report("transfer", title, "transfer", measured, "plain Unix socket")
+    text = [f"Time per transfer, times that of a {report.reference}:", ""]
+    text.append(grid(measured, {case: case for case in cases}, report.reference))
     lines = {
         system.name: [
             (float(SIZES[case]), SIZES[case] / spread(samples).median)
@@ -290,10 +292,11 @@ def main() -> None:
     for name in (SHARED, "link, Unix socket", "link, TCP"):
         rates = [rate / 1e9 for _, rate in lines[name]]
         if rates:
-            report.notes += ["", f"{name}: up to {max(rates):.1f} GB/s."]
+            text += ["", f"{name}: up to {max(rates):.1f} GB/s."]
     drawn = curves(title, {k: v for k, v in lines.items() if v}, "bytes", "bytes per second")
     assert all(math.isfinite(rate) for line in lines.values() for _, rate in line)
-    publish(report, how.folder, svg=drawn)
+    text += [f"Without {name}: {why}." for name, why in measured.missing.items()]
+    publish(report, how.folder, "\n".join(text), drawn)
 
 
 if __name__ == "__main__":

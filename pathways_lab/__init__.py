@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pathways_lab.client.bodies import LargeConstantWarning
     from pathways_lab.client.checking import possible_deadlock
+    from pathways_lab.client.checkpoints import Saving, restore, save
     from pathways_lab.client.devices import Slice
     from pathways_lab.client.functions import jit
     from pathways_lab.client.handles import Handle
@@ -59,6 +60,7 @@ __all__ = [
     "PolicyView",
     "Priority",
     "ProportionalShare",
+    "Saving",
     "ShortestFirst",
     "Slice",
     "compare",
@@ -77,6 +79,8 @@ __all__ = [
     "pmap",
     "possible_deadlock",
     "program",
+    "restore",
+    "save",
     "simulate",
     "start",
 ]
@@ -97,6 +101,7 @@ _HOMES = {
     "PolicyView": "core.policies",
     "Priority": "core.policies",
     "ProportionalShare": "core.policies",
+    "Saving": "client.checkpoints",
     "ShortestFirst": "core.policies",
     "Slice": "client.devices",
     "compare": "notebook.side_by_side",
@@ -115,6 +120,8 @@ _HOMES = {
     "pmap": "client.pmap",
     "possible_deadlock": "client.checking",
     "program": "client.program",
+    "restore": "client.checkpoints",
+    "save": "client.checkpoints",
     "simulate": "client.simulation",
     "start": "client.lab",
 }
@@ -160,13 +167,14 @@ def unload_ipython_extension(shell: Any) -> None:
 
 def _plug_in() -> None:
     from pathways_lab.client import hooks
-    from pathways_lab.notebook.dashboard import PAGES
+    from pathways_lab.notebook.dashboard import PAGES, kernels
     from pathways_lab.timeline import log
 
     log.open_view = log.open_view or _open_timeline
     hooks.pages = hooks.pages or PAGES
     hooks.open_dashboard = hooks.open_dashboard or _open_dashboard
     hooks.open_view = hooks.open_view or _open_view
+    hooks.lab_opened = hooks.lab_opened or kernels.note
     hooks.lab_closes = hooks.lab_closes or _close_views
 
 

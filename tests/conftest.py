@@ -118,6 +118,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no Chromium on this machine"))
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays, so looking for garbage need not look there each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: to wait is not the test's own time
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """What looks at time runs while the other processes of tests wait."""

@@ -28,7 +28,7 @@ def mentioned_files(document: str) -> set[str]:
 
 def missing(document: str, folder: Path) -> list[str]:
     """Mentioned files that are neither below the repository, its package, nor *folder*."""
-    made_later = {"build/demo/", "sim/", "pipeline/", "testing/", "benchmarks/"}
+    made_later = {"build/demo/"}
     return sorted(
         name
         for name in mentioned_files(document) - made_later

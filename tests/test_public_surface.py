@@ -19,6 +19,8 @@ SURFACE = {
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
     # models
     *("pipeline", "data_parallel"),
+    # checkpoints
+    *("save", "restore", "Saving"),
     # whose gangs go first
     *("FIFO", "Priority", "ProportionalShare", "ShortestFirst"),
     *("Policy", "PolicyView", "Candidate"),
@@ -65,6 +67,7 @@ def test_names_that_are_offered_are_public():
     assert set(dir(pw)) == SURFACE
     assert set(dir(pw.pipeline)) == set(pw.pipeline.__all__)
     assert callable(pw.pipeline)
+    assert inspect.signature(pw.pipeline) == inspect.signature(pw.pipeline.pipeline)
 
 
 def test_a_star_import_brings_the_same():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Report:
     name: of the files.  title: of the table and the figure.  unit: what the
     times are seconds of, for example ``"computation"``.  reference: the system
     to whose speed all are compared.  facts: numbers that belong to it, also for
-    readers by machine.  notes: lines below the table.
+    readers by machine.  notes: lines below the table.  verdicts: on what was wanted.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Report:
     reference: str
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
     def table(self, rate: Callable[[float], str] | None = None) -> str:
         """The table in Markdown.
@@ -76,7 +77,26 @@ class Report:
             "missing": self.measured.missing,
             "facts": self.facts,
             "notes": self.notes,
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether what was wanted is so.
+
+    what: the target.  wanted, measured: in words, with units.  met: None when not decided.
+    """
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool | None
+
+    @property
+    def word(self) -> str:
+        """To be seen from afar where it is missed."""
+        return {True: "yes", False: "**no**", None: "not decided"}[self.met]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +107,28 @@ class Claim:
     """
 
     text: str
-
     slow: tuple[str, str]
     fast: tuple[str, str]
     factor: float
 
 
-def judged(claims: Sequence[Claim], measured: Measured) -> str:
-    """A table that says of every claim what was measured; claims without samples are left out."""
-    rows = [("as fast as", "at least", "measured", "")]
+def judged(claims: Sequence[Claim], measured: Measured) -> list[Verdict]:
+    """What was measured of every claim; claims without samples are left out."""
+    verdicts = []
     for claim in claims:
         slow, fast = measured.of(*claim.slow), measured.of(*claim.fast)
         if slow and fast:
-            of = ratio(slow, fast)
-            held = "yes" if of.value >= claim.factor else "**no**"
-            rows.append((claim.text, f"{brief(claim.factor)} x", f"{of} x", held))
+            of, wanted = ratio(slow, fast), f"at least {brief(claim.factor)} x"
+            verdicts.append(Verdict(claim.text, wanted, f"{of} x", of.value >= claim.factor))
+    return verdicts
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    """Every target, what is wanted and what was measured; nothing where nothing is wanted."""
+    if not verdicts:
+        return ""
+    rows = [("target", "wanted", "measured", "met")]
+    rows += [(each.what, each.wanted, each.measured, each.word) for each in verdicts]
     return markdown(rows)
 
 
@@ -121,6 +148,26 @@ def matrix(measured: Measured, heads: Mapping[str, str]) -> str:
                 f"{seconds(of.median)} ({seconds(of.low)} .. {seconds(of.high)})" if of else "-"
             )
         rows.append((name, *cells))
+    return markdown(rows)
+
+
+def grid(measured: Measured, cases: Mapping[str, str], reference: str) -> str:
+    """Cases down, systems across: median, and how many times that of the *reference*.
+
+    cases: case -> head of its row.
+    """
+    names = sorted({name for case in cases for name in measured.times[case]})
+    names.sort(key=lambda name: name != reference)
+    rows = [("", *names)]
+    for case, head in cases.items():
+        base, cells = measured.of(case, reference), []
+        for name in names:
+            samples = measured.of(case, name)
+            cell = seconds(spread(samples).median) if samples else "-"
+            if samples and base and name != reference:
+                cell += f", {ratio(samples, base)}"
+            cells.append(cell)
+        rows.append((head, *cells))
     return markdown(rows)
 
 

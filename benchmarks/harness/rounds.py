@@ -16,6 +16,7 @@ import functools
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -26,6 +27,9 @@ GROWTH = 8
 """A case that turns out too short is repeated with at most so many times the units."""
 ROUNDS, STEADY = 8, 0.9
 """So many rounds more at most, until one takes at least that share of the time of the last."""
+
+BREATH, AWAKE = 20.0, 0.5
+"""While one system starts for so long, all others are awake for that many seconds."""
 
 
 class Missing(Exception):
@@ -127,9 +131,10 @@ def measure(
     try:
         for system in systems:
             say(f"starting {system.name}")
+            others = tuple(alive)
             alive.append(system)
             try:
-                _begin(system, say)
+                _breathing(functools.partial(_begin, system, say), others)
                 for case in cases:
                     if case in system.cases:
                         go = functools.partial(system.round, case)
@@ -176,15 +181,35 @@ def _begin(system: System, say: Callable[[str], None]) -> None:
         system.start()
 
 
+def _breathing(work: Callable[[], None], others: Sequence[System]) -> None:
+    """Do something long; the others are awake now and then, so that none misses another."""
+    pool = futures.ThreadPoolExecutor(1)
+    try:
+        done = pool.submit(work)
+        while futures.wait([done], BREATH).not_done:
+            for other in others:
+                _wake(other)
+            time.sleep(AWAKE)
+            for other in others:
+                _rest(other)
+        done.result()
+    finally:
+        pool.shutdown(wait=False)  # Ctrl-C: whoever stops the system ends the work
+
+
 def _rest(system: System) -> None:
     if isinstance(system, Resting):
         system.rest()
 
 
-def _turn(system: System, case: str, units: int) -> Timed:
-    """One round of a system that rests before and after."""
+def _wake(system: System) -> None:
     if isinstance(system, Resting):
         system.wake()
+
+
+def _turn(system: System, case: str, units: int) -> Timed:
+    """One round of a system that rests before and after."""
+    _wake(system)
     timed = system.round(case, units)
     _rest(system)
     return timed

@@ -29,6 +29,9 @@ from tornado.netutil import Resolver
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 SOCKET = "dashboard"
+KERNELS = "kernels"
+"""Where kernels leave a file with their number."""
+
 _PATIENCE = 30.0
 _LARGEST = 64 << 20
 _PASSED = ("Content-Type", "Cache-Control")
@@ -40,15 +43,26 @@ def folders() -> tuple[Path, ...]:
 
 
 def labs() -> list[dict[str, Any]]:
-    """This user's labs, newest first: ``name``, and ``started`` (seconds since 1970)."""
+    """This user's labs, newest first: ``name``, ``started`` (seconds since 1970), and
+    ``kernels``: when those that have it opened it, by their numbers."""
     found: dict[str, float] = {}
+    kernels: dict[str, dict[str, float]] = {}
     for folder in folders():
         for path in folder.glob(f"pwlab-*/{SOCKET}"):
             made = _made(path)
             if made is not None:
                 found[path.parent.name] = made
+                kernels[path.parent.name] = _kernels(path.parent)
     newest = sorted(found, key=lambda name: -found[name])
-    return [{"name": name, "started": found[name]} for name in newest]
+    return [{"name": n, "started": found[n], "kernels": kernels[n]} for n in newest]
+
+
+def _kernels(folder: Path) -> dict[str, float]:
+    try:
+        with os.scandir(folder / KERNELS) as entries:
+            return {e.name: e.stat(follow_symlinks=False).st_mtime for e in entries}
+    except OSError:
+        return {}
 
 
 def _made(path: Path) -> float | None:
@@ -95,7 +109,7 @@ class _Handler(JupyterHandler):
 
 
 class LabsHandler(_Handler):
-    """GET: ``{"labs": [{"name", "started"}, ...]}``, newest first."""
+    """GET: ``{"labs": [{"name", "started", "kernels"}, ...]}``, newest first."""
 
     @authorized
     def get(self) -> None:

@@ -12,7 +12,9 @@ Paper: section 3 (user code changes nothing but its devices).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +28,24 @@ Numbers = int | Sequence[int] | None
 Names = str | Iterable[str] | None
 
 
-def _numbers(given: Numbers) -> tuple[int, ...]:
+def _numbers(what: str, given: Numbers) -> tuple[int, ...]:
     if given is None:
         return ()
-    return (given,) if isinstance(given, int) else tuple(given)
+    try:
+        return (operator.index(given),)  # type: ignore[arg-type]
+    except TypeError:
+        with contextlib.suppress(TypeError):
+            return tuple(map(operator.index, given))  # type: ignore[arg-type]
+    raise TypeError(f"{what}={given!r:.60} is no position of an argument, and no sequence of them")
 
 
-def _names(given: Names) -> tuple[str, ...]:
+def _names(what: str, given: Names) -> tuple[str, ...]:
     if given is None:
         return ()
-    return (given,) if isinstance(given, str) else tuple(given)
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if all(isinstance(name, str) for name in names):
+        return names
+    raise TypeError(f"{what}={given!r:.60} is no name of an argument, and no sequence of them")
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +75,8 @@ def _typed(value: Any) -> tuple[Any, ...]:
 class Roles:
     """Which arguments of *function* are static and which are donated.
 
-    Raises ValueError for arguments that it does not have, as JAX does.
+    Raises ValueError for arguments that it does not have, and TypeError for what names none, as
+    JAX does.
     """
 
     def __init__(
@@ -98,7 +109,8 @@ class Roles:
         self, role: str, argnums: Numbers, argnames: Names
     ) -> tuple[tuple[int, ...], frozenset[str]]:
         """The arguments with a role, by position and by name."""
-        nums, names = _numbers(argnums), _names(argnames)
+        nums = _numbers(f"{role}_argnums", argnums)
+        names = _names(f"{role}_argnames", argnames)
         count = len(self.parameters)
         for n in nums:
             if not (self._any_number or -count <= n < count):

@@ -13,8 +13,9 @@ Paper: section 4.2 (buffers are logical and typed).
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways_lab.client import failures
+from pathways_lab.client.flat import Narrow
 from pathways_lab.core.layout import Layout, shard_shape
+from pathways_lab.runtime import arrays as made
+from pathways_lab.runtime.arrays import dtype_of, element_of, is_key, key_implementation
 
 SMALL = 64 * 1024
 """Arguments up to this many bytes ride in the message that submits the run."""
@@ -56,6 +60,17 @@ def type_of(aval: Any) -> ArrayType:
     return ArrayType(tuple(aval.shape), str(aval.dtype), bool(getattr(aval, "weak_type", False)))
 
 
+def wide(kinds: Iterable[ArrayType]) -> AbstractContextManager[Any]:
+    """While active, JAX takes arguments of these types as they are, also outside of x64."""
+    return made.wide(*(dtype_of(kind.dtype) for kind in kinds))
+
+
+def as_here(call: Callable[..., Any], kinds: Iterable[ArrayType]) -> Callable[..., Any]:
+    """A flat function, to be traced under :func:`wide`, which changes nothing in it."""
+    shrinks = any(host_type(kind.struct) != kind for kind in kinds)
+    return Narrow(call) if shrinks else call
+
+
 def host_type(leaf: Any) -> ArrayType | None:
     """The type that JAX gives to a host leaf; None when it is no array or number of JAX's."""
     try:
@@ -72,7 +87,7 @@ def host_bytes(leaf: Any, kind: ArrayType, what: str = "") -> np.ndarray[Any, An
     try:
         if is_key(kind.dtype):
             leaf = jax.random.key_data(leaf)
-        return np.asarray(leaf, dtype=wire_type(kind.dtype).dtype, order="C")
+        return np.asarray(leaf, dtype=element_of(kind.dtype).dtype, order="C")
     except TypeError:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             raise
@@ -87,57 +102,15 @@ def from_bytes(data: np.ndarray[Any, Any], dtype: str) -> Any:
     """What users get of fetched bytes: a NumPy array, or a JAX array of random keys."""
     if not is_key(dtype):
         return data
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=_key_impl(dtype))
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=key_implementation(dtype))
 
 
-# --- dtypes -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WireType:
-    """How one element travels: a NumPy dtype, and trailing dimensions for random keys."""
-
-    dtype: np.dtype[Any]
-    trailing: tuple[int, ...]
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize * math.prod(self.trailing)
-
-
-def is_key(dtype: str) -> bool:
-    """Whether arrays of this dtype are random keys."""
-    return dtype.startswith("key<")
-
-
-@functools.cache
-def dtype_of(name: str) -> Any:
-    """JAX's dtype of this name."""
-    if is_key(name):
-        return jax.eval_shape(lambda: jax.random.key(0, impl=_key_impl(name))).dtype
-    return jnp.dtype(name)
-
-
-_KEY_IMPLEMENTATIONS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
-
-
-def _key_impl(dtype: str) -> str:
-    tag = dtype[len("key<") : -1]
-    return _KEY_IMPLEMENTATIONS.get(tag, tag)
-
-
-@functools.cache
-def wire_type(name: str) -> WireType:
-    """How arrays of this dtype travel."""
-    if not is_key(name):
-        return WireType(np.dtype(jnp.dtype(name)), ())
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype_of(name)))
-    return WireType(np.dtype(data.dtype), tuple(data.shape))
+# --- bytes ------------------------------------------------------------------------
 
 
 def nbytes(shape: tuple[int, ...], dtype: str) -> int:
     """Bytes of an array."""
-    return math.prod(shape) * wire_type(dtype).itemsize
+    return math.prod(shape) * element_of(dtype).itemsize
 
 
 def shard_bytes(kind: ArrayType, layout: Layout) -> int:

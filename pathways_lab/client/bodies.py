@@ -13,21 +13,24 @@ Paper: section 3 (the compiled-function contract), section 4.2.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import jax
 import numpy as np
 
-from pathways_lab.client import arguments, export, failures, jaxprs, layouts, scopes, stats
-from pathways_lab.client.arrays import ArrayType, dtype_of, type_of
+from pathways_lab.client import arguments, arrays, export, failures, jaxprs, layouts, scopes, stats
+from pathways_lab.client.arrays import ArrayType, type_of
 from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.layouts import Requested
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.arrays import dtype_of
 
 LARGE_CONSTANT = 1 << 20
 """Closed-over arrays from this many bytes on are worth a warning."""
@@ -58,9 +61,9 @@ class Body:
         line: Line | None = None,
         owner: Callable[..., Any] | None = None,
     ) -> None:
-        self.call = call
-        self.name = name
         self.in_types = tuple(in_types)
+        self.call = arrays.as_here(call, self.in_types)
+        self.name = name
         self.donated = donated
         self.labels = tuple(labels) or tuple(f"argument {n}" for n in range(len(in_types)))
         self.line = line or Line()
@@ -69,8 +72,13 @@ class Body:
         self._executables: dict[Any, export.Executable] = {}
         stats.work.traced += 1
         try:
-            with scopes.entered(scopes.Body(name)), jax_private.whole_tracebacks():
-                self.jaxpr = jax.make_jaxpr(call)(*map(_struct, self.in_types, self.requested))
+            with (
+                scopes.entered(scopes.Body(name)),
+                jax_private.whole_tracebacks(),
+                arrays.wide(self.in_types),
+            ):
+                structs = map(_struct, self.in_types, self.requested)
+                self.jaxpr = jax.make_jaxpr(self.call)(*structs)
         except Exception as error:
             failures.reraise(error, node=name, called=self._called())
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)
@@ -129,7 +137,11 @@ class Body:
                 kind = self.out_types[number]
                 out[number] = self._placed(requested, place, kind, f"result {number}")
         try:
-            with scopes.entered(scopes.Body(self.name)), jax_private.whole_tracebacks():
+            with (
+                scopes.entered(scopes.Body(self.name)),
+                jax_private.whole_tracebacks(),
+                arrays.wide(self.in_types),
+            ):
                 return export.make(self, place, list(wanted), out)
         except Exception as error:
             failures.reraise(error, node=self.name)
@@ -161,7 +173,7 @@ def _warn_of_constants(closed: Any, name: str, owner: Callable[..., Any] | None)
     known = _closed_over(owner) if owner is not None else []
     parts = []
     for constant in large:
-        names = [n for n, array in known if np.shares_memory(_array(array), constant)]
+        names = [n for n, array in known if np.shares_memory(jaxprs.content(array), constant)]
         label = names[0] if names else "an array made in its body"
         kind = type_of(constant)
         parts.append(f"{label} ({kind}, {constant.nbytes / 2**20:.1f} MiB)")
@@ -173,25 +185,31 @@ def _warn_of_constants(closed: Any, name: str, owner: Callable[..., Any] | None)
     )
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    """A NumPy view of an array leaf; an empty one for anything else."""
-    return np.asarray(value) if isinstance(value, np.ndarray | jax.Array) else np.empty(0)
-
-
 def _closed_over(function: Callable[..., Any]) -> list[tuple[str, Any]]:
     """``(name, array)`` of everything that a Python function reads from outside."""
+    return [
+        (name + jax.tree_util.keystr(path), leaf)
+        for name, value in read_from_outside(function).items()
+        for path, leaf in jax.tree.leaves_with_path(value)
+        if isinstance(leaf, np.ndarray | jax.Array)
+    ]
+
+
+def read_from_outside(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a Python function, or one inside of it, reads that it is not given, by name."""
     function = getattr(function, "__wrapped__", function)
-    code, found = getattr(function, "__code__", None), []
+    code = getattr(function, "__code__", None)
     if code is None:
-        return []
-    scope = {n: function.__globals__[n] for n in code.co_names if n in function.__globals__}
-    for cell_name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            scope[cell_name] = cell.cell_contents
-        except ValueError:
-            continue
-    for name, value in scope.items():
-        for path, leaf in jax.tree.leaves_with_path(value):
-            if isinstance(leaf, np.ndarray | jax.Array):
-                found.append((name + jax.tree_util.keystr(path), leaf))
-    return found
+        return {}
+    scope = {n: function.__globals__[n] for n in _names(code) if n in function.__globals__}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it has none yet
+            scope[name] = cell.cell_contents
+    return scope
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)

@@ -3,6 +3,7 @@
 Problem: cloudpickle sends functions of importable modules by name only, and a
 host can import installed packages but not the file beside the user's notebook.
 So modules that are the user's own travel by value for the moment of the dump.
+And objects are made again without arguments, which ``jax.custom_vjp`` refuses.
 
 Rule for maintainers: what is "the user's own" is decided by
 :mod:`~pathways_lab.client.lines` alone; the registry of cloudpickle is global
@@ -14,6 +15,7 @@ Paper: section 4.2 (registering computations).
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import sys
 import threading
 import types
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
+import jax
 
 from pathways_lab.client import lines
 
@@ -31,6 +34,13 @@ def dumps(value: Any) -> bytes:
     """Pickle *value* with everything of the user's own in it.  Raises what pickling raises."""
     with _lock, _by_value(_own_modules()):
         return bytes(cloudpickle.dumps(value))
+
+
+def _custom_vjp(made: Any) -> tuple[Any, ...]:
+    return copyreg.__newobj__, (type(made), made.fun), vars(made)  # type: ignore[attr-defined]
+
+
+copyreg.pickle(jax.custom_vjp, _custom_vjp)
 
 
 def _own_modules() -> list[types.ModuleType]:

@@ -28,13 +28,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from pathways_lab.client import failures, lines, scopes, stats
-from pathways_lab.client.arrays import ArrayType, dtype_of, host_type, no_array
+from pathways_lab.client.arrays import ArrayType, as_here, host_type, no_array, wide
 from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.arrays import dtype_of
 
 # --- the primitives and what their parameters hold -------------------------------------------
 #
@@ -121,8 +122,7 @@ move_p.def_abstract_eval(lambda value, *, move: value)
 def _refuses(transformation: str) -> Callable[..., NoReturn]:
     def rule(*_: Any, site: Site | None = None, **__: Any) -> NoReturn:
         name = "device_put" if site is None else site.function.name
-        thing = f"the compiled function {name!r}, which is one node"
-        raise failures.in_transformation(transformation, thing, node=name)
+        raise failures.in_transformation(transformation, node=name)
 
     return rule
 
@@ -184,7 +184,10 @@ class Capture:
             for standin, place in zip(standins, places, strict=True):
                 self._places[id(standin)] = (standin, place)
             with scopes.entered(self), jax_private.standins_described_by(self._describe):
-                result = program(list(standins))
+                try:
+                    result = program(list(standins))
+                finally:
+                    self._places.clear()
             if inspect.iscoroutine(result):
                 result.close()
                 raise failures.capture_failure(
@@ -201,13 +204,12 @@ class Capture:
             return made
 
         stats.work.captured += 1
+        body = as_here(flat, kinds)
         try:
-            with jax_private.whole_tracebacks():
-                jaxpr = jax.make_jaxpr(flat)(*(kind.struct for kind in kinds))
+            with jax_private.whole_tracebacks(), wide(kinds):
+                jaxpr = jax.make_jaxpr(body)(*(kind.struct for kind in kinds))
         except Exception as error:
             failures.reraise(error, program=self.name)
-        finally:
-            self._places.clear()
         leaves, tree = recorded
         return Captured(self.name, jaxpr, leaves, tree, tuple(self._handles))
 

@@ -1,7 +1,8 @@
-"""What a lab has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.chaos``.
+"""What a lab has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.verify()``,
+``lab.chaos``.
 
-Problem: a lab that stands still must say why, do as it was told, and let itself
-be tried.
+Problem: a lab that stands still must say why, do as it was told, find the device
+that computes wrong, and let itself be tried.
 
 Rule for maintainers: a part of :class:`pathways_lab.Lab`; thin, like it.
 
@@ -10,13 +11,19 @@ Paper: section 4.4, section 4.6.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from pathways_lab.client import failures
+from pathways_lab.client import failures, replaying, requests, scopes, verifying
 from pathways_lab.client.chaos import Chaos
+from pathways_lab.client.cluster import Device
+from pathways_lab.client.devices import Slice
 from pathways_lab.client.session import Session
+from pathways_lab.client.verifying import Verification
 from pathways_lab.core.story import Stuck
+from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import attach
 from pathways_lab.runtime.acts import Action, OnStuck
 from pathways_lab.runtime.attach import ControlAddress
@@ -36,14 +43,39 @@ class Care:
     _target: Any = None
     """What was given to ``pw.connect``, if that was something of Dask's."""
 
+    if TYPE_CHECKING:
+
+        def _bound(self, request: SliceRequest, wait: bool | float) -> Slice: ...
+
+    def slice_at(
+        self,
+        devices: Sequence[Device | tuple[str, int]],
+        shape: int | tuple[int, ...] | None = None,
+        axes: str | tuple[str, ...] | None = None,
+        *,
+        wait: bool | float = True,
+    ) -> Slice:
+        """A slice of these physical devices and no others: for who looks into devices.
+
+        devices: in the order of the mesh: entries of :meth:`devices`, or host and number of
+            each, as in ``slice.binding``.
+        shape, axes, wait: as of :meth:`slice`.
+        """
+        pairs = [(d.host, d.number) if isinstance(d, Device) else d for d in devices]
+        at = [(requests.name("host", h), requests.count("device", n, 0)) for h, n in pairs]
+        request = requests.slice_request(len(at) if shape is None else shape, axes)
+        return self._bound(dataclasses.replace(request, at=tuple(at)), wait)
+
     def stuck(self, seconds: float = 1.0) -> Stuck | None:
         """What was launched so long ago and has not ended, and who waits there for whom.
 
+        seconds: how long ago.
         Hosts are asked, and nothing is disturbed: long work is legal.  The answer
         prints as a story, and shows as a figure in a notebook; None: nothing is late,
         and all hosts answer.
         """
-        packed = self.session.connection.questions.ask("stuck", {"seconds": seconds})["story"]
+        asked = {"seconds": requests.seconds("seconds", seconds)}
+        packed = self.session.connection.questions.ask("stuck", asked)["story"]
         return None if packed is None else unpack(Stuck, packed)
 
     def on_stuck(
@@ -68,6 +100,7 @@ class Care:
         wrong = told.wrong()
         if wrong:
             raise failures.failure("refused", wrong, 'lab.on_stuck("restart", after=10)')
+        silence = None if silence is None else float(silence)
         fields = {"action": action, "after": float(after), "silence": silence}
         return unpack(
             OnStuck, self.session.connection.questions.ask("watchdog", {"told": fields})["told"]
@@ -78,13 +111,51 @@ class Care:
         """What the lab does about what is stuck, and who has said so (:meth:`on_stuck`)."""
         return unpack(OnStuck, self.session.connection.questions.ask("watchdog", {})["told"])
 
+    def verify(
+        self,
+        step: Callable[..., Any] | None = None,
+        /,
+        *args: Any,
+        rounds: int = 3,
+        wait: bool | float = True,
+    ) -> Verification:
+        """Find a device that computes wrong and says nothing.
+
+        Without arguments every device runs the same computation, alone: products of
+        matrices, sums, functions, sorting, integers, copies.  What most devices of one
+        make agree on, to the bit, is right.
+
+        step, args: a compiled function of your own, and what it is called with.  It runs
+            again where it is, and then on other devices, until it shows which one spoils it.
+        rounds: so many, each on other numbers; of what runs without arguments.
+        wait: as of :meth:`slice`.
+
+        The answer prints as what was seen; ``.ok``, ``.suspects``.  Results stay on their
+        devices, a few words of each device travel.  Raises PathwaysError where there is
+        nobody to compare with, and for what cannot run twice: functions that donate, or
+        call back into Python.
+
+        >>> lab.verify().suspects                            # doctest: +SKIP
+        >>> lab.verify(step, params, batch)                  # doctest: +SKIP
+        """
+        if not scopes.outermost():
+            raise failures.capture_failure(
+                "lab.verify is no part of a program: it waits for what devices have computed",
+                "call it before or after, with the handles that the program takes or returns",
+            )
+        lab = cast(verifying.Lab, self)
+        if step is None:
+            return verifying.scan(lab, requests.count("rounds", rounds), wait)
+        return replaying.replay(lab, step, args, wait)
+
     @functools.cached_property
     def chaos(self) -> Chaos:
         """Faults on purpose, with the outcome said first and looked at afterwards.
 
         ``kill(host)``, ``hang(host, seconds)``, ``slow(host, factor)``, ``lose(island)``,
         ``delay``, ``drop``, ``duplicate``, ``partition`` of what is said between two
-        islands or hosts, ``fill_memory(host)``, ``lose_client()``, ``lose_scheduler()``.
+        islands or hosts, ``fill_memory(host)``, ``flip(host, device)``, ``lose_client()``,
+        ``lose_scheduler()``.
         Everything about them is real.  Only owners of the lab can do this: who holds
         the credentials of its Dask cluster.
 

@@ -4,7 +4,9 @@ Problem: a cell is not a function: it reads and assigns names, and changes
 lists and dicts in place.  The arrays and handles that it reads become inputs,
 also inside of containers; what it assigns becomes handles; containers that it
 changed are changed only once the program has been captured and submitted, so
-that a cell that fails leaves nothing behind.
+that a cell that fails leaves nothing behind.  What the user's own objects and
+functions say besides (attributes, names that they read) is part of the program
+as Python values are: when it has changed, the cell is captured again.
 
 Rule for maintainers: knows nothing of IPython: names and values come in as a
 dict.  The walks over values are deterministic, so that a captured cell can be
@@ -15,8 +17,13 @@ Paper: section 3 (the program tracer).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import marshal
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,15 +32,19 @@ from jax.core import Tracer
 
 from pathways_lab.client import arrays
 from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.bodies import read_from_outside
 from pathways_lab.client.capture import Capture
 from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.graph import Ref
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.lines import is_own
 from pathways_lab.client.program import AHEAD, CapturedProgram, How, input_item
 from pathways_lab.runtime.jax_private import trace_context
 
 Names = dict[str, Any]
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_WRITTEN = {bool, int, float, complex, str, bytes, type(None)}
+"""Types of which whole containers are taken in at once."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,20 @@ class _Given:
 
 
 class _Reads:
-    """What a cell reads, walked once: array leaves, containers, and the rest as a key."""
+    """What a cell reads, walked once: array leaves, containers, and the rest as a key.
+
+    state: what is reached through objects and functions; it changes without a new object.
+    """
 
     def __init__(self, values: Names) -> None:
         self.leaves: list[Any] = []
         self.labels: list[str] = []
         self.containers: list[Any] = []
         self.pattern: list[Any] = []
+        self.state: list[Any] = []
         self.kept: list[Any] = []
         self._seen: dict[int, int] = {}
+        self._reached: set[int] = set()
         for name in sorted(values):
             self._walk(values[name], name)
 
@@ -75,11 +91,15 @@ class _Reads:
             self.pattern.append("array")
         elif kind in (list, dict):
             self.containers.append(value)
-            self.pattern.append((kind, len(value)))
+            self.pattern.append((kind, len(value), written := _written(value)))
+            if written is not None:
+                return
             entries = enumerate(value) if kind is list else value.items()
             for key, entry in tuple(entries):
                 self.pattern.append(key if kind is dict else None)
                 self._walk(entry, f"{label}[{key!r}]")
+        elif kind is tuple and (written := _written(value)) is not None:
+            self.pattern.append((kind, written))
         else:
             parts = _parts(value)
             if parts is not None:
@@ -92,15 +112,73 @@ class _Reads:
                 # Known by identity; kept, so that the identity stays its own.
                 self.kept.append(value)
                 self.pattern.append((kind, id(value)))
+                self._reach(value)
+
+    def _reach(self, value: Any) -> None:
+        """What the user's own code may read through *value*; arrays count by identity."""
+        todo = [value]
+        while todo:
+            each = todo.pop()
+            if id(each) in self._reached:
+                continue
+            self._reached.add(id(each))
+            if (written := _written(each)) is not None:
+                self.state.append(written)
+                continue
+            for name, part in _reachable(each):
+                if isinstance(part, _PLAIN):
+                    self.state.append((name, type(part), repr(part)))
+                else:
+                    self.kept.append(part)
+                    self.state.append((name, type(part), id(part)))
+                    todo.append(part)
 
     @property
     def key(self) -> Any:
         """Equal keys: the cell can be run again without capturing it anew."""
         kinds = [
-            (leaf.type, leaf.slice.id, leaf.layout) if isinstance(leaf, Handle) else _type(leaf)
+            (leaf.type, leaf.slice, leaf.layout) if isinstance(leaf, Handle) else _type(leaf)
             for leaf in self.leaves
         ]
         return repr(self.pattern), tuple(kinds), trace_context()
+
+
+def _written(value: Any) -> bytes | None:
+    """What a container of plain values says, in short; None of anything else.
+
+    Equal for equal values of equal types in the same order.  A million of them takes some
+    50 ms, and one by one a hundred times as long, at every run of a cell that reads them.
+    """
+    if isinstance(value, dict):
+        parts = [*value, *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = list(value)
+    else:
+        return None
+    if not _WRITTEN.issuperset(map(type, parts)):
+        return None
+    # Version 2 does not look at how often a value is referred to.
+    return blake2b(marshal.dumps(parts, 2), digest_size=16).digest()
+
+
+def _reachable(value: Any) -> Iterable[tuple[str, Any]]:
+    """Named parts of a container, or of an object or a function of the user's own."""
+    if isinstance(value, dict):
+        return [(repr(key), part) for key, part in tuple(value.items())]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [("", part) for part in value]
+    if isinstance(value, partial):
+        return [("", value.func), ("", value.args), ("", value.keywords)]
+    if isinstance(value, FunctionType):
+        return read_from_outside(value).items() if is_own(value.__code__.co_filename) else ()
+    kind = value if isinstance(value, type) else type(value)
+    return [*getattr(value, "__dict__", {}).items(), ("", kind)] if _is_own(kind) else ()
+
+
+def _is_own(kind: type) -> bool:
+    """Whether the user has written a class, or fills its objects."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind is SimpleNamespace or kind.__module__ == "__main__" or is_own(file or "<frozen")
 
 
 def is_array(value: Any) -> bool:
@@ -164,6 +242,7 @@ class CapturedCell:
     ) -> None:
         self.name = name
         self.inputs = tuple(reads.labels)
+        self.state = reads.state
         # Objects that the key knows by identity.
         self._kept = reads.kept
         inputs = [
@@ -293,7 +372,7 @@ class CellProgram:
     def _find(self, values: Names) -> tuple[CapturedCell, _Reads]:
         reads = _Reads(values)
         cell = self._captured.get(reads.key)
-        if cell is None:
+        if cell is None or cell.state != reads.state:
             cell = CapturedCell(self._run, values, reads, self.name, self._on, self._how)
             self._captured = with_new(self._captured, reads.key, cell)
         self.last = cell

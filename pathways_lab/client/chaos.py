@@ -2,7 +2,8 @@
 
 Problem: whoever must rely on a lab wants to see it fail, on the real processes
 and before it matters.  Every fault here is a real one: signals to real
-processes, messages that really come late, twice or never.
+processes, messages that really come late, twice or never, bits that are
+really wrong.
 
 How: hosts are reached through the Dask workers beside them, by a Dask client;
 who has one is an owner of the lab, and nobody else can do any of this
@@ -18,6 +19,7 @@ Paper: section 4.6.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import tempfile
@@ -30,17 +32,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pathways_lab.client import failures, fault
+from pathways_lab.client import failures, fault, requests
 from pathways_lab.client.cluster import Host
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.fault import Check, Expected, Fault
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.handles import Handle
-from pathways_lab.client.requests import bytes_of
+from pathways_lab.client.requests import bytes_of, duration
+from pathways_lab.client.verifying import Verification
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.lifeline import Child, spawn
 from pathways_lab.runtime.sabotage import act
+from pathways_lab.timeline.records import Event
 
 if TYPE_CHECKING:
     import distributed
@@ -50,6 +54,8 @@ CONTROL = "control"
 Begin = Callable[[], float | None]
 _LOST = frozenset({"host-lost"})
 _COUNTED = "lost or repeated on the way"
+_LOOKING = 120.0
+"""Seconds for which a device goes on computing wrong at most, while somebody looks for it."""
 _TOLD = 1.0
 """Seconds within which links notice: they compare their counts every half second."""
 
@@ -61,6 +67,10 @@ class Lab(fault.Lab, Protocol):
     def clients(self) -> tuple[str, ...]: ...
 
     def dask_client(self) -> distributed.Client: ...
+
+    def verify(self) -> Verification: ...
+
+    def slice_at(self, devices: Sequence[tuple[str, int]], *, wait: bool) -> Slice: ...
 
 
 class Chaos:
@@ -111,7 +121,7 @@ class Chaos:
 
     def hang(self, host: str, seconds: float = 5.0) -> Fault:
         """Stop a device process (SIGSTOP) for so many seconds."""
-        name = self._host(host).name
+        name, seconds = self._host(host).name, duration("seconds", seconds)
         noticed = seconds > 4.0
         text = (
             f"{name} is named as silent within 4 s; what needs it waits, everything else goes on;"
@@ -135,8 +145,8 @@ class Chaos:
 
     def slow(self, host: str, factor: float = 4.0, seconds: float = 10.0) -> Fault:
         """Let a device process run only every so many-th part of the time."""
-        name = self._host(host).name
-        if not factor > 1:
+        name, seconds = self._host(host).name, duration("seconds", seconds)
+        if not (isinstance(factor, int | float) and 1 < factor < math.inf):
             raise failures.failure("refused", f"factor={factor!r} makes nothing slower", "factor=4")
         text = (
             f"whatever {name} takes part in takes up to {factor:g} times as long; nothing fails,"
@@ -159,12 +169,13 @@ class Chaos:
         a, b: islands, hosts, or ``"control"``.  Collectives inside an island have
         connections of their own, which are left alone.
         """
+        seconds, late = duration("seconds", seconds), duration("ms", ms) / 1000
         text = "results come later by some multiple of it; order and values are the same"
         return self._between(
             f"delay {a} - {b} by {ms:g} ms for {seconds:g} s",
             Expected(text, spares=True, **self._probes(a, b)),
             (a, b),
-            {"kind": "delay", "seconds": ms / 1000, "lasts": seconds},
+            {"kind": "delay", "seconds": late, "lasts": seconds},
             seconds,
         )
 
@@ -173,6 +184,7 @@ class Chaos:
 
         a, b: islands or hosts, of different islands.
         """
+        seconds, probes = duration("seconds", seconds), self._probes(a, b)
         if self._island_of(a) == self._island_of(b) or CONTROL in (a, b):
             raise failures.failure(
                 "refused",
@@ -185,7 +197,7 @@ class Chaos:
         )
         return self._between(
             f"partition {a} | {b} for {seconds:g} s",
-            Expected(text, spares=True, **self._probes(a, b)),
+            Expected(text, spares=True, **probes),
             (a, b),
             {"kind": "hold", "lasts": seconds},
             seconds,
@@ -200,6 +212,7 @@ class Chaos:
         return self._miscount("duplicate", "repeated", a, b, count, seconds)
 
     def _miscount(self, kind: str, word: str, a: str, b: str, count: int, seconds: float) -> Fault:
+        seconds, count = duration("seconds", seconds), requests.count("count", count)
         hosts = {h.name for end in (a, b) if CONTROL in (a, b) for h in self._hosts(end)}
         what = (
             f"{', '.join(sorted(hosts))} counts as lost and comes back, what is on it fails"
@@ -282,7 +295,8 @@ class Chaos:
         held: list[tuple[Slice, Handle]] = []
 
         def begin() -> None:
-            on = self._alone(there)
+            devices = [(there.name, number) for number in range(there.devices)]
+            on = self._lab.slice_at(devices, wait=False)
             fill = CompiledFunction(
                 lambda: jnp.ones((on.mesh.size, count), jnp.uint8),
                 on=on,
@@ -299,24 +313,59 @@ class Chaos:
         title = f"fill {there.name} with {count:,} bytes on each device"
         return self._fault(title, expected, begin, 0.0, end)
 
-    def _alone(self, host: Host) -> Slice:
-        """A slice of all devices of one host and no others."""
-        tried: list[Slice] = []
-        # A new slice goes where the fewest are, so at the latest all others have been balanced.
-        others = len(self._lab.session.connection.topology["slices"])
-        try:
-            for _ in range(2 * (others + len(self._hosts(self._island_of(host.name))))):
-                on = self._lab.slice(
-                    host.devices, "x", island=self._island_of(host.name), wait=False
-                )
-                if set(on.hosts) == {host.name}:
-                    return on
-                tried.append(on)
-        finally:
-            for on in tried:
-                on.release()
-        raise failures.failure(
-            "refused", f"no slice lies on {host.name} alone", "release slices on its island"
+    # --- wrong results ------------------------------------------------------------------
+
+    def flip(self, host: str, device: int = 0, seconds: float = 10.0) -> Fault:
+        """For so many seconds one bit is wrong in every result that a device computes.
+
+        device: its number on the host.  The report has it go on for as long as
+            ``lab.verify()`` takes, to see whether that names it.
+        """
+        there, seconds = self._host(host), duration("seconds", seconds)
+        if requests.count("device", device, 0) >= there.devices:
+            raise failures.failure(
+                "refused",
+                f"device={device} of {host} does not exist: it has {there.devices}",
+                f"a number from 0 to {there.devices - 1}",
+            )
+        text = (
+            "nothing fails and nobody notices, results are just wrong, and so is what is made of"
+            f" them; lab.verify() names device {device} of {host} and no other, as long as it lasts"
+        )
+        expected = Expected(text, spares=True, computes=(self._island_of(host),))
+
+        def flip(lasts: float) -> None:
+            self._act(host, {"do": "flip", "rule": {"device": device, "lasts": lasts}})
+
+        version = self._lab.timeline.version
+
+        def look() -> list[Check]:
+            """It is over by now: it is begun again for as long as that takes, and ended."""
+            noticed = [
+                f"{record.kind}: {record.args}"
+                for record in self._lab.timeline.since(version).records
+                if isinstance(record, Event)
+                and (record.kind, record.host) in {("failed", host), ("host-lost", host)}
+            ]
+            flip(_LOOKING)
+            try:
+                meanwhile = self._lab.verify()
+            finally:
+                flip(0.0)
+            named = [(each.host, each.number) for each in meanwhile.suspects]
+            return [
+                Check("nobody notices", not noticed, "; ".join(noticed)[:200] or "nothing is told"),
+                Check("lab.verify() names it and no other", named == [(host, device)],
+                      meanwhile.story),
+            ]  # fmt: skip
+
+        return self._fault(
+            f"flip a bit of all that device {device} of {host} computes, for {seconds:g} s",
+            expected,
+            lambda: flip(seconds),
+            seconds,
+            lambda: flip(0.0),
+            look,
         )
 
     # --- clients, and the whole ---------------------------------------------------------
@@ -464,9 +513,9 @@ class Chaos:
 
     def _probes(self, a: str, b: str) -> dict[str, Any]:
         """What must work between two ends."""
-        islands = [self._island_of(end) for end in (a, b) if end != CONTROL]
         for end in (a, b):
             self._ends(end)
+        islands = [self._island_of(end) for end in (a, b) if end != CONTROL]
         if len(set(islands)) == 2:
             return {"between": ((islands[0], islands[1]), (islands[1], islands[0]))}
         return {"computes": tuple(dict.fromkeys(islands))}
@@ -474,8 +523,8 @@ class Chaos:
     def __repr__(self) -> str:
         return (
             "<Chaos: kill(host), hang(host), slow(host), lose(island), delay(a, b), drop(a, b),"
-            " duplicate(a, b), partition(a, b), fill_memory(host), lose_client(),"
-            " lose_scheduler()>"
+            " duplicate(a, b), partition(a, b), fill_memory(host),"
+            " flip(host, device), lose_client(), lose_scheduler()>"
         )
 
 

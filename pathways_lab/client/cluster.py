@@ -28,7 +28,7 @@ class Host:
     """One device process.  pid: its own; worker_pid: of the Dask worker that started it.
 
     devices: how many.  memory: bytes per device.  emulated: they are CPU devices
-    standing in for accelerators.
+    standing in for accelerators.  make: devices of one make compute the same, to the bit.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Host:
     memory: int
     data_address: str
     emulated: bool = False
+    make: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def as_text(islands: Sequence[Island]) -> str:
 
 
 def _kind(host: Host) -> str:
-    return f"{host.devices} x {host.kind}{' (emulated)' if host.emulated else ''}"
+    return f"{host.devices} x {host.kind.upper()}{' (emulated)' if host.emulated else ''}"
 
 
 def as_html(islands: Sequence[Island]) -> str:

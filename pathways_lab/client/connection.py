@@ -282,6 +282,9 @@ class Connection:
         except BaseException as error:
             self._take_run(identity)
             self.board.settle((run, *outputs), failures.not_sent(error))
+            if known:
+                with contextlib.suppress(PathwaysError):
+                    self._send("drop", {"buffers": known})
             raise
         self.traffic.runs += 1
         return outputs
@@ -299,6 +302,25 @@ class Connection:
     def under_way(self) -> bool:
         """Whether a run was submitted that is not over."""
         return len(self._runs) > self._vouched
+
+    def await_host(self, timeout: float) -> None:
+        """Wait for the lab's first host: who makes the lab may still be at it.
+
+        Raises PathwaysError when none comes within *timeout* seconds.  Ctrl-C gets through.
+        """
+        try:
+            self.board.wait(
+                lambda: bool(self.topology["islands"]) or self.closed is not None,
+                timeout,
+                "the first host",
+            )
+        except TimeoutError:
+            raise failures.failure(
+                "refused",
+                f"no host has joined the lab within {timeout:g} s",
+                "look into the logs of its Dask workers, start workers, or give a longer timeout",
+            ) from None
+        self.check()
 
     def make_room(self, plan: Plan) -> None:
         """Back-pressure: wait until the steps under way, and those of *plan*, are not too many.
@@ -404,6 +426,8 @@ class Connection:
             self.board.settle((self._buffers[identity],), failure)
         elif kind == "policy":
             self.on_policy("refused", fields)
+        elif kind == "wish":
+            self.wishes.refused(identity, failure)
         else:
             self.questions.refused(kind, number, failure)
         # Anything else (a function, a program) fails the runs that need it.

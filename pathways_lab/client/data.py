@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.client import failures, layouts
-from pathways_lab.client.arrays import ArrayType, shard_bytes, wire_type
+from pathways_lab.client.arrays import ArrayType, shard_bytes
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.pending import Buffer
@@ -32,7 +32,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.arrays import upload_fields
+from pathways_lab.runtime.arrays import element_of, index, upload_fields
 from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -184,16 +184,16 @@ class DataLinks:
     @staticmethod
     def assemble(fetch: Fetch, kind: ArrayType) -> np.ndarray[Any, Any]:
         """The whole array, as it travels, from the parts of a fetch that is done."""
-        wire = wire_type(kind.dtype)
-        shape = (*kind.shape, *wire.trailing)
+        element = element_of(kind.dtype)
+        shape = (*kind.shape, *element.trailing)
         if len(fetch.cover) == 1:
             (part,) = fetch.parts.values()
-            return np.frombuffer(part, wire.dtype).reshape(shape)
-        whole = np.empty(shape, wire.dtype)
+            return np.frombuffer(part, element.dtype).reshape(shape)
+        whole = np.empty(shape, element.dtype)
         for device, box in fetch.cover.items():
             extent = tuple(stop - start for start, stop in box)
-            shard = np.frombuffer(fetch.parts[device], wire.dtype)
-            whole[layouts.index_of(box)] = shard.reshape((*extent, *wire.trailing))
+            shard = np.frombuffer(fetch.parts[device], element.dtype)
+            whole[index(box)] = shard.reshape((*extent, *element.trailing))
         return whole
 
     # --- links ----------------------------------------------------------------------

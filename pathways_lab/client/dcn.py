@@ -16,6 +16,7 @@ Paper: section 5.3 (islands connected over the DCN), figures 10 and 12.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Dcn:
     def of(cls, latency: float, bandwidth: float) -> Dcn:
         """What users ask for.  Raises PathwaysError for what is no number from 0 on."""
         for name, given in (("latency", latency), ("bandwidth", bandwidth)):
-            if not isinstance(given, int | float) or not given >= 0:
+            if not isinstance(given, int | float) or not 0 <= given < math.inf:
                 raise failures.failure(
                     "refused",
                     f"{name}={given!r} of the DCN is no number from 0 on",

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import html
+import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -58,8 +59,13 @@ class VirtualClient:
     def __init__(self, platform: str) -> None:
         self.platform = platform
 
-    def process_index(self) -> int:
-        return 0
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"virtual devices have no {name!r}: JAX asks for it where it would compute in this"
+            " kernel, or put arrays there\n  remedy: %load_ext pathways_lab, or in scripts `with"
+            " pw.patched():`, routes jax.jit, jax.pmap and jax.device_put to the lab; or take"
+            " pw.jit, pw.pmap and pw.device_put"
+        )
 
 
 class VirtualDevice:
@@ -89,9 +95,11 @@ class VirtualDevice:
     __str__ = __repr__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return bindings.device, (self.slice.id, self.number)
+        return _device_of, (self.slice, self.number)
 
 
+_KERNEL = os.urandom(8)
+"""Tells this process's identities from those of others."""
 _next_identity = 0
 
 
@@ -139,7 +147,8 @@ class Slice:
         self.devices: tuple[VirtualDevice, ...] = tuple(
             VirtualDevice(self, number, identity) for number, identity in enumerate(identities)
         )
-        _slices[self.id] = self
+        self._identity = (_KERNEL, identities.start)
+        _slices[self._identity] = self
 
     @property
     def tpus(self) -> list[VirtualDevice]:
@@ -269,16 +278,22 @@ class Slice:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.binding,)
+        return _restored, (self.binding, self._identity)
 
 
-_slices: weakref.WeakValueDictionary[SliceId, Slice] = weakref.WeakValueDictionary()
+_slices: weakref.WeakValueDictionary[tuple[bytes, int], Slice] = weakref.WeakValueDictionary()
+"""Labs number their slices by themselves, so a kernel with two labs may have a number twice."""
 
 
-def _restored(binding: SliceBinding) -> Any:
+def _restored(binding: SliceBinding, identity: tuple[bytes, int]) -> Any:
     """An unpickled slice: itself in its kernel; on a host its mesh of real devices."""
-    known = _slices.get(binding.slice)
+    known = _slices.get(identity)
     return known if known is not None else HostSlice(binding)
+
+
+def _device_of(owner: Any, number: int) -> Any:
+    """An unpickled virtual device, of what its slice is here."""
+    return owner.devices[number]
 
 
 class HostSlice:
@@ -288,8 +303,12 @@ class HostSlice:
         self.binding = binding
         self.id, self.shape, self.axes = binding.slice, binding.shape, binding.axes
         self.island, self.kind = binding.island, binding.kind
-        self.devices = tuple(
-            bindings.device(binding.slice, number) for number in range(len(binding.devices))
+
+    @functools.cached_property
+    def devices(self) -> tuple[Any, ...]:
+        """Raises PathwaysError on a host that has no part in the slice."""
+        return tuple(
+            bindings.device(self.id, number) for number in range(len(self.binding.devices))
         )
 
     @property
@@ -306,14 +325,6 @@ class HostSlice:
         return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
 
 
-def _own_device(slice_id: SliceId, number: int) -> VirtualDevice | None:
-    known = _slices.get(slice_id)
-    return None if known is None else known.devices[number]
-
-
-bindings.resolve_with(_own_device)
-
-
 def slice_of_devices(devices: Sequence[Any] | Slice) -> Slice:
     """The slice that a sequence of virtual devices makes up.
 
@@ -321,7 +332,7 @@ def slice_of_devices(devices: Sequence[Any] | Slice) -> Slice:
     """
     if isinstance(devices, Slice):
         return devices
-    found = list(devices)
+    found = list(devices) if isinstance(devices, Iterable) else [devices]
     if not found or not all(isinstance(device, VirtualDevice) for device in found):
         raise failures.failure(
             "refused",

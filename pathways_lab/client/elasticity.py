@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jax.sharding import PartitionSpec as P
 
-from pathways_lab.client import failures
+from pathways_lab.client import failures, requests
 from pathways_lab.client.elastic import Elastic, Machine
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.topology import SliceBinding
@@ -76,8 +76,14 @@ class Elasticity:
         """
         embedded = self._embedded("add an island to")
         there = {island.name for island in self.islands}
+        for what, count in (("hosts", hosts), ("devices_per_host", devices_per_host)):
+            if count is not None and (type(count) is not int or count < 1):
+                raise failures.failure(
+                    "refused", f"{what} is {count!r}", f"{what} is a whole number from 1 on"
+                )
         if name is None:
             name = next(n for n in (f"island{i}" for i in range(10_000)) if n not in there)
+        requests.name("name", name)
         if name in there:
             raise failures.failure(
                 "refused", f"there is an island {name!r} already", "choose another name"
@@ -108,7 +114,7 @@ class Elasticity:
         """
         embedded = self._embedded("take an island from")
         wishes = self.session.connection.wishes
-        fields = {"island": name, "anyway": anyway}
+        fields = {"island": requests.name("name", name), "anyway": anyway}
         lines = wishes.wish("leave", fields, f"the end of what runs on {name}", timeout)
         embedded.remove_island(name)
         self._wait(
@@ -145,8 +151,8 @@ class Elasticity:
         Returns what was suspended.  See :meth:`resume`.
         """
         what = f"the end of what runs on the slices of {client}"
-        lines = self.session.connection.wishes.wish("suspend", {"whose": client}, what, timeout)
-        return Takeaway(lines)
+        fields = {"whose": requests.name("client", client)}
+        return Takeaway(self.session.connection.wishes.wish("suspend", fields, what, timeout))
 
     def resume(
         self, client: str, *, island: str | None = None, timeout: float | None = _SECONDS
@@ -155,17 +161,23 @@ class Elasticity:
 
         island: where; None: where it was, if nobody shares those devices more than
             others, else wherever there is room.
+        timeout: seconds to wait for that (None: as long as it takes).
 
         Results are the same, bit for bit.  Raises PathwaysError, and leaves all as
         it is, when there are not devices or bytes enough for all its slices.
         """
         what = f"the values of {client} to be on devices again"
-        fields = {"whose": client, "island": island}
+        fields = {
+            "whose": requests.name("client", client),
+            "island": requests.name_or_none("island", island),
+        }
         return Takeaway(self.session.connection.wishes.wish("resume", fields, what, timeout))
 
     def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
         """Other devices for a lost slice (see :meth:`Slice.rebind`)."""
-        return self.session.connection.questions.rebind_slice(slice_id, island)
+        return self.session.connection.questions.rebind_slice(
+            slice_id, requests.name_or_none("island", island)
+        )
 
     def slice_state(self, slice_id: SliceId) -> str:
         """``"bound"``, ``"suspended"`` or ``"lost"``, as last told."""
@@ -223,18 +235,19 @@ class Elasticity:
                 f"islands={islands!r}: the lab has no such island",
                 f"name some of those that are there ({known}), or give none for all",
             )
-        parts = (len(there) or 1) if parts is None else parts
-        if min(parts, replicas, every) < 1 or ahead < 0:
-            raise failures.failure(
-                "refused",
-                f"parts={parts}, replicas={replicas}, every={every}, ahead={ahead}",
-                "from 1 (ahead: 0)",
-            )
+        train_step = requests.function("train_step", train_step)
+        if update is not None:
+            update = requests.function("update", update)
+        parts = requests.count("parts", (len(there) or 1) if parts is None else parts)
+        if devices is None:
+            devices = min((i.devices for i in there), default=1)
         return Elastic(
             cast(Machine, self), train_step, state, batches, update, islands,
-            devices or min((i.devices for i in there), default=1),
+            requests.count("devices", devices),
             parts if update is not None else 1,
-            replicas, every, ahead,
+            requests.count("replicas", replicas),
+            requests.count("every", every),
+            requests.count("ahead", ahead, least=0),
             P() if state_sharding is None else state_sharding,
             P("data") if batch_sharding is None else batch_sharding,
         )  # fmt: skip

@@ -22,21 +22,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 from jax import export as jax_export
 from jax import jit as jax_jit  # JAX's own, also while jax.jit is routed to the lab
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from pathways_lab.client import byvalue, failures, jaxprs, layouts, stats
-from pathways_lab.client.arrays import ArrayType, dtype_of
+from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.layouts import Requested
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
-from pathways_lab.runtime import jax_private
+from pathways_lab.runtime import jax_private, settings
+from pathways_lab.runtime.arrays import dtype_of
 from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.loops import Loop
 
@@ -69,6 +71,7 @@ class Executable:
     artefact of the flat function) or ``"pickle"`` (blob is the flat function
     by value).  donated: flat positions.  held: seconds that it holds its devices
     by ``pw.emulated``.  loop: set where hosts repeat it.
+    settings: of JAX, under which a host traces what came by value.
     """
 
     key: str
@@ -83,6 +86,7 @@ class Executable:
     line: Line
     held: float = 0.0
     loop: Loop | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def announced(self, place: SliceId) -> dict[str, Any]:
         """What goes along with the blob."""
@@ -98,6 +102,7 @@ class Executable:
             "donated": list(self.donated),
             "line": pack(self.line),
             "loop": None if self.loop is None else pack(self.loop),
+            "settings": self.settings,
         }
 
 
@@ -121,29 +126,42 @@ def make(
         None if layout is None else layouts.sharding_of(layout, place) for layout in out
     ]
     # Arguments are counted by position everywhere: those that nothing reads stay.
-    jitted = jax_jit(body.call, out_shardings=out_shardings, keep_unused=True)
+    jitted = jax_jit(_as_traced(body), out_shardings=out_shardings, keep_unused=True)
+    module: str | bytes
     if body.calls_python:
         kind, blob = "pickle", _pickled(body)
-        text = jax_private.lower_without_callbacks(jitted.trace(*structs), [platform])
+        module = jax_private.lower_without_callbacks(jitted.trace(*structs), [platform])
     else:
         kind = "export"
-        blob, text = _exported(body, jitted, structs, platform)
+        blob, module = _exported(body, jitted, structs, platform)
     code = jax_private.read_lowered(
-        text, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]
+        module, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]
     )
     in_layouts = _settled(wanted, code.inputs, body.in_types, place)
     out_layouts = _settled(out, code.outputs, body.out_types, place)
     identity = (body.in_types, body.out_types, in_layouts, out_layouts, body.donated, kind)
     digest = hashlib.sha256(code.text.encode())
     digest.update(repr(identity).encode())
+    under = settings.in_force() if kind == "pickle" else {}
     if kind == "pickle":
-        digest.update(blob)
+        digest.update(blob + repr(under).encode())
     parts = max(map(_parts, (*in_layouts, *out_layouts)), default=1)
     return Executable(
         digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
         in_layouts, out_layouts, body.donated, body.line,
-        jaxprs.held_seconds(body.jaxpr.jaxpr, parts),
+        jaxprs.held_seconds(body.jaxpr.jaxpr, parts), settings=under,
     )  # fmt: skip
+
+
+def _as_traced(body: Body) -> Callable[..., Any]:
+    """What the user's Python came to: it runs once, for however many places code is made."""
+
+    def traced(*leaves: Any) -> Any:
+        return jaxpr_as_fun(body.jaxpr)(*leaves)
+
+    # JAX names the compiled module after it.
+    traced.__name__ = traced.__qualname__ = body.call.__name__
+    return traced
 
 
 def _parts(layout: Layout) -> int:
@@ -170,7 +188,8 @@ def _pin(body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout
         out[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.out_types]
 
 
-def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tuple[bytes, str]:
+def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tuple[bytes, bytes]:
+    """As it travels, and the StableHLO in it."""
     disabled = [
         jax_export.DisabledSafetyCheck.custom_call(target)
         for target in sorted(jaxprs.foreign_calls(body.jaxpr.jaxpr))
@@ -179,7 +198,7 @@ def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tup
         exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
         exported = exporter(*structs)
         try:
-            made = bytes(exported.serialize()), exported.mlir_module()
+            made = bytes(exported.serialize()), exported.mlir_module_serialized
         except KeyError as unknown:
             raise failures.capture_failure(
                 f"compiled function {body.name!r} takes or returns an array of {unknown.args[0]},"

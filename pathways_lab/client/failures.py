@@ -194,10 +194,14 @@ def _first_paragraph(error: Exception) -> str:
     return " ".join(str(error).split("\n\n", 1)[0].split())
 
 
-def in_transformation(
-    transformation: str, thing: str, *, program: str = "", node: str = ""
-) -> PathwaysError:
-    """What is called met jax.grad, jax.vmap or jax.jit from outside.  thing: what it is."""
+def in_transformation(transformation: str, *, program: str = "", node: str = "") -> PathwaysError:
+    """A program, a compiled function or else device_put met jax.grad, jax.vmap or jax.jit."""
+    if program:
+        thing = f"the program {program!r}, which is one run"
+    elif node:
+        thing = f"the compiled function {node!r}, which is one node"
+    else:
+        thing = "device_put, which puts values on devices"
     public = transformation.startswith("jax.")
     example = f": pw.jit({transformation}(f)), where f is plain Python"
     return capture_failure(
@@ -208,8 +212,8 @@ def in_transformation(
     )
 
 
-def check_values(leaves: Iterable[Any], thing: str, *, program: str = "", node: str = "") -> None:
-    """Raises PathwaysError for a stand-in of JAX's where a call needs values.  thing: what it is.
+def check_values(leaves: Iterable[Any], *, program: str = "", node: str = "") -> None:
+    """Raises PathwaysError for a stand-in of JAX's where a call needs values.
 
     A transformation stands around the call, or the stand-in was kept when its program was over.
     """
@@ -217,5 +221,5 @@ def check_values(leaves: Iterable[Any], thing: str, *, program: str = "", node: 
         if isinstance(leaf, Tracer):
             transformation = jax_private.transformation_of(leaf)
             if transformation:
-                raise in_transformation(transformation, thing, program=program, node=node)
+                raise in_transformation(transformation, program=program, node=node)
             raise capture_failure(*ESCAPED, program=program, node=node)

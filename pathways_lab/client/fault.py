@@ -19,7 +19,7 @@ import functools
 import html
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -92,6 +92,22 @@ class Check:
     what: str
     holds: bool
     seen: str
+
+
+def as_lines(checks: Iterable[Check]) -> list[str]:
+    """One line for each."""
+    return [f"  [{'ok' if c.holds else '!!'}] {c.what}: {c.seen}" for c in checks]
+
+
+def as_table(checks: Iterable[Check]) -> str:
+    """The same for a page."""
+    rows = "".join(
+        f"<tr><td>{'&#10003;' if c.holds else '<b>&#10007;</b>'}</td>"
+        f"<td style='text-align:left'>{html.escape(c.what)}</td>"
+        f"<td style='text-align:left'>{html.escape(c.seen)}</td></tr>"
+        for c in checks
+    )
+    return f"<table>{rows}</table>"
 
 
 @dataclass(slots=True)
@@ -369,22 +385,16 @@ class Fault:
         if not self.checks:
             return f"<Fault: {self.title}; fault.report() waits and looks>"
         lines = [f"{self.title}: {'as expected' if self.ok else 'NOT as expected'}", self._times()]
-        lines += [f"  [{'ok' if c.holds else '!!'}] {c.what}: {c.seen}" for c in self.checks]
+        lines += as_lines(self.checks)
         return "\n".join(line for line in lines if line)
 
     def _repr_html_(self) -> str:
         if not self.checks:
             return f"<p>{html.escape(repr(self))}</p>"
-        rows = "".join(
-            f"<tr><td>{'&#10003;' if c.holds else '<b>&#10007;</b>'}</td>"
-            f"<td style='text-align:left'>{html.escape(c.what)}</td>"
-            f"<td style='text-align:left'>{html.escape(c.seen)}</td></tr>"
-            for c in self.checks
-        )
         verdict = "as expected" if self.ok else "<b>not as expected</b>"
         return (
             f"<p><b>{html.escape(self.title)}</b>: {verdict}. {html.escape(self._times())}<br>"
-            f"<i>Expected: {html.escape(self.expected.text)}</i></p><table>{rows}</table>"
+            f"<i>Expected: {html.escape(self.expected.text)}</i></p>{as_table(self.checks)}"
         )
 
 

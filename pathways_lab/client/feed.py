@@ -30,7 +30,7 @@ from typing import Any
 
 import jax
 
-from pathways_lab.client import failures
+from pathways_lab.client import requests
 from pathways_lab.client.feed_tasks import ENDED, Described, HostTasks, Lent, Place
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.program import targets_of
@@ -82,12 +82,10 @@ class Feeding:
         ...         w, loss = train(w, batch)
         """
         self.session.connection.check()
-        if prefetch < 0 or (steps is not None and steps < 0):
-            raise failures.failure(
-                "refused",
-                f"prefetch={prefetch!r} and steps={steps!r} of {name}: neither is negative",
-                "for example lab.feed(make, s, prefetch=2, steps=100)",
-            )
+        make = requests.function("make", make)
+        prefetch = requests.count("prefetch", prefetch, least=0)
+        if steps is not None:
+            steps = requests.count("steps", steps, least=0)
         return Feed(self._host_tasks, make, on, prefetch, steps, name)
 
     @functools.cached_property

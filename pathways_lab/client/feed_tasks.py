@@ -181,7 +181,10 @@ class HostTasks:
         self._heard: dict[str, Callable[[Any], None]] = {}
         self._expected = threading.Semaphore(0)
         self._closing = False
-        threading.Thread(target=self._hear, name="pathways feeds' tasks", daemon=True).start()
+        self._hearer = threading.Thread(
+            target=self._hear, name="pathways feeds' tasks", daemon=True
+        )
+        self._hearer.start()
         self._keeper = threading.Thread(target=self._keep, name="pathways feeds", daemon=True)
         self._keeper.start()
 
@@ -246,8 +249,14 @@ class HostTasks:
     def submit(
         self, number: int, step: int, like: tuple[Leaf, ...], places: list[Place]
     ) -> tuple[list[Handle], Lent]:
-        """Declare the buffers of one element, and have it made and sent to them."""
-        source = self._sources[number]
+        """Declare the buffers of one element, and have it made and sent to them.
+
+        Raises PathwaysError when the lab, its slice or a host of it is gone.
+        """
+        self._connection.check()
+        source = self._sources.get(number)
+        if source is None:  # another thread ends it, or the lab
+            raise failures.failure("lost", f"element {step} will not be made", ENDED)
         task = _Task(number, step)
         with self._lock:
             self._tasks[number, step] = task
@@ -431,13 +440,17 @@ class HostTasks:
         """The lab ends: what is under way ends with this client."""
         self._closing = True
         self._expected.release()
+        self._completed.clear()  # nobody is waited for
         self.forget.put(None)
         self._keeper.join()
+        self._hearer.join(_FETCH)
+        # A future that goes while Dask's client takes its leave sends one more message, to a
+        # scheduler that has closed the link already: Dask logs that as an error.
+        with contextlib.suppress(Exception):
+            self._dask.close(timeout=1)
         with self._lock:
             self._sources.clear()
             self._tasks.clear()
-        with contextlib.suppress(Exception):
-            self._dask.close(timeout=1)
 
 
 def _not_made(name: str, step: int, error: BaseException) -> Failure:

@@ -5,8 +5,8 @@ dataclasses, optimiser states, modules).  The cluster should neither know nor
 need these classes: only leaves travel, and the tree structure stays with the
 client.
 
-Rule for maintainers: imports nothing of the client, because a pickled
-:class:`FlatFunction` is unpickled in a device process.
+Rule for maintainers: imports nothing of the client that imports more, because a
+pickled :class:`FlatFunction` is unpickled in a device process.
 
 Paper: section 4.2 (compiled functions).
 """
@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+
+from pathways_lab.client import scopes
 
 
 class FlatFunction:
@@ -45,7 +47,25 @@ class FlatFunction:
     def __call__(self, *leaves: Any) -> list[Any]:
         given, named = jax.tree.unflatten(self.tree, leaves)
         args, kwargs = with_static(given, named, self.static)
-        flat, self.out_tree = jax.tree.flatten(self.function(*args, **kwargs))
+        # Also on a host, where nobody else says so: what it calls or compiles is part of it.
+        with scopes.entered(scopes.Body(self.__name__)):
+            flat, self.out_tree = jax.tree.flatten(self.function(*args, **kwargs))
+        return flat
+
+
+class Narrow:
+    """A flat function that is traced outside of x64, with arguments that x64 has made elsewhere.
+
+    JAX keeps their types only where x64 is on: so it is on around the function, and off in it.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.__name__ = self.__qualname__ = call.__name__
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        with jax.enable_x64(False):
+            flat: list[Any] = self.call(*leaves)
         return flat
 
 

@@ -26,7 +26,7 @@ from pathways_lab.client import arrays, failures, layouts, lines, scopes
 from pathways_lab.client.arguments import Names, Numbers, Roles, Split, broadcast, is_placement
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.bodies import Body
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.devices import HostSlice, Slice
 from pathways_lab.client.flat import FlatFunction
 from pathways_lab.client.handles import Handle
 from pathways_lab.runtime.jax_private import trace_context
@@ -75,7 +75,6 @@ class CompiledFunction:
             in_shardings = tuple(in_shardings)
         self._in, self._out, self._kwargs = in_shardings, out_shardings, kwargs_sharding
         self._static = (static_argnums, static_argnames)
-        self._donate = (donate_argnums, donate_argnames)
         self._roles = Roles(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
         )
@@ -83,7 +82,7 @@ class CompiledFunction:
         self._bodies: dict[Any, Body] = {}
         self.repeats: dict[Any, Any] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         scope = scopes.current()
         if isinstance(scope, scopes.Body):
             return self.as_jit(*args, **kwargs)
@@ -94,7 +93,7 @@ class CompiledFunction:
         split = self._roles.split(args, kwargs)
         leaves, tree = jax.tree.flatten((split.args, split.kwargs))
         kinds = tuple(
-            [leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves]
+            [leaf.type if type(leaf) is Handle else arrays.host_type(leaf) for leaf in leaves]
         )
         key = (tree, kinds, split.static_key, trace_context())
         try:
@@ -112,10 +111,8 @@ class CompiledFunction:
         for leaf, kind, label in zip(leaves, kinds, labels, strict=True):
             if kind is None:
                 raise arrays.no_array(leaf, f"{label} of {self.name!r}")
-        requested = [
-            layouts.check_requested(entry, "an entry of in_shardings")
-            for entry in broadcast(self._in, split.args, "in_shardings")
-        ] + [self._kwargs] * len(jax.tree.leaves(split.kwargs))
+        requested = broadcast(self._in, split.args, "in_shardings")
+        requested += [self._kwargs] * len(jax.tree.leaves(split.kwargs))
         return Body(
             FlatFunction(self.function, tree, split.static, self.name),
             self.name,
@@ -156,8 +153,12 @@ def _plain_jit(
     return jax.jit(function, **options)
 
 
-def _inferred(on: Slice | None, in_shardings: Any, out_shardings: Any, name: str) -> Slice | None:
+def _inferred(
+    on: Slice | HostSlice | None, in_shardings: Any, out_shardings: Any, name: str
+) -> Slice | None:
     """The slice that ``on=`` and the shardings agree on."""
+    if isinstance(on, HostSlice):
+        return None  # inside of the body of another one, which is there already
     if on is not None and not isinstance(on, Slice):
         raise failures.failure(
             "refused",
@@ -165,10 +166,12 @@ def _inferred(on: Slice | None, in_shardings: Any, out_shardings: Any, name: str
             "on=lab.slice(...), or on=pw.make_virtual_device_set().add_slice(tpu_devices=n)",
         )
     found: dict[Slice, None] = {} if on is None else {on: None}
-    for entry in jax.tree.leaves((in_shardings, out_shardings), is_leaf=is_placement):
-        owner = layouts.slice_of_sharding(entry)
-        if owner is not None:
-            found[owner] = None
+    for what, given in (("in_shardings", in_shardings), ("out_shardings", out_shardings)):
+        for entry in jax.tree.leaves(given, is_leaf=is_placement):
+            requested = layouts.check_requested(entry, f"an entry of {what}")
+            owner = layouts.slice_of_sharding(requested)
+            if owner is not None:
+                found[owner] = None
     if len(found) > 1:
         names = " and ".join(owner.name for owner in found)
         raise failures.failure(

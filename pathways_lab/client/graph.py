@@ -175,6 +175,7 @@ def prepare(
     sequential: see :func:`pathways_lab.core.lowering.lower`.
     Raises PathwaysError for illegal programs, at the user's own line.
     """
+    _check_one_lab(name, nodes)
     builder = _Builder(_first_wishes(nodes))
     for node in nodes:
         with failures.at(node.line):
@@ -202,6 +203,28 @@ def prepare(
         builder.donated,
         tuple(dict.fromkeys(places)),
     )
+
+
+def _check_one_lab(name: str, nodes: Iterable[GraphNode]) -> None:
+    """Raises PathwaysError, at the user's own line, where values or functions of two labs meet."""
+    first: Slice | None = None
+    for node in nodes:
+        if isinstance(node, CallNode):
+            places = [node.slice, *(ref.slice for ref in node.inputs)]
+        else:
+            places = [node.input.slice, node.output.slice]
+        for on in places:
+            if on.owner is None:
+                continue  # taken from another client, or made without a lab
+            first = first or on
+            if on.owner is not first.owner:
+                raise failures.failure(
+                    "refused",
+                    f"{name!r} uses slice {first.name} of {first.owner}, and slice {on.name}, which"
+                    f" belongs to another lab, {on.owner}",
+                    "fetch what is on the other lab with handle.result(), and pass the array",
+                    line=node.line,
+                )
 
 
 def _unseen(nodes: Sequence[GraphNode], outputs: Sequence[Ref]) -> list[Ref]:

@@ -18,7 +18,7 @@ import html
 import math
 import operator
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
+from pathways_lab.runtime.arrays import dtype_of, is_key
 
 
 class Home(Protocol):
@@ -51,7 +52,21 @@ _KEEP = 64 * 1024
 """Values up to this many bytes are kept by their handle once fetched."""
 
 
-class Handle(Operators):
+class _SaysWhatToDo(type):
+    """What handles are, told with the remedy.
+
+    JAX's functions take no handles outside of programs; all that their errors say in so many ways
+    is of which class the argument is.
+    """
+
+    def __repr__(cls) -> str:
+        return (
+            f"<class '{cls.__module__}.{cls.__qualname__}' (its array is on a slice:"
+            " pw.jit(f)(handle) computes there, handle.result() fetches it)>"
+        )
+
+
+class Handle(Operators, metaclass=_SaysWhatToDo):
     """A sharded array on a slice, or the promise of one.
 
     placed: its type, its slice and how it is cut.
@@ -101,7 +116,7 @@ class Handle(Operators):
 
     @property
     def dtype(self) -> Any:
-        return arrays.dtype_of(self.type.dtype)
+        return dtype_of(self.type.dtype)
 
     @property
     def weak_type(self) -> bool:
@@ -114,6 +129,11 @@ class Handle(Operators):
     @property
     def size(self) -> int:
         return math.prod(self.type.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return int(self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
@@ -220,16 +240,16 @@ class Handle(Operators):
             self._fetching()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if arrays.is_key(self.type.dtype):
+        if is_key(self.type.dtype):
             raise TypeError(
                 "random keys have no NumPy form: use handle.result(), or jax.random.key_data"
                 " in a compiled function"
             )
         return np.array(self.result(), dtype=dtype, copy=copy)
 
-    def item(self) -> Any:
-        """The value of a one-element array as a Python number."""
-        return self.result().item()
+    def item(self, *index: int) -> Any:
+        """The one element, or that at *index*, as a Python number."""
+        return self.result().item(*index)
 
     def tolist(self) -> Any:
         """The value as nested lists of Python numbers."""
@@ -262,6 +282,16 @@ class Handle(Operators):
 
     def __format__(self, spec: str) -> str:
         return format(self.result() if self.shape else self.item(), spec) if spec else repr(self)
+
+    if not TYPE_CHECKING:  # mypy knows what a handle has, and refuses the rest.
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"a handle has no {name!r}: handle.result() is its array in this kernel, and in"
+                " pw.jit(f)(handle) f has what JAX's arrays have",
+                name=name,
+                obj=self,
+            )
 
     # --- the end of a handle ----------------------------------------------------------
 

@@ -11,14 +11,19 @@ package, the notebook extension); the client works with all of them unset.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.runtime import progress
 from pathways_lab.runtime.dashboard import Pages
-from pathways_lab.runtime.progress import Show
+from pathways_lab.runtime.progress import Show, Tell, in_terminal
 
 open_view: Callable[..., Any] | None = None
 """``open_view(lab, *panels, **options)``: a view of a lab's timeline."""
+
+lab_opened: Callable[[Path], None] | None = None
+"""``lab_opened(folder)``: told the private folder of a lab of this machine that this kernel has."""
 
 lab_closes: Callable[[Any], None] | None = None
 """``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""
@@ -33,8 +38,21 @@ private one, when it is on this machine; height in pixels."""
 show_progress: Callable[[], Show] | None = None
 """Makes a display of the start of a lab; None: one line in a terminal."""
 
-show_line: Callable[[], Callable[[str], object]] | None = None
+show_line: Callable[[], Tell] | None = None
 """Makes a display of what a cell waits for, one line that changes; None: lines on stderr."""
+
+interrupted: Callable[[KeyboardInterrupt], None] | None = None
+"""``interrupted(error)``: told of a Ctrl-C that ends a wait, before whoever waits hears of it."""
 
 open_notes: Callable[[], Callable[[str | Failure], None]] | None = None
 """Makes a place below the running cell for what is noticed later, by any thread."""
+
+
+def display() -> Show:
+    """A display of how far something is."""
+    return progress.line() if show_progress is None else show_progress()
+
+
+def line() -> Tell:
+    """A display of what somebody waits for."""
+    return in_terminal if show_line is None else show_line()

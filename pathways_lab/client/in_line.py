@@ -10,15 +10,11 @@ Paper: section 4.1 (resource manager).
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 
 from pathways_lab.client import failures, hooks
 from pathways_lab.client.pending import SliceAnswer
 from pathways_lab.client.waiting import Board
-
-Show = Callable[[str], object]
 
 
 def stay(board: Board, answer: SliceAnswer, seconds: float | None) -> None:
@@ -26,7 +22,7 @@ def stay(board: Board, answer: SliceAnswer, seconds: float | None) -> None:
 
     Raises PathwaysError that says what it waited for.
     """
-    show = in_terminal if hooks.show_line is None else hooks.show_line()
+    show = hooks.line()
     begun, shown = time.monotonic(), ""
     try:
         while not answer.done:
@@ -45,8 +41,3 @@ def stay(board: Board, answer: SliceAnswer, seconds: float | None) -> None:
         took = time.monotonic() - begun
         outcome = "got devices" if answer.done and answer.failure is None else "got no devices"
         show(f"{outcome} after {took:.1f} s in line")
-
-
-def in_terminal(text: str) -> None:
-    """One line for each place, where nothing can show it better."""
-    print(text, file=sys.stderr, flush=True)

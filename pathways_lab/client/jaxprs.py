@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
@@ -98,9 +100,17 @@ def _meshes(value: Any) -> Iterator[Any]:
 
 def constants(closed: Any) -> Iterator[np.ndarray[Any, Any]]:
     """The arrays that code closes over, also in inner jaxprs."""
-    yield from map(np.asarray, getattr(closed, "consts", ()))
+    yield from map(content, getattr(closed, "consts", ()))
     for equation in closed.jaxpr.eqns:
         for value in equation.params.values():
             for entry in value if isinstance(value, tuple | list) else (value,):
                 if hasattr(entry, "consts") and hasattr(entry, "jaxpr"):
                     yield from constants(entry)
+
+
+def content(array: Any) -> np.ndarray[Any, Any]:
+    """What an array holds; of random keys, their data."""
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        with jax.ensure_compile_time_eval():  # also while a program is captured
+            array = jax.random.key_data(array)
+    return np.asarray(array)

@@ -13,6 +13,7 @@ Paper: section 3 (users), section 4.1 (resource manager).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import threading
 import time
@@ -28,6 +29,7 @@ from pathways_lab.client import (
     failures,
     hooks,
     multi_controller,
+    requests,
     scopes,
     single,
 )
@@ -41,7 +43,6 @@ from pathways_lab.client.feed import Feeding
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.lease import Lease, require
 from pathways_lab.client.policies import Policies
-from pathways_lab.client.requests import bytes_of, slice_request
 from pathways_lab.client.session import Session
 from pathways_lab.client.sharing import Sharing
 from pathways_lab.client.stats import Stats
@@ -49,14 +50,17 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import Line, SliceId
 from pathways_lab.core.requests import not_an_owner
+from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import attach, chronicle, tls
-from pathways_lab.runtime import progress as displays
 from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.launching import IDLE
 from pathways_lab.runtime.loops import Loop
 from pathways_lab.runtime.outline import Transport, Wishes, outline
+from pathways_lab.runtime.progress import Progress
 from pathways_lab.runtime.registry import why_no_name
+from pathways_lab.runtime.wire import WireError
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
@@ -97,6 +101,9 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         connection.on_records = self._remember
         connection.on_closed = self._left_alone
         connection.send("watch", {"on": True})
+        folder = embedded.folder if embedded is not None else control.folder
+        if hooks.lab_opened is not None and folder is not None:
+            hooks.lab_opened(folder)
         atexit.register(self.close)
 
     # --- devices ------------------------------------------------------------------------
@@ -168,8 +175,10 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         Devices are shared, so nothing else makes anybody wait.  Raises PathwaysError
         that says what was asked, what exists, what is free.
         """
-        request = slice_request(shape, axes, island, kind, memory)
-        patience = None if wait is True else float(wait)
+        return self._bound(requests.slice_request(shape, axes, island, kind, memory), wait)
+
+    def _bound(self, request: SliceRequest, wait: bool | float) -> Slice:
+        patience = requests.patience("wait", wait)
         made = Slice(self.session.connection.questions.request_slice(request, patience), self)
         self.session.connection.following.follow(made)
         self.slices.append(made)
@@ -177,7 +186,10 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
     def release_slice(self, slice_id: SliceId) -> None:
         """Give a slice back (see :meth:`Slice.release`)."""
-        self.slices = [entry for entry in self.slices if entry.id != slice_id]
+        # Other threads may do the same, or be adding to it.
+        for entry in [entry for entry in tuple(self.slices) if entry.id == slice_id]:
+            with contextlib.suppress(ValueError):
+                self.slices.remove(entry)
         if not self.closed:
             self.session.connection.release_slice(slice_id)
 
@@ -272,7 +284,8 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         """A live view of the timeline; of a lab that is gone, a static picture of all of it.
 
         panels: names; none means islands, order, queues and utilisation.
-        options: title, window (it looks back so many seconds), origin (not further than that).
+        options: title, window (it looks back so many seconds), origin (not further than that);
+            of a lab that is gone ``replay=True``: live, with scrubber, zoom and clicks.
         """
         if hooks.open_view is None:
             raise failures.failure(
@@ -305,6 +318,7 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         Raises PathwaysError when a client asks for more than it has itself.
         """
         self.session.connection.check()
+        path = requests.path("path", path)
         if owner and not self.owner:
             raise failures.failure("refused", *not_an_owner(self.name, "make owners"), line=Line())
         attach.write_lab_file(path, self._control if owner else attach.invitation(self._control))
@@ -351,16 +365,16 @@ class Lab(Elasticity, Care, Feeding, Sharing):
 
     def _end(self, reason: str, remedy: str = "") -> None:
         """Leave the lab.  reason, remedy: what its calls say from now on."""
-        global _current, _gone
+        global _gone
         if self._closed or self.session.connection.forked:
             return
         self._closed = True
         if hooks.lab_closes is not None:
             hooks.lab_closes(self)
         atexit.unregister(self.close)
-        mine = _current is self
+        mine = self in _labs
         if mine:
-            _current = None
+            _labs.remove(self)
         self.leases.clear()
         if "chaos" in self.__dict__:
             self.chaos.close()
@@ -381,7 +395,7 @@ class Lab(Elasticity, Care, Feeding, Sharing):
     def _left_alone(self, failure: Failure) -> None:
         """Nothing more will happen; if the control plane closed itself, what was started for it
         here need not stay."""
-        self.timeline.over = True
+        self.timeline.end()
         if self.embedded is not None and not self._closed and IDLE in failure.message:
             threading.Thread(target=self.embedded.close, name="pathways end", daemon=True).start()
 
@@ -397,8 +411,9 @@ class Lab(Elasticity, Care, Feeding, Sharing):
         if self.session.connection.closed is not None:
             return f"<Lab, {self.session.connection.closed.message}>"
         islands = self.islands
-        count = sum(island.devices for island in islands)
-        return f"<Lab {self.name}: {len(islands)} islands, {count} devices>"
+        many, count = len(islands), sum(island.devices for island in islands)
+        machine = f"{many} island{'s' * (many != 1)}, {count} device{'s' * (count != 1)}"
+        return f"<Lab {self.name}: {machine}>"
 
     def _repr_html_(self) -> str:
         return repr(self).strip("<>") + ("" if self.closed else cluster.as_html(self.islands))
@@ -409,19 +424,21 @@ scopes.install(single.Immediate())
 
 # --- the kernel's lab ---------------------------------------------------------------------------
 
-_current: Lab | None = None
+_labs: list[Lab] = []
+"""What was started or joined and not closed since; the last one is the kernel's lab."""
 _gone: Failure | None = None
 """Why the kernel has no lab any more, after it had one."""
 
 
 def current() -> Lab:
-    """The lab of this kernel; the first use starts an embedded one.
+    """The lab of this kernel, of several the newest; the first use starts an embedded one.
 
-    Raises PathwaysError when there was one that is gone: another one has other slices and values.
+    Raises PathwaysError when it is lost, or the last one was closed: another one has other
+    slices and values.
     """
-    if _current is not None:
-        _current.session.connection.check()
-        return _current
+    if _labs:
+        _labs[-1].session.connection.check()
+        return _labs[-1]
     if _gone is not None:
         raise PathwaysError(_gone)
     return start()
@@ -429,7 +446,7 @@ def current() -> Lab:
 
 def is_running() -> bool:
     """Whether this kernel has a lab."""
-    return _current is not None and not _current.closed
+    return bool(_labs) and not _labs[-1].closed
 
 
 def start(
@@ -439,7 +456,7 @@ def start(
     *,
     memory: int | str | None = None,
     platform: str = "auto",
-    progress: bool | Callable[[displays.Progress], object] = True,
+    progress: bool | Callable[[Progress], object] = True,
     transcript: str | Path = "",
     idle_close: float | None = None,
     transport: Transport = "sockets",
@@ -447,6 +464,8 @@ def start(
 ) -> Lab:
     """Start a lab on this machine: a local Dask cluster whose workers own devices.
 
+    islands: groups of hosts whose devices compute together; each is called
+        ``"island"`` and a number.
     hosts_per_island, devices_per_host: two each by default.  Where memory is short,
         on accelerators, and where processes cannot compute together (native
         Windows), the default is one host with four devices; a warning says why.
@@ -468,39 +487,41 @@ def start(
     Raises PathwaysError, with the numbers when memory does not suffice; what is wrong
     with the arguments is said before a lab that runs is ended.
     """
-    global _current
-    if name and (wrong := why_no_name(str(name))):
-        raise failures.failure("refused", wrong, 'for example pw.start(name="ann")')
+    _check_name(name)
     wishes = Wishes(
         islands,
         hosts_per_island,
         devices_per_host,
-        None if memory is None else bytes_of(memory),
+        None if memory is None else requests.bytes_of(memory),
         platform,
         transcript,
         idle_close,
         transport,
     )
-    if _current is not None and _current.embedded is not None:
-        # Refused here, it ends nothing.  How much will be free is seen when it is.
-        outline(wishes, freed=_current.embedded.budget.total)
-        _current._end(
-            "another lab was started with pw.start()", "go on with it, pw.current(), or start one"
-        )
-    show = progress if callable(progress) else _display() if progress else None
+    for lab in tuple(_labs):
+        if lab.embedded is not None:
+            # Refused here, it ends nothing.  How much will be free is seen when it is.
+            outline(wishes, freed=lab.embedded.budget.total)
+            lab._end(
+                "another lab was started with pw.start()",
+                "go on with it, pw.current(), or start one",
+            )
+    show = progress if callable(progress) else hooks.display() if progress else None
     made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
     if made.note:
         warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
     try:
-        _current = Lab(made.control, made, name)
+        lab = Lab(made.control, made, name)
     except BaseException:
         made.close()
         raise
-    return _current
+    _labs.append(lab)
+    return lab
 
 
-def _display() -> displays.Show:
-    return displays.line() if hooks.show_progress is None else hooks.show_progress()
+def _check_name(name: str) -> None:
+    if name and (wrong := why_no_name(str(name))):
+        raise failures.failure("refused", wrong, 'for example name="ann"')
 
 
 def connect(
@@ -521,21 +542,23 @@ def connect(
     hosts_per_island: workers of an island whose accelerators start as one runtime
         (None: slices of accelerators lie on one host; CPU devices need no such number).
     hosts_per_island, devices_per_host, memory, platform: only for the one who makes the lab.
-    timeout: seconds to wait for a first worker and host.
+    timeout: seconds to wait for a scheduler that answers (at most as long as Dask's configuration
+        says), a first worker and a first host, each.
     name: what this client is called on the lab (default: ``"kernel-"`` and a
         number); no two may have the same.
 
     Raises PathwaysError that says what is missing.
     """
-    global _current
+    _check_name(name)
     control = attach.attach(
         target,
         hosts_per_island=hosts_per_island,
         devices_per_host=devices_per_host,
-        memory=None if memory is None else bytes_of(memory),
+        memory=None if memory is None else requests.bytes_of(memory),
         platform=platform,
         timeout=timeout,
         pages=hooks.pages,
+        tell=hooks.line(),
     )
     try:
         lab = Lab(control, name=name)
@@ -547,11 +570,28 @@ def connect(
                 "is it still running?  Ask its owner for a new lab file",
             )
         ) from error
+    except (AuthenticationError, WireError) as error:
+        raise failures.failure(
+            "refused",
+            f"the lab at {control.address} and this client do not understand each other: {error}",
+            "ask its owner for a new lab file, or install the same pathways_lab for both",
+        ) from error
+    try:
+        lab.session.connection.await_host(timeout)
+    except BaseException:
+        lab.close()
+        raise
     lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
-    _current = lab
+    _labs.append(lab)
     return lab
 
 
 def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:
     """A set to which slices of virtual devices are added (of the kernel's lab)."""
-    return VirtualDeviceSet(lab or current())
+    if lab is not None and not callable(getattr(lab, "slice", None)):
+        raise failures.failure(
+            "refused",
+            f"lab={lab!r:.60} has no devices to make a set of",
+            "pw.make_virtual_device_set().add_slice(tpu_devices=4), or with a lab as its argument",
+        )
+    return VirtualDeviceSet(current() if lab is None else lab)

@@ -23,6 +23,8 @@ from pathways_lab.client import failures
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.devices import ONCE, Slice, VirtualDevice
 from pathways_lab.core.layout import Box, Layout, boxes
+from pathways_lab.runtime.arrays import index
+from pathways_lab.runtime.devices import spec_of
 
 Requested = NamedSharding | PartitionSpec | None
 """How a user may say where one leaf goes; None leaves it open."""
@@ -174,10 +176,7 @@ def carried_over(layout: Layout, on: Slice, kind: ArrayType) -> Layout:
 
 def sharding_of(layout: Layout, on: Slice) -> NamedSharding:
     """The JAX sharding of a layout, over the virtual devices of its slice."""
-    entries = [axes[0] if len(axes) == 1 else axes or None for axes in layout.spec]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return NamedSharding(on.mesh_of(layout.mesh), PartitionSpec(*entries))
+    return NamedSharding(on.mesh_of(layout.mesh), spec_of(layout))
 
 
 def cover(layout: Layout, shape: tuple[int, ...], hosts: tuple[str, ...]) -> dict[int, Box]:
@@ -199,11 +198,6 @@ def cover(layout: Layout, shape: tuple[int, ...], hosts: tuple[str, ...]) -> dic
     }
 
 
-def index_of(box: Box) -> tuple[slice, ...]:
-    """A box as an index into a NumPy array."""
-    return tuple(slice(start, stop) for start, stop in box)
-
-
 def shard(data: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
     """A copy of one box of *data* (trailing dimensions of keys are kept whole)."""
-    return np.array(data[index_of(box)], order="C", copy=True)
+    return np.array(data[index(box)], order="C", copy=True)

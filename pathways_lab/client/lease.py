@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import jax
 
-from pathways_lab.client import failures
+from pathways_lab.client import failures, requests
 from pathways_lab.client.cluster import Island
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
@@ -52,11 +52,11 @@ class Lease:
     """
 
     def __init__(self, lab: Tenant, island: str, order: bool = True, patience: float = 3.0) -> None:
-        self.island = island
+        self.island = requests.name("island", island)
         self.order = order
-        self.patience = patience
+        self.patience = requests.seconds("patience", patience)
         self._lab = lab
-        lab.session.connection.questions.lease(island, order, patience)
+        lab.session.connection.questions.lease(island, order, self.patience)
         lab.leases[island] = self
 
     @property

@@ -29,6 +29,7 @@ from pathways_lab.client.devices import Slice
 from pathways_lab.client.export import Executable
 from pathways_lab.client.functions import BoundCall
 from pathways_lab.client.graph import Prepared
+from pathways_lab.client.handles import Handle
 from pathways_lab.client.single import prepare_call, session_of
 from pathways_lab.core.layout import Layout
 from pathways_lab.runtime.loops import Loop
@@ -39,10 +40,10 @@ def start(call: BoundCall, place: Slice, loop: Loop) -> Any:
     body = call.body
     _check(call, loop)
     key = (
-        place.id,
+        place,
         loop,
         lines.place_of_caller(),
-        tuple(getattr(x, "layout", None) for x in call.leaves),
+        tuple((x.slice, x.layout) if isinstance(x, Handle) else None for x in call.leaves),
     )
     known: Prepared | None = body.prepared.get(key)
     if known is None:
@@ -72,6 +73,15 @@ def _check(call: BoundCall, loop: Loop) -> None:
             f" become the first arguments of the next step, which are {_types(carried)}",
             "return the new state first, like the arguments that it replaces;"
             " carry= says how many arguments that are",
+            node=body.name,
+        )
+    gone = [body.labels[number] for number in body.donated if number >= n]
+    if loop.steps > 1 and gone:
+        raise failures.failure(
+            "refused",
+            f"{body.name!r} cannot be repeated: it donates {', '.join(map(repr, gone))}, and no"
+            " result takes that place in the next step",
+            "donate only what carry= counts",
             node=body.name,
         )
 

@@ -42,6 +42,7 @@ from pathways_lab.client.graph import (
 from pathways_lab.client.single import result_name
 from pathways_lab.core.program import Line
 from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.arrays import is_key
 
 _BAKED = 1024
 """Constants up to this many bytes become part of the code of a group."""
@@ -319,7 +320,7 @@ class _Placer:
     def _operand(self, value: Any, on: Slice) -> Any:
         if isinstance(value, Given) and isinstance(value.source, Constant):
             data = value.source.data
-            if data.nbytes <= _BAKED and not arrays.is_key(value.type.dtype):
+            if data.nbytes <= _BAKED and not is_key(value.type.dtype):
                 return data
         return self._placed(value, on) if isinstance(value, Item) else value
 

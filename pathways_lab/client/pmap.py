@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_lab.client import failures
@@ -50,19 +51,24 @@ def pmap(
         Keyword arguments are mapped over their first axis.
     out_axes: a pytree prefix of where the mapped axis goes in the results.
     static_broadcasted_argnums, donate_argnums: as in ``jax.pmap``.
+    axis_size: how many devices there must be, if it is said.
+    name: in errors and in the timeline; default: the function's.
 
     Every mapped axis has exactly as many elements as there are devices;
     otherwise PathwaysError.
     """
+    if not callable(function):
+        raise TypeError(f"pw.pmap takes a function, got {type(function).__name__}")
     on = slice_of_devices(devices)
     label = str(name or getattr(function, "__name__", "pmap"))
+    nums = static_broadcasted_argnums
+    _check_whole(label, in_axes=in_axes, out_axes=out_axes, static_broadcasted_argnums=nums)
     if axis_size is not None and axis_size != len(on):
         raise failures.failure(
             "refused",
             f"pmap of {label!r} with axis_size={axis_size} over {len(on)} devices",
             f"ask for a slice of {axis_size} devices",
         )
-    nums = static_broadcasted_argnums
     static = frozenset((nums,) if isinstance(nums, int) else nums or ())
     mapped = _Mapped(function, axis_name or _DEFAULT_AXIS, on, in_axes, out_axes, static, label)
     sharded = functools.partial(jax.tree.map, mapped.sharding, is_leaf=_is_axis)
@@ -76,6 +82,19 @@ def pmap(
         kwargs_sharding=mapped.sharding(0),
         name=label,
     )
+
+
+def _check_whole(name: str, **given: Any) -> None:
+    """Axes and positions count from the front, as in ``jax.pmap``.  Raises PathwaysError."""
+    for what, value in given.items():
+        for leaf in jax.tree.leaves(value):
+            if not (isinstance(leaf, int | np.integer) and leaf >= 0):
+                raise failures.failure(
+                    "refused",
+                    f"{what}={value!r:.60} of pmap of {name!r}: {leaf!r:.60} is no whole number"
+                    " from 0 on",
+                    "count from the front (0, 1, ...); in in_axes None: all get all of it",
+                )
 
 
 def _is_axis(entry: Any) -> bool:
@@ -120,7 +139,7 @@ class _Mapped:
     def sharding(self, axis: int | None) -> NamedSharding:
         return NamedSharding(self.mesh, self.spec(axis))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dynamic = tuple(a for number, a in enumerate(args) if number not in self.static)
         axes = broadcast(self.in_axes, dynamic, "in_axes of pmap", _is_axis)
         axes += [0] * len(jax.tree.leaves(kwargs))

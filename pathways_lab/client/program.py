@@ -141,9 +141,7 @@ class CapturedProgram:
 
     def run(self, leaves: Sequence[Any], priority: int = 0) -> Any:
         """Submit one run with these flat arguments; its results, at once."""
-        failures.check_values(
-            leaves, f"the program {self.name!r}, which is one run", program=self.name
-        )
+        failures.check_values(leaves, program=self.name)
         handles: list[Handle] = []
         if self.prepared is not None:
             self.prepared.check()
@@ -254,7 +252,7 @@ class ProgramFunction:
         self._captured: dict[Any, CapturedProgram] = {}
         self.last: CapturedProgram | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program; what its function returns, with handles for arrays, at once."""
         if capture.current() is not None:
             # A program inside a program is part of it.
@@ -262,17 +260,17 @@ class ProgramFunction:
         program, leaves = self._find(args, kwargs)
         return program.run(leaves)
 
-    def capture(self, *args: Any, **kwargs: Any) -> CapturedProgram:
+    def capture(self, /, *args: Any, **kwargs: Any) -> CapturedProgram:
         """The captured program for these arguments, without running it."""
         return self._find(args, kwargs)[0]
 
-    def ir(self, *args: Any, **kwargs: Any) -> str:
+    def ir(self, /, *args: Any, **kwargs: Any) -> str:
         """Every stage of the program for these arguments (default: of the last call) as text."""
         if not args and not kwargs and self.last is not None:
             return self.last.ir()
         return self.capture(*args, **kwargs).ir()
 
-    def mlir(self, *args: Any, **kwargs: Any) -> str:
+    def mlir(self, /, *args: Any, **kwargs: Any) -> str:
         """The program for these arguments (default: of the last call) as verified MLIR."""
         if not args and not kwargs and self.last is not None:
             return self.last.mlir()
@@ -286,7 +284,7 @@ class ProgramFunction:
         kinds = tuple(
             leaf.type if isinstance(leaf, Handle) else arrays.host_type(leaf) for leaf in leaves
         )
-        places = tuple((x.slice.id, x.layout) if isinstance(x, Handle) else None for x in leaves)
+        places = tuple((x.slice, x.layout) if isinstance(x, Handle) else None for x in leaves)
         key = (tree, kinds, places, split.static_key, trace_context())
         program = self._captured.get(key)
         if program is None:

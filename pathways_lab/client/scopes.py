@@ -71,6 +71,11 @@ def current() -> Body | Recorder:
     return _outermost
 
 
+def outermost() -> bool:
+    """Whether calls run at once: they stand in no scope."""
+    return not _stack.entries
+
+
 @contextlib.contextmanager
 def entered(scope: Body | Recorder) -> Iterator[None]:
     """Make *scope* the innermost one for a while."""

@@ -243,7 +243,7 @@ class _Binder:
             return None
         assert isinstance(source, Argument)
         leaf = self.leaves[source.index]
-        if isinstance(leaf, Handle):
+        if type(leaf) is Handle:
             return self._handle(number, leaf)
         if ref.type.nbytes > SMALL:
             on, layout = ref.slice, _known(ref)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pathways_lab.client import failures
+from pathways_lab.client import failures, requests
 from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.devices import Slice
@@ -93,11 +93,11 @@ class Sharing:
         >>> lab.publish("weights", w)                        # doctest: +SKIP
         >>> w = lab.take("weights")       # in another notebook; doctest: +SKIP
         """
-        publish(self.session, name, handle)
+        publish(self.session, requests.name("name", name), handle)
 
     def unpublish(self, name: str) -> None:
         """Take a name back.  Who has taken the handle keeps it."""
-        self.session.connection.questions.share("unpublish", name)
+        self.session.connection.questions.share("unpublish", requests.name("name", name))
 
     def take(self, name: str) -> Handle:
         """A handle to what another client has published as *name*, at once.
@@ -108,7 +108,7 @@ class Sharing:
 
         Raises PathwaysError when nothing has this name; it says what there is.
         """
-        return take(self.session, name)
+        return take(self.session, requests.name("name", name))
 
     @property
     def published(self) -> dict[str, str]:
@@ -139,10 +139,8 @@ class Sharing:
 
         >>> lab.quota("student-3", devices=4, bytes="2 GB")  # doctest: +SKIP
         """
-        limits = {"devices": devices, "nbytes": None if bytes is None else bytes_of(bytes)}
-        for what, limit in limits.items():
-            if limit is not None and (type(limit) is not int or limit < 0):
-                raise failures.failure(
-                    "refused", f"{limit!r} is no quota of {what}", "a whole number from 0, or None"
-                )
-        self.session.connection.questions.ask("quota", {"whom": client, **limits})
+        if devices is not None:
+            devices = requests.count("devices", devices, least=0)
+        nbytes = None if bytes is None else bytes_of(bytes, "bytes")
+        fields = {"whom": requests.name("client", client), "devices": devices, "nbytes": nbytes}
+        self.session.connection.questions.ask("quota", fields)

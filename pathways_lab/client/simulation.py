@@ -17,7 +17,7 @@ import functools
 import html
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -188,6 +188,8 @@ def simulate(
         )
     loads = [replace(load, program=_captured(load.program)) for load in loads]
     machine = machine or Machine()
+    if not isinstance(times, Timeline | Mapping | None):
+        raise ValueError(f"times={times!r} are no seconds by function, and no timeline")
     functions = {**_costs(loads, machine, times), **machine.functions}
     found = simulator.simulate(
         loads,
@@ -322,8 +324,17 @@ def compare_policies(
     times: Seconds | None = None,
     runs: int = 1,
 ) -> PolicyComparison:
-    """:func:`simulate` the same work under each policy: a small table."""
+    """:func:`simulate` the same work under each policy: a small table.
+
+    policies: one row each, named after its class; of two of one class, the second is
+        called what it is made of.  work, machine, seed, times, runs: as for
+        :func:`simulate`, which also says what is raised.
+    """
     found: dict[str, Simulation] = {}
+    if not isinstance(policies, Iterable):
+        raise failures.failure(
+            "refused", f"policies={policies!r} is no list of policies", "[pw.FIFO(), pw.Priority()]"
+        )
     for policy in policies:
         name = type(policy).__name__
         # Two of one class are told apart by what they are made of.

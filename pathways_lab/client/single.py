@@ -101,15 +101,11 @@ def _repeatable(prepared: Prepared) -> bool:
 
 def _prepared(call: BoundCall, at: lines.Place | None) -> tuple[Prepared, Session]:
     """The program of one call, made when the first such call comes from a line.  at: that."""
-    name = call.function.name
-    thing = f"the compiled function {name!r}, which is one node"
-    failures.check_values(call.leaves, thing, node=name)
+    failures.check_values(call.leaves, node=call.function.name)
     place = slice_of_call(call)
     session = session_of(place)
-    placements = tuple(
-        [(x.slice.id, x.layout) if isinstance(x, Handle) else None for x in call.leaves]
-    )
-    key = (place.id, at, placements)
+    placements = tuple([(x.slice, x.layout) if type(x) is Handle else None for x in call.leaves])
+    key = (place, at, placements)
     known: Prepared | None = call.body.prepared.get(key)
     if known is None:
         known = prepare_call(call, place, call.body)
@@ -156,7 +152,7 @@ def session_of(place: Slice) -> Session:
             "refused",
             f"slice {place.name} belongs to no running lab",
             "make slices with lab.slice(...) or pw.make_virtual_device_set(); what was taken from"
-            " another client moves to one: pw.jit(f, on=slice), or jax.device_put(h, slice)",
+            " another client moves to one: pw.jit(f, on=slice), or pw.device_put(h, slice)",
         )
     return session
 
@@ -198,7 +194,7 @@ def result_name(function: str, number: int, count: int) -> str:
 def put_leaf(leaf: Any, on: Slice, requested: Requested) -> Handle:
     """One array or handle on a slice, under a sharding (None: the nearest layout)."""
     session = session_of(on)
-    failures.check_values((leaf,), "device_put, which puts values on devices")
+    failures.check_values((leaf,))
     if not isinstance(leaf, Handle):
         kind = host_type(leaf)
         if kind is None:

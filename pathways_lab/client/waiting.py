@@ -18,12 +18,13 @@ Paper: section 4.2 (handles to future results).
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from pathways_lab.client import failures
+from pathways_lab.client import failures, hooks
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.reactor import Reactor
 
@@ -79,21 +80,28 @@ class Board:
         """
         try:
             deadline = None if timeout is None else time.monotonic() + timeout
-        except TypeError:
+        except (TypeError, OverflowError):
+            deadline = math.nan
+        if deadline != deadline:
             raise failures.failure(
                 "refused",
                 f"timeout={timeout!r} is no number of seconds",
                 "give seconds, or None to wait as long as it takes",
-            ) from None
-        while not done():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(f"{what} took longer than {timeout} s; it goes on")
-            if self._reactor.lead(done, left):
-                # Somebody else who waits may read from now on.
-                self._wake_sleepers()
-            else:
-                self._sleep(done, left)
+            )
+        try:
+            while not done():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"{what} took longer than {timeout} s; it goes on")
+                if self._reactor.lead(done, left):
+                    # Somebody else who waits may read from now on.
+                    self._wake_sleepers()
+                else:
+                    self._sleep(done, None if left is None else min(left, threading.TIMEOUT_MAX))
+        except KeyboardInterrupt as error:
+            if hooks.interrupted is not None:
+                hooks.interrupted(error)
+            raise
 
     def _sleep(self, done: Callable[[], bool], seconds: float | None) -> None:
         mine: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -58,6 +58,12 @@ class Wishes:
             raise PathwaysError(failure)
         return answer.lines
 
+    def refused(self, identity: int, failure: Failure) -> None:
+        """It was not even understood.  In the reactor's thread."""
+        answer = self._open.get(identity)
+        if answer is not None:
+            self._connection.board.settle((answer,), failure)
+
     def answered(self, fields: dict[str, Any]) -> None:
         """In the reactor's thread."""
         answer = self._open.get(fields["id"])

@@ -214,7 +214,8 @@ def describe(entry: Entry) -> str:
     """A name for messages."""
     if entry.run is not None:
         return f"a run of {entry.run.index.plan.name!r}"
-    return f"upload {entry.buffer.name!r}" if entry.buffer else "nothing"
+    assert entry.buffer is not None
+    return f"upload {entry.buffer.name!r}"
 
 
 def lacks(entry: Entry, ledger: Ledger, quotas: Quotas) -> set[int | str]:
@@ -229,18 +230,18 @@ def hopeless(
     entries: Iterable[Entry],
     others: Iterable[RunRecord],
     running: Iterable[RunRecord],
-    active: Iterable[SliceId],
+    moving: Iterable[SliceId],
     ledger: Ledger,
     quotas: Quotas,
 ) -> list[Entry]:
     """Entries for which nothing can ever make room, none of *entries* fitting now.
 
     others: queued runs that wait for something else than memory.
-    running: unfinished admitted runs; active: slices that they use.
-    Room can come on cells that running work covers, and on those of waiting
+    running: unfinished admitted runs; moving: slices that they use, or that are put aside.
+    Room can come on cells that these slices cover, and on those of waiting
     work that will itself find room; and for a client's quota likewise.
     """
-    hope: set[int | str] = {c for s in active for c in ledger.cells_of.get(s, ())}
+    hope: set[int | str] = {c for s in moving for c in ledger.cells_of.get(s, ())}
     for run in others:
         hope.update(c for s in run.index.plan.slices for c in ledger.cells_of.get(s, ()))
         hope.add(run.client)

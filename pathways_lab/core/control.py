@@ -73,7 +73,7 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.overdue import Overdue, overdue
 from pathways_lab.core.plans import index_plan
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import (
@@ -354,7 +354,9 @@ class Control:
         resources = self.state.resources
         if resources.slices[slice_id].state == "suspended":
             # Nobody would ever bring its values and runs back to devices.
-            why = Failure("lost", f"slice {slice_id} was released while it was suspended")
+            why = Failure(
+                "lost", f"slice {slice_name(slice_id)} was released while it was suspended"
+            )
             self._lose_slices(resources.lose_slices([slice_id], why), why)
         resources.release(slice_id)
         self._draining.add(slice_id)
@@ -382,7 +384,7 @@ class Control:
                 state.resources.free(slice_id)
                 state.forget_slice(slice_id)
                 released = Failure(
-                    "refused", f"slice {slice_id} was released", "ask for a new slice"
+                    "refused", f"slice {slice_name(slice_id)} was released", "ask for a new slice"
                 )
                 for client in self.clients.values():
                     for key in [k for k, i in client.plans.items() if slice_id in i.plan.slices]:

@@ -307,7 +307,6 @@ class Elastic:
             if run.open and not state.withheld.isdisjoint(run.index.plan.slices):
                 state.admission.remove(run=run)
                 run.open = False
-        state.admission.settled = False
 
     def _release(self, slice_id: SliceId) -> None:
         """They need not wait for this slice any more."""
@@ -346,10 +345,8 @@ class Elastic:
     def _move(self, slice_id: SliceId, old: SliceBinding) -> None:
         """A suspended slice has devices; its values go there if they are others."""
         state = self.state
-        record = state.resources.slices[slice_id]
-        new = record.binding
+        new = state.resources.slices[slice_id].binding
         if new.devices == old.devices:
-            record.hosts = new.hosts
             state.out.append(SliceMoved(state.cause, (), new))
             self._release(slice_id)
             return
@@ -430,7 +427,7 @@ class Elastic:
         return f"{text} {where.island}, {handles} handle{'s' * (handles != 1)})"
 
     def _refuse(self, event: RebindRequested, subject: str, why: str, remedy: str = "") -> None:
-        failure = Failure("refused", f"{subject}: {why}", remedy)
+        failure = Failure("refused", f"slice {slice_name(event.slice)}: {why}", remedy)
         self.state.out.append(Refused(event.cause, event.client, subject, failure))
 
     def _deny(

@@ -274,7 +274,7 @@ class Grants:
     def _gate(self, run: RunRecord) -> None:
         """Rules 2 and 9: a window is granted after what it depends on."""
         state, window = self.state, run.window
-        if run.open or window is None or run.cut is not None:
+        if run.open or window is None:
             return
         ordered = state.rules.predecessors
         for p in window.reads:
@@ -359,19 +359,10 @@ class Grants:
         if state.admission.settled or not state.admission.kinds or not state.rules.stalemate:
             return False
         state.admission.settled = True
-        entries, ledger = state.admission.heads(), state.store.ledger
-        away = state.withheld
-        others = [
-            run
-            for run in state.queued.values()
-            if run.pending or (away and not away.isdisjoint(run.index.plan.slices))
-        ]
-        quotas = state.quotas
-        bounded = quotas.on_bytes
-        running = [r for r in state.runs.values() if r.state != "queued"] if bounded else ()
-        stuck = hopeless(entries, others, running, state.active, ledger, quotas)
+        stuck = self.stuck()
         if not stuck:
             return False
+        ledger, quotas = state.store.ledger, state.quotas
         lacking = {c for e in stuck for c in lacks(e, ledger, quotas)}
         holders = [run for run in state.queued.values() if self._holds(run, lacking)]
         if holders:
@@ -381,6 +372,21 @@ class Grants:
         elif stuck[-1].buffer is not None:
             self.uploads.lose(stuck[-1].buffer, stalemate(stuck[-1], stuck, state.store, quotas))
         return True
+
+    def stuck(self) -> list[Entry]:
+        """Entries for which nothing that runs or waits will ever make room."""
+        state, away = self.state, self.state.withheld
+        others = [
+            run
+            for run in state.queued.values()
+            if run.pending or (away and not away.isdisjoint(run.index.plan.slices))
+        ]
+        quotas = state.quotas
+        bounded = quotas.on_bytes
+        running = [r for r in state.runs.values() if r.state != "queued"] if bounded else ()
+        heads = state.admission.heads()
+        moving = (*state.active, *away)  # a slice that is put aside leaves its bytes to others
+        return hopeless(heads, others, running, moving, state.store.ledger, quotas)
 
     def _holds(self, run: RunRecord, lacking: set[int | str]) -> bool:
         """Whether bytes that are lacking would be given back if this queued run were not there."""

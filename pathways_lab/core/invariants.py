@@ -12,6 +12,7 @@ Paper: section 4.4 (one order), section 4.6 (memory).
 
 from __future__ import annotations
 
+from pathways_lab.core.admission import describe, lacks
 from pathways_lab.core.control import Control
 from pathways_lab.core.ledger import Ledger
 from pathways_lab.core.runs import RunRecord
@@ -22,6 +23,7 @@ def check(control: Control) -> None:
     """Raise AssertionError when the state of the core contradicts its rules."""
     state = control.state
     _memory(state.store.ledger, state)
+    _waiting(control)
     _pace(state)
     for run in state.runs.values():
         _run(state, run)
@@ -51,6 +53,23 @@ def _memory(ledger: Ledger, state: State) -> None:
     assert admitted == ledger.reserved.keys(), "reservations are not those of admitted runs"
 
 
+def _waiting(control: Control) -> None:
+    """Rules 7 and 8: who waits for memory does not fit, or stands back; and has hope."""
+    state, admission, ledger = control.state, control.state.admission, control.state.store.ledger
+    entered = {e.run.id for entries in admission.kinds.values() for e in entries if e.run}
+    waiting = {run.id for run in state.queued.values() if run.open}
+    assert entered == waiting, f"runs {waiting} say that they wait for memory, and {entered} do"
+    heads, bound = admission.heads(), admission.overtaking
+    passed = [e for e in heads if bound is not None and e.overtaken >= bound]
+    first = {cell for entry in passed for cell, _ in entry.need}
+    asked = admission.changed or ledger.released  # a policy, and its answer is not there yet
+    for entry in heads if not asked else ():
+        stands_back = any(cell in first for cell, _ in entry.need)
+        assert stands_back or lacks(entry, ledger, state.quotas), f"{describe(entry)} fits"
+    stuck = control.grants.stuck() if state.rules.stalemate else []
+    assert not stuck, f"nothing will ever make room for {', '.join(map(describe, stuck))}"
+
+
 def _pace(state: State) -> None:
     """What is granted ahead adds up."""
     ahead: dict[int, tuple[int, int]] = {}
@@ -60,8 +79,16 @@ def _pace(state: State) -> None:
             if key is not None:
                 before = ahead.get(key[1], (0, 0))
                 ahead[key[1]] = before[0] + cost, before[1] + 1
-    for slice_id, counted in state.pace.by_slice.items():
-        assert ahead.get(slice_id, (0, 0)) == counted, f"slice {slice_id}: {counted} ahead"
+    pace, bound = state.pace, state.resources.cells_of
+    ahead = {slice_id: counted for slice_id, counted in ahead.items() if slice_id in bound}
+    counted = {slice_id: both for slice_id, both in pace.by_slice.items() if any(both)}
+    assert counted == {s: both for s, both in ahead.items() if any(both)}, f"{counted} is ahead"
+    cells = [[0, 0] for _ in pace.ahead]
+    for slice_id, both in ahead.items():
+        for cell in bound[slice_id]:
+            cells[cell] = [before + more for before, more in zip(cells[cell], both, strict=True)]
+    by_cell = [list(both) for both in zip(pace.ahead, pace.gangs, strict=True)]
+    assert by_cell == cells, f"{by_cell} is ahead on cells, by slices {cells}"
 
 
 def _run(state: State, run: RunRecord) -> None:

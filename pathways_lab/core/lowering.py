@@ -73,7 +73,7 @@ def live(program: Program) -> Program:
 
 
 def placed(program: Program) -> Program:
-    """Inputs without slice or layout take those of their first consumer."""
+    """Inputs without a place take that of their first consumer."""
     values = list(program.values)
     for node in program.nodes:
         if not isinstance(node, Call):
@@ -81,7 +81,7 @@ def placed(program: Program) -> Program:
         wanted = program.signatures[node.function].inputs
         for value_id, layout in zip(node.inputs, wanted, strict=True):
             value = values[value_id]
-            if value.slice is None or (value.layout is None and value.slice == node.slice):
+            if value.slice is None:
                 values[value_id] = _on(value, node.slice, layout)
     for value_id in {v for node in program.nodes for v in inputs_of(node)} | set(program.outputs):
         value = values[value_id]

@@ -131,6 +131,10 @@ class ProportionalShare:
     def __post_init__(self) -> None:
         if self.by not in ("client", "program"):
             raise ValueError(f"shares are by 'client' or by 'program', not by {self.by!r}")
+        if not isinstance(self.weights, Mapping):
+            raise ValueError(
+                f"weights are numbers by name, like {{'ann': 2}}, not {self.weights!r}"
+            )
         for name, weight in self.weights.items():
             if not isinstance(name, str):
                 raise ValueError(f"weights are by name, and {name!r} is not text")

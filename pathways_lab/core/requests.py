@@ -109,7 +109,7 @@ def check_program(state: State, client: str, record: ClientRecord, plan: Plan) -
         if where not in record.slices:
             return Failure(
                 "refused",
-                f"{node.name!r} would put something on slice {where}, which belongs to another"
+                f"{node.name!r} would put something on a slice that belongs to another"
                 " client: what was taken can be read there, and no more",
                 "compute on a slice of this client's own; what was taken moves there",
                 program=plan.name,
@@ -123,7 +123,9 @@ def check_functions(
     index: PlanIndex, known: Mapping[tuple[str, SliceId], object]
 ) -> Failure | None:
     """Why a plan's functions cannot be waited for."""
-    missing = [f"{name} on slice {s}" for name, s in index.functions if (name, s) not in known]
+    missing = [
+        f"{name} on slice {slice_name(s)}" for name, s in index.functions if (name, s) not in known
+    ]
     if not missing:
         return None
     return Failure(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.errors import Failure
@@ -145,7 +145,7 @@ class ResourceManager:
         """
         record = self.slices[slice_id]
         old = record.binding
-        request = replace(record.request, island=island, kind=old.kind)
+        request = replace(record.request, island=island, kind=old.kind, at=())
         new = self._place(slice_id, old.client, request, old)
         if isinstance(new, Failure):
             return new
@@ -187,7 +187,7 @@ class ResourceManager:
             if not self._open_to(island, client):
                 continue
             grid, devices, loads = self._ground(island, request)
-            choice = place(grid, loads, request.shape)
+            choice = _chosen(grid, devices, loads, request)
             if choice is not None and (best is None or choice < best[0]):
                 best = choice, island, devices
         if best is None:
@@ -260,8 +260,8 @@ class ResourceManager:
         found = []
         for island in () if _malformed(request) else self.islands():
             if request.island in (None, island) and not self._open_to(island, client):
-                grid, _, loads = self._ground(island, request)
-                if place(grid, loads, request.shape) is not None:
+                grid, devices, loads = self._ground(island, request)
+                if _chosen(grid, devices, loads, request) is not None:
                     found.append(f"{island} is leased to {self.leases[island].client}")
         return "; ".join(found)
 
@@ -355,11 +355,17 @@ class ResourceManager:
     def _unmet(self, client: str, request: SliceRequest) -> Failure:
         """What was asked, what exists, what is free, and what to do."""
         islands = self.islands()
+        if not islands:
+            return Failure(
+                "refused",
+                "there are no devices for the slice: no host has joined, or all have left",
+                "wait until lab.islands has some, or start workers on the lab's Dask cluster",
+            )
         if request.island not in (None, *islands):
             return Failure(
                 "refused",
                 f"there is no island {request.island!r} for the slice;"
-                f" there is {', '.join(islands) or 'none: no host has joined'}",
+                f" there is {', '.join(islands)}",
                 "name one that is there, or none",
             )
         asked = f"{request.devices} devices in shape {request.shape}"
@@ -369,6 +375,7 @@ class ResourceManager:
             if value is not None
         ]
         wishes += [f"at least {request.memory:,} bytes per device"] if request.memory else []
+        wishes += [f"device {number} of {host}" for host, number in request.at]
         asked += f" with {', '.join(wishes)}" if wishes else ""
         lines = []
         for island in islands:
@@ -382,10 +389,9 @@ class ResourceManager:
             if any(h.info.name in self.leaving for h in members):
                 line += ", and hosts of it are about to leave"
             lines.append(line)
-        exists = "; ".join(lines) or "no host has joined"
         return Failure(
             "refused",
-            f"no island can hold the slice: asked for {asked}; {exists}",
+            f"no island can hold the slice: asked for {asked}; {'; '.join(lines)}",
             "a slice lies on one island: ask for fewer devices there, or drop a constraint",
         )
 
@@ -395,7 +401,24 @@ def _malformed(request: SliceRequest) -> str:
         return f"slice shape {request.shape} must have 1 to 3 sizes, each at least 1"
     if len(set(request.axes)) != len(request.shape):
         return f"shape {request.shape} needs one distinct axis name per size, got {request.axes}"
+    if request.at and not len(request.at) == len(set(request.at)) == request.devices:
+        return f"shape {request.shape} needs {request.devices} different devices, got {request.at}"
     return ""
+
+
+def _chosen(
+    grid: Grid,
+    devices: Sequence[tuple[str, int]],
+    loads: Sequence[int | None],
+    request: SliceRequest,
+) -> Choice | None:
+    """The best devices of an island for a request; those that it names, if it does."""
+    if not request.at:
+        return place(grid, loads, request.shape)
+    numbers = {device: number for number, device in enumerate(devices)}
+    chosen = tuple(numbers[device] for device in request.at if device in numbers)
+    held = [load for number in chosen if (load := loads[number]) is not None]
+    return ((max(held),), chosen) if len(held) == len(request.at) else None
 
 
 def _grid(hosts: tuple[HostInfo, ...]) -> Grid:

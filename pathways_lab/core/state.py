@@ -120,6 +120,7 @@ class State:
         for entries in self.admission.kinds.values():
             for entry in entries:
                 entry.need = ledger.need(entry.lines, upload=entry.run is None)
+        self.admission.settled = False
 
     def forget_slice(self, slice_id: SliceId) -> None:
         """Nothing uses the slice any more."""

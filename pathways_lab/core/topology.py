@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from pathways_lab.core.program import SliceId
 
+Owned = tuple[str, int]
+"""A physical device: its host, and its number there."""
+
 
 @dataclass(frozen=True, slots=True)
 class SliceRequest:
@@ -23,6 +26,7 @@ class SliceRequest:
 
     island, kind: constraints; None means any.
     memory: least bytes per device; 0 means any.
+    at: the devices themselves, as in a binding: for who looks into devices and not for programs.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +34,7 @@ class SliceRequest:
     island: str | None = None
     kind: str | None = None
     memory: int = 0
+    at: tuple[Owned, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -49,7 +54,7 @@ class SliceBinding:
     island: str
     shape: tuple[int, ...]
     axes: tuple[str, ...]
-    devices: tuple[tuple[str, int], ...]
+    devices: tuple[Owned, ...]
     kind: str
     generation: int = 0
 

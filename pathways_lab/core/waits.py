@@ -84,16 +84,22 @@ def find_cycle(
     """
     by_name = {g.name: g for g in gangs}
     left = {q: [n for n in order if n in by_name] for q, order in orders.items()}
+    readers: dict[Name, list[Name]] = {}
+    for gang in by_name.values():
+        for maker in gang.after:
+            readers.setdefault(maker, []).append(gang.name)
     unfinished = dict.fromkeys(by_name)
-    while True:
-        ended = [n for n in unfinished if not _waits(by_name[n], left, unfinished, streams)]
-        if not ended:
-            break
+    looked_at = list(by_name)
+    while looked_at:
+        ended = [n for n in looked_at if not _waits(by_name[n], left, unfinished, streams)]
+        moved: dict[Name, None] = {}  # only who waited for what has ended may go on
         for name in ended:
             del unfinished[name]
+            moved.update(dict.fromkeys(readers.get(name, ())))
             for queue in by_name[name].queues:
-                if name in left.get(queue, ()):
-                    left[queue].remove(name)
+                left[queue].remove(name)
+                moved.update(dict.fromkeys(left[queue][:streams]))
+        looked_at = [n for n in moved if n in unfinished]
     path: list[Wait] = []
     at = next(iter(unfinished), None)
     seen: dict[Name, int] = {}
@@ -174,7 +180,7 @@ def _shortest(
             continue
         if at == start:
             return path
-        if len(path) < len(edges) and not any(w.gang == at for w in path):
+        if not any(w.gang == at for w in path):
             paths.extend((*path, w) for w in edges[at])
     return ()
 

@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from pathways_lab.notebook.frozen import FINEST, LIMIT, Bundle, image
+from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.plot import Plot
@@ -44,6 +45,14 @@ class Comparison:
     ) -> None:
         if not recordings:
             raise ValueError("there is nothing to compare: give at least one recording")
+        if not (
+            isinstance(recordings, Mapping)
+            and all(isinstance(each, Recording) for each in recordings.values())
+        ):
+            raise ValueError(
+                f"{recordings!r:.60} are no recordings by title: with lab.timeline.recording()"
+                " as a: ..., then {'a': a}"
+            )
         for recording in recordings.values():
             settle(recording)
         self.recordings = dict(recordings)
@@ -63,7 +72,7 @@ class Comparison:
         texts: list[str] = []
         coarsest = 0.0
         facts: dict[str, dict[str, float]] = {}
-        shown: set[str] = set()
+        scenes: list[Scene] = []
         palette = palette_of(next(iter(self.recordings.values())).timeline)
         for number, (title, recording) in enumerate(self.recordings.items()):
             start, seconds = recording.start, _seconds(recording)
@@ -73,7 +82,7 @@ class Comparison:
                 scene.coarsen(budget)
                 coarsest = max(coarsest, scene.resolution)
             busy = utilisation(recording.records, start, start + max(seconds, 1e-9))
-            shown |= {what.program for what in scene.catalogue}
+            scenes.append(scene)
             share = sum(busy.values()) / max(1, len(busy))
             head = f"{duration(seconds)}, devices that take part busy {100 * share:.0f} %"
             for place, name in enumerate(self._panels):
@@ -92,7 +101,7 @@ class Comparison:
             plots,
             "Timelines on one scale",
             (merged_note(coarsest),) if coarsest else (),
-            [(program, nodes) for program, nodes in palette.legend() if program in shown],
+            legend(self._panels, *scenes),
             {"recordings": facts},
             summary,
         )

@@ -133,6 +133,16 @@ class Renderer:
 
         error.__dict__[HOOK] = rendered
 
+    def interrupted(self, error: KeyboardInterrupt) -> None:
+        """Have IPython show the user's own frames only of a wait that Ctrl-C has ended."""
+
+        def rendered() -> list[str]:
+            self.last = error
+            # Not before: it passes the user's frames on its way.
+            return self._structured(error, lines.without_machinery(error.__traceback__))
+
+        error.__dict__[HOOK] = rendered
+
     def _structured(self, error: BaseException, trace: TracebackType | None) -> list[str]:
         return list(self.shell.InteractiveTB.structured_traceback(type(error), error, trace))
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from pathways_lab.notebook.legend import legend
 from pathways_lab.notebook.palette import Palette
-from pathways_lab.notebook.panels import plots
+from pathways_lab.notebook.panels import completed, plots
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.static import picture
 from pathways_lab.notebook.text import lead_note, merged_note, summary, table
@@ -88,7 +88,7 @@ def _bundle(
     if facts["merged"] and "queues" in panels:
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
-    svg = picture(drawn, title, notes, legend(scene, panels), facts, line)
+    svg = picture(drawn, title, notes, legend(completed(panels, scene), scene), facts, line)
     data = {"text/html": image(svg, line), "text/plain": table(scene, end, title)}
     return data, {"pathways_lab": facts}
 

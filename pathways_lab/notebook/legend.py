@@ -3,14 +3,14 @@
 Problem: a legend of everything that a lab ever ran is longer than the picture
 and explains colours that are not in it.
 
-Rule for maintainers: asked by the live and the frozen picture alike.
+Rule for maintainers: asked by every picture, live, frozen or several below each other.
 """
 
 from __future__ import annotations
 
-from pathways_lab.notebook.palette import PAINTS, WORK_PAINTS
+from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS
 from pathways_lab.notebook.panels.graph import newest
-from pathways_lab.notebook.scene import WORK, Scene
+from pathways_lab.notebook.scene import WAITS, WORK, Scene
 
 ONE_RUN = {"graph": False, "planned": True}
 """Panels that show one run, and so the colours of one program; whether it has ended, if one has."""
@@ -22,13 +22,14 @@ Legend = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """``(heading, ((name, colour), ...))``."""
 
 
-def legend(scene: Scene, panels: tuple[str, ...]) -> Legend:
-    """The legend of some panels."""
-    shown = _programs(scene, set(panels) - PLAIN)
-    out = [(name, tuple(nodes)) for name, nodes in scene.palette.legend() if name in shown]
-    if {"queues", "planned"} & set(panels) and scene.causes:
-        out.append(("waits for", tuple(scene.causes)))
-    if {"queues", "hosts"} & set(panels) and len(scene.worked.table):
+def legend(panels: tuple[str, ...], *scenes: Scene) -> Legend:
+    """The legend of the panels that are drawn of some scenes, which have one palette."""
+    shown = set().union(*(_programs(scene, set(panels) - PLAIN) for scene in scenes))
+    out = [(name, tuple(nodes)) for name, nodes in scenes[0].palette.legend() if name in shown]
+    causes = sorted(set().union(*(scene.seen_causes for scene in scenes)))
+    if {"queues", "planned"} & set(panels) and causes:
+        out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
+    if "hosts" in panels and any(len(scene.worked.table) for scene in scenes):
         paints = zip(WORK, WORK_PAINTS, strict=True)
         out.append(("host work", tuple((name, PAINTS[paint]) for name, paint in paints)))
     return tuple(out)

@@ -24,7 +24,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +48,6 @@ a page may not be listening yet, they come sooner."""
 
 PATIENCE = 3.0
 """Seconds that a page may take to load BokehJS from the server's route."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """Counters of what left: for tests and for the cost of a view."""
-
-    updates: int = 0
-    snapshots: int = 0
-    scripts: int = 0
-    bytes: int = 0
 
 
 def _snapshot_json(_: Any, widget: LiveFigures) -> dict[str, Any]:
@@ -88,7 +77,6 @@ class LiveFigures(anywidget.AnyWidget):
         self._key_frame_at = self._shown_at = 0.0
         self._frozen: dict[str, Any] | None = None
         self._ask, self._on_action = ask, on_action
-        self.sent = Sent()
         route = os.environ.get(ROUTE_VARIABLE, "")
         super().__init__(
             _scripts={"version": bokeh.__version__, "files": list(FILES), "route": route}
@@ -114,13 +102,7 @@ class LiveFigures(anywidget.AnyWidget):
             block = content.pop("block", b"")
             if content["type"] == "snapshot":
                 self._key_frame_at = time.monotonic()
-                self.sent.snapshots += 1
-            elif content["type"] == "update":
-                self.sent.updates += 1
             self.send(content, [block])
-            self.sent.bytes += len(block) + sum(
-                len(content.get(name, "")) for name in ("changes", "document")
-            )
             if not self._followed:
                 self._help_page()
 
@@ -139,7 +121,6 @@ class LiveFigures(anywidget.AnyWidget):
     def _push_scripts(self) -> None:
         self._pushed = True
         self.send({"type": "scripts"}, [(_SCRIPTS / name).read_bytes() for name in FILES])
-        self.sent.scripts += 1
 
     def freeze(self, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
         """End the live picture: pages show *data* (a MIME bundle) from now on.

@@ -43,7 +43,7 @@ class Decorator(Protocol):
 
 
 argument: Callable[..., Decorator] = magic_arguments.argument
-with_arguments: Callable[[], Decorator] = magic_arguments.magic_arguments
+with_arguments: Callable[..., Decorator] = magic_arguments.magic_arguments
 _parsed: Callable[[Any, str], Any] = magic_arguments.parse_argstring
 cell_magic = cast(Decorator, magic.cell_magic)
 line_magic = cast(Decorator, magic.line_magic)
@@ -89,7 +89,7 @@ class PathwaysMagics(magic.Magics):
 
     @no_var_expand
     @output_can_be_silenced
-    @with_arguments()
+    @with_arguments("%pw_program")  # a second percent sign in its help
     @argument("name", nargs="?", default="", help="what the program is called; bound to it")
     @argument(
         "-p", "--priority", choices=tuple(PRIORITIES), default="normal",
@@ -117,6 +117,10 @@ class PathwaysMagics(magic.Magics):
         assigns become handles at once, and ``name`` is bound to the program:
         ``name()`` runs the cell again with the present values.  The output is a
         live view, which becomes a static picture when the run has ended.
+
+            %%pw_program step --show queues,memory
+            hidden = embed(weights, batch)
+            loss = head(others, hidden)
         """
         options = options_of(self.pw_program, line)
         name = options.name or "cell"

@@ -4,7 +4,8 @@ Problem: whoever draws takes processor time from those who compute, unless there
 some to spare; a picture that rests for long is of little use.  So what was used is a
 debt that is paid by resting: quickly where processors are idle, slowly where they are not.
 What was used in the kernel is another: the user's cells have no interpreter but that one, and on
-a machine of many processors they may wait for it while the others are idle.
+a machine of many processors they may wait for it while the others are idle.  A picture that
+stands still seems to be broken, so what is not paid after :data:`LONGEST` is forgiven.
 
 What is used goes into two things: to take in what has happened, and to draw it.  A picture that
 is behind takes in more before it draws again.
@@ -24,6 +25,9 @@ one where they are idle.  Of a kernel's interpreter the same, as of a machine wi
 RESERVE = 0.75
 """So many idle processors belong to those who compute: they wait for each other for moments, and
 would wait for whoever fills these.  What is idle beyond may be used."""
+
+LONGEST = 5.0
+"""Seconds for which a picture rests at most, however slow the machine and however full."""
 
 PATIENCE = 0.5
 """Seconds after which the machine is looked at again: it may be idle now."""
@@ -69,6 +73,7 @@ class Pace:
     def __init__(self, now: float, processors: int) -> None:
         self.part = FEWEST
         self._machine, self._kernel = _Debt(now, processors), _Debt(now, 1)
+        self._went_on = now
 
     def spent(self, seconds: float, kernel: float = 0.0) -> None:
         """So much processor time was used here, and so much in the kernel."""
@@ -82,7 +87,11 @@ class Pace:
         in which that computed nothing.
         """
         rest = max(self._machine.rest(now, spare), self._kernel.rest(now, idle))
-        return min(rest, PATIENCE) if rest > SHORTEST else 0.0
+        if rest > SHORTEST and now - self._went_on < LONGEST:
+            return min(rest, PATIENCE)
+        self._machine.owed = self._kernel.owed = 0.0
+        self._went_on = now
+        return 0.0
 
     def drew(self, folding: float, drawing: float) -> None:
         """So long, in processor seconds, the last picture took."""

@@ -215,8 +215,13 @@ class View {
     this.placed = copy;
     this.root.pathwaysDocument = copy;
     this.root.dataset.scripts = feed.how;
-    for (const model of copy._all_models.values())
-      if (/Figure$/.test(model.type)) model.on_event("tap", (event) => this.tap(model, event));
+    for (const model of copy._all_models.values()) {
+      if (!/Figure$/.test(model.type)) continue;
+      model.on_event("tap", (event) => this.tap(model, event));
+      // Keys are the view's own: a figure would be one more stop of the Tab key, without a name.
+      const events = feed.Bokeh.index.find_one(model)?.canvas_view.events_el;
+      if (events) events.tabIndex = -1;
+    }
     this.fitted = [...copy._all_models.values()].filter((model) => model.data?.choices);
     this.fit();
     this.mark();

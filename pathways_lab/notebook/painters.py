@@ -3,8 +3,8 @@
 Problem: pictures of a lab must cost the kernel nothing, and those of a timeline
 that exists only in the kernel (a simulation, a file, a test) have to be made there.
 
-How: a timeline that has its records as bytes (``timeline.written``) is drawn by one
-:class:`Studio` for all of its views; any other by a :class:`Thread` per view.  Both are
+How: a timeline that has its records as bytes (``timeline.written``) is drawn, while it grows, by
+one :class:`Studio` for all of its views; any other by a :class:`Thread` per view.  Both are
 told what a person wants, and tell the :class:`Screen` that opened them.
 
 Rule for maintainers: nothing here waits in the caller's thread; threads print nothing
@@ -77,7 +77,7 @@ class Painter(Protocol):
 
 def painter_of(timeline: Timeline, wanted: Wanted, screen: Screen) -> Painter:
     """Who draws a view of *timeline*."""
-    if timeline.written is None:
+    if timeline.written is None or timeline.over:
         return Thread(timeline, wanted, screen)
     studio = _studios.get(timeline)
     if studio is None or not studio.alive:

@@ -10,9 +10,10 @@ told what a person wants.  It reads the timeline and nothing else.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_lab.notebook.frozen import Bundle, freeze
@@ -24,9 +25,9 @@ from pathways_lab.notebook.plot import FRAME, Plot
 from pathways_lab.notebook.present import Present
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.text import about_gang, duration, gang_of, merged_note, summary, table
-from pathways_lab.timeline.log import Timeline, items_within, within
-from pathways_lab.timeline.packed import Item
-from pathways_lab.timeline.records import ENDS, Event, Record, Sample
+from pathways_lab.timeline.log import Timeline, items_within
+from pathways_lab.timeline.packed import Item, Packed, single
+from pathways_lab.timeline.records import ENDS, Event, Sample
 from pathways_lab.timeline.waits import known_at, known_order
 
 SETTLE = 0.3
@@ -60,6 +61,7 @@ class Wanted:
     panels: names.  window: seconds that it looks back while it is live.
     origin: time (records' clock) that the axis calls 0; None: when the record begins.
     since: only what happened from then on is shown; None: the newest *window* seconds.
+    until: what happens afterwards is not shown.
     runs: it ends when these have ended.  gangs: how many they have, 0 when unknown.
     actions: what else its buttons offer.
     """
@@ -69,6 +71,7 @@ class Wanted:
     window: float = 20.0
     origin: float | None = None
     since: float | None = None
+    until: float = math.inf
     runs: frozenset[int] = frozenset()
     gangs: int = 0
     actions: tuple[str, ...] = ()
@@ -87,7 +90,9 @@ class Picture:
         self.panels = self._names = chosen(wanted.panels)
         self.outcome = ""
         self.palette = palette_of(timeline)
-        self.present = present or Present(timeline, wanted.window, wanted.origin, wanted.since)
+        self.present = present or Present(
+            timeline, wanted.window, wanted.origin, wanted.since, until=wanted.until
+        )
         self._folds = -1
         self._over_at = 0.0
         self._first, self._cleared = float("inf"), 0
@@ -109,6 +114,7 @@ class Picture:
 
     def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
         """What is new at *now* (records' clock), folded and :meth:`shown`."""
+        now = min(now, self.wanted.until)
         self.present.collect(now, FOLD)
         return self.shown(now)
 
@@ -129,7 +135,7 @@ class Picture:
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
         """What stands above the figures; *scene* is shown as it is *at* some moment."""
-        active = scene.busy or (at - scene.last < QUIET and not self.timeline.loaded)
+        active = self.timeline.grows and (scene.busy or at - scene.last < QUIET)
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
@@ -145,9 +151,9 @@ class Picture:
             status=self._status(scene, done, all_known, at),
             progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
             notes=(*self.notes(), *self._coarse(), *self._late(now)),
-            legend=legend(scene, self.panels),
+            legend=legend(completed(self.panels, scene), scene),
             summary=summary(scene, at, self.wanted.title),
-            actions=() if self.outcome or self.timeline.loaded else self.wanted.actions,
+            actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
             chosen=about_gang(scene, gang) if self._gang is not None else (),
             line=gang.line if gang is not None else "",
             moments=(begun, max(begun, round(end - scene.origin, 1))),
@@ -200,7 +206,7 @@ class Picture:
 
     def text(self) -> str:
         """The picture as text."""
-        now = self.timeline.clock()
+        now = min(self.timeline.clock(), self.wanted.until)
         if self._past is not None:
             return table(self._past.scene, self._past.now, self.wanted.title)
         if not self.outcome:
@@ -293,9 +299,7 @@ class Past:
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
-        records = [r for r in picture.timeline.records if within(r, picture.since)]
-        self._records: Sequence[Record] = sorted(records, key=known_order)
-        self._known = [known_at(r) for r in self._records]
+        self._items = sorted(items_within(picture.timeline.items, picture.since), key=known_order)
         self._folded = 0
         self._plots: tuple[Plot, ...] = ()
         self.now = picture.since
@@ -306,9 +310,27 @@ class Past:
         if moment < self.now:
             self.scene = self._picture.present.blank(self._picture.scene.origin)
             self._folded = 0
-        until = bisect_right(self._known, moment)
-        self.scene.add(self._records[self._folded : until], moment)
+        self._part(moment)
+        until = bisect_right(self._items, moment, key=known_at)
+        self.scene.add(self._items[self._folded : until], moment)
         self._folded, self.now, self._plots = until, moment, ()
+
+    def _part(self, moment: float) -> None:
+        """What is in columns and known in part at *moment* goes on as single records.
+
+        None of it was known before, so what was folded stays as it is.
+        """
+
+        def partly(item: Item) -> bool:
+            if not isinstance(item, Packed) or item.known_at <= moment:
+                return False
+            return not item.within(moment, math.inf)
+
+        rest = self._items[self._folded :]
+        parted = [item for item in rest if partly(item)]
+        if parted:
+            whole = [item for item in rest if not partly(item)]
+            self._items[self._folded :] = sorted([*whole, *single(parted)], key=known_order)
 
     def plots(self, panels: tuple[str, ...]) -> tuple[Plot, ...]:
         """The panels at that moment."""

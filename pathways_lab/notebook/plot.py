@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ their time axes line up.  Live figures may be wider or narrower than this."""
 
 FRAME = WIDTH - LEFT - RIGHT
 """Width of the drawing area that texts and resolutions are fitted to."""
+
+LABELLED, GROUPED = LEFT - 2, 56
+"""Pixels, as :func:`wide` counts them: of all that stands in the left margin, and of the names
+of groups, however long the other labels are."""
 
 NARROW, BROAD = "ijlI.,:;'|!()[] ", "mwMW<>%@+=~→"
 """Letters far from the usual width."""
@@ -94,7 +99,8 @@ class Layer:
 class Plot:
     """One panel.
 
-    title, note: its name, and in a few words how to read it.
+    title, note: its name, and in a few words how to read it; what must not be cut off where
+        there is little room comes first.
     height: of the drawing area in pixels at normal size.
     x: range; time: whether x is the shared time axis (seconds).
     y: low and high row coordinate; rows grow downwards.
@@ -118,6 +124,19 @@ class Plot:
     bands: tuple[tuple[float, float], ...] = ()
     rules: tuple[float, ...] = ()
     empty: str = ""
+
+    def __post_init__(self) -> None:
+        """Names that people and machines give may be longer than the margin is wide."""
+        rows, groups = (dict(labels) for labels in (self.rows, self.groups))
+        inner = max(map(wide, rows.values()), default=0.0)
+        outer = max((wide(name, True) for name in groups.values()), default=0.0)
+        if inner + outer <= LABELLED:
+            return
+        outer = min(outer, max(GROUPED, LABELLED - inner))
+        shown = {at: squeezed(name, LABELLED - outer) for at, name in rows.items()}
+        object.__setattr__(self, "rows", shown)
+        shown = {at: squeezed(name, outer, bold=True) for at, name in groups.items()}
+        object.__setattr__(self, "groups", shown)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -264,6 +283,7 @@ def moments(low: float, high: float, most: int = 8) -> dict[float, str]:
     }
 
 
+@lru_cache(4096)
 def wide(text: str, bold: bool = False, size: int = 12) -> float:
     """About how many pixels a line of text takes in the wider ones of the usual fonts."""
     ems = sum(
@@ -280,3 +300,16 @@ def fitted(word: str, room: float) -> str:
     while len(word) > LEAST and wide(word + "…") > room:
         word = word[:-1]
     return word + "…" if len(word) > LEAST else ""
+
+
+def squeezed(name: str, room: float, bold: bool = False) -> str:
+    """As much of both ends of a name as there is room for (pixels): either may tell it apart."""
+    if wide(name, bold) <= room:
+        return name
+    shown = "…"
+    for letters in range(1, len(name)):
+        more = f"{name[: (letters + 1) // 2]}…{name[len(name) - letters // 2 :]}"
+        if wide(more, bold) > room:
+            break
+        shown = more
+    return shown

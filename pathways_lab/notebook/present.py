@@ -10,6 +10,7 @@ new, for all who share it.
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
@@ -41,6 +42,7 @@ class Present:
     since: only what happened from then on is in it; None: the newest *window* seconds.
     late: seconds by which records may come late, so that newer ones wait for them: what a gang
         waited for is folded before it.
+    until: it begins not later than then, however late it is.
     folded: until when records are in the scene.  folds: how often something new came.
     version: how many records of the timeline are in the scene, or wait for it.
     """
@@ -52,9 +54,10 @@ class Present:
         origin: float | None = None,
         since: float | None = None,
         late: float = 0.0,
+        until: float = math.inf,
     ) -> None:
         self.timeline, self.window, self._late = timeline, window, late
-        now = timeline.clock()
+        now = min(timeline.clock(), until)
         first = min(map(_happened, timeline.items), default=now)
         origin = origin if origin is not None else first
         self.since = max(origin, since if since is not None else now - window)

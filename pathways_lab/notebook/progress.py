@@ -10,7 +10,7 @@ import html
 from collections.abc import Callable
 from typing import Any
 
-from pathways_lab.runtime.progress import Progress, Show
+from pathways_lab.runtime.progress import Progress, Show, Tell
 
 BAR = (
     '<div style="display:inline-block;vertical-align:middle;width:180px;height:8px;'
@@ -41,7 +41,7 @@ def notebook_line() -> Show:
     return lambda progress: put(as_html(progress), as_text(progress))
 
 
-def line_below_cell() -> Callable[[str], object]:
+def line_below_cell() -> Tell:
     """A function that shows a line of text below the running cell, each in place of the last."""
     put = _place()
     return lambda text: put(f"<span>{html.escape(text)}</span>", text)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pathways_lab.notebook.chosen import number
-from pathways_lab.notebook.palette import CAUSE_PAINTS, PAINTS, WORK_PAINTS, Palette
+from pathways_lab.notebook.palette import CAUSE_PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.plot import FRAME
 from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.seen import Used, Waiting, What
@@ -28,7 +28,7 @@ from pathways_lab.timeline.columns import Joined, alike, follows, plain, times
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import FEEDS, Lane, Machine, lanes_of
-from pathways_lab.timeline.packed import Granted, Item, Packed, Row
+from pathways_lab.timeline.packed import Granted, Item, Packed, Row, size
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span, own
 from pathways_lab.timeline.waits import (
@@ -178,17 +178,24 @@ class Scene:
         for bars in (self._bars, self.waited.bars, self.worked.bars):
             bars.resolution = max(bars.resolution, self.resolution)
         for item in items:
-            if isinstance(item, Granted):
-                self._granted(item)
-            elif isinstance(item, Row):
-                self._row(item)
-            elif not isinstance(item, Packed):
-                self._add(item)
+            try:
+                self._fold(item)
+            except Exception:
+                # It is not what this version writes.  All others are shown.
+                self.dropped += size(item)
         self._draw_rows()
         self._show(self._bars.seal())
         self.waited.seal(self.origin)
         self.worked.seal(self.origin)
         self._forget(now)
+
+    def _fold(self, item: Item) -> None:
+        if isinstance(item, Granted):
+            self._granted(item)
+        elif isinstance(item, Row):
+            self._row(item)
+        elif not isinstance(item, Packed):
+            self._add(item)
 
     def _add(self, record: Record) -> None:
         if isinstance(record, Event) and record.kind in _ASIDE:
@@ -261,7 +268,7 @@ class Scene:
             self.longest[node] = max(most, self.longest.get(node, most))
         last, took = rows.about(len(rows) - 1), float(length.sum())
         what = What(last.node, last.program, last.client, last.line)
-        told = {(r.run, s) for r in rows.rows for s in range(r.step, r.step + r.announced)}
+        told = {(r.run, r.step + n) for r in rows.rows for n in range(min(r.announced, r.count))}
         for lane in lanes:
             self.recent[lane] = what
             totals = self.totals.setdefault(lane, {})
@@ -529,12 +536,6 @@ class Scene:
     def drawn(self) -> list[Bar]:
         """The bars that the queue panel holds."""
         return self._bars.items
-
-    @property
-    def causes(self) -> list[tuple[str, str]]:
-        """``(cause, colour)`` of what the marks between bars tell, for a legend."""
-        kinds = sorted(self.seen_causes)
-        return [(WAITS[kind], PAINTS[CAUSE_PAINTS[kind]]) for kind in kinds]
 
     @property
     def marks(self) -> int:

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from pathways_lab.client import lab as labs
+from pathways_lab.client import requests
 from pathways_lab.client.lab import Lab
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.notebook.compare import Comparison, settle
@@ -80,10 +81,9 @@ class SideBySide:
         return Comparison(self.recordings, ("queues",))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table, its heads first."""
+        """By way, how fast it was and what came of it; heads first."""
         found: list[tuple[str, ...]] = [_HEADS]
         for way, m in self.measured.items():
-            wire = m.bytes[CLIENT] + m.bytes[CONTROL]
             found.append(
                 (
                     way,
@@ -91,16 +91,21 @@ class SideBySide:
                     f"{m.busy:.0%}",
                     f"{1 - m.busy:.1%}",
                     "" if m.bubble is None else f"{m.bubble:.1%}",
-                    f"{sum(m.messages.values()) / m.steps:,.1f}",
-                    size(wire / m.steps),
-                    size(m.bytes[INSIDE] / m.steps),
-                    size(m.bytes[BETWEEN] / m.steps),
                     duration(m.cpu / m.steps),
                     size(m.memory),
                     f"{m.loss:.4f}",
                     f"{m.difference:.0e}",
                 )
             )
+        return found
+
+    def wire(self) -> list[tuple[str, ...]]:
+        """By way, what each step sent; heads first."""
+        found: list[tuple[str, ...]] = [("way", "messages", "control", "in islands", "DCN")]
+        for way, m in self.measured.items():
+            parts = (m.bytes[CLIENT] + m.bytes[CONTROL], m.bytes[INSIDE], m.bytes[BETWEEN])
+            messages = f"{sum(m.messages.values()) / m.steps:,.1f}"
+            found.append((way, messages, *(size(part / m.steps) for part in parts)))
         return found
 
     def gaps(self) -> list[tuple[str, ...]]:
@@ -128,13 +133,17 @@ class SideBySide:
 
     def __repr__(self) -> str:
         notes = [f"{way}: {m.note}" for way, m in self.measured.items()]
-        tables = [_text(rows) for rows in (self.rows(), self.gaps()) if rows]
+        tables = [_text(rows) for rows in (self.rows(), self.wire(), self.gaps()) if rows]
         return "\n".join((self.title, *(line for table in tables for line in (*table, "")), *notes))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
         data, metadata = self.picture.bundle()
         notes = [m.note for m in self.measured.values()]
-        shown = [_html(self.rows(), self.title, notes)]
+        # Several that are narrow: a page with a side panel shows them whole.
+        shown = [
+            _html(self.rows(), self.title, notes),
+            _html(self.wire(), "What each step sent"),
+        ]
         if gaps := self.gaps():
             shown.append(_html(gaps, "Where the rest of the devices' time went"))
         shown.append(data["text/html"])
@@ -183,6 +192,11 @@ def compare(
     known.check(ways)
     if not ways:
         raise PathwaysError(Failure("refused", "no ways to compare", "for example ['spmd']"))
+    steps = requests.count("steps", steps)
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        raise PathwaysError(
+            Failure("refused", f"batch={batch!r:.60} is no pair", "give (inputs, labels)")
+        )
     work = known.Work(as_layers(layers), loss, optimizer, batch, steps, microbatches, stages, costs)
     found: dict[str, Measured] = {}
     recordings: dict[str, Recording] = {}
@@ -243,8 +257,8 @@ def _difference(expected: Any, got: Any) -> float:
 
 
 _HEADS = (
-    "way", "examples/s", "busy", "idle", "bubble by plan", "messages/step", "control/step",
-    "in islands/step", "DCN/step", "controllers' CPU/step", "peak memory", "loss", "difference",
+    "way", "examples/s", "busy", "idle", "bubble by plan", "controllers' CPU/step", "peak memory",
+    "loss", "difference",
 )  # fmt: skip
 
 

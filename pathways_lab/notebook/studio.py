@@ -25,7 +25,6 @@ import gc
 import pickle
 import time
 import traceback
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,10 +36,8 @@ from pathways_lab.notebook.present import LATE, Present, newest
 from pathways_lab.notebook.processors import COUNT, give_way, spare
 from pathways_lab.notebook.stream import Stream
 from pathways_lab.runtime import chronicle, lifeline
-from pathways_lab.runtime.codec import CodecError
 from pathways_lab.timeline.entries import Counted
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.timeline.packed import Item
 from pathways_lab.timeline.records import Sample
 
 FIRST = 50_000
@@ -119,21 +116,10 @@ class Studio:
         self.elsewhere += used
         self.idle = idle
         if missed:
-            lost = self._lost(missed)
+            lost = Sample("dropped", self.timeline.clock(), float(missed))
             self.timeline.extend_later(1, lambda: [lost])
         for entries, records in batches:
-            self.timeline.extend_later(records, functools.partial(self._read, entries, records))
-
-    def _read(self, entries: Sequence[bytes], records: int) -> list[Item]:
-        """What a batch of so many records says; one that nobody can read is lost, and counted."""
-        try:
-            return chronicle.read_packed(entries)
-        except CodecError:
-            traceback.print_exc()
-            return [self._lost(records)]
-
-    def _lost(self, records: int) -> Sample:
-        return Sample("dropped", self.timeline.clock(), float(records))
+            self.timeline.extend_later(records, functools.partial(chronicle.read_packed, entries))
 
     def _present(self, wanted: Wanted) -> Present:
         """What a view shows, shared with others that show the same part of the record."""

@@ -12,6 +12,7 @@ remembered in ``timeline.failures``.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -51,6 +52,7 @@ class View:
     origin: time (records' clock) that the axis calls 0, and from which on the view
         shows what happened; None: the newest *window* seconds, on an axis that
         begins with the record.
+    until: time at which the axis ends, however late it is.
     runs: the view ends when these runs have ended.
     gangs: how many gangs they have, when that is known.
     ended: asked at every update; its answer is "" while what is shown goes on,
@@ -65,6 +67,7 @@ class View:
         title: str = "",
         window: float = 20.0,
         origin: float | None = None,
+        until: float = math.inf,
         runs: frozenset[int] = frozenset(),
         gangs: int = 0,
         ended: Callable[[], str] | None = None,
@@ -72,9 +75,13 @@ class View:
     ) -> None:
         self.timeline = timeline
         self.panels = chosen(panels)
-        self.title = title or "Pathways Lab"
+        self.title = str(title or "Pathways Lab")
+        if not (isinstance(window, int | float) and 0 < window < math.inf):
+            raise ValueError(f"window={window!r} is no number of seconds above 0, like 20")
+        if not (origin is None or (isinstance(origin, int | float) and math.isfinite(origin))):
+            raise ValueError(f"origin={origin!r} is no time: give seconds of the records' clock")
         self.wanted = Wanted(
-            self.panels, self.title, window, origin, origin, runs, gangs,
+            self.panels, self.title, window, origin, origin, until, runs, gangs,
             ("cancel", "clear") if cancel is not None else ("clear",),
         )  # fmt: skip
         self.outcome = ""
@@ -231,7 +238,8 @@ def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: A
 
     replay: keep a view of what is over live, so that its scrubber, zoom and clicks work.
     """
-    if not (timeline.loaded or timeline.over):
+    if timeline.grows:
+        options.setdefault("ended", lambda: "ended" if timeline.over else "")
         return View(timeline, panels, **options)
     records = timeline.records
     spans = [r for r in records if isinstance(r, Span)]
@@ -242,6 +250,7 @@ def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: A
         "title": f"Loaded: {Path(timeline.loaded).name}" if timeline.loaded else "",
         "origin": start,
         "window": max(end - start, 1e-3),
+        "until": end,
         **options,
     }
     view = View(timeline, panels, **given)

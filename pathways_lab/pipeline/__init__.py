@@ -11,6 +11,7 @@ means one thing whoever imported it first; nothing is loaded before it is used.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -66,10 +67,14 @@ def __dir__() -> list[str]:
 
 
 class _Callable(types.ModuleType):
-    """A module that is called like its main function."""
+    """A module that is called like its main function, and shows its arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.pipeline(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.pipeline)
 
 
 sys.modules[__name__].__class__ = _Callable

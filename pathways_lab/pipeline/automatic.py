@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -355,8 +356,9 @@ def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
 
 
 def _cut(batch: Any, count: int) -> list[Any]:
+    """Microbatches, all by one operation: one for each would be as many functions to compile."""
     leaves, tree = jax.tree.flatten(batch)
-    parts = zip(*(np.split(leaf, count) for leaf in leaves), strict=True)
+    parts = zip(*(jnp.split(leaf, count) for leaf in leaves), strict=True)
     return [jax.tree.unflatten(tree, part) for part in parts]
 
 

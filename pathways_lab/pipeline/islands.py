@@ -240,6 +240,7 @@ def data_parallel(
         on; 1: all at its end.
     shares: by slice, how much of a batch it gets; default: as its number of devices.
         For islands that differ in speed, as their speeds.
+    name: of the program, in errors and in the timeline.
 
     Every slice sends its gradients to every other one, so this is for few slices.
     Raises PathwaysError for what cannot be: no slices, more chunks than layers.

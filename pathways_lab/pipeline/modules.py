@@ -12,7 +12,7 @@ Paper: none.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,14 @@ def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
     An NNX module is called with a batch, an Equinox module with one example at a time
     (by ``jax.vmap``), as is usual for each.  Raises PathwaysError for anything else.
     """
+    if not isinstance(given, Iterable):
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"layers={given!r:.60} is no list of layers",
+                "give [(function, parameters), ...], with function(parameters, x) -> y",
+            )
+        )
     return [as_layer(entry) for entry in given]
 
 

@@ -133,7 +133,7 @@ class Table:
         return f"<div>{html.escape(self.title)}</div>{drawn}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
     """Orders of tasks.
 
@@ -175,6 +175,16 @@ class Schedule:
         stages = range(max(where, default=-1) + 1)
         count = max((task.microbatch for task in tasks), default=-1) + 1
         return Schedule(name, count, tuple(where.get(s, s) for s in stages), order)
+
+    def text(self) -> str:
+        """What :meth:`read` reads, without the dots."""
+        return "\n".join(
+            " ".join(str(task).removesuffix(f"/{number}") for task in tasks)
+            for number, tasks in enumerate(self.order)
+        )
+
+    def __repr__(self) -> str:
+        return f"schedule {self.name}, a line per slice:\n{self.text()}"
 
     @property
     def stages(self) -> int:

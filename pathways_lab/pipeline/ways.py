@@ -14,7 +14,7 @@ single controller and a pipeline).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +96,10 @@ def name_of(way: str | Schedule) -> str:
 
 def check(ways: Sequence[str | Schedule]) -> None:
     """Raises PathwaysError for a way that there is not, and for one that is there twice."""
+    if isinstance(ways, str) or not isinstance(ways, Iterable):
+        raise PathwaysError(
+            Failure("refused", f"ways={ways!r:.60} is no list of ways", "for example ['spmd']")
+        )
     names = [name_of(way) for way in ways]
     for way, name in zip(ways, names, strict=True):
         base = name.removeprefix("pipeline-").removesuffix(BARRIER).removesuffix(ISLANDS)
@@ -119,7 +123,16 @@ def check(ways: Sequence[str | Schedule]) -> None:
 @contextmanager
 def ready(lab: Lab, way: str | Schedule, work: Work, island: str) -> Iterator[Ready]:
     """A way on all devices of an island, or on as many of all islands; given back afterwards."""
-    count = next(i.devices for i in lab.islands if i.name == island)
+    there = {i.name: i.devices for i in lab.islands}
+    if island not in there:
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"there is no island {island!r} to compare on; there is {', '.join(there)}",
+                "name one that is there, or none for the first",
+            )
+        )
+    count = there[island]
     with ExitStack() as stack:
         if isinstance(way, str) and way in (SPMD, TF1, MANY):
             on = stack.enter_context(lab.slice(count, "data", island=island))

@@ -36,10 +36,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """platform: ``"cpu"``, or ``"auto"`` for what JAX finds.  environments: one per host."""
+    """platform: ``"cpu"``, or ``"auto"`` for what JAX finds.
+
+    environments: one per host, if hosts differ in it.
+    """
 
     platform: str
-    environments: tuple[dict[str, str], ...]
+    environments: tuple[dict[str, str], ...] = ()
+
+    def environment(self, host: int) -> dict[str, str]:
+        """What host number *host* starts with."""
+        return self.environments[host] if self.environments else {}
 
 
 def find(devices: Path = Path("/dev")) -> Found:
@@ -75,7 +82,7 @@ def assign(hosts: int, devices_per_host: int, platform: str, found: Found) -> As
             "auto", tuple({"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares)
         )
     if platform in ("auto", "tpu") and hosts == 1 and found.tpus == wanted:
-        return Assignment("auto", ({},))
+        return Assignment("auto")
     if platform in ("gpu", "tpu"):
         there = len(found.gpus) if platform == "gpu" else found.tpus
         raise _error(
@@ -84,7 +91,7 @@ def assign(hosts: int, devices_per_host: int, platform: str, found: Found) -> As
             "ask for fewer (TPUs: one host with all chips), install JAX's plugin for them, "
             "or platform='cpu' for emulated devices",
         )
-    return Assignment("cpu", tuple({} for _ in range(hosts)))
+    return Assignment("cpu")
 
 
 def _numbers(folder: Path, prefix: str) -> list[str]:

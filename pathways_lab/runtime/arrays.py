@@ -89,14 +89,35 @@ def key_type(dtype: str) -> Any:
 
 
 @functools.cache
-def _key_data(dtype: str) -> tuple[tuple[int, ...], str]:
+def dtype_of(name: str) -> Any:
+    """JAX's dtype of this name, random key types among them.  Raises KeyError, TypeError."""
+    return key_type(name) if is_key(name) else jnp.dtype(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """How one element lies in memory, and travels: a random key is a few integers."""
+
+    dtype: np.dtype[Any]
+    trailing: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize * math.prod(self.trailing)
+
+
+@functools.cache
+def element_of(dtype: str) -> Element:
+    """How elements of this JAX type name lie in memory.  Raises KeyError, TypeError."""
+    if not is_key(dtype):
+        return Element(np.dtype(dtype_of(dtype)), ())
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), key_type(dtype)))
-    return tuple(data.shape), str(data.dtype)
+    return Element(np.dtype(data.dtype), tuple(data.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Physical:
-    """How a value lies in memory: random keys have a trailing dimension of integers."""
+    """How a value lies in memory: random keys have trailing dimensions."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -113,11 +134,9 @@ class Physical:
 @functools.lru_cache(maxsize=4096)
 def physical(shape: tuple[int, ...], dtype: str, layout: Layout) -> Physical:
     """The memory of a value of this shape, JAX type name and layout."""
-    if not is_key(dtype):
-        return Physical(shape, np.dtype(jnp.dtype(dtype)), layout)
-    trailing, data = _key_data(dtype)
-    spec = layout.spec + ((),) * len(trailing)
-    return Physical(shape + trailing, np.dtype(data), replace(layout, spec=spec))
+    element = element_of(dtype)
+    spec = layout.spec + ((),) * len(element.trailing)
+    return Physical(shape + element.trailing, element.dtype, replace(layout, spec=spec))
 
 
 def physical_of(value: Value) -> Physical:

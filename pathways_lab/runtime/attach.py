@@ -18,6 +18,7 @@ Paper: section 3 (users reach the system through a client library).
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -25,10 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime import address as addresses
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.dashboard import Pages
 from pathways_lab.runtime.device_process import MODULE
+from pathways_lab.runtime.knocking import PATIENCE, knock, waiting
+from pathways_lab.runtime.outline import Wishes
+from pathways_lab.runtime.progress import Tell
 
 if TYPE_CHECKING:
     import distributed
@@ -102,7 +107,8 @@ def read_lab_file(path: str | Path) -> ControlAddress:
         control = json.loads(Path(path).read_text())["control"]
         key, holder = bytes.fromhex(control["key"]), int(control.get("holder", 0))
         dashboard = str(control.get("dashboard", ""))
-        return ControlAddress(str(control["address"]), key, control["tls"], holder, dashboard)
+        addresses.parse(address := str(control["address"]))
+        return ControlAddress(address, key, control["tls"], holder, dashboard)
     except FileNotFoundError:
         raise _error(
             f"there is no lab file {str(Path(path).absolute())!r}",
@@ -125,6 +131,7 @@ def attach(
     timeout: float = 60.0,
     pages: Pages | None = None,
     host_module: str = MODULE,
+    tell: Tell = lambda _: None,
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -137,12 +144,21 @@ def attach(
     devices_per_host, memory (bytes per device), platform (``"auto"`` or
         ``"cpu"``): only for the one who makes the lab; None means what the
         worker's resources or JAX say.
-    timeout: seconds to wait for a first worker.
+    timeout: seconds to wait for a first worker, and at most for a scheduler that answers
+        (Dask's configuration says how long that may take, usually half a minute).
     pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
+    tell: told what is waited for, when that takes more than a moment.
 
-    Raises PathwaysError.
+    Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
+    Wishes(
+        hosts_per_island=hosts_per_island, devices_per_host=devices_per_host, memory=memory
+    ).check()
+    if platform not in ("auto", "cpu"):
+        raise _error(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise _error(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
     if target is None:
         target = os.environ.get(VARIABLE)
         if not target:
@@ -153,11 +169,11 @@ def attach(
             )
     if isinstance(target, str | Path) and "://" not in str(target):
         return read_lab_file(target)
-    client, ours = _client_of(target)
+    client, ours = _client_of(target, timeout, tell)
     try:
         members = hosts_per_island or 1
         wishes = (devices_per_host, memory, platform, host_module, members)
-        return _attach(client, wishes, timeout, pages)
+        return _attach(client, wishes, timeout, pages, tell)
     finally:
         if ours:
             client.close()
@@ -176,9 +192,14 @@ def dask_client(target: Any) -> distributed.Client:
     return distributed.Client(address, security=security, set_as_default=False)
 
 
-def _client_of(target: Any) -> tuple[distributed.Client, bool]:
+def _client_of(
+    target: Any, timeout: float = math.inf, tell: Tell = lambda _: None
+) -> tuple[distributed.Client, bool]:
     """A Dask client for *target*, and whether it is ours to close."""
+    import dask
     import distributed
+
+    from pathways_lab.runtime import dask_private
 
     if isinstance(target, distributed.Client):
         if target.asynchronous:
@@ -186,18 +207,30 @@ def _client_of(target: Any) -> tuple[distributed.Client, bool]:
                 "an asynchronous distributed.Client cannot be used here",
                 "give the scheduler's address, or a Client made without asynchronous=True",
             )
-        return target, False
-    if not isinstance(target, str) and not hasattr(target, "scheduler_address"):
+    elif not isinstance(target, str) and not hasattr(target, "scheduler_address"):
         raise _error(
             f"cannot connect to {type(target).__name__} {target!r:.60}",
             "give a Dask address, a distributed.Client, a Dask cluster, or a lab file",
         )
+    usual = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    security = None
     try:
-        return distributed.Client(target, set_as_default=False), True
+        limit = min(timeout, usual)
+        if isinstance(target, distributed.Client):
+            # Whatever it is asked, it would wait for ever for a scheduler that says nothing.
+            address = str(target.scheduler.address) if target.scheduler else ""
+            if not address.startswith("inproc:"):
+                knock(address, dask_private.security_of(target), limit, tell)
+            return target, False
+        if isinstance(target, str):
+            security = dask_private.security_for(target)
+            knock(target, security, limit, tell)
+        client = distributed.Client(target, security=security, timeout=limit, set_as_default=False)
+        return client, True
     except (OSError, TypeError, ValueError) as error:
         # Dask raises TypeError for a tls:// address without credentials.
         raise _error(
-            f"the Dask scheduler at {target!r:.80} cannot be reached: {error}",
+            f"the Dask scheduler at {target!r:.80} cannot be reached: {error}{_why(error)}",
             "check the address, and for tls:// Dask's configuration of certificates",
         ) from error
 
@@ -207,12 +240,15 @@ def _attach(
     hosts: tuple[int | None, int | None, str, str, int],
     timeout: float,
     pages: Pages | None,
+    tell: Tell,
 ) -> ControlAddress:
     from pathways_lab.runtime import dask_private
-    from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, control_of
+    from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, beyond, control_of
 
     address: str = client.scheduler_info()["address"]
-    local = dask_private.is_loopback(address)
+    local, here = dask_private.is_loopback(address), dask_private.place_of_client(client)
+    if local and not dask_private.is_loopback(here):
+        raise _error(*beyond(here))
     pems = dask_private.pems_of(dask_private.security_of(client), "client")
     if not local and pems is None:
         raise _error(
@@ -235,10 +271,14 @@ def _attach(
     if not control["alive"]:
         raise _error(
             f"the control plane of the lab at {address} has died",
-            "restart the Dask scheduler; the scheduler's log has its last lines",
+            "whoever started the lab can start a new one with pw.start()",
         )
     if not control["hosts_are_there"]:
-        _install_hosts(client, HostsPlugin(control, *hosts), timeout)
+        _wait_for_worker(client, timeout, tell)
+        if not control["hosts_come"]:
+            tell("starting device processes on the workers")
+            _install_hosts(client, HostsPlugin(control, *hosts))
+            tell("the device processes are there")
     return ControlAddress(
         control["client_address"],
         bytes.fromhex(control["client_key"]),
@@ -247,14 +287,24 @@ def _attach(
     )
 
 
-def _install_hosts(client: distributed.Client, plugin: Any, timeout: float) -> None:
+def _wait_for_worker(client: distributed.Client, timeout: float, tell: Tell) -> None:
     try:
-        client.wait_for_workers(1, timeout=timeout)
+        client.wait_for_workers(1, timeout=min(timeout, PATIENCE))
+        return
+    except TimeoutError:
+        pass
+    left = max(0.0, timeout - PATIENCE)
+    try:
+        with waiting("a first worker of the Dask cluster", left, tell):
+            client.wait_for_workers(1, timeout=left)
     except TimeoutError as error:
         raise _error(
             f"the Dask cluster has no workers after {timeout:g} s",
             "start workers, or give a longer timeout",
         ) from error
+
+
+def _install_hosts(client: distributed.Client, plugin: Any) -> None:
     try:
         client.register_plugin(plugin)
     except Exception as error:
@@ -264,6 +314,14 @@ def _install_hosts(client: distributed.Client, plugin: Any, timeout: float) -> N
             f"a device process could not be started on a Dask worker: {error}",
             "see the last lines of its log above; platform='cpu' does without accelerators",
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """What Dask's last attempt failed of, which its own words leave out."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return "" if str(cause) in str(error) else f": {cause}"
 
 
 def _error(message: str, remedy: str) -> PathwaysError:

@@ -71,12 +71,16 @@ def _checked_key(key: bytes) -> bytes:
     return key
 
 
-def _checked_magic(data: bytes) -> None:
+def _version(data: bytes) -> int:
     if not data.startswith(_MAGIC[:-1]):
         raise AuthenticationError("the other end does not speak the protocol of Pathways Lab")
-    if data[len(_MAGIC) - 1] != VERSION:
+    return data[len(_MAGIC) - 1]
+
+
+def _check_version(theirs: int) -> None:
+    if theirs != VERSION:
         raise AuthenticationError(
-            f"the other end speaks version {data[len(_MAGIC) - 1]} of the protocol, this one "
+            f"the other end speaks version {theirs} of the protocol, this one "
             f"{VERSION}: install the same pathways_lab on both"
         )
 
@@ -95,7 +99,7 @@ class Initiator:
 
     def answer(self, reply: bytes) -> bytes:
         """ANSWER_BYTES to send after *reply* (REPLY_BYTES); raises AuthenticationError."""
-        _checked_magic(reply)
+        _check_version(_version(reply))
         theirs = reply[len(_MAGIC) : len(_MAGIC) + _NONCE]
         expected = _proof(self._key, b"R", self._nonce, theirs)
         if not hmac.compare_digest(expected, reply[-_PROOF:]):
@@ -110,11 +114,15 @@ class Responder:
         self._key = _checked_key(key)
         self._nonce = os.urandom(_NONCE)
         self._theirs = b""
+        self._version = 0
         self.holder = 0
 
     def reply(self, greeting: bytes) -> bytes:
-        """REPLY_BYTES for a *greeting* of GREETING_BYTES; raises AuthenticationError."""
-        _checked_magic(greeting)
+        """REPLY_BYTES for a *greeting* of GREETING_BYTES; raises AuthenticationError.
+
+        Also for one of another version: so the other end can say what is wrong.
+        """
+        self._version = _version(greeting)
         self.holder = int.from_bytes(greeting[len(_MAGIC) : -_NONCE], "big")
         self._key = key_of(self._key, self.holder)
         self._theirs = greeting[-_NONCE:]
@@ -122,6 +130,7 @@ class Responder:
 
     def check(self, answer: bytes) -> None:
         """Raises AuthenticationError unless *answer* (ANSWER_BYTES) proves the key."""
+        _check_version(self._version)
         expected = _proof(self._key, b"I", self._theirs, self._nonce)
         if not hmac.compare_digest(expected, answer):
             raise AuthenticationError("the other end does not hold the key of this lab")

@@ -2,9 +2,9 @@
 
 Problem: code that travels by pickle refers to virtual devices, alone or in a
 mesh.  In a device process they must become the physical devices to which their
-slice is bound; in the kernel that made them, themselves again.  A virtual
-device pickles as a call of :func:`device`, and each kind of process says here
-how it answers.
+slice is bound; in the kernel that made them they are themselves again, which
+:mod:`pathways_lab.client.devices` sees to.  Whatever else binds slices in a
+process says here how it answers.
 
 Rule for maintainers: no state but the list of resolvers; the last one that was
 registered and knows the slice answers.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 
 Resolver = Callable[[SliceId, int], Any]
 """``(slice, row-major device number) -> device``, or None for an unknown slice."""
@@ -41,7 +41,8 @@ def device(slice_id: SliceId, number: int) -> Any:
     raise PathwaysError(
         Failure(
             kind="refused",
-            message=f"device {number} of slice {slice_id} means nothing in this process",
+            message=f"device {number} of slice {slice_name(slice_id)} means nothing in this"
+            " process",
             remedy="virtual devices travel only with compiled functions that run on their slice",
         )
     )

@@ -3,28 +3,40 @@
 Problem: a laptop that starts to swap is worse than a refusal with numbers.
 
 Rule for maintainers: the constants are measured (private bytes of each kind of
-process, Linux, Python 3.11, idle); a test compares them with a running lab.
+process, Linux, Python 3.11); a test compares them with a running lab.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.copies import can_fork
 
 MIB = 1 << 20
 SCHEDULER = 70 * MIB
 CONTROL = 20 * MIB
-WORKER = 65 * MIB
-DEVICE_PROCESS = 200 * MIB
+LIBRARIES = 160 * MIB
+"""What is imported once, where processes are copies of one that has imported it."""
+WORKER, COPIED_WORKER = 65 * MIB, 20 * MIB
+DEVICE_PROCESS, COPIED_DEVICE_PROCESS = 200 * MIB, 100 * MIB
+"""A copy's, when it has compiled some functions: idle it takes a tenth of that."""
 ACCELERATOR_PROCESS = 2048 * MIB
 """Assumed, not measured: libraries, pinned buffers and contexts of an accelerator's runtime."""
 DEVICE = 5 * MIB
 _DEFAULT_DEVICE_MEMORY = 1024 * MIB
 _LEAST_DEVICE_MEMORY = 256 * MIB
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""What a control group of Linux says in its folder, in the second version and in the first: its
+limit, what it uses, and how much of that are files (in ``memory.stat``)."""
 _HOSTS_PER_ISLAND = 2
 _DEVICES_PER_HOST = 2
 
@@ -66,8 +78,13 @@ def plan_budget(
     emulated: CPU devices, whose memory is the machine's own.
     Raises PathwaysError when it does not fit.
     """
-    device_process = DEVICE_PROCESS if emulated else ACCELERATOR_PROCESS
-    processes = SCHEDULER + CONTROL + hosts * (WORKER + device_process + devices_per_host * DEVICE)
+    shared, worker, device_process = 0, WORKER, DEVICE_PROCESS
+    if can_fork():
+        shared, worker, device_process = LIBRARIES, COPIED_WORKER, COPIED_DEVICE_PROCESS
+    if not emulated:
+        device_process = ACCELERATOR_PROCESS
+    each = worker + device_process + devices_per_host * DEVICE
+    processes = SCHEDULER + CONTROL + shared + hosts * each
     devices = hosts * devices_per_host
     if not emulated:
         memory = None
@@ -108,17 +125,36 @@ def usual_hosts(
     return _HOSTS_PER_ISLAND, devices, ""
 
 
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, also inside a container."""
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be taken without swapping, also inside a container or a cluster's job.
+
+    root: where the system's files are.
+    """
     available = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    if limit == "max":
-        return available
-    return min(available, max(0, int(limit) - used))
+    for group in _groups(root):
+        for limit, used, cache in _FILES:
+            # What is not there, or is "max", limits nothing.
+            with contextlib.suppress(OSError, ValueError):
+                left = int((group / limit).read_text()) - int((group / used).read_text())
+                if left < available:
+                    counts = dict(line.split() for line in (group / "memory.stat").open())
+                    # Files that nobody has read again make room for whoever asks.
+                    available = min(available, max(0, left + int(counts.get(cache, 0))))
+    return available
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of the control groups that count this process's memory, its own and above.
+
+    A container may be told of groups that only its machine has: of those it sees none.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                own = PurePosixPath(path.lstrip("/"))
+                for part in (own, *own.parents):
+                    yield root / "sys/fs/cgroup" / controllers / part
 
 
 def _text(size: int) -> str:

@@ -170,7 +170,7 @@ class Carrier:
             case ReportRow():
                 self._reports.row_finished(action)
             case RunOver(run=run):
-                self._reports.run_over()
+                self._reports.run_over(run)
                 self._exchange.submit(self._exchange.run_over, run, nbytes=0)
             case Serve():
                 self._desk.serve(action)

@@ -212,6 +212,8 @@ class ControlPlane:
             link.tag = HostWaiting.seen(hello) if waits else host_seen(hello)
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the hello of a host lacks something: {error!r}") from error
+        if isinstance(link.tag, HostSeen) and (wrong := self.rim.registry.check_host(link.tag)):
+            raise Refused(wrong)
         link.name = link.tag.name
         return {"role": "control", "name": "control"}
 

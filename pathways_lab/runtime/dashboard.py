@@ -52,13 +52,14 @@ class Pages:
 class Door:
     """The listening socket, and the process behind it while there is one.
 
+    control: whose pages these are.
     Made and closed in the scheduler's event loop.
     """
 
     def __init__(self, pages: Pages, control: ControlProcess) -> None:
         self.path = control.settings.folder / SOCKET
         self.pages = pages
-        self._control = control
+        self.control = control
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._closed = False
@@ -85,10 +86,10 @@ class Door:
 
     def _run(self) -> bool:
         """Start the process and wait for its end; whether it ended in peace."""
-        settings = self._control.settings
+        settings = self.control.settings
         configuration = {
             "listen": self._socket.fileno(),
-            "address": self._control.client_address,
+            "address": self.control.client_address,
             "key": settings.client_key.hex(),
             "tls": settings.tls,
         }

@@ -69,6 +69,22 @@ async def run_on_worker(
     await scheduler.broadcast(msg=message, workers=[address])
 
 
+async def remove_plugins(scheduler: Any, on_scheduler: str, on_workers: str) -> None:
+    """Remove the plugins of these names, as far as they are there, from the scheduler's process.
+
+    Raises what goes wrong on the way to a worker; none that comes later gets the plugin.
+    """
+    if on_scheduler in scheduler.plugins:
+        scheduler.remove_plugin(on_scheduler)
+    if has_worker_plugin(scheduler, on_workers):
+        await scheduler.unregister_worker_plugin(None, on_workers)
+
+
+def has_worker_plugin(scheduler: Any, name: str) -> bool:
+    """Whether workers are given the plugin of this name when they come."""
+    return name in scheduler.worker_plugins
+
+
 def import_dashboard() -> None:
     """Load the modules of Dask's dashboard.  Any thread."""
     importlib.import_module("distributed.dashboard.scheduler")
@@ -113,9 +129,22 @@ def has_dashboard() -> bool:
     return "distributed.dashboard.scheduler" in sys.modules
 
 
+def place_of_client(client: Any) -> str:
+    """The address that a client's connection to its scheduler comes from."""
+    address: str = client.scheduler_comm.comm.local_address
+    return address
+
+
 def security_of(owner: Any) -> Any:
     """The Security of a Scheduler, Worker, Client or cluster, or None."""
     return getattr(owner, "security", None)
+
+
+def security_for(address: str) -> Any:
+    """The Security with which a Dask client would connect, as Dask's configuration has it."""
+    from distributed import Security, client
+
+    return client._maybe_call_security_loader(address) or Security()
 
 
 def pems_of(security: Any, role: Role) -> dict[str, str] | None:

@@ -112,13 +112,11 @@ class Desk:
             self._check_room(link, buffers)
             if self._launcher.buffers.get(buffer) is not None:
                 return  # who sent it did not live to hear of it, and it was sent again
-        _value(
-            fields
-        )  # what is wrong is refused now, and not when nobody knows any more who sent it
-        parts = _parts(fields, buffers)
         moved = self.moved.get(slice_id)
         if moved is not None and int(fields.get("generation", 0)) < moved.generation:
             # Its client had not heard yet where the slice lies now.
+            _value(fields)
+            parts = _parts(fields, buffers)
             if not parts.keys() <= set(range(len(moved.devices))):
                 devices = f"devices {sorted(parts)}, and has {len(moved.devices)}"
                 raise ValueError(f"an upload for slice {slice_id} is for its {devices}")
@@ -132,20 +130,20 @@ class Desk:
 
     def _put(self, link: Link | None, fields: dict[str, Any], buffers: Buffers) -> None:
         slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
+        value, parts = _value(fields), _parts(fields, buffers)  # refused while its sender is known
         place, binding = self._where(slice_id), self._binding(slice_id)
         here = binding.generation if binding is not None else -1
         if place is None or here < int(fields.get("generation", 0)):
             # The client heard of the slice before we did, or its devices are being opened.
             self._early.setdefault(slice_id, []).append((link, fields, buffers))
             return
-        value = _value(fields)
         if isinstance(place, Failure):
             self._uploaded(buffer, value, place, here)
             return
         upload = self._uploads.setdefault(buffer, _Upload(value))
         if link is not None:
             upload.links.add(link)
-        for device, data in _parts(fields, buffers).items():
+        for device, data in parts.items():
             if device not in place.numbers:
                 raise ValueError(f"device {device} of slice {slice_id} is not on {self._host}")
             upload.parts[device] = data

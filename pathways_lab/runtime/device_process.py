@@ -91,10 +91,16 @@ def arenas() -> dict[str, str]:
     return {name: os.environ.get(name, "2")}
 
 
+def label(name: str) -> str:
+    """What people call the device process of a host."""
+    return f"device process {name}"
+
+
 class DeviceProcess:
     """One device process after the other, under one name.
 
     environment: variables to set in addition to this process's own.
+    first: the first one, if it was started already and waits for its configuration.
     on_change: called in the watching thread with ``"ready"``, ``"died: …"``,
         ``"given up: …"`` or ``"retired"``.
     """
@@ -106,6 +112,7 @@ class DeviceProcess:
         on_change: Callable[[str], None] = lambda state: None,
         module: str = MODULE,
         environment: dict[str, str] | None = None,
+        first: Child | None = None,
     ) -> None:
         self.name: str = configuration["name"]
         self.restarts = 0
@@ -120,7 +127,7 @@ class DeviceProcess:
         self._settled = threading.Event()
         self._failure = ""
         self._asked = False
-        self._child = self._spawn()
+        self._child = self._start(first)
         _here[self.name] = self
         self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
         self._thread.start()
@@ -173,14 +180,18 @@ class DeviceProcess:
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
-    def _spawn(self) -> Child:
+    def _start(self, there: Child | None = None) -> Child:
         # Its own, for sockets: it removes it when this process dies, and this one when it does.
         self._private = private_folder()
         remove = [*self._configuration.get(REMOVE, ()), str(self._private)]
+        configuration = {**self._configuration, "private": str(self._private), REMOVE: remove}
+        if there is not None:
+            there.tell(configuration)
+            return there
         return spawn(
             self._module,
-            {**self._configuration, "private": str(self._private), REMOVE: remove},
-            name=f"device process {self.name}",
+            configuration,
+            name=label(self.name),
             folder=self._folder,
             environment=self._environment,
         )
@@ -192,7 +203,7 @@ class DeviceProcess:
             starts.append(began)
             try:
                 if self.restarts:
-                    self._child = self._spawn()
+                    self._child = self._start()
                     if self._closing.is_set():
                         self._child.end()
                         remove_folder(self._private)

@@ -17,11 +17,16 @@ Paper: section 4.5 (hosts own their devices), appendix A (pluggable runtimes).
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import os
+import platform
+import re
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,14 +34,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import SliceId
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program import SliceId, slice_name
+from pathways_lab.core.topology import Owned, SliceBinding
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.budget import available_memory
 
-Owned = tuple[str, int]
-"""Host and local device number."""
-
+_TOLD = "model name|flags|CPU implementer|CPU part|Features"
+"""What Linux says of a processor and is the same of all that compute alike."""
 _KEPT = 4
 """Footprints without a slice that keep their client and compiled code."""
 
@@ -49,6 +53,14 @@ def footprint_of(binding: SliceBinding) -> tuple[Owned, ...]:
 def lane_of(footprint: tuple[Owned, ...]) -> str:
     """What the queue in front of a set of CPU devices is called."""
     return "+".join(f"{host}:{number}" for host, number in footprint)
+
+
+def spec_of(layout: Layout) -> PartitionSpec:
+    """The cuts of a layout as users write them in JAX."""
+    entries = [axes[0] if len(axes) == 1 else axes or None for axes in layout.spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 class Footprint:
@@ -105,8 +117,7 @@ class Place:
             grid[:] = self.devices
             names = tuple(name for name, _ in layout.mesh)
             mesh = Mesh(grid.reshape(tuple(size for _, size in layout.mesh)), names)
-            spec = PartitionSpec(*(axes if axes else None for axes in layout.spec))
-            known = self._shardings[layout] = NamedSharding(mesh, spec)
+            known = self._shardings[layout] = NamedSharding(mesh, spec_of(layout))
         return known
 
 
@@ -116,9 +127,11 @@ class IslandRuntime(abc.ABC):
     kind: ``"cpu"``, ``"gpu"``, ``"tpu"``.  count: devices of this host.
     memory: bytes per device that may be handed out.
     emulated: whether they only stand in for accelerators.
+    make: those of one make compute the same, to the bit.
     """
 
     kind: str
+    make: str
     count: int
     memory: int
     emulated: bool
@@ -175,6 +188,16 @@ class IslandRuntime(abc.ABC):
         return len(unused) > _KEPT
 
 
+def _processor() -> str:
+    """What this machine's processors can do, for which XLA compiles."""
+    about = platform.machine()
+    with contextlib.suppress(OSError):
+        first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
+        told = [line for line in first.splitlines() if re.match(_TOLD, line)]
+        about += f"-{zlib.crc32(repr(told).encode()):08x}"
+    return about
+
+
 class CpuRuntime(IslandRuntime):
     """CPU devices of one process that stand in for accelerators."""
 
@@ -183,6 +206,7 @@ class CpuRuntime(IslandRuntime):
 
     def __init__(self, host: str, devices: int | None = None, memory: int | None = None) -> None:
         super().__init__(host)
+        self.make = _processor()
         self.count = devices or os.cpu_count() or 1
         self.memory = memory or available_memory() // (2 * self.count)
 
@@ -197,7 +221,7 @@ class CpuRuntime(IslandRuntime):
         strangers = sorted({host for host, _ in owned} - {self.host})
         if strangers:
             raise NotImplementedError(
-                f"slice {binding.slice} spans {self.host} and {', '.join(strangers)}; "
+                f"slice {slice_name(binding.slice)} spans {self.host} and {', '.join(strangers)}; "
                 "CPU devices of several hosts cannot compute together here"
             )
         made = jax_private.make_cpu_client(len(owned)).local_devices()
@@ -215,6 +239,7 @@ class PlatformRuntime(IslandRuntime):
         self.kind = {"cuda": "gpu", "rocm": "gpu"}.get(
             self._devices[0].platform, self._devices[0].platform
         )
+        self.make = self._devices[0].device_kind
         self.count = len(self._devices)
         stats = self._devices[0].memory_stats() or {}
         self.memory = memory or int(stats.get("bytes_limit", 0)) or 16 << 30
@@ -230,7 +255,7 @@ class PlatformRuntime(IslandRuntime):
         strangers = sorted({host for host, _ in owned} - {self.host})
         if strangers:
             raise NotImplementedError(
-                f"slice {binding.slice} spans {self.host} and {', '.join(strangers)}, whose "
-                f"{self.kind.upper()}s were not started together: give hosts_per_island"
+                f"slice {slice_name(binding.slice)} spans {self.host} and {', '.join(strangers)},"
+                f" whose {self.kind.upper()}s were not started together: give hosts_per_island"
             )
         return Footprint(self.host, {o: self._devices[o[1]] for o in owned})

@@ -37,7 +37,7 @@ from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.outline import Transport, Wishes, outline
 from pathways_lab.runtime.progress import Progress, Show
-from pathways_lab.runtime.recipe import QUIET, Recipe, check_name, wait_for_workers
+from pathways_lab.runtime.recipe import QUIET, Recipe, check, check_name, wait_for_workers
 
 if TYPE_CHECKING:
     import distributed
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pathways_lab.runtime.dashboard import Pages
 
 _START_SECONDS = 120.0
+_END_SECONDS = 10.0
 
 
 @dataclass
@@ -69,6 +70,8 @@ class EmbeddedCluster:
     pids: dict[str, list[int]] = field(default_factory=dict)
     recipe: Recipe | None = field(default=None, repr=False)
     _children: list[Child] = field(default_factory=list, repr=False)
+    _islands: dict[str, Child] = field(default_factory=dict, repr=False)
+    """By island: the process of its workers, and perhaps of other islands'."""
     _feeders: list[Child] = field(default_factory=list, repr=False)
     _made_feeders: int = field(default=0, repr=False)
     _pems: dict[str, str] = field(default_factory=dict, repr=False)
@@ -121,21 +124,21 @@ class EmbeddedCluster:
         if apart is not None:
             raise PathwaysError(apart)
         plan_budget(hosts, devices, recipe.memory, available_memory())
+        workers = [recipe.worker(name, host, hosts, devices, {}) for host in range(hosts)]
         children: list[Child] = []
         try:
-            for host in range(hosts):
-                children.append(recipe.start(recipe.worker(name, host, hosts, devices, {})))
-                self._children.append(children[-1])
-            for child in children:
-                child.tell(recipe.meeting)
-            made = wait_for_workers(children, _START_SECONDS)
+            children.append(recipe.start(f"workers of {name}", workers))
+            self._children += children
+            children[0].tell(recipe.meeting)
+            made = wait_for_workers(children[0], hosts, _START_SECONDS)
         except BaseException as error:
             self._end(children)
             if isinstance(error, ChildDied):
                 raise _error(f"island {name} did not start: {error}", "") from error
             raise
-        self.pids["workers"] += [child.pid for child in children]
-        self.pids["devices"] += made
+        self._islands[name] = children[0]
+        self.pids["workers"] += made[0]
+        self.pids["devices"] += made[1]
 
     def add_feeders(self, count: int) -> None:
         """Have *count* workers without devices, for feeds; those that have ended are replaced.
@@ -163,8 +166,21 @@ class EmbeddedCluster:
         self._feeders += children
 
     def remove_island(self, name: str) -> None:
-        """End the workers of an island."""
-        self._end([c for c in self._children if c.name.startswith(f"worker {name}/")])
+        """End the workers of an island, if they were started here."""
+        child = self._islands.pop(name, None)
+        if child is None:
+            return
+        if child not in self._islands.values():
+            self._end([child])
+            return
+        # The first islands have one process, whose other workers go on.
+        assert self.recipe is not None
+        left = self.recipe.hosts
+        with contextlib.suppress(ChildDied):  # then all have ended
+            child.tell({"end": name})
+            while left:
+                report = child.hear(_END_SECONDS)
+                left -= report["stage"] == "ended" and report["host"].startswith(f"{name}/")
 
     def _end(self, children: list[Child]) -> None:
         for child in children:
@@ -265,11 +281,11 @@ def start_cluster(
             cluster,
             pages,
             [
-                recipe.worker(*place, plan.hosts, plan.devices, environment)
-                for place, environment in zip(places, plan.given.environments, strict=True)
+                recipe.worker(*place, plan.hosts, plan.devices, plan.given.environment(number))
+                for number, place in enumerate(places)
             ],
         )
-        _Start(cluster, progress or (lambda progress: None), started).wait()
+        _Start(cluster, len(places), progress or (lambda progress: None), started).wait()
     except BaseException as error:
         try:
             cluster.close()
@@ -287,7 +303,7 @@ def start_cluster(
 def _spawn_all(
     cluster: EmbeddedCluster, pages: Pages | None, workers: list[dict[str, Any]]
 ) -> None:
-    """Start the scheduler's process and the workers' processes."""
+    """Start the scheduler's process and the workers'."""
     recipe = cluster.recipe
     assert recipe is not None
     scheduler = spawn(
@@ -301,24 +317,26 @@ def _spawn_all(
     plain = pages.plain() if pages is not None else None
     control = recipe.settings.plain()
     scheduler.tell({"control": control, "pages": plain, REMOVE: [str(cluster.folder)]})
-    for worker in workers:
-        cluster._children.append(recipe.start(worker))
+    islands = {worker["device"]["island"] for worker in workers}
+    child = recipe.start("workers", workers)
+    cluster._children.append(child)
+    cluster._islands.update(dict.fromkeys(islands, child))
 
 
 class _Start:
     """Waits for the reports of all processes, in any order."""
 
-    def __init__(self, cluster: EmbeddedCluster, show: Show, started: float) -> None:
+    def __init__(self, cluster: EmbeddedCluster, hosts: int, show: Show, started: float) -> None:
         self.cluster = cluster
         self.show = show
         self.started = started
-        self.scheduler, *self.workers = cluster._children
+        self.scheduler, self.workers = cluster._children
         self.done = 0
-        self.total = 2 + 2 * len(self.workers)
+        self.total = 2 + 2 * hosts
         self.pids: dict[str, list[int]] = {
             "scheduler": [self.scheduler.pid],
             "control": [],
-            "workers": [worker.pid for worker in self.workers],
+            "workers": [],
             "devices": [],
         }
 
@@ -336,14 +354,13 @@ class _Start:
                     raise ChildDied(f"nothing happened for {_START_SECONDS:g} s in {waiting}")
                 for key, _ in ready:
                     for report in key.data.reports():
-                        self._take(key.data, report)
+                        self._take(report)
         self.cluster.pids = self.pids
         self.cluster.seconds = time.monotonic() - self.started
 
-    def _take(self, child: Child, report: dict[str, Any]) -> None:
+    def _take(self, report: dict[str, Any]) -> None:
+        check(report)
         stage = report["stage"]
-        if stage == "failed":
-            raise ChildDied(report["reason"])
         self.done += 1
         if stage == "control":
             self.pids["control"].append(report["pid"])
@@ -361,14 +378,14 @@ class _Start:
                 "tls": cluster._pems,
                 "control": report["host_address"],
             }
-            for worker in self.workers:
-                worker.tell(cluster.recipe.meeting)
+            self.workers.tell(cluster.recipe.meeting)
             self._tell("Dask scheduler is there")
         elif stage == "device":
             self.pids["devices"].append(report["pid"])
-            self._tell(f"devices of {child.name.removeprefix('worker ')} are there")
+            self._tell(f"devices of {report['host']} are there")
         elif stage == "worker":
-            self._tell(f"{child.name} is there")
+            self.pids["workers"].append(report["pid"])
+            self._tell(f"worker {report['host']} is there")
 
     def _tell(self, text: str) -> None:
         if self.done == self.total:

@@ -1,13 +1,14 @@
 """One Dask worker of the embedded lab: ``python -m pathways_lab.runtime.embedded_worker``.
 
-Problem: a host is a Dask worker and its device process; both take seconds to
-import what they need, and neither needs the other for it.
+Problem: a host is a Dask worker and its device process; both take long to be there, and
+neither needs the other for it.
 
 How: the device process is started first (all that it must know is decided by
 the parent), then Dask is imported, then the scheduler's address is awaited on
-the lifeline.
+the lifeline.  Usually this process is a copy of one that has imported everything
+(:mod:`pathways_lab.runtime.embedded_workers`), and the device process a copy of it.
 
-Rule for maintainers: no work before :func:`pathways_lab.runtime.lifeline.begin`;
+Rule for maintainers: no work before :func:`pathways_lab.runtime.lifeline.begin`, but for a copy;
 what is started here ends here.
 """
 
@@ -18,15 +19,32 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.runtime import lifeline
-from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess
-from pathways_lab.runtime.lifeline import ChildDied
+from pathways_lab.runtime import copies, host, lifeline
+from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess, label
+from pathways_lab.runtime.lifeline import Child, ChildDied
 
 
 def main() -> None:
     """The process: configuration in, progress out, then serve until the parent is gone."""
     lifeline.begin()
-    config = lifeline.configuration()
+    work(lifeline.configuration(), None)
+
+
+def be_copy(config: dict[str, Any], copied: bool) -> None:
+    """What :func:`main` does, in a copy of a process; copied: so is the device process."""
+    device = None
+    if copied:
+        name, folder = label(config["device"]["name"]), Path(config["folder"])
+        device = copies.fork(host.be_copy, name=name, folder=folder)
+    lifeline.begin()
+    work(config, device)
+
+
+def work(config: dict[str, Any], first: Child | None) -> None:
+    """Progress out, then serve until the parent is gone.
+
+    first: the first device process, if it is there already and waits for its configuration.
+    """
     folder = Path(config["folder"])
     settings = {**config["device"], "worker_pid": os.getpid()}
     cluster: dict[str, Any] = {}
@@ -39,6 +57,7 @@ def main() -> None:
         folder,
         module=config["module"],
         environment=config["environment"],
+        first=first,
     )
     lifeline.at_end(device.close)
     threading.Thread(target=_tell_when_ready, args=(device,), daemon=True).start()
@@ -88,7 +107,7 @@ async def serve(
         dashboard=False,
         resources=resources,
     ) as worker:
-        lifeline.report(stage="worker")
+        lifeline.report(stage="worker", pid=os.getpid())
         await worker.finished()
     return not dask_private.has_scheduler(worker)
 

@@ -279,8 +279,8 @@ def emulated(ms: float, *, shared: bool = False) -> Callable[[Tree], Tree]:
     Where no C++ compiler is found, a Python callback sleeps on one device and
     the others wait for it, whatever they hold.
     """
-    if not ms >= 0:
-        raise ValueError(f"emulated({ms!r}): the time in milliseconds must not be negative.")
+    if not (isinstance(ms, int | float) and 0 <= ms < math.inf):
+        raise ValueError(f"emulated({ms!r}): the time in milliseconds is a number from 0 on.")
 
     def hold(x: Tree) -> Tree:
         leaves, tree = jax.tree.flatten(x)

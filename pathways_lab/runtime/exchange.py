@@ -391,14 +391,17 @@ class Exchange:
         self,
         payloads: Sequence[Any],
         place: Any,
-        done: Callable[[list[dict[int, Any]]], None],
+        done: Callable[[list[dict[int, Any]] | Failure], None],
     ) -> None:
         """Copies, in the host's own memory, of the shards of values of a slice."""
-        homes = [
-            {n: np.array(shard, order="C") for n, shard in arrays.shards_of(p, place).items()}
-            for p in payloads
-        ]
-        self._post(done, homes)
+        try:
+            result: list[dict[int, Any]] | Failure = [
+                {n: np.array(shard, order="C") for n, shard in arrays.shards_of(p, place).items()}
+                for p in payloads
+            ]
+        except Exception as error:
+            result = self._problem(error, "taken from")
+        self._post(done, result)
 
     def read(
         self,
@@ -416,7 +419,7 @@ class Exchange:
                 arrays.as_bytes(np.asarray(shards[device])) for device in devices
             ]
         except Exception as error:
-            result = self._problem(error)
+            result = self._problem(error, "read from")
         self._post(done, result)
 
     # --- failures -------------------------------------------------------------------------
@@ -432,10 +435,11 @@ class Exchange:
             details="".join(traceback.format_exception(error)),
         )
 
-    def _problem(self, error: Exception) -> Failure:
+    def _problem(self, error: Exception, done: str = "put on") -> Failure:
         return Failure(
             "execute",
-            f"an array could not be put on the devices of {self._host}: {error}",
+            f"an array could not be {done} the devices of {self._host}:"
+            f" {str(error) or type(error).__name__}",
             host=self._host,
             details="".join(traceback.format_exception(error)),
         )

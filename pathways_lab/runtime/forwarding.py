@@ -12,6 +12,7 @@ Rule for maintainers: this runs in the scheduler's loop: pass on, look at nothin
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from tornado import web
 from tornado.httpclient import HTTPError
 from tornado.netutil import Resolver
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
-
-from pathways_lab.runtime.dashboard import Door
 
 _PATIENCE = 30.0
 """Seconds that a request may take: the first one starts the process that answers it."""
@@ -44,14 +43,14 @@ class _Here(Resolver):
 class PageHandler(web.RequestHandler):
     """GET of anything that the process behind the door serves."""
 
-    def initialize(self, path: Path) -> None:
-        """path: of its socket."""
-        self._path = path
+    def initialize(self, where: Callable[[], Path]) -> None:
+        """where: its socket is now."""
+        self._where = where
 
     async def get(self, page: str) -> None:
         """Pass it on, and the answer back."""
         client = SimpleAsyncHTTPClient(
-            force_instance=True, resolver=_Here(self._path), max_body_size=64 << 20
+            force_instance=True, resolver=_Here(self._where()), max_body_size=64 << 20
         )
         query = f"?{self.request.query}" if self.request.query else ""
         try:
@@ -72,7 +71,12 @@ class PageHandler(web.RequestHandler):
         self.finish(answer.body)
 
 
-def routes(door: Door) -> list[tuple[str, type[PageHandler], dict[str, Path]]]:
-    """For a tornado application: the pages, and what they fetch, below whatever prefix."""
-    names = "|".join((*door.pages.names, "pathways-lab/.+"))
-    return [(rf"(?:/.*)?/({names})", PageHandler, {"path": door.path})]
+def routes(
+    names: Iterable[str], where: Callable[[], Path]
+) -> list[tuple[str, type[PageHandler], dict[str, Callable[[], Path]]]]:
+    """For a tornado application: the pages, and what they fetch, below whatever prefix.
+
+    names: of the pages.  where: the socket of what draws them is; a later lab has another.
+    """
+    paths = "|".join((*names, "pathways-lab/.+"))
+    return [(rf"(?:/.*)?/({paths})", PageHandler, {"where": where})]

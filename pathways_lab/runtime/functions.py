@@ -23,7 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -35,7 +35,7 @@ import numpy as np
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
-from pathways_lab.runtime import arrays, emulated, jax_private
+from pathways_lab.runtime import arrays, emulated, jax_private, settings
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.devices import Footprint, Place
 from pathways_lab.runtime.loops import Laps, Loop, run
@@ -57,6 +57,7 @@ class Code:
     function: key of its content.  kind: ``"export"`` or ``"pickle"``.
     donated: positions of leaves that it may overwrite.
     loop: set where hosts repeat it by themselves.
+    settings: of JAX, under which it was traced where that is done again here.
     """
 
     function: str
@@ -71,6 +72,7 @@ class Code:
     line: Line
     blob: Any
     loop: Loop | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any], blob: Any) -> Code:
@@ -90,6 +92,7 @@ class Code:
             unpack(Line, fields["line"]),
             blob,
             None if fields.get("loop") is None else unpack(Loop, fields["loop"]),
+            dict(fields.get("settings", {})),
         )
 
 
@@ -177,7 +180,11 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
         callbacks += 1
         return output.wrap(gangs)(callback, *how)
 
-    with arrays.wide(*(kind.dtype for kind in (*ins, *outs))), jax_private.callbacks_wrapped(wrap):
+    with (
+        settings.under(code.settings),
+        arrays.wide(*(kind.dtype for kind in (*ins, *outs))),
+        jax_private.callbacks_wrapped(wrap),
+    ):
         flat = _callable(code)
 
         def whole(*leaves: Any) -> Any:

@@ -129,6 +129,7 @@ def main() -> None:
     set_environment(settings["platform"], settings["devices"], stand_in)
 
     # Only now: these import JAX.
+    from pathways_lab.runtime.flips import Flips
     from pathways_lab.runtime.host_rim import HostRim
     from pathways_lab.runtime.spanning import JoinedPlatformRuntime
     from pathways_lab.runtime.tls import client_context, server_context
@@ -161,12 +162,23 @@ def main() -> None:
     )
     lifeline.report(ready=True, pid=os.getpid(), data_address=rim.data_address)
     troubles = Troubles(rim.reactor)
+    flips = Flips(rim.tenants, rim.reactor.call_later)
     while True:
         news = lifeline.configuration()
         if "leave" in news:
             rim.tell_control("leaving", {"reason": news["leave"]})
+        elif "flip" in news:
+            rim.reactor.call_soon(flips.begin, news["flip"])
         else:
             rim.reactor.call_soon(troubles.begin, news["trouble"])
+
+
+def be_copy() -> None:
+    """What :func:`main` does, in a copy of a process."""
+    import numpy as np
+
+    np.random.seed()
+    main()
 
 
 if __name__ == "__main__":

@@ -194,6 +194,7 @@ class HostRim:
                 "pid": os.getpid(),
                 "data_address": self.data_address,
                 "emulated": self.runtime.emulated,
+                "make": self.runtime.make,
                 **hello,
             },
             _JOIN_SECONDS,

@@ -26,7 +26,13 @@ from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.runtime.codec import unpack, unpack_fields
 from pathways_lab.runtime.registry import Arguments, ClientSeen, HostSeen, Registry
 
-_SHARING = ("publish", "unpublish", "take")
+_ASKED = {
+    **dict.fromkeys(("publish", "unpublish", "take"), ("name", "name")),
+    **dict.fromkeys(("lease", "return-lease"), ("lease", "island")),
+    **dict.fromkeys(("suspend", "resume", "leave"), ("wish", "request")),
+    "quota": ("question", "id"),
+}
+"""By what their client knows the questions that it waits for: a word, and the field behind it."""
 _NAME_LENGTH = 200
 _ABOUT_BYTES = 1 << 16
 """What the description of a published handle may take."""
@@ -100,8 +106,8 @@ def host_seen(hello: dict[str, Any]) -> HostSeen:
     }
     seen = HostSeen(**{**values, "block": tuple(values.get("block", ()))})
     texts = (seen.name, seen.island, seen.kind, seen.data_address)
-    if not all(type(text) is str and text for text in texts):
-        raise ValueError("name, island, kind and data_address must be text")
+    if not all(type(text) is str and text for text in texts) or type(seen.make) is not str:
+        raise ValueError("name, island, kind, data_address and make must be text")
     if not all(type(n) is int and n >= 0 for n in (seen.devices, seen.memory, seen.pid)):
         raise ValueError("devices, memory and pid must be numbers")
     return seen
@@ -116,9 +122,10 @@ def race_of(fields: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _subject(op: str, fields: dict[str, Any]) -> str:
-    if op == "quota":
-        return f"question {str(fields.get('id'))[:64]}"
-    for name in ("name",) if op in _SHARING else ("run", "slice", "buffer", "function"):
+    if op in _ASKED:
+        kind, field = _ASKED[op]
+        return f"{kind} {str(fields.get(field))[:64]}"
+    for name in ("run", "slice", "buffer", "function"):
         if isinstance(fields.get(name), int | str):
             return f"{name} {str(fields[name])[:64]}"
     return op
@@ -301,14 +308,14 @@ def _resume(letter: _Letter) -> m.Event:
 
 def _leave(letter: _Letter) -> m.Event:
     """The hosts of an island are to be taken away."""
-    island = letter.fields["island"]
+    island, request = letter.fields["island"], _integer(letter.fields, "request")
     if type(island) is not str:
         raise TypeError("island is not text")
     hosts = tuple(h.name for h in letter.registry.hosts.values() if h.island == island)
     if not hosts:
         known = ", ".join(sorted({h.island for h in letter.registry.hosts.values()}))
-        raise Rejected(f"island {island[:64]}", f"there is no {island[:64]!r}; there is {known}")
-    who, request = letter.client.name, _integer(letter.fields, "request")
+        raise Rejected(f"wish {request}", f"there is no {island[:64]!r}; there is {known}")
+    who = letter.client.name
     anyway = letter.fields["anyway"] is True
     reason = f"{who} took {island} away"
     return em.HostsLeaving(letter.time, letter.cause, hosts, reason, who, anyway, request)

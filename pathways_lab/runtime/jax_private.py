@@ -253,15 +253,18 @@ class LoweredCode:
 
 
 def read_lowered(
-    module: str, input_ranks: Sequence[int], output_ranks: Sequence[int]
+    module: str | bytes, input_ranks: Sequence[int], output_ranks: Sequence[int]
 ) -> LoweredCode:
-    """Parse a StableHLO module and run Shardy's propagation over a copy of it.
+    """Read a StableHLO module, text or an export's, and run Shardy's propagation over it.
 
     input_ranks, output_ranks: dimensions of each argument and result as JAX
     sees them (a key array has one more in the module).
     """
     with _mlir.make_ir_context():
-        parsed = ir.Module.parse(module)
+        if isinstance(module, bytes):
+            parsed = _jax.mlir.deserialize_portable_artifact(module)
+        else:
+            parsed = ir.Module.parse(module)
         text = str(parsed.operation.get_asm(enable_debug_info=False))
         pipeline = "builtin.module(sdy-propagation-pipeline)"
         passmanager.PassManager.parse(pipeline).run(parsed.operation)

@@ -254,6 +254,8 @@ class Lane:
         if flights is None:
             flights = self._flights[job.devices] = _Flights(self._busy, self._unfinished)
             self._start(f"ends of {self.name}", self._watch, flights)
+            for known in self._flights.values():
+                known.wake.put(True)  # this thread has looked after the first set alone
         if len(flights.flying) >= IN_FLIGHT:
             flights.make_room()
         called = time.monotonic()

@@ -100,10 +100,14 @@ class ControlSettings:
 
 
 class ControlProcess:
-    """A running control plane.  client_address, host_address: known after :meth:`wait_ready`."""
+    """A running control plane.
+
+    client_address, host_address: known after :meth:`wait_ready`.  heard: somebody listens to it.
+    """
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
+        self.heard = False
         self.client_address = self.host_address = ""
         self._child: Child = spawn(
             MODULE,
@@ -135,16 +139,27 @@ class ControlProcess:
         """Something over its lifeline.  Raises ChildDied."""
         self._child.tell(plain)
 
-    def listen(self, heard: Callable[[dict[str, Any]], object]) -> None:
-        """heard(report) is called with all that it reports from now on, in a thread of its own."""
+    def listen(
+        self, heard: Callable[[dict[str, Any]], object], ended: Callable[[], object]
+    ) -> None:
+        """heard(report) is called with all that it reports from now on, in a thread of its own.
+
+        ended() is called there when it has ended, on purpose or not.  Once per process.
+        """
 
         def work() -> None:
             with contextlib.suppress(ChildDied):
                 while True:
                     for report in self._child.reports():
                         heard(report)
+            ended()
 
+        self.heard = True
         threading.Thread(target=work, name="control plane reports", daemon=True).start()
+
+    def last_words(self) -> str:
+        """The end of its log, for error messages."""
+        return self._child.last_words()
 
     def close(self) -> None:
         """End it; its folder goes too.  Again is fine."""

@@ -11,7 +11,8 @@ children have lifelines of their own, so the whole tree goes.  What a child
 reports to its parent are JSON lines on the pipe that was its standard output;
 everything that libraries print goes to a log file.
 
-Rule for maintainers: a child calls :func:`begin` before anything slow, and
+Rule for maintainers: a child calls :func:`begin` before anything slow (but for
+those that make copies of themselves first, see :mod:`pathways_lab.runtime.copies`), and
 nothing in it relies on exit handlers; what must be undone at the end is given
 to :func:`at_end` and takes milliseconds.
 """
@@ -33,12 +34,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, Protocol
 
 from pathways_lab.runtime.address import remove_folder
 
-_END_SECONDS = 1.0
-"""How long the functions given to at_end may take together."""
 _NOTEBOOK = (
     "CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "GIT_PAGER", "JPY_PARENT_PID",
     "JPY_SESSION_NAME", "MPLBACKEND", "PAGER", "PYTHONSTARTUP",
@@ -57,15 +56,31 @@ _leaving = threading.Lock()
 _endings: list[Callable[[], object]] = []
 _reports: BinaryIO | None = None
 _reporting = threading.Lock()
+_patience = 1.0
 
 
-def begin() -> None:
+def early_configuration() -> dict[str, Any]:
+    """The first configuration, read before :func:`begin`: no thread is started."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        # No byte more: the rest is for begin.
+        byte = os.read(0, 1)
+        if not byte:
+            os._exit(0)
+        line += byte
+    return _configuration_of(bytes(line))
+
+
+def begin(patience: float = 1.0) -> None:
     """Attach this process to its parent's lifeline.  Once, first thing in a child.
 
     From now on the process exits when the parent does, Ctrl-C in a terminal is
     the parent's business, and standard output goes where standard error goes.
+
+    patience: seconds that the functions given to :func:`at_end` may take together.
     """
-    global _reports
+    global _reports, _patience
+    _patience = patience
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _wake_when_parent_dies()
     _reports = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -88,12 +103,16 @@ def _wake_when_parent_dies() -> None:
 def _watch(lifeline: BinaryIO) -> None:
     with contextlib.suppress(Exception):
         for line in lifeline:
-            configuration = json.loads(line)
-            for folder in configuration.get(REMOVE, ()):
-                at_end(functools.partial(remove_folder, Path(folder)))
-            _configurations.put(configuration)
+            _configurations.put(_configuration_of(line))
     # The end, or a line that is no JSON: nobody is there whom to obey.
     leave()
+
+
+def _configuration_of(line: bytes) -> dict[str, Any]:
+    configuration: dict[str, Any] = json.loads(line)
+    for folder in configuration.get(REMOVE, ()):
+        at_end(functools.partial(remove_folder, Path(folder)))
+    return configuration
 
 
 def leave(code: int = 0) -> None:
@@ -103,7 +122,7 @@ def leave(code: int = 0) -> None:
     """
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
-    guard = threading.Timer(_END_SECONDS, os._exit, (code,))
+    guard = threading.Timer(_patience, os._exit, (code,))
     guard.daemon = True
     guard.start()
     while _endings:
@@ -137,19 +156,40 @@ class ChildDied(RuntimeError):
     reason or the end of its log."""
 
 
+class Process(Protocol):
+    """What is needed of a ``subprocess.Popen``."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
 class Child:
     """One child process, and this end of its lifeline.
 
     log: the file with everything that it printed.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], name: str, log: Path) -> None:
+    def __init__(self, popen: Process, name: str, log: Path) -> None:
         self.name = name
         self.log = log
         self.pid = popen.pid
         self._popen = popen
         self._heard = b""
         self._waiting: deque[dict[str, Any]] = deque()
+        _held.add(self)
 
     def __repr__(self) -> str:
         return f"<{self.name}, process {self.pid}>"
@@ -226,14 +266,18 @@ class Child:
         with contextlib.suppress(OSError):
             self._popen.stdin.close()
 
-    def end(self, patience: float = 3.0) -> None:
-        """Close the lifeline and wait; after *patience* seconds kill.  Again is fine."""
-        self.let_go()
+    def finish(self, patience: float = 3.0) -> None:
+        """Wait for the end after :meth:`let_go`; after *patience* seconds kill."""
         try:
             self._popen.wait(patience)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+
+    def end(self, patience: float = 3.0) -> None:
+        """Close the lifeline and wait; after *patience* seconds kill.  Again is fine."""
+        self.let_go()
+        self.finish(patience)
         if self._popen.stdout is not None:
             self._popen.stdout.close()
 
@@ -257,7 +301,7 @@ def spawn(
     Raises ChildDied when it cannot be started, or does not listen: whoever looks after a child
     knows one kind of end.
     """
-    log = folder / f"{name.replace('/', '-')}.log"
+    log = log_of(folder, name)
     try:
         with open(log, "ab") as output:
             popen = subprocess.Popen(
@@ -274,10 +318,14 @@ def spawn(
         # No memory, no process, no room for its log is left.
         raise ChildDied(f"{name} could not be started: {error}") from error
     child = Child(popen, name, log)
-    _held.add(child)
     if configuration is not None:
         child.tell(configuration)
     return child
+
+
+def log_of(folder: Path, name: str) -> Path:
+    """Where a child of this name writes what it prints."""
+    return folder / f"{name.replace('/', '-')}.log"
 
 
 _held: weakref.WeakSet[Child] = weakref.WeakSet()

@@ -22,6 +22,7 @@ Paper: section 4.5.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import struct
@@ -65,8 +66,11 @@ class Owner(Protocol):
     def wants_write(self, link: Link) -> None:
         """Write the link's queue when its socket is ready."""
 
-    def wants_close(self, link: Link, reason: str) -> None:
-        """Close the link in the reactor's thread."""
+    def wants_close(self, link: Link, reason: str, broken: bool = False) -> None:
+        """Close the link in the reactor's thread.
+
+        broken: writing found its end, so what had come before is delivered first.
+        """
 
     def wants_return(self, link: Link) -> None:
         """Have the link give segments back, in the reactor's thread."""
@@ -101,7 +105,7 @@ class Link:
     clock_offset: seconds to add to this process's monotonic clock to get the
         clock of the end that was connected to; 0.0 on the accepting end.
     clock_error: how far off that may be (seconds).
-    sent_messages, sent_bytes, received_messages, received_bytes: counters.
+    sent_messages, received_messages: counters.
     """
 
     def __init__(
@@ -119,8 +123,7 @@ class Link:
         self.tag = tag
         self.holder = 0
         self.clock_offset = self.clock_error = 0.0
-        self.sent_messages = self.sent_bytes = 0
-        self.received_messages = self.received_bytes = 0
+        self.sent_messages = self.received_messages = 0
         self._owner = owner
         self._sock = sock
         # One SSL object must not be used by two threads, and its writes cannot
@@ -136,6 +139,8 @@ class Link:
         self._closed: str | None = None
         # Why nothing more will be read, while what came before is delivered.
         self._ended: WireError | OSError | None = None
+        # Of what the connection broke: a socket tells that once, and then an end.
+        self._found: OSError | None = None
         self._connected = False
         self._blocked = False
         self._writing = threading.Lock()
@@ -196,7 +201,7 @@ class Link:
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
                 reason = self._closed or f"the connection to {self.name} broke: {error}"
-                self._owner.wants_close(self, reason)
+                self._owner.wants_close(self, reason, broken=True)
                 raise LinkClosed(reason) from error
             # An interrupt: the frame may be queued with nobody to write it.
             self._owner.wants_write(self)
@@ -316,6 +321,9 @@ class Link:
                     except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                         self._blocked = True
                         self._owner.wants_write(self)
+                    except OSError as error:
+                        self._find(error)
+                        raise
                     continue
                 # Retire these frames (again, if interrupted while doing so), and
                 # begin the next batch.
@@ -323,7 +331,6 @@ class Link:
                     if self._queue and self._queue[0] is frame:
                         self._queue.popleft()
                         self.sent_messages += 1
-                        self.sent_bytes += frame.size
                 before += len(frames)
                 count = len(self._queue)
                 if count == 0:
@@ -340,7 +347,18 @@ class Link:
                     self._batch = (frames, sum([frame.size for frame in frames]), 0, [], before)
 
     def _write_encrypted(self, pieces: list[memoryview]) -> int:
+        self._look()
         return self._sock.send(pieces[0])
+
+    def _look(self) -> None:
+        """Before TLS does, to which every error of its socket is an end."""
+        if code := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._find(OSError(code, os.strerror(code)))
+
+    def _find(self, error: OSError) -> None:
+        # Where it timed out, or has no route, nobody has closed it.
+        if not isinstance(error, ConnectionError | ssl.SSLError):
+            self._found = error
 
     def receive(self) -> list[Message]:
         """Read what is there.  Raises WireError, LinkClosed, OSError, after what came before."""
@@ -368,6 +386,8 @@ class Link:
         budget = _READ_BUDGET
         while budget > 0:
             space = self._decoder.space()
+            if self._tls:
+                self._look()
             try:
                 if self._borrower is None:
                     count = self._sock.recv_into(space)
@@ -378,7 +398,7 @@ class Link:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             if count == 0:
-                raise LinkClosed(f"{self.name} closed the connection")
+                raise self._found or LinkClosed(f"{self.name} closed the connection")
             budget -= count
             self._decoder.advance(count, messages)
             if count < len(space) and not self._tls:
@@ -396,7 +416,6 @@ class Link:
                 self._between(message)
             self._came += 1
             self.received_messages += 1
-            self.received_bytes += message.size
         return [message for message in messages if message.op[:1] != "\0"] if ours else messages
 
     def _between(self, message: Message) -> None:

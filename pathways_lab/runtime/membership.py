@@ -13,6 +13,10 @@ The rule, first match wins:
 3. the environment variable ``PATHWAYS_ISLAND`` of the worker;
 4. the name of the machine: its workers form one island.
 
+A worker without a name is told from others of its machine by its port; where the island is
+more than its machine, the host's name has both.  Two workers that come to one host's name are
+refused: the first one keeps it.
+
 The rule holds whenever a worker comes, also to a lab that runs (Dask's own scaling
 included), and it may come to an island that is there or make a new one.  A worker
 that goes is a host that leaves: what is admitted on it ends first where Dask
@@ -57,8 +61,8 @@ def place_of(
     if named:
         own = f"host{text}" if text.isdecimal() else text
     else:
-        # An unnamed worker: its port tells it from others of the machine.
-        own = "host" + re.sub(r".*?(\d+)$", r"\1", text)
+        port = re.sub(r".*?(\d+)$", r"\1", text)
+        own = f"host{port}" if machine in ("", island) else f"{machine}-{port}"
     return Place(island, f"{island}/{own}")
 
 

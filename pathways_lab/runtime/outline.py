@@ -8,6 +8,8 @@ Rule for maintainers: looks at this machine and changes nothing.
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -42,11 +44,17 @@ class Wishes:
                 continue
             if not isinstance(number, int) or number < 1:
                 raise _error(f"{name} is {number!r}", f"{name} is a whole number from 1 on")
+        if self.memory is not None and self.memory < 1:
+            raise _error(
+                f"memory is {self.memory} bytes per device", "memory is a size from 1 byte on"
+            )
         if self.transport not in get_args(Transport):
             raise _error(f"transport is {self.transport!r}", 'transport is "sockets" or "dask"')
         idle = self.idle_close or 0
-        if not isinstance(idle, int | float) or idle < 0:
+        if not isinstance(idle, int | float) or not 0 <= idle < math.inf:
             raise _error(f"idle_close is {idle!r}", "idle_close is a number of seconds, or None")
+        if not isinstance(self.transcript, str | os.PathLike):
+            raise _error(f"transcript is {self.transcript!r}", "transcript is the path of a file")
         if self.transcript and not Path(self.transcript).absolute().parent.is_dir():
             raise _error(
                 f"transcript is {str(self.transcript)!r}, and there is no such folder",

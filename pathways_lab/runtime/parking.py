@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import SliceId, Value
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action
-from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.desk import Desk
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Exchange
@@ -43,7 +43,7 @@ class Parking:
     """The slices of one host that are suspended, or that have moved.
 
     carry_out: for the launcher's actions.  drop_lane(lane): nobody uses it now.
-    lost(slice, reason): a value could not be sent on.
+    lost(slice, reason): a value could not be taken from its devices, or sent on.
     """
 
     def __init__(
@@ -97,8 +97,14 @@ class Parking:
             if slot is not None and slot.state == READY and slot.payload is not None
         }
 
-    def _parked(self, slice_id: SliceId, slots: Sequence[Slot], homes: Sequence[Shards]) -> None:
+    def _parked(
+        self, slice_id: SliceId, slots: Sequence[Slot], homes: Sequence[Shards] | Failure
+    ) -> None:
         buffers = self._launcher.buffers
+        if isinstance(homes, Failure):
+            for slot in slots:
+                buffers.release(slot)
+            return self._lost(slice_id, homes.message)
         for slot, shards in zip(slots, homes, strict=True):
             if slot.payload is not None:
                 slot.payload = self._home(slice_id, slot.value, shards)
@@ -132,13 +138,7 @@ class Parking:
         self._desk.moved[slice_id] = binding
         self._desk.redirect(binding)
         for number, value, parts in values:
-            fields = {
-                "buffer": number,
-                "slice": slice_id,
-                "shape": list(value.shape),
-                "dtype": value.dtype,
-                "layout": pack(value.layout),
-            }
+            fields = arrays.upload_fields(number, slice_id, value.shape, value.dtype, value.layout)
             self._send(binding, fields, parts)
         for fields, parts in early:
             self._send(binding, fields, parts)

@@ -28,6 +28,7 @@ _PAUSE = 0.2
 """Seconds between two tries."""
 _REFUSALS = 25
 """Tries that a host which answers "nobody is here" gets, until its letters are given up."""
+_GONE = "{host} has left or was replaced"
 
 
 class _Outbox:
@@ -64,7 +65,7 @@ class Peers:
             self._addresses = dict(addresses)
         for host, box in gone:
             if box.link is not None:
-                box.link.close(f"{host} has left or was replaced")
+                box.link.close(_GONE.format(host=host))
             self._give_up(box, ConnectionError(f"host {host} has left the lab"))
 
     def send(
@@ -74,7 +75,7 @@ class Peers:
         with self._lock:
             box = self._boxes.setdefault(host, _Outbox())
             link = box.link
-            if link is None or link.closed is not None or box.letters:
+            if link is None or link.closed is not None:
                 box.link = None
                 box.letters.append((op, fields, buffers, done))
                 if not box.connecting:
@@ -116,6 +117,9 @@ class Peers:
                 if self._boxes.get(host) is box:
                     del self._boxes[host]
             self._give_up(box, result)
+            return
+        if self._boxes.get(host) is not box:
+            result.close(_GONE.format(host=host))
             return
         box.refusals = 0
         while True:

@@ -26,6 +26,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,6 +50,9 @@ _doors: WeakKeyDictionary[Any, Door] = WeakKeyDictionary()
 _planes: WeakKeyDictionary[Any, asyncio.Future[ControlProcess]] = WeakKeyDictionary()
 """The control plane of every scheduler in this process: one each, whoever asks first."""
 
+_plugins: WeakKeyDictionary[Any, ControlPlugin] = WeakKeyDictionary()
+"""The plugin of every scheduler that listens to its control plane."""
+
 
 class ControlPlugin(SchedulerPlugin):
     """Runs the control plane beside the Dask scheduler.
@@ -67,6 +71,8 @@ class ControlPlugin(SchedulerPlugin):
         self._names: dict[str, str] = {}
         self._endings: set[asyncio.Future[None]] = set()
         self._door: Door | None = None
+        self._closing = False
+        self._over: asyncio.Future[None] | None = None
 
     async def start(self, scheduler: Any) -> None:
         """Start the control plane, or wait for the one that is being started."""
@@ -74,18 +80,25 @@ class ControlPlugin(SchedulerPlugin):
         if plane is None:
             plane = _planes[scheduler] = asyncio.ensure_future(self._start(scheduler))
         self._plane = await asyncio.shield(plane)
+        if self._plane.heard:
+            return  # by one that was registered at the same time; Dask keeps that one
+        _plugins[scheduler] = self
         loop = asyncio.get_running_loop()
 
-        def heard(report: dict[str, Any]) -> None:
+        def soon(function: Callable[..., object], *args: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._wanted, scheduler, report)
+                loop.call_soon_threadsafe(function, *args)
 
-        self._plane.listen(heard)
+        self._plane.listen(
+            lambda report: soon(self._wanted, scheduler, report),
+            lambda: soon(self._ended, scheduler),
+        )
         for address in dask_private.known_workers(scheduler):
             self.add_worker(scheduler, address)
-        if self.pages is not None and scheduler not in _doors:
+        if self.pages is not None:
+            first = scheduler not in _doors
             self._door = _doors[scheduler] = Door(self.pages, self._plane)
-            if dask_private.has_dashboard():
+            if first and dask_private.has_dashboard():
                 publish(scheduler)
 
     async def _start(self, scheduler: Any) -> ControlProcess:
@@ -135,11 +148,39 @@ class ControlPlugin(SchedulerPlugin):
                 self._endings.add(ending)
                 ending.add_done_callback(self._endings.discard)
 
+    def _ended(self, scheduler: Any) -> None:
+        if not self._closing:
+            log.error("the control plane of the lab has died; %s", self._plane.last_words())
+            if not _embedded(scheduler):
+                self.over(scheduler)
+
+    def over(self, scheduler: Any) -> asyncio.Future[None]:
+        """The control plane has died, and with it the lab; done when the cluster has none any more.
+
+        A later lab is another one, with keys and processes of its own.
+        """
+        if self._over is None:
+            self._over = asyncio.ensure_future(self._leave(scheduler))
+        return self._over
+
+    async def _leave(self, scheduler: Any) -> None:
+        await self.close()
+        try:
+            await dask_private.remove_plugins(scheduler, self.name, HostsPlugin.name)
+        except Exception as error:
+            # Its device processes have lost the control plane, and end by themselves.
+            log.warning("a worker could not be told that the lab is over: %s", error)
+        del _planes[scheduler]
+
     async def close(self) -> None:
-        """The scheduler ends: the control plane tells its clients and ends too."""
+        """The scheduler ends, or the lab: the control plane tells its clients and ends too."""
+        self._closing = True
         if self._door is not None:
             self._door.close()
-        await asyncio.to_thread(self._plane.close)
+        try:
+            await asyncio.to_thread(self._plane.close)
+        except RuntimeError:  # this process ends, and begins no thread any more
+            self._plane.close()
 
 
 def publish(scheduler: Any) -> None:
@@ -148,7 +189,8 @@ def publish(scheduler: Any) -> None:
 
     door = _doors.get(scheduler)
     if door is not None:
-        dask_private.add_pages(scheduler, routes(door), door.pages.names)
+        names = door.pages.names
+        dask_private.add_pages(scheduler, routes(names, lambda: _doors[scheduler].path), names)
 
 
 def adopt(scheduler: Any, process: ControlProcess) -> None:
@@ -159,18 +201,25 @@ def adopt(scheduler: Any, process: ControlProcess) -> None:
 
 
 async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
-    """For ``Client.run_on_scheduler``: addresses and keys of the lab, None when there is none."""
+    """For ``Client.run_on_scheduler``: addresses and keys of the lab, None when there is none.
+
+    One whose control plane has died is none, and gone from the cluster when this returns.
+    """
     plane = _planes.get(dask_scheduler)
     if plane is None:
         return None
     process = await asyncio.shield(plane)
+    if not process.alive and not _embedded(dask_scheduler):
+        await asyncio.shield(_plugins[dask_scheduler].over(dask_scheduler))
+        return None
     return {
         **process.settings.plain(),
         "client_address": process.client_address,
         "host_address": process.host_address,
         "pid": process.pid,
         "alive": process.alive,
-        "hosts_are_there": getattr(dask_scheduler, _EMBEDDED, False),
+        "hosts_are_there": _embedded(dask_scheduler),
+        "hosts_come": dask_private.has_worker_plugin(dask_scheduler, HostsPlugin.name),
     }
 
 
@@ -188,6 +237,10 @@ _EMBEDDED = "pathways_lab_embedded"
 def mark_embedded(scheduler: Any) -> None:
     """Its workers brought their device processes along: never install them again."""
     setattr(scheduler, _EMBEDDED, True)
+
+
+def _embedded(scheduler: Any) -> bool:
+    return getattr(scheduler, _EMBEDDED, False)
 
 
 class HostsPlugin(WorkerPlugin):
@@ -244,8 +297,11 @@ class HostsPlugin(WorkerPlugin):
         """The worker ends, and with it the device process, which ends what it has begun first."""
         if self._process is None:
             return
-        lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
-        await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost)
+        try:
+            lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
+            await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost)
+        except RuntimeError:  # as above; the scheduler may be in this process, and waits for us
+            self._process.close()
         remove_folder(self._folder)
 
     def _configuration(self, worker: Any) -> dict[str, Any]:
@@ -253,6 +309,8 @@ class HostsPlugin(WorkerPlugin):
         place = place_of(worker.name, resources, os.environ, socket.gethostname())
         settings = ControlSettings.from_plain(self.control)
         if settings.host is None:
+            if not dask_private.is_loopback(worker.address):
+                raise PermissionError("; ".join(beyond(worker.address)))
             pems, data_listen = None, f"unix:{self._folder}/data"
         else:
             pems = dask_private.pems_of(dask_private.security_of(worker), "worker")
@@ -277,6 +335,15 @@ class HostsPlugin(WorkerPlugin):
     def _changed(self, state: str) -> None:
         if state != "ready":
             log.warning("device process %s", state)
+
+
+def beyond(other: str) -> tuple[str, str]:
+    """What is wrong, and what helps, where another machine uses a scheduler of loopback."""
+    return (
+        "the Dask scheduler gives a loopback address as its own, where no other machine reaches "
+        f"it, and is used from {other}",
+        "start it with the address by which others reach it: dask scheduler --host ADDRESS",
+    )
 
 
 def _plain_text(address: str) -> str:

@@ -28,6 +28,14 @@ class Progress(NamedTuple):
 
 Show = Callable[[Progress], object]
 
+Tell = Callable[[str], object]
+"""Shows a line of text, in place of the one before it where that can be."""
+
+
+def in_terminal(text: str) -> None:
+    """One line for each text, where nothing can show it better."""
+    print(text, file=sys.stderr, flush=True)
+
 
 def line(stream: TextIO | None = None) -> Show:
     """One line that is rewritten in a terminal; nothing where there is no terminal."""

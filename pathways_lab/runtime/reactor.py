@@ -261,8 +261,7 @@ class Reactor:
         if self.is_current():
             return
         if not self._role.acquire(blocking=False):
-            self._wake()
-            return
+            return self._wake()
         first = self._timers[0] if self._timers else None
         try:
             self._holder = threading.current_thread()
@@ -366,8 +365,8 @@ class Reactor:
     def wants_return(self, link: Link) -> None:
         self.call_soon(link.give_back)
 
-    def wants_close(self, link: Link, reason: str) -> None:
-        self.call_soon(self._close_link, link, reason)
+    def wants_close(self, link: Link, reason: str, broken: bool = False) -> None:
+        self.call_soon(self._broke if broken else self._close_link, link, reason)
 
     # --- in the reactor's thread ----------------------------------------------------
 
@@ -502,12 +501,10 @@ class Reactor:
 
     def _add_link(self, link: Link, messages: list[Message]) -> None:
         if self._stopping:
-            link.shut("closed by this end")
-            return
+            return link.shut("closed by this end")
         self._links[link] = selectors.EVENT_READ
-        self._selector.register(
-            link.sock, selectors.EVENT_READ, lambda events: self._ready(link, events)
-        )
+        ready = functools.partial(self._ready, link)
+        self._selector.register(link.sock, selectors.EVENT_READ, ready)
         self.admit(link, messages)
         if link.backlog:
             self._watch(link)
@@ -528,22 +525,25 @@ class Reactor:
                 if link.unblock():
                     self._watch(link, selectors.EVENT_READ)
             except OSError as error:
-                self._close_link(link, f"the connection to {link.name} broke: {error}")
-                return
+                self._broke(link, f"the connection to {link.name} broke: {error}")
         if events & selectors.EVENT_READ:
             self._read(link)
 
-    def _read(self, link: Link) -> None:
-        if link not in self._links:
-            return
-        messages = self._taken(link, link.receive)
-        if messages is None:
-            return
-        if self.trouble is not None:
-            messages = self.trouble.on_the_way(link, messages)
-        self.admit(link, messages)
+    def _read(self, link: Link) -> bool:
+        """Take in what has come over a link; whether that was anything."""
+        came = self._taken(link, link.receive) if link in self._links else None
+        if came is None:
+            return False
+        self.admit(link, came if self.trouble is None else self.trouble.on_the_way(link, came))
         if link in self._links and link.hidden:
             self.call_soon(self._read, link)
+        return bool(came)
+
+    def _broke(self, link: Link, reason: str) -> None:
+        """Nothing more can be written: close it when what came before is delivered."""
+        while self._read(link):
+            pass
+        self._close_link(link, reason)
 
     def admit(self, link: Link, messages: list[Message]) -> None:
         """These came over a link, in this order.  In the reactor's thread."""

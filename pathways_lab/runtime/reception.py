@@ -12,6 +12,7 @@ and counted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -26,6 +27,10 @@ from pathways_lab.runtime.wire import Limits, Message, WireError
 _HANDSHAKE_SECONDS = 10.0
 _ARRIVALS = 64
 """Connections that may be on their way at once; the oldest gives way to a newer one."""
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""This process or this machine has no room for one more connection."""
+_REST_SECONDS = 0.5
+"""Then it stays at the door, and a selector would tell of it without end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +69,7 @@ class Reception:
     def open(self, listener: Listener) -> None:
         """Take connections at *listener* from now on."""
         self._listeners.append(listener)
-        sock = listener.sock
-        if sock is not None:
-            self._selector.register(
-                sock, selectors.EVENT_READ, lambda _events: self._accept(listener, sock)
-            )
+        self._watch(listener)
 
     def admit(self, arrival: Arrival) -> None:
         """It becomes a link: its socket is the caller's from now on."""
@@ -86,7 +87,8 @@ class Reception:
         """Close all listeners and arrivals."""
         for listener in self._listeners:
             if listener.sock is not None:
-                self._selector.unregister(listener.sock)
+                with contextlib.suppress(KeyError):  # it rests
+                    self._selector.unregister(listener.sock)
                 listener.sock.close()
             if listener.address.startswith("unix:"):
                 with contextlib.suppress(OSError):
@@ -95,11 +97,22 @@ class Reception:
         for arrival in tuple(self._arrivals):
             self.turn_away(arrival)
 
+    def _watch(self, listener: Listener) -> None:
+        sock = listener.sock
+        if sock is not None and listener in self._listeners:
+            self._selector.register(
+                sock, selectors.EVENT_READ, lambda _events: self._accept(listener, sock)
+            )
+
     def _accept(self, listener: Listener, door: socket.socket) -> None:
         for _ in range(16):
             try:
                 sock, _ = door.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in _FULL:
+                    with contextlib.suppress(KeyError):  # two threads were told of it
+                        self._selector.unregister(door)
+                        self._call_later(_REST_SECONDS, self._watch, listener)
                 return
             self.take(listener, sock)
 

@@ -12,18 +12,18 @@ Paper: section 4.1 (resources are added and removed).
 from __future__ import annotations
 
 import re
-import selectors
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.runtime.device_process import device_configuration
+from pathways_lab.runtime.copies import can_fork
+from pathways_lab.runtime.device_process import arenas, device_configuration
 from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
 
-WORKER = "pathways_lab.runtime.embedded_worker"
+WORKERS = "pathways_lab.runtime.embedded_workers"
 FEEDER = "pathways_lab.runtime.feeder"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 
@@ -91,12 +91,22 @@ class Recipe:
             ),
         }
 
-    def start(self, worker: dict[str, Any]) -> Child:
-        """A worker's process; it is told of the scheduler later, or with the next line."""
-        name = f"worker {worker['device']['name']}"
-        child = spawn(WORKER, None, name=name, folder=self.folder, environment=QUIET)
-        child.tell(worker)
-        return child
+    def start(self, name: str, workers: list[dict[str, Any]]) -> Child:
+        """The process of some workers; they are told of the scheduler later, with the next line.
+
+        name: for people.
+        """
+        # What is read at the start of a process, or when JAX is imported.
+        environment = {**QUIET, **arenas()}
+        if self.emulated:
+            environment["JAX_PLATFORMS"] = "cpu"
+        return spawn(
+            WORKERS,
+            {"workers": workers, "copies": can_fork()},
+            name=name,
+            folder=self.folder,
+            environment=environment,
+        )
 
     def start_feeder(self, number: int) -> Child:
         """The process of a worker without devices; it reports when Dask has it."""
@@ -120,27 +130,21 @@ def check_name(island: str) -> None:
         )
 
 
-def wait_for_workers(children: list[Child], seconds: float) -> list[int]:
-    """Until their devices and workers are there; pids of the device processes.
+def check(report: dict[str, Any]) -> None:
+    """Raises ChildDied for a report of what went wrong."""
+    if report["stage"] in ("failed", "ended"):
+        raise ChildDied(report["reason"])
+
+
+def wait_for_workers(child: Child, hosts: int, seconds: float) -> tuple[list[int], list[int]]:
+    """Until their devices and workers are there: pids of the workers, and of device processes.
 
     Raises ChildDied.
     """
     deadline = time.monotonic() + seconds
-    missing = 2 * len(children)
-    pids = []
-    with selectors.DefaultSelector() as selector:
-        for child in children:
-            selector.register(child, selectors.EVENT_READ, child)
-        while missing:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                names = ", ".join(child.name for child in children)
-                raise ChildDied(f"nothing happened for {seconds:g} s in {names}")
-            for key, _ in ready:
-                for report in key.data.reports():
-                    if report["stage"] == "failed":
-                        raise ChildDied(report["reason"])
-                    missing -= 1
-                    if report["stage"] == "device":
-                        pids.append(report["pid"])
-    return pids
+    pids: dict[str, list[int]] = {"worker": [], "device": []}
+    while len(pids["worker"]) < hosts or len(pids["device"]) < hosts:
+        report = child.hear(max(0.0, deadline - time.monotonic()))
+        check(report)
+        pids[report["stage"]].append(report["pid"])
+    return pids["worker"], pids["device"]

@@ -77,6 +77,8 @@ class HostSeen:
     """Dask's name of the worker that owns the process."""
     assembled: bool = False
     """Whether its island's hosts started as one runtime, and need no formations."""
+    make: str = ""
+    """What its devices are made of: those of one make compute the same, to the bit."""
 
 
 @dataclass(slots=True)
@@ -130,8 +132,25 @@ class Registry:
         wrong = why_no_name(name)
         if not wrong and name in self.clients:
             pid = self.clients[name].pid
-            return f"a client named {name!r} is connected already (process {pid}): choose another"
+            return (
+                f"a client named {name!r} is connected already (process {pid}): choose another,"
+                " or have that one leave first (lab.close())"
+            )
         return wrong
+
+    def check_host(self, host: HostSeen) -> str:
+        """Why a new device process cannot be this host, or "".
+
+        Of the same worker it is a new incarnation; two workers would replace each other for ever.
+        """
+        there = self.hosts.get(host.name)
+        if there is None or there.worker == host.worker:
+            return ""
+        return (
+            f"the Dask workers {there.worker!r} and {host.worker!r} are both to be the host"
+            f" {host.name!r}: give one of them a name of its own, for example"
+            f" --name {host.island}/another"
+        )
 
     def client_of(self, identity: int) -> ClientSeen | None:
         """The connected client to whom an id belongs."""
@@ -200,6 +219,7 @@ class Registry:
                     "memory": host.memory,
                     "data_address": host.data_address,
                     "emulated": host.emulated,
+                    "make": host.make,
                 }
             )
         return {

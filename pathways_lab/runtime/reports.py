@@ -4,7 +4,8 @@ Problem: a gang can take 50 us, a message costs as much; a user waits for the
 last one.  So what happens is collected and sent in one message at least every
 :data:`PERIOD` while something is under way, within :data:`QUICK` when a run is
 over here, and at once when nothing is under way any more or nothing was sent
-for that long, unless whoever waited has heard of the end from here.
+for that long.  A run of which whoever waits has heard from here that it is over
+hurries nobody: it is told with what comes next, after a :data:`PERIOD` at the latest.
 
 Rule for maintainers: in the reactor's thread only.
 
@@ -77,6 +78,9 @@ class Reports:
         self._waiting = False
         self._over = False
         self._hurried = self._told = False
+        # Since due() was last called: runs of which something ended, and those that are over.
+        self._ending: set[int] = set()
+        self._runs_over: set[int] = set()
         self._sampled: dict[int, int] = {}
         self._sampling = False
         self._sampled_at = 0.0
@@ -85,11 +89,13 @@ class Reports:
 
     def finished(self, run: int, step: int, seconds: float, failure: Failure | None) -> None:
         self._finished.append((run, step, seconds))
+        self._ending.add(run)
         if failure is not None:
             self._failed.append((run, step, failure))
 
     def row_finished(self, row: ReportRow) -> None:
         self._rows.append((row.run, row.first, row.times))
+        self._ending.add(row.run)
 
     def resident(self, buffer: int) -> None:
         self._resident.append(buffer)
@@ -105,12 +111,12 @@ class Reports:
     def moved(self, slice_id: SliceId) -> None:
         self._moved.append(slice_id)
 
-    def run_over(self) -> None:
+    def run_over(self, run: int) -> None:
         """Somebody may wait for what was reported."""
-        self._over = True
+        self._runs_over.add(run)
 
     def told(self) -> None:
-        """Who waited for the last end has been told of it: the report can wait for others."""
+        """Who waited for what has just ended has heard of it from here."""
         self._told = True
 
     def record(self, record: Record) -> None:
@@ -129,13 +135,20 @@ class Reports:
 
     def due(self, *, now: bool = True) -> None:
         """Something was added: send it now, or soon.  now: this thread has nothing else to do."""
-        idle, since, told = self._idle(), time.monotonic() - self._flushed, self._told
-        if now and (since >= PERIOD or (not told and (idle or (self._over and since >= QUICK)))):
-            self.flush()
-        elif (self._over or told or idle) and not self._hurried:
-            self._hurried = True
-            self._later(QUICK, self._timer)
-        if not (idle or self._waiting):
+        idle, since = self._idle(), time.monotonic() - self._flushed
+        # Of several runs it is not known whose end was waited for.
+        heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
+        if not heard:
+            self._over |= bool(self._runs_over)
+            if now and (since >= PERIOD or idle or (self._over and since >= QUICK)):
+                self.flush()
+            elif (self._over or idle) and not self._hurried:
+                self._hurried = True
+                self._later(QUICK, self._timer)
+        self._told = False
+        self._ending.clear()
+        self._runs_over.clear()
+        if (heard or not idle) and not self._waiting:
             self._waiting = True
             self._later(PERIOD, self._period)
 
@@ -153,7 +166,7 @@ class Reports:
         """Send everything that was added, if anything was."""
         self._sample_memory()
         # Also when there is nothing: a timer that found nothing is over too.
-        self._hurried = self._told = False
+        self._hurried = False
         if not (
             self._finished or self._failed or self._resident or self._compiled or self._records
             or self._ended or self._parked or self._moved or self._rows

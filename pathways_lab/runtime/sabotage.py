@@ -1,4 +1,4 @@
-"""What a worker does to its own device process when an owner wishes it: kill, stop, slow down.
+"""What a worker does to its own device process when an owner wishes it: kill, stop, slow down...
 
 Problem: faults must be tried on real hosts, wherever they are, and the control
 plane must be able to end a device process that hears nothing any more.  Only
@@ -34,7 +34,8 @@ def act(name: str, wish: dict[str, Any]) -> bool:
 
     wish["do"]: ``"kill"`` (the incarnation *pid*), ``"hang"`` (for *seconds*), ``"slow"``
     (*factor* times, for *seconds*), ``"heal"`` (end of both), ``"trouble"`` (*rule*, see
-    :class:`pathways_lab.runtime.trouble.Rule`).
+    :class:`pathways_lab.runtime.trouble.Rule`), ``"flip"`` (*rule*, see
+    :class:`pathways_lab.runtime.flips.Flips`).
     """
     process = find(name)
     if process is None:
@@ -48,9 +49,9 @@ def act(name: str, wish: dict[str, Any]) -> bool:
             _begin(process, wish["factor"], wish["seconds"])
         case "heal":
             _stops.pop(name, threading.Event()).set()
-        case "trouble":
+        case "trouble" | "flip" as kind:
             with contextlib.suppress(ChildDied):
-                process.tell({"trouble": wish["rule"]})
+                process.tell({kind: wish["rule"]})
     return True
 
 

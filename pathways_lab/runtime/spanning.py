@@ -23,7 +23,7 @@ from pathlib import Path
 import jax
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.devices import (
@@ -229,7 +229,8 @@ class SpanningCpuRuntime(CpuRuntime):
             raise PathwaysError(
                 Failure(
                     "lost",
-                    f"the hosts of slice {binding.slice} ({hosts}) do not compute together: {why}",
+                    f"the hosts of slice {slice_name(binding.slice)} ({hosts}) do not compute"
+                    f" together: {why}",
                     "ask for a new slice",
                     host=self.host,
                 )

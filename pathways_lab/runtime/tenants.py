@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program import Line, Plan, SliceId, Transfer
+from pathways_lab.core.program import Line, Plan, SliceId, Transfer, slice_name
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action
@@ -80,6 +80,7 @@ class Tenants:
         self._on_opened = opened
         self._on_compiled = compiled
         self._tenants: dict[SliceId, Tenant] = {}
+        self._found_in: Callable[[Tenant], dict[str, Executable]] | None = None
 
     def __getitem__(self, slice_id: SliceId) -> Tenant:
         return self._tenants[slice_id]
@@ -146,6 +147,8 @@ class Tenants:
         if known is not None and known.binding == binding:
             return
         tenant = self._tenants[binding.slice] = Tenant(binding)
+        if self._found_in is not None:
+            tenant.executables = self._found_in(tenant)
         if self._host not in binding.hosts:
             self._launcher.bind(binding)
             return
@@ -238,10 +241,16 @@ class Tenants:
     def _not_reformed(self, slice_id: SliceId, error: BaseException) -> None:
         tenant = self._tenants.get(slice_id)
         if tenant is not None:
-            text = f"the hosts of slice {slice_id} could not be brought together again"
+            text = f"the hosts of slice {slice_name(slice_id)} could not be brought together again"
             tenant.place = failure_of(text, error, self._host)
 
     # --- functions ----------------------------------------------------------------------
+
+    def find_in(self, made: Callable[[Tenant], dict[str, Executable]] | None) -> None:
+        """From now on those who launch find a slice's executables in what this makes of them."""
+        self._found_in = made
+        for tenant in self._tenants.values():
+            tenant.executables = dict(tenant.executables) if made is None else made(tenant)
 
     def prepare(self, code: Code) -> None:
         """Compile a function for its slice, as soon as that has devices."""

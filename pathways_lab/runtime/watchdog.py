@@ -53,11 +53,13 @@ class Watchdog:
         self._asked: set[str] = set()
         self._since = 0.0
         self._answers: dict[str, tuple[Seen, ...]] = {}
-        self._curious: list[Told] = []
+        self._curious: list[tuple[float, Told]] = []
+        self._late = LATE
         self._last: tuple[object, ...] = ()
 
     def look(self, now: float, late: float = LATE) -> None:
         """Called every :data:`PERIOD`.  late: seconds after which a gang is."""
+        self._late = late
         if self._asked:
             if now - self._since > _ANSWER:
                 self._conclude(now)
@@ -71,7 +73,7 @@ class Watchdog:
         if not self._overdue(late, now):
             told(None)
             return
-        self._curious.append(told)
+        self._curious.append((late, told))
         if not self._asked:
             self._begin(now)
 
@@ -104,9 +106,10 @@ class Watchdog:
         silent, self._asked = sorted(self._asked), set()
         story = explain(self._overdue(0.0, now), self._answers, silent)
         curious, self._curious = self._curious, []
-        for told in curious:
-            told(story)
-        if story is None:
+        # What was late may have ended while hosts were asked, and the others are not.
+        for late, told in curious:
+            told(story if self._overdue(late, now) else None)
+        if story is None or not self._overdue(self._late, now):
             return
         what = (story.kind, *((gang.run, gang.step) for gang in story.gangs), story.silent)
         if what != self._last or story.kind == "deadlock":

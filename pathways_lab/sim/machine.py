@@ -208,8 +208,10 @@ class Machine:
             f"<tr><td>{f.name}</td><td>{f.value} {f.unit}</td><td>{f.source}</td></tr>"
             for f in self.figures()
         )
+        islands = f"{self.islands} island{'s' * (self.islands != 1)}"
+        devices = f"{self.devices:,} device{'s' * (self.devices != 1)}"
         return (
-            f"<details><summary>simulated machine: {self.islands} islands, {self.devices} devices"
+            f"<details><summary>simulated machine: {islands}, {devices}"
             f"</summary><table><tr><th>figure</th><th>value</th><th>source</th></tr>{rows}"
             "</table></details>"
         )

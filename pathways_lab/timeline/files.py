@@ -123,7 +123,7 @@ def load(path: str | Path) -> Saved:
                     f"its records have version {about.get('version')}, this package reads {VERSION}"
                 )
             columns = {name: file[name] for name in file.files}
-    except (ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (ValueError, TypeError, zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ValueError(f"{path} is no timeline that can be read: {error}") from None
     texts = json.loads(columns["texts"].tobytes())
     args = [json.loads(text) for text in json.loads(columns["args"].tobytes())]

@@ -115,7 +115,7 @@ class Timeline:
     clock: seconds on the same clock as the records' times (the control
         plane's); the client passes one that is aligned with it.
     loaded: the file that it comes from, or "".
-    over: nothing more will happen: its lab is gone.
+    over: nothing more will happen: its lab is gone (:meth:`end`).
     written: the same records as bytes, where they come so: for other processes.
     """
 
@@ -162,6 +162,7 @@ class Timeline:
         """The same for at least *least* records that are read when somebody looks.  Any thread.
 
         At once when somebody observes; never when the bound would push them all out.
+        When *read* raises, they are lost, and counted.
         """
         with self._lock:
             if not self._observers:
@@ -169,7 +170,26 @@ class Timeline:
                 self._waiting += least
                 self._bound()
                 return
-        self.extend(read())
+        self.extend(self._made(least, read))
+
+    @property
+    def grows(self) -> bool:
+        """Whether more may happen."""
+        return not (self.loaded or self.over)
+
+    def end(self) -> None:
+        """Nothing more will happen: it is over, and its clock stands."""
+        now = self.clock()
+        self.clock, self.over = lambda: now, True
+
+    def _made(self, least: int, read: Callable[[], Iterable[Item]]) -> tuple[Item, ...]:
+        """What *read* gives, or that so many records could not be read."""
+        try:
+            return tuple(read())
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self.failures.append(f"{least} records could not be read: {why}")
+            return (Sample("dropped", self.clock(), float(least)),)
 
     def _bound(self) -> None:
         """Push out what is too old: what was read first, for what waits is newer."""
@@ -186,7 +206,7 @@ class Timeline:
             while self._later and most > 0:
                 least, read = self._later.popleft()
                 self._waiting -= least
-                new = tuple(read())
+                new = self._made(least, read)
                 self._add(new)
                 most -= len(new)
 
@@ -381,14 +401,34 @@ class Timeline:
         """Everything known about one run, or one gang of it, oldest first."""
         return queries.story(self.records, run, step)
 
-    def utilisation(self, start: float, end: float) -> dict[Lane, float]:
-        """Busy share (0 to 1) of every device that ran anything, between two times (seconds)."""
-        return busy.utilisation(self.records, start, end)
+    def utilisation(
+        self, start: float | None = None, end: float | None = None
+    ) -> dict[Lane, float]:
+        """Busy share (0 to 1) of every device that ran anything, between two times (seconds).
 
-    def waits(self, start: float, end: float) -> dict[Lane, dict[str, float]]:
-        """Seconds by cause, ``"running"`` included, of every device between two times."""
-        found = waits.waits(self._with_plans(), start, end)
+        Default: from where the first gang starts to where the last one ends.
+        """
+        return busy.utilisation(self.records, *self._between(start, end))
+
+    def waits(
+        self, start: float | None = None, end: float | None = None
+    ) -> dict[Lane, dict[str, float]]:
+        """Seconds by cause, ``"running"`` included, of every device between two times.
+
+        Default: from where the first gang starts to where the last one ends.
+        """
+        found = waits.waits(self._with_plans(), *self._between(start, end))
         return {lane: waits.shares(parts) for lane, parts in found.items()}
+
+    def _between(self, start: float | None, end: float | None) -> tuple[float, float]:
+        """The two times; where nothing ran any will do."""
+        if start is None or end is None:
+            gangs = [r for r in self.records if isinstance(r, Span) and r.kind == "gang"]
+            if start is None:
+                start = min((gang.start for gang in gangs), default=0.0)
+            if end is None:
+                end = max((gang.end for gang in gangs), default=start + 1.0)
+        return start, end
 
     def planned(self, run: int) -> planned.Planned:
         """One run as an ideal machine does it against what happened, and where the gap went.

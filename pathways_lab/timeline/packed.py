@@ -114,7 +114,8 @@ class Row(Packed):
 
     abouts: what differs.  numbers: by gang, which of *abouts*; empty when there is one.
     step, seq: step and place of the first gang.  poisoned: which gangs, from 0.
-    announced: so many of the first had a ``launched`` event of their own.
+    announced: so many from the first on had a ``launched`` event of their own, perhaps also some
+        that have not ended.
     opens: its grant was received, began to be prepared, was prepared (*once*) for it.
     once: these and when it was handed to its devices, seconds.
     columns: when each was called, returned, started and ended: float64, seconds on the host's

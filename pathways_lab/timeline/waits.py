@@ -37,7 +37,7 @@ CAUSES = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER, COMPILE, NOTHING)
 dispatch: the control plane's and the host's work until the gang is launched.
 gang order: a gang that has its turn earlier, on devices that it shares.
 admission: the run was not admitted while others were unfinished (their memory, or
-    the policy), or its bytes were not free on the host.
+    the policy).
 earlier computation: one that makes its inputs, elsewhere.
 compiling: its host still made the function, which is so before a first run.
 """
@@ -129,7 +129,6 @@ class _Run:
     hosts: set[str] = field(default_factory=set)
     ended: dict[int, float] = field(default_factory=dict)
     rows: list[tuple[int, Floats]] = field(default_factory=list)
-    launched: dict[tuple[int, str], Span] = field(default_factory=dict)
     arrived: dict[tuple[str, int], Span] = field(default_factory=dict)
 
     def last_grant(self, row: Row) -> float:
@@ -182,8 +181,6 @@ class Waits:
         run = self._run(record.run)
         if isinstance(record, Event):
             self._event(record, run)
-        elif record.kind == "launch":
-            run.launched[record.step, record.host] = record
         elif record.kind == "transfer":
             run.arrived[record.host, record.step] = record
         elif record.kind == "gang":
@@ -321,14 +318,10 @@ class Waits:
         compiled = self._compiled.get((gang.host, gang.node))
         if compiled is not None:
             yield COMPILE, compiled.start, compiled.end
-        launch = run.launched.get((gang.step, gang.host))
         for earlier in self._busy.get(gang.host, ()):
             if earlier.devices != gang.devices and set(earlier.devices) & set(gang.devices):
                 for begun, end in zip(earlier.start, earlier.end, strict=True):
                     yield ORDER, float(begun), float(end)
-        room = launch.args.get("room") if launch is not None else None
-        if room is not None:
-            yield MEMORY, begin, float(room)
 
 
 def marks(

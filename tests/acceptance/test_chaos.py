@@ -95,12 +95,11 @@ def test_what_did_not_strike_is_called_off(lab: pw.Lab, monkeypatch: pytest.Monk
 def test_a_crowded_host_gets_a_slice_of_its_own(lab: pw.Lab) -> None:
     """Its memory can be filled although clients have more slices on it than on its neighbour."""
     slices = [lab.slice(1, island="island1") for _ in range(12)]
-    host = lab.chaos._host("island1/host0")
     for on in slices:
-        if on.hosts != (host.name,):
+        if on.hosts != ("island1/host0",):
             on.release()
-    alone = lab.chaos._alone(host)
-    assert set(alone.hosts) == {host.name}
+    alone = lab.slice_at([("island1/host0", 0)])
+    assert set(alone.hosts) == {"island1/host0"}
     for on in [*slices, alone]:
         on.release()
 
@@ -119,7 +118,7 @@ def test_who_looks_does_not_wait_in_line(lab: pw.Lab, monkeypatch: pytest.Monkey
             (1, lambda: nothing()._compute("island0")),
             (1, lambda: nothing()._transfer("island0", "island1")),
             (2, lambda: nothing("elsewhere/host0")),
-            (0, lambda: lab.chaos._alone(lab.chaos._host("island0/host0"))),
+            (0, lambda: lab.chaos.fill_memory("island0/host0")),
         ):
             lab.quota(lab.name, devices=2 + left)
             with pytest.raises(pw.PathwaysError, match="the quota of"):
@@ -220,7 +219,7 @@ def test_the_dask_scheduler_is_lost_and_a_new_lab_forms(lab: pw.Lab) -> None:
     as_expected(lab.chaos.lose_scheduler())
     for handle in (pending, kept):
         with pytest.raises(pw.PathwaysError, match="the Dask scheduler ended") as caught:
-            handle.result(timeout=5)
+            handle.result(timeout=10)
         assert "pw.start()" in caught.value.failure.remedy
     with pytest.raises(pw.PathwaysError, match="the Dask scheduler ended"):
         f(V)

@@ -210,6 +210,8 @@ def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.La
     kept = pw.device_put(V, on.sharding(P("x")))
     with pytest.raises(pw.PathwaysError, match=r"slice s\d+ of kernel-1 \(2 devices on island0"):
         lab.remove_island("island0")
+    with pytest.raises(pw.PathwaysError, match="there is no 'island7'; there is island0, island1"):
+        lab.remove_island("island7")
     assert "on island0" in repr(lab.remove_island("island0", anyway=True))
     assert [island.name for island in lab.islands] == ["island1"]
     assert on.state == "lost"
@@ -221,7 +223,7 @@ def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.La
     assert on.rebind().island == "island1"
     np.testing.assert_array_equal(twice(V).result(timeout=SECONDS), right)
     assert work(before, lab.stats()) == NOTHING, "island1 has compiled this before"
-    with pytest.raises(pw.PathwaysError, match="only lost slices are bound again"):
+    with pytest.raises(pw.PathwaysError, match=rf"slice {on.name}: it is bound, and only lost"):
         on.rebind()
     made = lab.add_island(hosts=2, devices_per_host=1)
     assert made.name == "island0"

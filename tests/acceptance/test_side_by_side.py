@@ -61,7 +61,7 @@ def test_all_ways_train_the_same(lab: pw.Lab) -> None:
     assert [w for w in WAYS + MORE if found[w].bytes["islands (DCN)"]] == [islands]
     assert "pipeline-1f1b" in repr(found)
     html = found._repr_mimebundle_()[0]["text/html"]
-    assert html.count("<tr") == 2 * (1 + len(WAYS + MORE))
+    assert html.count("<tr") == 3 * (1 + len(WAYS + MORE))
     assert "data:image/svg+xml" in html
     assert not lab.slices, "slices are given back"
     assert not lab.leases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.harness import machine
+from benchmarks import targets
+from benchmarks.harness import machine, rounds
 from benchmarks.harness.child import Child
 from benchmarks.harness.figure import Axis, curves, dots
 from benchmarks.harness.numbers import brief, ratio, seconds, spread
-from benchmarks.harness.report import Claim, Report, judged, matrix, publish
+from benchmarks.harness.report import Claim, Report, Verdict, grid, judged, matrix, publish
 from benchmarks.harness.rounds import Measured, Missing, Timed, measure, more_units, warm
 from tests.runtime.processes import until
 
@@ -87,6 +89,29 @@ def test_every_round_visits_everybody_once_in_an_order_of_its_own() -> None:
     assert [len(result.of(case, name)) for name, case in sorted(everyone)] == [6] * 4
     assert result.busy == 0.25
     assert [system.stopped for system in systems] == [1, 1]
+
+
+def test_whoever_rests_is_awake_now_and_then_while_another_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "BREATH", 0.001)
+    monkeypatch.setattr(rounds, "AWAKE", 0.0)
+    awake: list[str] = []
+    breathed = threading.Event()
+
+    class Slow(Fake):
+        def start(self) -> None:
+            assert breathed.wait(20), "the other was stopped all the time"
+            self.awake.append(self.name)
+
+    class Other(Fake):
+        def wake(self) -> None:
+            super().wake()
+            breathed.set()
+
+    result = run([Other("x", awake=awake), Slow("y", awake=awake)])
+    assert not result.missing
+    assert len(result.of("a", "x")) == 6
 
 
 def test_the_order_of_rounds_is_a_function_of_the_seed() -> None:
@@ -238,7 +263,7 @@ def test_a_report_is_a_table_and_two_files(
 def test_claims_are_judged_and_those_without_samples_left_out() -> None:
     measured = example().measured
     slow, fast = ("OpByOp", "theirs"), ("OpByOp", "ours")
-    said = judged(
+    easy, hard = judged(
         [
             Claim("easy", slow, fast, 5.0),
             Claim("hard", slow, fast, 20.0),
@@ -246,10 +271,40 @@ def test_claims_are_judged_and_those_without_samples_left_out() -> None:
         ],
         measured,
     )
-    easy, hard = said.splitlines()[2:]
-    assert "easy" in easy
-    assert "yes" in easy
-    assert "**no**" in hard
+    assert (easy.what, easy.wanted, easy.word) == ("easy", "at least 5.00 x", "yes")
+    assert hard.word == "**no**"
+
+
+def test_verdicts_of_one_benchmark_stand_side_by_side(tmp_path: Path) -> None:
+    for hosts, met in ((1, True), (2, None)):
+        told = example()
+        told.name, told.title = f"example-{hosts}", f"on {hosts}"
+        told.verdicts = [Verdict("speed", "at least 2 x", f"{hosts} x", met)]
+        told.verdicts += [Verdict("only there", "below 1 s", "2 s", False)] * (hosts - 1)
+        publish(told, tmp_path)
+    plain = example()
+    publish(plain, tmp_path)  # has no verdicts
+    (reports,) = targets.read(tmp_path).values()
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in targets.table(reports).splitlines()
+    ]
+    assert rows[0] == ["target", "wanted", "on 1", "on 2"]
+    assert rows[2:] == [
+        ["speed", "at least 2 x", "1 x yes", "2 x not decided"],
+        ["only there", "below 1 s", "-", "2 s **no**"],
+    ]
+
+
+def test_a_grid_compares_every_system_with_the_reference() -> None:
+    measured = Measured({"a": {"x": [1.0], "y": [3.0]}, "b": {"y": [2.0]}})
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in grid(measured, {"a": "A", "b": "B"}, "y").splitlines()
+    ]
+    assert rows[0] == ["", "y", "x"]
+    assert rows[2] == ["A", "3.00 s", "1.00 s, 0.333 [0.333, 0.333]"]
+    assert rows[3] == ["B", "2.00 s", "-"]
 
 
 def test_a_matrix_has_a_dash_where_a_system_has_no_such_case() -> None:

@@ -94,7 +94,7 @@ def test_looking_stops_the_process_that_draws_in_one_sample_of_each_pair() -> No
         first, second = ([state == "stopped" for state in states[-8:][n::2]] for n in (0, 1))
         assert first == second  # before a sample begins, and in it
         assert [sum(first[:2]), sum(first[2:])] == [1, 1]
-        assert "wanted below 3%" in looking.note(found, looking.STEPS, looking.ALL)
+        assert "updates a second" in looking.taken(found.used[looking.STEPS, looking.ALL])
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             kernel.run("1 / 0")
     finally:
@@ -133,14 +133,30 @@ def test_a_cost_is_the_share_of_throughput_that_is_gone() -> None:
     measured = Measured({case: {looking.STOPPED: [0.9, 0.9], looking.MOVING: [1.0, 1.0]}})
     found = looking.cost(measured, looking.FAST, looking.ONE)
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert looking.verdict(found, looking.ENOUGH) == "**no**"
-    assert looking.verdict(Ratio(0.02, 0.01, 0.04), looking.ENOUGH) == "not decided"
-    assert looking.verdict(Ratio(0.02, 0.01, 0.029), looking.ENOUGH) == "yes"
-    assert looking.verdict(Ratio(0.02, 0.02, 0.02), 1) == "not decided"
+    assert looking.percent(found) == "10.0% [10.0, 10.0]"
+    for cost, pairs, word in (
+        (found, looking.ENOUGH, "**no**"),
+        (Ratio(0.02, 0.01, 0.04), looking.ENOUGH, "not decided"),
+        (Ratio(0.02, 0.01, 0.029), looking.ENOUGH, "yes"),
+        (Ratio(0.02, 0.02, 0.02), 1, "not decided"),
+    ):
+        assert looking.verdict("one view", cost, pairs).word == word
 
 
 def test_factors_compare_the_two_dispatches() -> None:
-    case = pipeline.name_of(4, 0.5)
-    measured = Measured({case: {pipeline.PARALLEL: [1.0], pipeline.SEQUENTIAL: [3.0]}})
-    assert "3.00 [3.00, 3.00] x" in pipeline.factors(measured, [(4, 0.5)])
-    assert pipeline.factors(Measured({case: {}}), [(4, 0.5)]).splitlines()[2].split()[3] == "-"
+    cases = [(stages, 0.5) for stages in (2, 4, 8)]
+    two, four, eight = (pipeline.name_of(*case) for case in cases)
+    measured = Measured(
+        {
+            two: {pipeline.PARALLEL: [1.0], pipeline.SEQUENTIAL: [1.0]},
+            four: {pipeline.PARALLEL: [1.0], pipeline.SEQUENTIAL: [3.0]},
+            eight: {},  # it failed
+        }
+    )
+    found = pipeline.factors(measured, cases)
+    assert "3.00 [3.00, 3.00] x" in pipeline.factor_table(found)
+    (verdict,) = pipeline.never_slower(found)
+    assert (verdict.met, verdict.measured.split(": ")[1]) == (True, "2 stages of 0.5 ms")
+    measured.times[two][pipeline.PARALLEL] = [1.1]
+    (verdict,) = pipeline.never_slower(pipeline.factors(measured, cases))
+    assert verdict.met is False

@@ -21,17 +21,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client import batching
-from pathways_lab.client.arrays import wire_type
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Slice
-from pathways_lab.client.layouts import index_of
 from pathways_lab.client.session import Session
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout, boxes
 from pathways_lab.core.policies import FIFO
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.runtime import jax_private
+from pathways_lab.runtime import jax_private, settings
+from pathways_lab.runtime.arrays import element_of, index
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -283,9 +282,9 @@ class FakeLab:
         return NamedSharding(mesh, PartitionSpec(*[axes or None for axes in layout.spec]))
 
     def _put(self, data: Any, value: Any) -> Any:
-        wire = wire_type(value.dtype)
-        array = np.frombuffer(data, wire.dtype).reshape((*value.shape, *wire.trailing))
-        if wire.trailing:
+        element = element_of(value.dtype)
+        array = np.frombuffer(data, element.dtype).reshape((*value.shape, *element.trailing))
+        if element.trailing:
             return jax.device_put(
                 jax.random.wrap_key_data(array), self.sharding(value.slice, value.layout)
             )
@@ -327,7 +326,8 @@ class FakeLab:
             self._compiled[node.function, node.slice] = run, ins
         for array, wanted in zip(arguments, ins, strict=True):
             assert array.sharding.is_equivalent_to(wanted, array.ndim), "an argument lies elsewhere"
-        made = run(*arguments)
+        with settings.under(fields["settings"]):
+            made = run(*arguments)
         for array, (shape, dtype) in zip(made, fields["out_types"], strict=True):
             assert (array.shape, str(array.dtype)) == (tuple(shape), dtype)
         return list(made)
@@ -353,13 +353,13 @@ class FakeLab:
         layout, shape = unpack(Layout, fields["layout"]), tuple(fields["shape"])
         if len(parts) < layout.devices or fields["buffer"] in self._gone:
             return
-        wire = wire_type(fields["dtype"])
-        whole = np.empty((*shape, *wire.trailing), wire.dtype)
+        element = element_of(fields["dtype"])
+        whole = np.empty((*shape, *element.trailing), element.dtype)
         for device, box in enumerate(boxes(layout, shape)):
             extent = tuple(stop - start for start, stop in box)
-            part = np.frombuffer(parts[device], wire.dtype)
-            whole[index_of(box)] = part.reshape((*extent, *wire.trailing))
-        value = jax.random.wrap_key_data(whole) if wire.trailing else whole
+            part = np.frombuffer(parts[device], element.dtype)
+            whole[index(box)] = part.reshape((*extent, *element.trailing))
+        value = jax.random.wrap_key_data(whole) if element.trailing else whole
         self.arrays[fields["buffer"]] = jax.device_put(
             value, self.sharding(fields["slice"], layout)
         )

@@ -13,10 +13,12 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.client import batching, connection
+from pathways_lab.client.pending import Run
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.legality import check_plan
 from pathways_lab.core.program import Call
 from pathways_lab.core.series import Part, in_series
+from pathways_lab.runtime.wire import WireError
 from tests.client.kit import FakeLab, fast
 from tests.runtime.launch_kit import PlanBuilder
 from tests.runtime.processes import until
@@ -151,6 +153,75 @@ def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way
         x.block_until_ready()
         assert any(fields.get("dropped") for fields in sent[:-1]), "told as early as it can be"
     produced_before_used(fake)
+
+
+def test_what_goes_alone_or_asks_goes_after_the_calls_that_wait(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast(monkeypatch)
+    on = fake.slice(2)
+    step, new = pw.jit(lambda x: x + 1, on=on), pw.jit(lambda x: x * 2, on=on)
+
+    def sent() -> int:
+        fake.settle()
+        return len(fake.of("submit"))
+
+    values = [step(np.zeros(4, np.float32))]
+    for turn in ("the lab learns it", "under way", "waits", "waits too"):
+        if turn == "under way":
+            values[-1].block_until_ready()
+            until(lambda: not fake.connection.under_way)
+            fake.held, before = True, sent()
+        if turn == "waits too":
+            assert sent() == before + 1
+            made = new(values[-1])  # the lab does not know this function yet
+            assert sent() == before + 3
+            produced_before_used(fake)
+        values.append(step(values[-1]))
+    assert sent() == before + 3
+    fake.connection.send("watch", {"on": True})
+    assert sent() == before + 4
+    fake.held = False
+    fake.release()
+    assert [h.result()[0] for h in (made, values[-1])] == [8.0, 5.0]
+
+
+def test_a_call_that_reads_an_element_still_to_come_travels_alone(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would wait for it, and fail with it."""
+    fast(monkeypatch)
+    step = pw.jit(lambda x: x + 1, on=fake.slice(2))
+    values = [step(np.zeros(4, np.float32))]
+    for turn in range(3):
+        if turn == 1:
+            values[-1].block_until_ready()
+            until(lambda: not fake.connection.under_way)
+            fake.held = True
+        values[-1].buffer.fed = turn == 2
+        before = len(fake.of("submit"))
+        values.append(step(values[-1]))
+        fake.settle()
+    assert len(fake.of("submit")) == before + 1
+    fake.held = False
+    fake.release()
+    assert values[-1].result()[0] == 4.0
+
+
+def test_no_more_calls_wait_than_may(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast(monkeypatch)
+    monkeypatch.setattr(batching, "MOST", 4)
+    step = pw.jit(lambda x: x + 1, on=fake.slice(2))
+    x = step(np.zeros(4, np.float32)).block_until_ready()
+    until(lambda: not fake.connection.under_way)
+    fake.held = True
+    made = [step(x) for _ in range(8)]  # the first one leaves at once
+    assert len(fake.session._calls._entries) == 3
+    fake.held = False
+    fake.connection.flush()
+    fake.settle()
+    fake.release()
+    jax.block_until_ready(made)
 
 
 def test_plans_of_calls_go_with_their_slice(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +408,60 @@ def produced_before_used(fake: FakeLab) -> None:
         gone = fields.get("buffers", ()) if op == "drop" else fields.get("dropped", ())
         for op_later, later in fake.messages[number + 1 :]:
             assert op_later != "submit" or not set(gone) & set(later["inputs"]), later
+
+
+@pytest.mark.parametrize("where", ["submit", "registered", "batch"])
+def test_what_a_failed_call_should_have_told_is_told_later(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Whose handles are gone, although the message that was to say so could not be made."""
+    fast(monkeypatch)
+    on, link = fake.slice(2), fake.connection.link
+    step = pw.jit(lambda x: x + 1, on=on)
+    new = pw.jit(lambda x: x * 2, on=on)
+
+    def call(f: Any, x: Any) -> Any:
+        return f(x)  # one line: another one would be another plan
+
+    zero = call(step, np.full(4, -1, np.float32)).block_until_ready()
+    x, *others = [call(step, zero).block_until_ready() for _ in range(3)]
+    until(lambda: not fake.connection.under_way)
+    gone = {handle.buffer.id for handle in others}
+    failing = "function" if where == "registered" else "submit"
+    send, runs = link.send, list[Run]()
+
+    def fails(op: str, *message: Any) -> int:
+        if op == failing:
+            runs.extend(fake.connection.runs)
+            raise WireError("too large")
+        return send(op, *message)
+
+    def send_now() -> None:
+        if where == "batch":
+            fake.connection.flush()
+        else:
+            call(new if where == "registered" else step, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "send", fails)
+        if where == "batch":
+            patch.setattr(type(fake.connection), "under_way", True)
+            made = [call(step, x) for _ in range(2)]
+        others.clear()
+        with pytest.raises(WireError):
+            send_now()
+    if where == "batch":
+        for handle in made:
+            with pytest.raises(PathwaysError, match="before it was sent"):
+                handle.result(timeout=10)
+
+    def told() -> set[int]:
+        return {b for fields in fake.of("drop") for b in fields["buffers"]}
+
+    until(lambda: gone <= told())
+    assert not fake.connection.under_way, "what did not leave is not waited for"
+    assert all(pending.failure for run in runs for pending in (run, *run.outputs))
+    assert call(step, x).result().tolist() == [2.0] * 4
 
 
 def test_a_program_does_not_overtake_calls_that_another_thread_is_sending(

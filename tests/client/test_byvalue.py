@@ -6,11 +6,16 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
+import jax
 import pytest
 
+import pathways_lab as pw
 from pathways_lab.client import byvalue
+from pathways_lab.client.flat import FlatFunction
+from tests.client.kit import a_slice
 
 SOURCE = """
 import math
@@ -44,6 +49,27 @@ def test_a_host_needs_no_file_of_the_users(
     assert b"No module named 'beside_the_notebook'" in failed.stderr
 
 
+def test_a_function_that_compiles_others_inside_does_so_on_hosts_too() -> None:
+    """For a slice of which the host has no device, and for none: they are part of it there."""
+    here, away = a_slice(2), a_slice(4)
+    doubled = pw.jit(lambda x: x * 2, on=away)
+
+    def outer(x: Any) -> Any:
+        tripled = pw.jit(lambda x: x * 3, on=away)
+        again = pw.jit(lambda x: x + 1)
+        return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), "int32"), again(
+            tripled(doubled(x))
+        )) + len(here.axes)  # fmt: skip
+
+    flat = FlatFunction(outer, jax.tree.structure(((0,), {})), name="outer")
+    code = "import jax, sys, pickle; print(*jax.jit(pickle.loads(sys.stdin.buffer.read()))(2))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=byvalue.dumps(flat), capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == [b"14"], done.stderr
+
+
 def test_a_module_may_be_loaded_under_two_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,3 +80,19 @@ def test_a_module_may_be_loaded_under_two_names(
     before = cloudpickle.list_registry_pickle_by_value()
     assert b"helper" in byvalue.dumps(module.helper)
     assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_what_has_derivatives_of_its_own_arrives_with_them() -> None:
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return x * 2
+
+    f.defvjp(lambda x: (f(x), None), lambda _, given: (given * 7,))
+
+    @jax.custom_jvp
+    def g(x: Any) -> Any:
+        return f(x)
+
+    g.defjvp(lambda primals, tangents: (g(*primals), 5 * tangents[0]))
+    sent_f, sent_g = cloudpickle.loads(byvalue.dumps((f, jax.jit(g))))
+    assert (jax.value_and_grad(sent_f)(3.0), jax.grad(sent_g)(3.0)) == ((6, 7), 5)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections import namedtuple
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import stats
+from pathways_lab.client import cells, stats
 from pathways_lab.client.cells import CellProgram
 from tests.client.kit import FakeLab
 
@@ -117,6 +120,81 @@ def test_python_values_are_part_of_the_program(fake: FakeLab, f: Any) -> None:
     np.testing.assert_allclose(program(values)["y"].result(), X * 2 + 1)
     np.testing.assert_allclose(program({**values, "n": 4})["y"].result(), X * 2 + 2)
     np.testing.assert_allclose(program({**values, "rate": 1.0})["y"].result(), X * 2 + 2)
+
+
+class Settings:
+    rate = 1.0
+
+    def __init__(self) -> None:
+        self.rates: dict[Any, Any] = {"inner": SimpleNamespace(rate=1.0), "w": X}
+
+    def scaled(self, x: Any) -> Any:
+        return x * LIST[0]
+
+
+LIST = [1.0]
+
+
+def scaled(x: Any) -> Any:
+    return jax.tree.map(lambda part: part * LIST[0], x)
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("given.rate * f(x)", lambda s: setattr(s, "rate", 3.0)),
+        ("given.rate * f(x)", lambda s: setattr(Settings, "rate", 3.0)),
+        ("given.rates['inner'].rate * f(x)", lambda s: setattr(s.rates["inner"], "rate", 3.0)),
+        ("len(given.rates) * f(x) / 2", lambda s: s.rates.update(dict.fromkeys(range(4), 0))),
+        ("given.scaled(f(x))", lambda s: LIST.__setitem__(0, 3.0)),
+        ("scaled(f(x))", lambda s: LIST.__setitem__(0, 3.0)),
+        ("part(f(x))", lambda s: LIST.__setitem__(0, 3.0)),
+        ("f(given.rates['w'])", lambda s: s.rates.update(w=X * 3)),
+    ],
+)
+def test_what_objects_and_functions_say_is_what_they_say_now(
+    fake: FakeLab, f: Any, monkeypatch: Any, text: str, change: Callable[[Settings], Any]
+) -> None:
+    monkeypatch.setattr(Settings, "rate", 1.0)
+    monkeypatch.setitem(globals(), "LIST", [1.0])
+    given, program = Settings(), cell(f"y = {text}")
+    values = {"f": f, "x": X, "given": given, "scaled": scaled, "part": partial(scaled)}
+    before = stats.work.captured
+    for _ in range(2):
+        np.testing.assert_allclose(program(values)["y"].result(), X * 2)
+    assert stats.work.captured - before == 1
+    change(given)
+    np.testing.assert_allclose(program(values)["y"].result(), X * 6)
+    assert stats.work.captured - before == 2
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, dict.fromkeys])
+def test_large_containers_of_numbers_are_taken_in_at_once(kind: Callable[[Any], Any]) -> None:
+    """Not entry by entry at every call; and whatever changes in them is seen."""
+
+    def read(entries: list[Any]) -> tuple[Any, Any]:
+        held = SimpleNamespace(entries=kind(entries))
+        reads = cells._Reads({"here": held.entries})
+        reads._reach(held.entries)
+        assert len(reads.pattern) + len(reads.state) < 10
+        # A set is known by its identity, and by what it says.
+        return None if kind is set else reads.key, reads.state
+
+    entries: list[Any] = [*range(2, 100_000), "text", b"bytes", 2.5, None, 0]
+    key, state = read(entries)
+    assert read(list(entries)) == (key, state)
+    for other in (1, False, -0.0, 0j, "0", b"0", ""):
+        changed_key, changed_state = read([*entries[:-1], other])
+        assert kind is set or changed_key != key
+        assert changed_state != state
+
+
+def test_what_is_reached_may_be_a_long_chain(fake: FakeLab, f: Any) -> None:
+    chain = SimpleNamespace(rate=2.0, after=None)
+    for _ in range(5000):
+        chain = SimpleNamespace(rate=1.0, after=chain)
+    names = cell("y = f(x) * chain.rate")({"f": f, "x": X, "chain": chain})
+    np.testing.assert_allclose(names["y"].result(), X * 2)
 
 
 def test_handles_reached_through_objects_are_inputs(fake: FakeLab, f: Any) -> None:

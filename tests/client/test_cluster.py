@@ -215,8 +215,9 @@ def test_a_second_run_makes_nothing_anew(lab: pw.Lab) -> None:
     f = pw.jit(lambda x: jnp.sin(x) * 3, on=on(lab, (4,), "island0"), in_shardings=P("x"))
     program = pw.program(lambda x: f(f(x)) + 1)
     x = np.ones(8, np.float32)
+    compiled = lab.stats().compiled
     jax.block_until_ready(program(x))
-    time.sleep(0.3)  # records of the compilation arrive
+    until(lambda: lab.stats().compiled == compiled + 4)  # two functions, on two hosts
     before = lab.stats()
     for _ in range(3):
         jax.block_until_ready(program(x))
@@ -283,6 +284,7 @@ def test_interrupting_cancels_what_is_not_granted(lab: pw.Lab) -> None:
     np.testing.assert_array_equal(hold(np.ones(4, np.float32)).result(), 2)
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 def test_wide_types(lab: pw.Lab) -> None:
     """64 bits where the kernel's JAX has them."""
     f = pw.jit(lambda x: (x * 2, x.astype(int)), on=on(lab, (2,), "island1"))
@@ -290,12 +292,22 @@ def test_wide_types(lab: pw.Lab) -> None:
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     try:
-        wide, whole = jax.device_get(f(x))
+        handles = f(x)
+        wide, whole = jax.device_get(handles)
     finally:
         jax.config.update("jax_enable_x64", before)
     assert (wide.dtype, whole.dtype) == (np.float64, np.int64)
     np.testing.assert_array_equal(wide, x * 2)
     assert f(x)[0].result().dtype == np.float32
+    # Elsewhere they are what they are to JAX, which shrinks what it promotes.
+    half, negative = pw.jit(lambda x: (x / 2, -x))(handles[0])
+    assert (half.dtype, negative.dtype) == (np.float32, np.float64)
+    np.testing.assert_array_equal(half.result(), x.astype(np.float32))
+    np.testing.assert_array_equal(negative.result(), -wide)
+    seen: list[Any] = []
+    shown = pw.jit(lambda x: (jax.debug.callback(lambda v: seen.append(v), x), x / 2)[1])
+    assert shown(handles[0]).result().dtype == np.float32
+    np.testing.assert_array_equal((handles[1] + 1).result(), whole + 1)
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -339,11 +351,15 @@ def test_what_functions_print_names_host_and_device(lab: pw.Lab, capsys: Any) ->
         return x * 2
 
     pw.jit(chatty, on=on(lab, (2,), "island1"), in_shardings=P("x"))(np.arange(4.0)).result()
-    time.sleep(0.3)
-    lab.session.flush_outputs()
-    text = capsys.readouterr().out
-    assert "largest 3.0" in text
-    assert text.startswith("[island1/")
+    said: list[str] = []
+
+    def heard() -> bool:
+        lab.session.flush_outputs()
+        said.append(capsys.readouterr().out)
+        return "largest 3.0" in "".join(said)
+
+    until(heard)
+    assert "".join(said).startswith("[island1/")
 
 
 def test_requests_that_cannot_be_met_say_what_there_is(lab: pw.Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,19 @@ def test_arguments_that_do_not_exist_are_refused_as_in_jax(
             pw.program(function, **options)
 
 
+@pytest.mark.parametrize("role", ["static", "donate"])
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [("argnums", "x"), ("argnums", 3.5), ("argnums", (0, "b")), ("argnames", 3)],
+)
+def test_what_names_no_argument_is_refused_as_in_jax(role: str, kind: str, given: Any) -> None:
+    options: Any = {f"{role}_{kind}": given}
+    with pytest.raises(TypeError, match=re.escape(f"{role}_{kind}={given!r} is no ")):
+        pw.jit(loose, on=a_slice(2), **options)
+    with pytest.raises(TypeError):
+        jax.jit(loose, **options)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -133,3 +147,12 @@ def test_arguments_that_do_not_exist_are_refused_as_in_jax(
 def test_a_function_that_takes_any_arguments_has_all_of_them(options: Any) -> None:
     pw.jit(loose, on=a_slice(2), **options)
     jax.jit(loose, **options)
+
+
+@pytest.mark.parametrize("compiled", [pw.jit, pw.program, pw.pmap])
+def test_an_argument_may_be_called_self(h: Handle, compiled: Any) -> None:
+    """Methods that are compiled by their class have one."""
+    options = {"devices": h.slice} if compiled is pw.pmap else {"on": h.slice}
+    add = compiled(lambda self, x: self + x, **options)
+    x = X.reshape(2, 4)
+    np.testing.assert_array_equal(add(self=x, x=x).result(), 2 * x)

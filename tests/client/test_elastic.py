@@ -44,8 +44,12 @@ def test_copies_are_kept_until_the_steps_before_them_were_yielded(
     ("given", "said"),
     [
         ({"islands": ["nope"]}, r"islands=\['nope'\]: the lab has no such island"),
-        ({"parts": 0}, "parts=0, replicas=2"),
-        ({"every": 0}, "every=0"),
+        ({"parts": 0}, "parts=0 is no whole number from 1"),
+        ({"parts": "x"}, "parts='x' is no whole number"),
+        ({"every": 0}, "every=0 is no whole number from 1"),
+        ({"replicas": None}, "replicas=None is no whole number"),
+        ({"ahead": -1}, "ahead=-1 is no whole number from 0"),
+        ({"devices": 1.5}, r"devices=1\.5 is no whole number"),
     ],
 )
 def test_what_no_loop_could_use_is_refused_at_the_call(given: dict[str, Any], said: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import distributed
 import numpy as np
@@ -21,10 +22,11 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client import feed_tasks, host_tasks
-from pathways_lab.client.feed_tasks import HostTasks, _Task
+from pathways_lab.client.feed_tasks import Described, HostTasks, _Task
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.feeder import FEEDS
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 
@@ -44,13 +46,6 @@ def buffers(lab: pw.Lab) -> int:
     """Buffers that this client has on the lab."""
     lab.session.connection.flush(drops=True)
     return len(lab.session.connection._buffers)
-
-
-def until(done: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
 
 
 def test_values_in_order_on_their_devices_and_never_more_ahead_than_asked(
@@ -258,6 +253,31 @@ def test_the_end_of_a_task_is_not_that_of_the_one_in_its_place() -> None:
     tasks: Any = SimpleNamespace(_lock=threading.Lock(), _tasks={(1, 4): new})
     HostTasks._ended(tasks, old, Failure("lost", "a host is gone"))
     assert tasks._tasks[1, 4] is new
+
+
+def test_no_future_goes_while_dask_is_taken_leave_of(lab: pw.Lab) -> None:
+    """Its message would find a link that the scheduler has closed, and Dask would log an error."""
+    tasks, described = HostTasks(lab), Described()
+    tasks.begin(tasks.new_number(), np.float32, "feed", described)
+    until(lambda: described.done)
+    client, seen = tasks._dask, []
+    close = client.close
+
+    def closes(**options: Any) -> None:
+        seen.append((tasks._hearer.is_alive(), len(client.futures)))
+        close(**options)
+        seen.append((client.status, len(tasks._sources)))
+
+    client.close = closes
+    tasks.close()
+    assert seen == [(False, 3), ("closed", 1)]
+    assert not tasks._sources
+
+
+def test_what_is_asked_of_a_feed_while_another_thread_ends_its_lab_says_so() -> None:
+    tasks: Any = SimpleNamespace(_connection=Mock(), _sources={})
+    with pytest.raises(pw.PathwaysError, match=r"(?s)element 4 will not be made.*a feed ends with"):
+        HostTasks.submit(tasks, 1, 4, (), [])
 
 
 def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 from typing import Any
 
@@ -28,3 +29,13 @@ def test_slices_that_two_threads_ask_for_at_once_both_follow() -> None:
         moved = dataclasses.replace(on.binding, island="island1", generation=1)
         following.bound(moved)
         assert on.binding is moved
+
+
+def test_what_is_bound_after_the_slice_is_gone_is_nobodys() -> None:
+    following, gone = Following(), a_slice(2)
+    following.follow(gone)
+    binding = gone.binding
+    del gone
+    gc.collect()
+    following.bound(binding)
+    assert [entry() for entry in following._slices] == [None]

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
+from pathways_lab.client import stats
+from pathways_lab.client.cells import CellProgram
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.codec import pack
 from tests.client.kit import FakeLab
@@ -61,6 +64,16 @@ def test_trees_of_handles_with_jax_functions(fake: FakeLab, double: Any) -> None
     np.testing.assert_array_equal(got["b"][0], (V + 1) * 2)
     assert got["b"][1:] == [3, None]
     assert not got["a"].flags.writeable
+
+
+def test_a_tree_that_was_fetched_and_saved_is_put_back_as_it_was_cut(
+    fake: FakeLab, double: Any
+) -> None:
+    tree = {"a": double(V), "b": [double(V + 1), None]}
+    values = pickle.loads(pickle.dumps(jax.device_get(tree)))
+    back = pw.device_put(values, jax.tree.map(lambda h: h.sharding, tree))
+    assert (back["a"].sharding, back["b"][1]) == (tree["a"].sharding, None)
+    np.testing.assert_array_equal(back["b"][0].result(), (V + 1) * 2)
 
 
 def test_values_as_python_numbers(fake: FakeLab, double: Any) -> None:
@@ -151,13 +164,27 @@ def test_a_value_that_was_there_may_be_lost(fake: FakeLab, double: Any) -> None:
         h.result()
 
 
-def test_a_refused_run_fails_its_results(fake: FakeLab, double: Any) -> None:
+def held(fake: FakeLab, double: Any) -> tuple[pw.Handle, int]:
+    """A result that nobody has resolved, and its run."""
     fake.held = True
     h = double(V)
     fake.settle()
-    (run,) = fake.of("submit")
+    (submitted,) = fake.of("submit")
+    return h, submitted["run"]
+
+
+def test_results_that_nobody_resolved_fail_with_their_run(fake: FakeLab, double: Any) -> None:
+    h, run = held(fake, double)
+    failure = Failure("cancelled", "the run was cut")
+    fake.say("run-ended", {"run": run, "resolved": [], "failure": pack(failure)})
+    with pytest.raises(pw.PathwaysError, match="the run was cut"):
+        h.result(timeout=20)
+
+
+def test_a_refused_run_fails_its_results(fake: FakeLab, double: Any) -> None:
+    h, run = held(fake, double)
     failure = Failure("memory", "it needs 9 GB a device, and there are 2")
-    fake.say("refused", {"subject": f"run {run['run']}", "failure": pack(failure)})
+    fake.say("refused", {"subject": f"run {run}", "failure": pack(failure)})
     with pytest.raises(pw.PathwaysError, match="9 GB"):
         h.result(timeout=10)
 
@@ -288,12 +315,13 @@ def test_a_thousand_runs_leave_nothing_behind(fake: FakeLab, double: Any) -> Non
     for _ in range(1000):
         h = double(h)
     h.block_until_ready()
-    time.sleep(0.3)
-    fake.settle()
-    assert len(fake.connection._buffers) <= 2
-    assert len(fake.connection._runs) == 0
-    assert len(fake.arrays) <= 2
-    assert len(fake.session.data._fetches) == 0
+
+    def settled() -> bool:
+        fake.settle()
+        few = len(fake.connection._buffers) <= 2 and len(fake.arrays) <= 2
+        return few and not fake.connection._runs and not fake.session.data._fetches
+
+    until(settled)
 
 
 # --- fetching -------------------------------------------------------------------------------
@@ -343,6 +371,33 @@ def test_operators_are_programs_of_one_node(fake: FakeLab, double: Any, name: st
     np.testing.assert_allclose(np.asarray(op(np.ones(8), h)), op(np.ones(8), V * 2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int4", "bfloat16"])
+def test_powers_of_whole_numbers_are_those_of_jax(fake: FakeLab, dtype: str) -> None:
+    x = jnp.array([-2, 1, 0, 2], dtype)
+    h = pw.device_put(x, fake.slice(4))
+    for power in (2, np.int8(3), True):
+        made, plain = h**power, x**power
+        assert (made.dtype, made.weak_type) == (plain.dtype, plain.weak_type)
+        np.testing.assert_array_equal(made.result().astype(float), np.asarray(plain, float))
+    if dtype != "bfloat16":
+        with pytest.raises(pw.PathwaysError, match="negative powers"):
+            h**-1
+
+
+def test_numbers_in_an_index_are_no_code_of_their_own(fake: FakeLab) -> None:
+    x = np.arange(24).reshape(4, 3, 2)
+    h = pw.device_put(x, fake.slice(4))
+    assert (h[0].shape, h[0, 0].shape, h[1, :1].shape) == ((3, 2), (2,), (1, 2))
+    before = stats.work.exported
+    for n, row in enumerate(h):
+        np.testing.assert_array_equal(row.result(), x[n])
+        np.testing.assert_array_equal(h[-n - 1, np.int8(2)].result(), x[-n - 1, 2])
+        np.testing.assert_array_equal(h[n, :1].result(), x[n, :1])
+    assert stats.work.exported == before
+    with pytest.raises(pw.PathwaysError, match="does not fit into int32"):
+        h[2**31]
+
+
 def test_indexing_methods_and_properties(fake: FakeLab, double: Any) -> None:
     h = double(V.reshape(8, 1))
     x = V.reshape(8, 1) * 2
@@ -358,9 +413,53 @@ def test_indexing_methods_and_properties(fake: FakeLab, double: Any) -> None:
     for got, want in checks:
         np.testing.assert_allclose(np.asarray(got), want)
     assert h[0].shape == (1,)
+    assert (h.item(3), h.itemsize) == (x.item(3), 4)
+    assert not hasattr(h, "addressable_shards")
+    with pytest.raises(AttributeError, match=r"has no 'nonzero': handle\.result\(\) .* pw\.jit"):
+        h.nonzero()
+    with pytest.raises(TypeError, match=r"handle\.at\[index\]\.set\(value\)"):
+        h[0] = 1
     assert (h == "no") is False
     with pytest.raises(TypeError):
         h + "no"
+
+
+MASKS: list[Callable[[Any], Any]] = [
+    lambda x: x[x > 5], lambda x: x[ROWS], lambda x: x[..., x[0] > 2], lambda x: x[1:, ROWS[:3]],
+    lambda x: x[:, None, x[1] < 5], lambda x: x[(x > 3) & (x < 7)], lambda x: x[True],
+]  # fmt: skip
+UPDATES: list[Callable[[Any], Any]] = [
+    lambda x: x.at[0].set(7), lambda x: x.at[:, 1].add(2.5), lambda x: x.at[1, 2].multiply(3),
+    lambda x: x.at[[0, 1], [2, 0]].set(np.array([7, 8])), lambda x: x.at[x > 5].set(0),
+    lambda x: x.at[ROWS].set(x[2:]), lambda x: x.at[9].set(1, mode="drop"), lambda x: x.copy(),
+    lambda x: x.at[9].get(mode="fill", fill_value=-1), lambda x: x.at[0].apply(jnp.sin),
+    lambda x: x.at[-1].subtract(values=x[0]), lambda x: x.at[x > 8].max(np.array([9, 30, 4])),
+    lambda x: x.view("int32"),
+]  # fmt: skip
+ROWS = np.array([True, False, True, False])
+
+
+@pytest.mark.parametrize("use", [*MASKS, *UPDATES])
+def test_masks_and_updates_are_those_of_jax(fake: FakeLab, use: Callable[[Any], Any]) -> None:
+    x = jnp.arange(12, dtype=jnp.float32).reshape(4, 3)
+    made, plain = use(pw.device_put(x, fake.slice(4))), use(x)
+    assert (made.dtype, made.shape) == (plain.dtype, plain.shape)
+    np.testing.assert_array_equal(made.result(), plain)
+
+
+def test_a_mask_fits_and_numbers_are_no_code_of_their_own(fake: FakeLab) -> None:
+    h = pw.device_put(np.zeros((4, 3), np.float32), fake.slice(4))
+    with pytest.raises(IndexError, match=r"a mask of shape \(4,\) .* axes of sizes \(3,\)"):
+        h[:, ROWS]
+    with pytest.raises(IndexError, match=r"axes of sizes \(3,\)"):
+        h.at[..., ROWS].set(0)
+    before = stats.work.exported
+    for n in range(3):
+        h = h.at[n, n].set(n + 0.5)
+    assert stats.work.exported == before + 1
+    np.testing.assert_array_equal(h.result()[:3].diagonal(), [0.5, 1.5, 2.5])
+    inside = pw.program(lambda: h.at[3].set(1)[3])()
+    np.testing.assert_array_equal(inside.result(), np.ones(3))
 
 
 def test_methods_take_arrays_handles_and_lists_wherever_jax_does(
@@ -410,6 +509,44 @@ def test_handles_of_another_lab(fake: FakeLab, double: Any) -> None:
         h = pw.device_put(V, other.slice(4))
         with pytest.raises(pw.PathwaysError, match="belongs to another lab"):
             double(h)
+
+
+def test_values_of_two_labs_do_not_meet_in_a_program(fake: FakeLab, double: Any) -> None:
+    with FakeLab() as other:
+        theirs = pw.device_put(V, other.slice(4))
+        calls = [
+            pw.program(lambda: double(theirs)),
+            pw.program(lambda: double(jnp.ones(8)) + double(theirs)),
+            pw.program(lambda: (theirs + 1, double(jnp.ones(8)))),
+        ]
+        for call in calls:
+            with pytest.raises(pw.PathwaysError, match="belongs to another lab") as caught:
+                call()
+            assert f"{fake}" in str(caught.value)
+            assert f"{other}" in str(caught.value)
+            assert caught.value.failure.line.text
+        other.settle()
+        assert not fake.count("submit") + other.count("submit")
+
+
+@pytest.mark.parametrize("way", ["call", "program", "cell"])
+def test_each_lab_runs_what_its_own_values_ask_for(fake: FakeLab, way: str) -> None:
+    add = pw.jit(lambda x: x + 1)
+    program = pw.program(lambda x: add(x))
+    code = compile("y = f(x)", "<cell>", "exec")
+    cell = CellProgram(lambda names: exec(code, names))
+
+    def run(x: Any) -> Any:
+        if way == "cell":
+            return cell({"f": add, "x": x})["y"]
+        return add(x) if way == "call" else program(x)
+
+    with FakeLab() as other:
+        for lab in (fake, other):
+            on = lab.slice(4)  # each lab numbers its own slices
+            h = run(pw.device_put(V, on))
+            assert h.slice is on
+            assert np.array_equal(h.result(timeout=10), V + 1)
 
 
 @pytest.fixture

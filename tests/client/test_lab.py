@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -15,7 +19,14 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client import cluster, requests
 from pathways_lab.client import lab as labs
+from pathways_lab.client.care import Care
+from pathways_lab.client.chaos import Chaos
+from pathways_lab.client.dcn import Dcn
+from pathways_lab.client.feed import Feeding
+from pathways_lab.client.sharing import Sharing
+from pathways_lab.runtime.outline import Wishes
 from pathways_lab.runtime.switching import Sooner
+from tests.client.kit import KEY, FakeLab, a_slice
 
 TOPOLOGY = {
     "islands": [
@@ -39,9 +50,114 @@ def test_the_cluster_as_text_and_table() -> None:
     islands = cluster.islands_of(TOPOLOGY)
     assert [island.devices for island in islands] == [4]
     assert [d.number for d in cluster.devices_of(islands)] == [0, 1, 2, 3]
-    assert "4 x cpu (emulated), 1,024 MiB each, process 5" in cluster.as_text(islands)
+    assert "4 x CPU (emulated), 1,024 MiB each, process 5" in cluster.as_text(islands)
     assert "<td>island0/host0</td>" in cluster.as_html(islands)
     assert cluster.as_text(()) == "no hosts"
+
+
+def words(**given: Any) -> Callable[[], object]:
+    """A request for a slice of two devices, but for what is given."""
+    return lambda: requests.slice_request(**{"shape": 2, **given})
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (words(memory=-1), r"memory=-1 is no size: sizes are bytes, from 0 on"),
+        (words(memory="-1 GB"), r"memory='-1 GB' is no size"),
+        (words(memory=float("inf")), "memory=inf is no size"),
+        (words(memory=True), "memory=True is no size"),
+        (words(memory=10**30), "is no size"),
+        (words(shape=True), r"a slice of shape \(True,\) cannot be"),
+        (words(shape=(2, 2.0)), r"a slice of shape \(2, 2.0\) cannot be"),
+        (words(axes=3), r"axes \(3,\) do not fit shape \(2,\)"),
+        (words(shape=(2, 2), axes=(1, 2)), r"axes \(1, 2\) do not fit shape \(2, 2\)"),
+        (words(axes=("",)), r"axes \(''\,\) do not fit"),
+        (words(island=0), "island=0 is no name"),
+        (words(kind=0), "kind=0 is no name"),
+        (lambda: requests.seconds("wait", -1), "wait=-1 is no number of seconds"),
+        (lambda: requests.seconds("wait", float("nan")), "wait=nan is no number of seconds"),
+        (lambda: requests.seconds("patience", "x"), "patience='x' is no number of seconds"),
+        (words(shape=10**30), r"of shape \(10{30},\) cannot be: .* from 1 to 2147483647"),
+        (lambda: requests.count("parts", 2.5), r"parts=2\.5 is no whole number from 1 to"),
+        (lambda: requests.count("parts", 0), "parts=0 is no whole number"),
+        (lambda: requests.count("parts", 10**30), "parts=10+ is no whole number"),
+        (lambda: requests.count("parts", True), "parts=True is no whole number"),
+        (lambda: requests.duration("seconds", 0), "seconds=0 is no duration: it is more than 0"),
+        (lambda: requests.duration("seconds", 1e9), "is no duration: .* at most 86400"),
+        (lambda: requests.duration("seconds", None), "seconds=None is no duration"),
+        (lambda: Dcn.of(float("inf"), 0), "latency=inf of the DCN is no number"),
+        (lambda: pw.make_virtual_device_set(3), "lab=3 has no devices to make a set of"),  # type: ignore[arg-type]
+        (lambda: pw.pmap(abs, devices=3), r"devices=\[3\] are not the virtual devices"),
+        (lambda: pw.pmap(abs, devices=a_slice(2), in_axes="x"), "in_axes='x' of pmap of 'abs'"),
+        (lambda: pw.pmap(abs, devices=a_slice(2), out_axes=-1), "out_axes=-1 .*: -1 is no whole"),
+        (lambda: pw.jit(abs, in_shardings=3), "an entry of in_shardings is 3; a slice takes"),
+        (lambda: pw.jit(abs, out_shardings={"a": "x"}), "an entry of out_shardings is 'x'"),
+        (lambda: requests.path("path", None), "path=None is no path"),
+        (lambda: requests.function("make", 3), "make=3 is no function"),
+        (lambda: pw.save(3, 1), "folder=3 is no path"),  # type: ignore[arg-type]
+        (lambda: pw.restore(3), "folder=3 is no path"),  # type: ignore[arg-type]
+        (lambda: Wishes(transcript=3).check(), "transcript is 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_asked_for_is_called_as_the_user_wrote_it(
+    asked: Callable[[], object], says: str
+) -> None:
+    with pytest.raises(pw.PathwaysError, match=says):
+        asked()
+
+
+def chaos() -> Any:
+    """Of a lab that is told nothing."""
+    hosts = [SimpleNamespace(name=f"island{n}/host0", pid=1) for n in range(2)]
+    islands = [SimpleNamespace(name=f"island{n}", hosts=[h]) for n, h in enumerate(hosts)]
+    return Chaos(Mock(islands=islands, dask_client=Mock(side_effect=AssertionError)), Mock())
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (lambda c: c.hang("island0/host0", seconds=1e30), "seconds=1e.30 is no duration"),
+        (lambda c: c.slow("island0/host0", seconds=-1), "seconds=-1 is no duration"),
+        (lambda c: c.slow("island0/host0", factor="x"), "factor='x' makes nothing slower"),
+        (lambda c: c.delay("island0", "island1", seconds=0), "seconds=0 is no duration"),
+        (lambda c: c.delay("island0", "island1", ms=-1), "ms=-1 is no duration"),
+        (lambda c: c.delay(None, "island1"), "the lab has no host or island None"),
+        (lambda c: c.partition("island0", None), "the lab has no host or island None"),
+        (lambda c: c.drop("island0", "island1", count=0), "count=0 is no whole number"),
+        (lambda c: c.duplicate("island0", "island1", seconds=-1), "seconds=-1 is no duration"),
+    ],
+)
+def test_no_host_hears_of_a_fault_that_cannot_be(fault: Callable[[Any], Any], says: str) -> None:
+    """A device process that is told of one ends itself."""
+    with pytest.raises(pw.PathwaysError, match=says):
+        fault(chaos())
+
+
+def test_a_lab_is_not_told_what_cannot_be(fake: FakeLab) -> None:
+    """With the argument's name, and what would be one; the lab says it of messages only."""
+    lab: Any = SimpleNamespace(session=fake.session)
+    for asked, says in (
+        (lambda: Care.stuck(lab, None), "seconds=None is no number of seconds"),  # type: ignore[arg-type]
+        (lambda: Sharing.quota(lab, "b", devices=10**30), "devices=10+ is no whole number"),
+        (lambda: Feeding.feed(lab, abs, None, prefetch=2.5), r"prefetch=2\.5 is no whole"),  # type: ignore[arg-type]
+        (lambda: Feeding.feed(lab, abs, None, steps=-1), "steps=-1 is no whole number from 0"),
+        (lambda: fake.connection.board.wait(bool, float("nan"), "it"), "timeout=nan is no number"),
+    ):
+        with pytest.raises(pw.PathwaysError, match=says):
+            asked()
+
+
+def test_an_island_is_named_and_not_given() -> None:
+    (island,) = cluster.islands_of(TOPOLOGY)
+    with pytest.raises(pw.PathwaysError, match="write text, for example 'island0'"):
+        requests.slice_request(2, island=island)  # type: ignore[arg-type]
+
+
+def test_sizes_of_a_mesh_may_be_any_librarys_whole_numbers() -> None:
+    asked = requests.slice_request((np.int64(2), np.uint8(3)))  # type: ignore[arg-type]
+    assert asked.shape == (2, 3)
+    assert {type(size) for size in asked.shape} == {int}
 
 
 SIZES = [("512 MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("7", 7), (9, 9)]
@@ -52,7 +168,7 @@ def test_sizes(given: int | str, size: int) -> None:
     assert requests.bytes_of(given) == size
 
 
-@pytest.mark.parametrize("given", ["much", "5 XB", "", None])
+@pytest.mark.parametrize("given", ["much", "5 XB", "", None, "nan", True])
 def test_what_is_no_size(given: Any) -> None:
     with pytest.raises(pw.PathwaysError, match="is no size"):
         requests.bytes_of(given)
@@ -76,6 +192,23 @@ def test_shapes_that_cannot_be(shape: Any, axes: Any) -> None:
     assert caught.value.failure.remedy
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"name": "a!"}, "cannot be a client's name"),
+        ({"hosts_per_island": 0}, "hosts_per_island is 0"),
+        ({"devices_per_host": "x"}, "devices_per_host is 'x'"),
+        ({"memory": -5}, "memory=-5 is no size"),
+        ({"timeout": "x"}, "timeout is 'x'"),
+    ],
+)
+def test_what_is_wrong_with_a_connection_is_said_before_anybody_is_asked(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(pw.PathwaysError, match=says):
+        pw.connect("tcp://127.0.0.1:1", **given)
+
+
 def test_nothing_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PATHWAYS_LAB", raising=False)
     with pytest.raises(pw.PathwaysError, match="PATHWAYS_LAB is not set"):
@@ -95,6 +228,88 @@ def test_nothing_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert Sooner._wanted == wanted
 
 
+def test_the_lab_of_the_kernel_is_the_last_one_that_is_open(tmp_path: Path) -> None:
+    with FakeLab() as one, FakeLab() as other:
+        for number, fake in enumerate((one, other)):
+            labs.attach.write_lab_file(
+                tmp_path / str(number), labs.ControlAddress(fake.address, KEY)
+            )
+        first, second = (pw.connect(tmp_path / name) for name in "01")
+        assert pw.current() is second
+        second.close()
+        assert pw.current() is first
+        third = pw.connect(tmp_path / "1")
+        first.close()
+        assert pw.current() is third
+        third.close()
+        with pytest.raises(pw.PathwaysError, match="the lab was closed"):
+            pw.current()
+
+
+def test_threads_may_give_slices_back_at_once(fake: FakeLab) -> None:
+    class Looked(Mock):
+        @property
+        def id(self) -> int:
+            for number in others:
+                lab.release_slice(number)  # as another thread may, just then
+            return 7
+
+    with pw.Lab(labs.ControlAddress(fake.address, KEY)) as lab:
+        lab.slices += [Mock(id=6), Looked(), kept := Mock(id=8)]
+        others = iter([6])
+        lab.release_slice(7)
+        assert lab.slices == [kept]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_slices_of_two_labs_stay_apart_in_copies(
+    fake: FakeLab, copied: Callable[[Any], Any]
+) -> None:
+    """Each lab numbers its own from the beginning."""
+    with FakeLab() as other:
+        here, there = fake.slice(2), other.slice(2)
+        assert here.id == there.id
+        for on in (here, there):
+            assert copied(on) is on
+            assert copied(on.mesh) == on.mesh
+            assert copied(on.devices) == on.devices
+
+
+def test_a_lab_with_another_key_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+    with FakeLab() as lab:
+        labs.attach.write_lab_file(tmp_path / "f", labs.ControlAddress(lab.address, b"?" * 32))
+        with pytest.raises(pw.PathwaysError, match="does not hold the key") as caught:
+            pw.connect(tmp_path / "f")
+    assert "new lab file" in caught.value.failure.remedy
+
+
+class Late(FakeLab):
+    """Has no host at first.  joins: until somebody watches."""
+
+    joins = False
+
+    def _topology(self, hosts: int) -> dict[str, Any]:
+        return {**super()._topology(hosts), "islands": []}
+
+    def _on_watch(self, fields: dict[str, Any], _: Any) -> None:
+        if self.joins:
+            self.say("topology", super()._topology(1))
+
+
+def test_who_joins_a_lab_waits_for_its_first_host(tmp_path: Path) -> None:
+    file = tmp_path / "lab.json"
+    with Late() as late:
+        labs.attach.write_lab_file(file, labs.ControlAddress(late.address, KEY))
+        before = list(labs._labs)
+        with pytest.raises(pw.PathwaysError, match=r"no host has joined the lab within 0\.01 s"):
+            pw.connect(file, timeout=0.01)
+        assert labs._labs == before
+        late.joins = True
+        with pw.connect(file) as lab:
+            assert lab.islands
+            assert pw.current() is lab
+
+
 # --- on real processes --------------------------------------------------------------------------
 
 
@@ -108,7 +323,7 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     assert told[-1].done == told[-1].total
     assert pw.current() is first
     assert pw.make_virtual_device_set().add_slice(tpu_devices=1).owner is first
-    assert "1 islands, 2 devices" in repr(first)
+    assert "1 island, 2 devices" in repr(first)
     assert "island0/host0" in first._repr_html_()
     on = first.slice((1, 2), axes=("a", "b"))
     assert on.mesh.shape == {"a": 1, "b": 2}
@@ -160,6 +375,7 @@ def test_a_start_that_is_refused_ends_nothing() -> None:
         ({"platform": "abacus"}, "platform is 'abacus'"),
         ({"memory": "1000000 GiB"}, "are free"),
         ({"memory": "much"}, "is no size"),
+        ({"memory": -5}, "memory=-5 is no size"),
         ({"idle_close": "soon"}, "idle_close is 'soon'"),
         ({"transcript": "/no/such/folder/t"}, "no such folder"),
         ({"name": "?"}, "cannot be a client's name"),
@@ -176,7 +392,8 @@ def test_a_start_that_is_refused_ends_nothing() -> None:
 def test_whatever_is_asked_of_a_closed_lab_says_that_it_is_gone(tmp_path: Path) -> None:
     lab = pw.start(1, 1, 1, platform="cpu", progress=False)
     chaos, islands = lab.chaos, lab.islands
-    lab.feed(lambda step: np.ones(1), lab.slice(1), steps=0)  # from now on there is a Dask client
+    batches = lab.feed(lambda step: np.ones(1), lab.slice(1))
+    next(batches).result()  # from now on there is a Dask client
     assert lab.view()
     s = lab.slice(1)
     double = pw.jit(lambda x: x * 2, on=s)
@@ -193,6 +410,7 @@ def test_whatever_is_asked_of_a_closed_lab_says_that_it_is_gone(tmp_path: Path) 
         lambda: lab.dashboard_link,
         lambda: lab.dcn(latency=0.1),
         lambda: lab.feed(lambda step: np.ones(1), None),
+        lambda: next(batches),
         lambda: lab.invite(tmp_path / "lab.json"),
         lambda: lab.remove_island("island0"),
         lambda: lab.slice(1),

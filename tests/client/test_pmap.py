@@ -100,6 +100,20 @@ def test_jax_names_take_virtual_devices_while_patched(fake: FakeLab) -> None:
     np.testing.assert_allclose(b(a(handle)).result(), X * 2 + 1)
 
 
+def test_jax_names_that_are_not_routed_say_how_they_are(fake: FakeLab) -> None:
+    on = fake.slice(4)
+    handle = pw.device_put(X, on)
+    for use in (
+        lambda: jax.jit(lambda x: x, in_shardings=on.sharding(P("x")))(X),
+        lambda: jax.pmap(lambda x: x, devices=on.tpus)(X),
+        lambda: jax.device_put(X, on.sharding(P("x"))),
+        lambda: jnp.zeros(4, device=on.sharding()),
+        lambda: jnp.zeros_like(handle),
+    ):
+        with pytest.raises(AttributeError, match=r"load_ext pathways_lab, .* pw.patched"):
+            use()
+
+
 def test_patching_is_undone_after_an_error() -> None:
     original = jax.jit
 

@@ -146,14 +146,15 @@ def test_calls_sent_together_are_forgotten_with_one_of_their_functions(
 
 
 def test_a_released_slice_takes_what_was_registered_along(fake: FakeLab, at_once: None) -> None:
-    on = fake.slice(2)
-    function = plus(1, on)
+    on, other = fake.slice(2), fake.slice(2)
+    function, stays = plus(1, on), plus(1, other)
     function(X).result()
+    stays(X).result()
     on.release()
     known = fake.connection.registered
-    assert not (known._plans)
-    assert not (known._functions)
+    assert [slices for slices, _ in known._plans.values()] == [(other.id,)]
+    assert [place for _, place in known._functions] == [other.id]
     del function
     gc.collect()
-    until(lambda: not known._users, 20)
+    until(lambda: len(known._users) == 1, 20)
     assert not fake.count("forget"), "the slice was all that had to be said"

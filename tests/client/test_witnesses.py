@@ -57,6 +57,9 @@ def test_one_set_of_hosts_knows_all_of_a_run(known: Witnesses) -> None:
     assert of(known, (3,)) == AB
     assert of(known, (0, 2)) == of(known, (0, 3)) == of(known, (7,)) == of(known, ()) == frozenset()
     assert of(known, (4,)) == frozenset(), "so many are not asked"
+    some = tuple(f"h{n}" for n in range(MOST))
+    known.bound(cast(Any, Bound(4, some)))
+    assert of(known, (4,)) == frozenset(some), "the slice is elsewhere now"
 
 
 def test_what_inputs_wait_for_is_made_by_the_same_hosts(known: Witnesses) -> None:

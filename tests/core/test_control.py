@@ -217,3 +217,26 @@ def test_cancelling_stops_what_is_not_granted_and_lets_the_rest_end() -> None:
     script.finish_all()
     script.send(RunCancelled(0.0, "interrupt", "kernel-1", done.run))
     assert script.ended[done.run].outcome == "finished"
+
+
+def test_a_run_that_can_only_fail_any_more_gets_no_more_places() -> None:
+    script = Script(rules=Rules(window=0.005, ahead=0.005, least=1))
+    where = script.slice(4)
+    run = script.submit(script.register(Sketch("p").chain(where, "f", "g", "h")))
+    script.finish(run.run, failure=BROKEN)
+    assert script.order == [run.run]
+    assert script.ended[run.run].failure.message == BROKEN.message  # type: ignore[union-attr]
+
+
+def test_how_long_a_failed_gang_took_says_nothing_of_its_function() -> None:
+    """Where it did not fail it was perhaps computed with zeros."""
+    script = Script(hosts=2, devices=2)
+    where = script.slice(4)
+    plan = script.register(Sketch("p").chain(where, "f"))
+    functions, assumed = script.control.state.functions, script.control.state.rules.assumed
+    run = script.submit(plan).run
+    script.finish(run, host="island0/host0", seconds=7.0)
+    script.finish(run, host="island0/host1", failure=BROKEN)
+    assert functions.seconds(("f", where)) == assumed
+    script.finish(script.submit(plan).run, seconds=7.0)
+    assert functions.seconds(("f", where)) == 7.0

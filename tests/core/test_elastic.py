@@ -22,6 +22,7 @@ from pathways_lab.core.elastic_messages import (
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.messages import (
     ClientLeft,
+    Command,
     HostLost,
     HostReport,
     Prepare,
@@ -126,6 +127,7 @@ def test_only_lost_slices_of_ones_own_are_bound_again_and_only_where_there_is_ro
     kill(script, "island0/host0")
     rebind(script, where)
     assert "no host has joined" in script.refused[-1].failure.message
+    assert "wait until lab.islands has some" in script.refused[-1].failure.remedy
     script.join("island0/host0")
     rebind(script, where)
     assert state(script, where) == "bound"
@@ -182,6 +184,24 @@ def test_a_suspended_client_waits_and_its_devices_and_bytes_are_others() -> None
     assert script.resolved[kept] is None
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_who_waits_for_memory_waits_for_that_of_a_slice_about_to_be_suspended(fits: bool) -> None:
+    script = Script(memory=13)
+    script.client(BOB)
+    mine, theirs = script.slice(4), script.slice(4, client=BOB)
+    script.upload(theirs, 5 if fits else 6, client=BOB)
+    sketch = Sketch("mine")
+    made = sketch.call("f", mine, [], [6])
+    first = script.submit(script.register(sketch.output(*made)))
+    plan = script.register(Sketch("theirs").chain(theirs, "g", nbytes=4), client=BOB)
+    run = script.submit(plan, client=BOB)
+    suspend(script)
+    assert script.order == [first.run]
+    script.finish(first.run)
+    assert script.order == [first.run, run.run][: 1 + fits]
+    assert (run.run in script.ended) == (not fits), "it is given up when nothing is left to come"
+
+
 def test_what_is_admitted_ends_before_a_slice_is_parked() -> None:
     script = Script()
     where = script.slice(4)
@@ -234,6 +254,22 @@ def test_a_slice_resumed_elsewhere_waits_for_its_values(worked_out: list[str]) -
     script.finish_all()
     assert script.ended[queued.run].outcome == "finished"
     assert worked_out == [plan.key]
+
+
+def test_a_slice_on_the_move_waits_for_its_own_values_and_for_nobody_elses() -> None:
+    script = Script(islands=2, moving=False)
+    script.client(BOB)
+    where, other = script.slice(4, island="island0"), script.slice(4, client=BOB, island="island1")
+    kept, theirs = script.upload(where, 4), script.upload(other, 4, client=BOB, arrive=False)
+    suspend(script)
+    resume(script, island="island1")
+    script.send(HostReport(0.0, "sent", "island0/host0", moved=(where,)))
+    assert [a.request for a in told(script, Answer)] == [7], "all is sent, and has not come"
+    script.arrive(theirs, other)
+    assert script.resolved[theirs] is None
+    assert [a.request for a in told(script, Answer)] == [7]
+    script.arrive(kept, where)
+    assert [a.request for a in told(script, Answer)] == [7, 8]
 
 
 def test_what_a_host_says_of_its_old_devices_is_no_arrival_on_the_new_ones() -> None:
@@ -309,6 +345,36 @@ def test_a_suspended_client_that_leaves_or_loses_its_host_leaves_nothing() -> No
             assert state(script, where) == "lost"
         assert not script.control.state.withheld
         assert not script.control.elastic.busy
+
+
+def test_a_client_that_leaves_while_hosts_put_its_values_aside_leaves_nothing() -> None:
+    class Slow(Script):
+        def _carry_out(self, command: Command) -> None:
+            if not isinstance(command, Park):
+                super()._carry_out(command)
+
+    script = Slow()
+    script.client(BOB)
+    script.upload(script.slice(4, client=BOB), 4, client=BOB)
+    suspend(script, BOB)
+    assert script.control.elastic.busy
+    script.send(ClientLeft(0.0, "gone", BOB, "closed"))
+    assert script.control.slices == {}
+    assert not script.control.elastic.busy
+
+
+def test_runs_that_wait_for_memory_wait_for_a_suspended_slice_too() -> None:
+    script = Script(memory=10)
+    script.client(BOB)
+    plan = heavy(script, script.slice(4), 4)
+    first, second = script.submit(plan), script.submit(plan)
+    assert script.order == [first.run]
+    suspend(script)
+    script.drop(*first.outputs)
+    script.finish_all()
+    assert script.order == [first.run]
+    resume(script)
+    assert script.order == [first.run, second.run]
 
 
 def test_a_slice_released_while_it_is_suspended_is_gone_with_its_runs() -> None:
@@ -398,8 +464,23 @@ def test_an_idle_host_goes_at_once_and_an_unknown_one_is_named() -> None:
     script = Script(islands=2)
     leave(script, "island1/host0", anyway=False)
     assert [c.hosts for c in told(script, HostsLeft)] == [("island1/host0",)]
+    leave(script, "island0/host0", "island0/host1", anyway=False)
+    assert [c.hosts for c in told(script, HostsLeft)][1:] == [("island0/host0",)]
     leave(script, "island7/host0", anyway=False)
     assert "island7/host0 is not in the lab" in told(script, Answer)[-1].failure.message  # type: ignore[union-attr]
+
+
+def test_retired_hosts_go_without_an_answer_and_without_those_that_died() -> None:
+    script = Script(hosts=2, devices=2)
+    run = script.submit(heavy(script, script.slice(4), 4))
+    both = ("island0/host0", "island0/host1")
+    script.send(HostsLeaving(0.0, "retire", both, "Dask retires their workers"))
+    assert not told(script, HostsLeft)
+    kill(script, both[0])
+    script.finish_all()
+    assert script.ended[run.run].outcome == "failed"
+    assert [c.hosts for c in told(script, HostsLeft)] == [both[1:]]
+    assert not told(script, Answer)
 
 
 # --- all of it ---------------------------------------------------------------------------------

@@ -6,7 +6,13 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.invariants import check
-from pathways_lab.core.messages import AbortRun, HostReport, RunsGivenUp
+from pathways_lab.core.messages import (
+    AbortRun,
+    GangsGivenUp,
+    HostReport,
+    LeaseRequested,
+    RunsGivenUp,
+)
 from pathways_lab.testing import Script
 from tests.core.stories import heavy, told
 
@@ -37,3 +43,15 @@ def test_a_run_that_is_given_up_fails_at_once_and_ends_with_its_hosts(finished: 
     script.drop(*first.outputs, *second.outputs)
     assert not script.control.state.store.buffers
     check(script.control)
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_gangs_are_given_up_only_where_the_order_is_off(order: bool) -> None:
+    """Elsewhere their wait ends by itself."""
+    script = Script()
+    script.send(LeaseRequested(0.0, "lease", "kernel-1", "island0", order=order))
+    run = script.submit(heavy(script, script.slice(2), 4))
+    script.send(GangsGivenUp(0.0, "watchdog", ((run.run, 0), (4711, 0)), STUCK))
+    assert (run.outputs[0] in script.resolved) != order
+    script.finish_all()
+    assert script.ended[run.run].outcome == ("finished" if order else "failed")

@@ -101,6 +101,13 @@ def test_dead_nodes_go_and_nodes_without_results_stay() -> None:
     assert [s.node.name for s in lower(program).steps] == ["a", "print"]
 
 
+def test_a_program_is_on_the_slices_of_its_calls_also_where_they_read_and_make_nothing() -> None:
+    sketch = Sketch("beep")
+    sketch.call("beep", 2, [], [])
+    plan = lower(sketch.output(*sketch.call("a", 1, [], [4])).program({1: 1, 2: 1}))
+    assert plan.slices == (1, 2)
+
+
 def test_every_output_is_a_buffer_of_its_own() -> None:
     """Returned inputs and values returned twice are copied: they may be donated apart."""
     sketch = Sketch("twice")
@@ -145,6 +152,7 @@ def test_every_stage_prints() -> None:
     assert "call a on slice s1 (%0)" in text
     assert "# sketch.py:1: a(...)" in text
     text = show_plan(lower(program))
+    assert "\n  input  %0" in text
     assert "frees %0" in text
     assert "on slice s1 P(None), 1 B/device" in text
 

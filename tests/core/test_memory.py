@@ -7,8 +7,18 @@ from pathways_lab.core.messages import (
     HostReport,
     RunCancelled,
 )
+from pathways_lab.core.program import Plan
+from pathways_lab.core.rules import Rules
 from pathways_lab.testing import Script, Sketch
-from tests.core.stories import heavy, told
+from tests.core.stories import BROKEN, heavy, told
+
+
+def consume(script: Script, where: int, result: int = 4) -> Plan:
+    """A program that consumes its argument of 4 bytes."""
+    sketch = Sketch("consume")
+    made = sketch.call("f", where, [sketch.input(where, 4)], [result], donated=(0,))
+    return script.register(sketch.output(*made))
+
 
 # --- buffers -----------------------------------------------------------------------------
 
@@ -23,6 +33,14 @@ def test_buffers_are_freed_when_nothing_granted_reads_them_any_more() -> None:
     assert told(script, FreeBuffers) == []
     script.finish(second.run)
     assert [f.buffers for f in told(script, FreeBuffers)] == [first.outputs]
+
+
+def test_a_value_that_failed_is_freed_once_although_its_handle_stays() -> None:
+    script = Script()
+    run = script.submit(script.register(Sketch("p").chain(script.slice(4), "f", nbytes=4)))
+    script.finish(run.run, failure=BROKEN)
+    script.drop(*run.outputs)
+    assert [f.buffers for f in told(script, FreeBuffers)] == [run.outputs]
 
 
 def test_a_thousand_runs_leave_nothing_behind() -> None:
@@ -55,9 +73,7 @@ def test_a_donated_buffer_is_refused_to_later_readers() -> None:
 def test_a_cancelled_donor_gives_the_buffer_back() -> None:
     script = Script(compile=False)
     where = script.slice(4)
-    sketch = Sketch("consume")
-    made = sketch.call("f", where, [sketch.input(where, 4)], [4], donated=(0,))
-    plan = script.register(sketch.output(*made))
+    plan = consume(script, where)
     buffer = script.upload(where, 4)
     donor = script.submit(plan, [buffer])
     script.send(RunCancelled(0.0, "interrupt", "kernel-1", donor.run))
@@ -72,15 +88,45 @@ def test_a_donor_waits_for_earlier_readers() -> None:
     where = script.slice(4)
     reads = script.register(Sketch("reads").chain(where, "r", nbytes=4))
     script.compiling.clear()
-    sketch = Sketch("consume")
-    made = sketch.call("f", where, [sketch.input(where, 4)], [4], donated=(0,))
-    donates = script.register(sketch.output(*made))
+    donates = consume(script, where)
     script.compiled()
     buffer = script.upload(where, 4)
     reader, donor = script.submit(reads, [buffer]), script.submit(donates, [buffer])
     assert script.order == []
     script.send(HostReport(0.0, "c", "island0/host0", compiled=(("r", where, 0, None),)))
     assert script.order == [reader.run, donor.run]
+
+
+def test_a_donor_takes_no_memory_that_an_earlier_reader_waits_for() -> None:
+    """Its reservation would keep out the reader, which it then waits for: for ever."""
+    script = Script(memory=16)
+    where = script.slice(4)
+    runs, sketch = Sketch("runs"), Sketch("reads")
+    other = script.register(runs.output(*runs.call("o", where, [], [1])))
+    reads = script.register(sketch.output(*sketch.call("r", where, [sketch.input(where, 4)], [12])))
+    donates, buffer = consume(script, where, 5), script.upload(where, 4)
+    first, reader = script.submit(other), script.submit(reads, [buffer])
+    donor = script.submit(donates, [buffer])  # it would fit, but not beside the reader
+    assert script.order == [first.run]
+    script.drop(*first.outputs, *reader.outputs)
+    script.finish_all()
+    assert script.order == [first.run, reader.run, donor.run]
+
+
+def test_a_donor_waits_for_readers_that_have_begun_and_not_come_that_far() -> None:
+    """The second call of the reader waits for a value, and has no place yet."""
+    script = Script()
+    where = script.slice(4)
+    sketch = Sketch("reads")
+    x = sketch.input(where, 4)
+    (y,) = sketch.call("a", where, [], [4])
+    (z,) = sketch.call("b", where, [x, y], [4], ahead=False)
+    reads, donates = script.register(sketch.output(z)), consume(script, where)
+    buffer = script.upload(where, 4)
+    reader, donor = script.submit(reads, [buffer]), script.submit(donates, [buffer])
+    assert script.order == [reader.run]
+    script.finish(reader.run)
+    assert script.order == [reader.run, reader.run, donor.run]
 
 
 # --- memory ------------------------------------------------------------------------------
@@ -96,12 +142,120 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert "they have 10" in failure.message
 
 
+def test_what_lies_on_other_devices_needs_no_room_on_these() -> None:
+    script = Script(islands=2, memory=20)
+    sketch = Sketch("apart")
+    made, given = [], []
+    for island in ("island0", "island1"):
+        where = script.slice(4, island=island)
+        made += sketch.call(f"on {island}", where, [sketch.input(where, 8)], [8])
+        given.append(script.upload(where, 8))
+    run = script.submit(script.register(sketch.output(*made)), given)
+    script.finish_all()
+    assert script.ended[run.run].outcome == "finished"
+
+
+def test_one_buffer_given_twice_is_there_once() -> None:
+    """And that such a run fits says nothing of one with two buffers."""
+    script = Script(memory=10)
+    where = script.slice(4)
+    sketch = Sketch("adds")
+    made = sketch.call("f", where, [sketch.input(where, 4), sketch.input(where, 4)], [4])
+    plan = script.register(sketch.output(*made))
+    one = script.upload(where, 4)
+    twice = script.submit(plan, [one, one])
+    assert script.order == [twice.run]
+    script.finish_all()
+    script.drop(*twice.outputs)
+    two = script.submit(plan, [one, script.upload(where, 4)])
+    assert script.ended[two.run].failure.kind == "memory"  # type: ignore[union-attr]
+
+
 def test_temporary_bytes_of_a_function_count() -> None:
     script = Script(memory=10, compile=False)
     plan = heavy(script, script.slice(4), 4)
     script.compiled(temporary=3)
     run = script.submit(plan)
     assert "needs 11 bytes" in script.ended[run.run].failure.message  # type: ignore[union-attr]
+
+
+def test_what_a_cancelled_run_has_made_before_counts_until_its_handle_goes() -> None:
+    script = Script(rules=Rules(window=0.005, ahead=0.005, least=1))
+    where = script.slice(4)
+    sketch = Sketch("p")
+    (first,) = sketch.call("f", where, [], [4])
+    (last,) = sketch.call("g", where, [first], [8])
+    run = script.submit(script.register(sketch.output(first, last)))
+    script.send(RunCancelled(0.0, "interrupt", "kernel-1", run.run))
+    script.finish_all()
+    assert script.resolved[run.outputs[0]] is None
+    assert script.used() == [4]
+    script.drop(*run.outputs)
+    assert script.used() == [0]
+
+
+def test_an_upload_that_waited_for_memory_and_was_dropped_waits_no_more() -> None:
+    script = Script(memory=10, compile=False)
+    where = script.slice(4)
+    script.submit(heavy(script, where, 1))  # it is not compiled: nothing is settled before
+    script.upload(where, 8)
+    waits = script.upload(where, 8)
+    assert script.control.state.admission.kinds
+    script.drop(waits)
+    assert not script.control.state.admission.kinds
+
+
+def test_who_was_overtaken_too_often_keeps_nobody_back_where_nothing_makes_room() -> None:
+    """A run that is not compiled yet may make room one day: until then devices have work."""
+    script = Script(memory=16, compile=False, rules=Rules(overtaking=2))
+    where = script.slice(4)
+    small, large, late = (Sketch(name) for name in ("small", "large", "late"))
+    for sketch, size in ((small, 4), (large, 12), (late, 1)):
+        sketch.output(*sketch.call(sketch.name, where, [], [size]))
+    plans = [script.register(small), script.register(large)]
+    script.compiled()
+    script.submit(script.register(late))
+    kept = script.upload(where, 8)
+    waits = script.submit(plans[1])
+    for _ in range(4):
+        run = script.submit(plans[0])
+        script.drop(*run.outputs)
+        script.finish_all()
+        assert script.order[-1] == run.run
+    script.drop(kept)
+    assert script.order[-1] == waits.run
+
+
+def test_who_stood_back_begins_when_that_for_which_it_did_is_dropped() -> None:
+    script = Script(memory=16, rules=Rules(overtaking=2))
+    where = script.slice(4)
+    long, short = Sketch("long"), Sketch("short")
+    long.output(*long.call("l", where, [], [8]))
+    short.output(*short.call("s", where, [], [1]))
+    script.submit(script.register(long))
+    large, plan = script.upload(where, 12), script.register(short)
+    runs = [script.submit(plan).run for _ in range(3)]
+    assert script.order[1:] == runs[:2]
+    script.drop(large)
+    assert script.order[1:] == runs
+
+
+def test_who_waits_for_room_gives_hope_to_others_on_all_its_devices() -> None:
+    script = Script(devices=2, memory=10)
+    wide, left, right = script.slice(2), script.slice(1), script.slice(1)
+    assert script.binding(left).devices != script.binding(right).devices
+    plans = []
+    for name, where, size in (("busy", left, 8), ("waits", wide, 4)):
+        sketch = Sketch(name)
+        plans.append(script.register(sketch.output(*sketch.call(name, where, [], [size]))))
+    kept = script.upload(right, 4)
+    busy, waits = script.submit(plans[0]), script.submit(plans[1])
+    last = script.upload(right, 8)
+    assert script.resolved[last] is None, "it was not given up"
+    script.drop(kept, *busy.outputs, *waits.outputs)
+    script.finish_all()
+    assert script.order == [busy.run, waits.run]
+    assert script.control.state.store.buffers[last].admitted
 
 
 def test_a_run_waits_for_memory_and_begins_when_a_handle_goes() -> None:
@@ -141,7 +295,20 @@ def test_a_stalemate_is_told_at_once_with_who_holds_what() -> None:
     assert "needs 8 bytes per device of island0, 6 of 10 are free" in failure.message
     assert "p.f.0 of kernel-1 (4 bytes on slice s1," in failure.message
     assert "kept by its handle" in failure.message
+    assert "quota" not in failure.remedy
     assert script.ended[first.run].outcome == "finished"
+
+
+def test_a_stalemate_is_told_also_while_others_wait_with_hope() -> None:
+    script = Script(islands=2, memory=10)
+    left, right = script.slice(4, island="island0"), script.slice(4, island="island1")
+    plan = heavy(script, left, 4)
+    _, hopes = script.submit(plan), script.submit(plan)
+    script.upload(right, 6)
+    failure = script.resolved[script.upload(right, 8)]
+    assert failure is not None
+    assert failure.kind == "stalemate"
+    assert hopes.run not in script.ended
 
 
 def test_waiting_is_not_a_stalemate_while_somebody_may_make_room() -> None:

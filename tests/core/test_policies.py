@@ -69,6 +69,38 @@ def test_producers_inherit_the_priority_of_those_who_wait_for_them() -> None:
     assert script.order[1:] == [maker.run, urgent.run, rival.run]
 
 
+def test_readers_inherit_the_priority_of_who_consumes_what_they_read() -> None:
+    script, plans = crowd(Priority(), 1)
+    where = plans[0].slices[0]
+    reads, sketch = Sketch("reads"), Sketch("consumes")
+    reading = script.register(reads.chain(where, "r"))
+    made = sketch.call("c", where, [sketch.input(where, 1)], [1], donated=(0,))
+    consuming, buffer = script.register(sketch.output(*made)), script.upload(where, 1)
+    script.submit(plans[0])
+    rival = script.submit(plans[0], priority=1)
+    reader = script.submit(reading, [buffer])
+    urgent = script.submit(consuming, [buffer], priority=2)
+    script.finish_all()
+    assert script.order[1:] == [reader.run, urgent.run, rival.run]
+
+
+def test_an_upload_has_its_memory_before_runs_whatever_the_policy() -> None:
+    """Its bytes are on the hosts already."""
+    script = Script(memory=16, policy=Priority())
+    where = script.slice(4)
+    sketch = Sketch("p")
+    plan = script.register(sketch.output(*sketch.call("f", where, [], [8])))
+    first = script.submit(plan)
+    run, upload = script.submit(plan, priority=2), script.upload(where, 10)
+    assert script.order == [first.run, run.run]
+    third = script.submit(plan, priority=2)
+    script.drop(*first.outputs, *run.outputs)
+    assert script.control.state.store.buffers[upload].admitted
+    assert script.order == [first.run, run.run]
+    script.drop(upload)
+    assert script.order == [first.run, run.run, third.run]
+
+
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
 def test_shares_of_device_time_are_those_of_the_weights(weights: tuple[int, ...]) -> None:
     names = {f"kernel-{n + 1}": float(w) for n, w in enumerate(weights)}
@@ -263,6 +295,8 @@ def test_wrong_shares_are_refused() -> None:
         ProportionalShare({"a": 0})
     with pytest.raises(ValueError, match="'client' or by 'program'"):
         ProportionalShare(by="moon")
+    with pytest.raises(ValueError, match=r"weights are numbers by name, like .*, not 3"):
+        ProportionalShare(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", [FIFO(), Priority(), ShortestFirst(), ProportionalShare()])

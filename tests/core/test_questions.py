@@ -96,7 +96,7 @@ def test_a_late_answer_changes_nothing_and_then_the_policy_is_asked_again() -> N
     assert len(lab.asked) == 1, "who is behind is not asked more"
     lab.answer(third)
     lab.script.finish(third)
-    assert len(lab.asked) == 2
+    assert [asked.question for asked in lab.asked] == [1, 2]
     lab.answer(more[1])
     assert lab.script.order[-1] == more[1]
 
@@ -123,10 +123,21 @@ def test_a_choice_that_is_not_eligible_removes_the_policy(run: int) -> None:
     commands = lab.answer(run)
     (told,) = (c for c in commands if isinstance(c, PolicySet))
     assert (told.client, told.name, told.owner) == ("kernel-2", "FIFO", "")
-    assert f"policy Far chose {run}, which is none of the eligible runs" in str(told.failure)
+    assert f"policy Far chose {run}, which is none of the eligible runs ({second}, {third})" in str(
+        told.failure
+    )
     assert lab.script.order == [first, second], "FIFO goes on"
     lab.script.finish_all()
     assert lab.script.order == [first, second, third]
+
+
+def test_an_answer_to_what_was_not_asked_removes_the_policy() -> None:
+    lab = Elsewhere()
+    first, second, third = lab.contested()
+    commands = lab.answer(third, question=99)
+    (told,) = (c for c in commands if isinstance(c, PolicySet))
+    assert f"policy Far chose {third}, which is none" in str(told.failure)
+    assert lab.script.order == [first, second]
 
 
 def test_a_policy_that_failed_is_removed_and_fifo_goes_on() -> None:

@@ -28,6 +28,7 @@ from pathways_lab.core.messages import (
     SliceWaiting,
 )
 from pathways_lab.core.policies import Priority
+from pathways_lab.core.program import Plan
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
@@ -165,10 +166,22 @@ def test_a_run_and_an_upload_beyond_the_quota_are_refused_with_the_numbers() -> 
     assert "needs 40 bytes on all its devices together, and the quota of kernel-1 is 30" in (
         failure.message
     )
+    assert script.resolved[script.upload(where, 15)] is None  # all of it
     number = script.upload(where, 16)
     found = script.resolved[number]
     assert found is not None
     assert "32 bytes" in found.message
+
+
+def test_what_a_run_reads_counts_in_what_the_quota_could_never_hold() -> None:
+    script = Script(devices=2, memory=1000)
+    limit(script, "kernel-1", nbytes=50)
+    where = script.slice(2)
+    given = script.upload(where, 15)
+    run = script.submit(script.register(Sketch("p").chain(where, "f", nbytes=15)), [given])
+    failure = script.ended[run.run].failure
+    assert failure is not None
+    assert "needs 60 bytes on all its devices together" in failure.message
 
 
 def test_a_full_quota_that_nothing_will_empty_is_told_at_once_with_who_holds_it() -> None:
@@ -181,10 +194,73 @@ def test_a_full_quota_that_nothing_will_empty_is_told_at_once_with_who_holds_it(
     failure = script.resolved[other]
     assert failure is not None
     assert failure.kind == "stalemate"
-    assert "30 bytes of the quota of kernel-1, 20 of 50 are free" in failure.message
+    assert "upload 'upload' needs 30 bytes of the quota of kernel-1, 20 of 50 are free" in (
+        failure.message
+    )
+    assert "ask an owner of the lab for a larger quota" in failure.remedy
     assert "kept by its handle" in failure.message
     script.drop(kept)
     assert script.resolved[script.upload(where, 15)] is None
+
+
+def consume(script: Script, where: int, size: int, result: int) -> Plan:
+    """A program that consumes its argument."""
+    sketch = Sketch("consume")
+    made = sketch.call("c", where, [sketch.input(where, size)], [result], donated=(0,))
+    return script.register(sketch.output(*made))
+
+
+def test_what_waits_for_a_quota_waits_for_runs_of_its_client_that_are_not_compiled() -> None:
+    script = Script(devices=2, memory=1000, compile=False)
+    limit(script, "kernel-1", nbytes=50)
+    where = script.slice(2)
+    kept = script.upload(where, 15)
+    donor = script.submit(consume(script, where, 15, 5), [kept])
+    other = script.upload(where, 15)
+    assert script.resolved[other] is None  # it has come, and has no device memory
+    script.compiled()
+    script.drop(kept, *donor.outputs)
+    script.finish_all()
+    assert script.order == [donor.run]
+    assert script.control.state.store.buffers[other].admitted
+
+
+def test_what_waits_for_a_quota_waits_for_runs_of_its_client_that_will_find_room() -> None:
+    script = Script(devices=2, memory=100)
+    script.client("other")
+    limit(script, "kernel-1", nbytes=100)
+    theirs = Sketch("theirs")
+    at = script.slice(2, client="other")
+    (made,) = theirs.call("t", at, [], [60])
+    first = script.submit(script.register(theirs.output(made), client="other"), client="other")
+    where = script.slice(2)
+    kept = script.upload(where, 15)
+    donor = script.submit(consume(script, where, 15, 45), [kept])  # beside 60
+    other = script.upload(where, 40)
+    assert script.resolved[other] is None
+    assert script.order == [first.run]
+    script.drop(kept, *donor.outputs)
+    script.drop(*first.outputs, client="other")
+    script.finish_all()
+    assert script.order == [first.run, donor.run]
+    assert script.control.state.store.buffers[other].admitted
+
+
+def test_who_waits_for_its_own_quota_is_overtaken_by_nobody() -> None:
+    script = Script(devices=1, memory=16, rules=Rules(overtaking=2))
+    script.client("other")
+    limit(script, "kernel-1", nbytes=13)
+    plans = []
+    for client, size in (("kernel-1", 2), ("kernel-1", 12), ("other", 1)):
+        sketch = Sketch(f"{size}")
+        made = sketch.call(f"f{size}", script.slice(1, client=client), [], [size])
+        plans.append(script.register(sketch.output(*made), client=client))
+    running, waits = script.submit(plans[0]), script.submit(plans[1])
+    theirs = [script.submit(plans[2], client="other").run for _ in range(3)]
+    limit(script, "kernel-1")  # now it waits for memory, and may be passed so often from now on
+    theirs += [script.submit(plans[2], client="other").run for _ in range(3)]
+    assert script.order == [running.run, *theirs[:5]]
+    assert waits.run not in script.ended
 
 
 def test_a_smaller_quota_refuses_what_waits_and_will_never_fit() -> None:
@@ -201,12 +277,13 @@ def test_a_smaller_quota_refuses_what_waits_and_will_never_fit() -> None:
 
 
 def test_without_the_rule_a_client_has_more_than_its_quota() -> None:
-    script = Script(devices=1, memory=100, rules=Rules(quotas=False))
+    script = Script(devices=2, memory=100, rules=Rules(quotas=False))
     limit(script, "", devices=1, nbytes=30)
     where = script.slice(1)
     script.slice(1)
     script.upload(where, 40)
-    assert script.used() == [40]
+    assert sorted(script.used()) == [0, 40]
+    script.slice(2)
 
 
 # --- roles -----------------------------------------------------------------------------

@@ -148,6 +148,8 @@ def test_a_shape_that_the_grid_cannot_hold_becomes_a_run() -> None:
         ((1,), {"memory": 101}, "at least 101 bytes per device"),
         ((0,), {}, "must have 1 to 3 sizes"),
         ((1, 1, 1, 1), {}, "must have 1 to 3 sizes"),
+        ((1,), {"at": (("island0/host0", 4),)}, "1 devices in shape (1,) with device 4 of island0"),
+        ((2,), {"at": (("island0/host0", 1),) * 2}, "needs 2 different devices, got (('island0/ho"),
     ],
 )
 def test_a_wish_that_cannot_be_met_says_what_was_asked_what_exists_and_what_to_do(
@@ -165,6 +167,27 @@ def test_constraints_choose_the_island() -> None:
     assert bind(resources, 1, 1, kind="gpu").island == "island1"
     assert bind(resources, 2, 1, memory=200).island == "island1"
     assert bind(resources, 3, 1, island="island0").kind == "cpu"
+
+
+def test_devices_that_are_named_are_bound_in_their_order_whoever_shares_them() -> None:
+    resources = machine(islands=2, hosts=2, devices=2)
+    at = (("island1/host1", 1), ("island1/host0", 0))
+    for number in (1, 2):
+        bound = bind(resources, number, 2, at=at)
+        assert (bound.devices, bound.island) == (at, "island1")
+    across = (at[0], ("island0/host0", 0))
+    assert "a slice lies on one island" in refusal(resources, 2, at=across).remedy
+    resources.leaving.add("island1/host0")
+    assert "are about to leave" in refusal(resources, 2, at=at).message
+
+
+def test_a_slice_on_named_devices_that_are_lost_goes_elsewhere() -> None:
+    resources = machine(hosts=2, devices=1)
+    bind(resources, 1, 1, at=(("island0/host1", 0),))
+    resources.lose("island0/host1", Failure("lost", "it is gone"))
+    again = resources.bind_again(1, None)
+    assert isinstance(again, SliceBinding)
+    assert again.hosts == ("island0/host0",)
 
 
 def test_releasing_makes_devices_free_and_freeing_ends_the_slice() -> None:

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pathways_lab_server
 import pytest
-from pathways_lab_server.labs import SOCKET
+from pathways_lab_server.labs import KERNELS, SOCKET
 
+from pathways_lab.notebook.dashboard import kernels
 from pathways_lab.runtime import dashboard
 from pathways_lab.runtime.address import private_folder
 
@@ -184,8 +185,22 @@ def test_a_lab_is_listed_and_its_pages_are_passed_on(server, lab):
     assert get(f"{server}pathways-lab/labs/{lab.name}/teapot")[0] == 418
 
 
-def test_both_ends_call_the_socket_the_same():
+def test_both_ends_call_the_socket_and_the_kernels_the_same():
     assert dashboard.SOCKET == SOCKET
+    assert kernels.FOLDER == KERNELS
+
+
+def test_a_lab_is_listed_with_the_kernels_that_have_it(server, lab, monkeypatch):
+    def told() -> dict[str, float]:
+        found = json.loads(get(f"{server}pathways-lab/labs")[1])["labs"]
+        return next(each["kernels"] for each in found if each["name"] == lab.name)
+
+    assert told() == {}
+    kernels.note(lab.folder)
+    assert told() == {}, "this process is no kernel"
+    monkeypatch.setattr("ipykernel.connect.get_connection_file", lambda: "/x/kernel-12-ab.json")
+    kernels.note(lab.folder)
+    assert told() == {"12-ab": pytest.approx(time.time(), abs=60)}
 
 
 def test_labs_are_shown_to_nobody_else(server, lab):

@@ -60,8 +60,8 @@ ALL = (
     ),
     Broken(
         "data grow while a cell spins: updates are not sent", NOTEBOOK + "live.py",
-        'elif content["type"] == "update":\n                self.sent.updates += 1',
-        'elif content["type"] == "update":\n                return', MOVES,
+        "self.send(content, [block])",
+        'if content["type"] != "update":\n                self.send(content, [block])', MOVES,
     ),
     Broken(
         "reload: a late page is not answered", NOTEBOOK + "live.py",

@@ -173,6 +173,24 @@ class Page:
             timeout=60_000,
         )
 
+    def begin(self, name: str, *cells: str) -> None:
+        """A new notebook of these cells, open, with its kernel ready."""
+        self.lab.write(name, cells)
+        self.open(name)
+        self.wait_for_kernel()
+
+    def show(
+        self,
+        name: str,
+        *cells: str,
+        command: str = "notebook:run-all-cells",
+        timeout: float = 60.0,
+    ) -> None:
+        """The same, running, with its first live view there."""
+        self.begin(name, *cells)
+        self.start(command)
+        self.wait_for_view(timeout)
+
     def start(self, command: str = "notebook:run-all-cells", **arguments: Any) -> None:
         """Run a command of the page without waiting for its end."""
         self.page.evaluate(

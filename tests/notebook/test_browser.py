@@ -58,12 +58,8 @@ def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
     return text + SPIN.format(seconds=spin) if spin else text
 
 
-def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> None:
-    lab.write("spin.ipynb", [feed(spin=20.0)])
-    page.open("spin.ipynb")
-    page.wait_for_kernel()
-    page.start()
-    page.wait_for_view()
+def test_it_moves_while_a_cell_spins(page: Page, tmp_path: Path) -> None:
+    page.show("spin.ipynb", feed(spin=20.0))
     for _ in range(3):
         grows(page)
         assert page.busy(), "the cell must still be spinning"
@@ -73,7 +69,7 @@ def test_it_moves_while_a_cell_spins(page: Page, lab: Lab, tmp_path: Path) -> No
     assert page.console == []
 
 
-def test_the_bars_in_the_page_are_the_records(page: Page, lab: Lab) -> None:
+def test_the_bars_in_the_page_are_the_records(page: Page) -> None:
     check = """
 over = lambda: ""; view._ended = over
 feed.join(); time.sleep(1.0)
@@ -81,11 +77,8 @@ spans = [r for r in log.records if isinstance(r, Span)]
 origin = view.picture.scene.origin
 print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - origin:.6f}")
 """
-    lab.write("bars.ipynb", [feed(3, hosts=2), check])
-    page.open("bars.ipynb")
-    page.wait_for_kernel()
-    page.command("notebook:run-all-cells")
-    page.wait_for_view()
+    page.show("bars.ipynb", feed(3, hosts=2), check)
+    page.wait_for_idle()
     printed = page.output(1).split()
     page.page.wait_for_timeout(500)
     assert sum(page.source("queues-bars", "count")) == int(printed[0])
@@ -96,9 +89,7 @@ print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - origin:
 
 
 def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab: Lab) -> None:
-    lab.write("late.ipynb", [feed(), "view", "done.set()"])
-    page.open("late.ipynb")
-    page.wait_for_kernel()
+    page.begin("late.ipynb", feed(), "view", "done.set()")
     page.run_cell(0)
     page.run_cell(1)
     page.wait_for_view()
@@ -124,12 +115,8 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
         assert set(cell["outputs"][-1]["data"]) == {"text/html", "text/plain"}
 
 
-def test_it_follows_the_theme(page: Page, lab: Lab, tmp_path: Path) -> None:
-    lab.write("theme.ipynb", [feed()])
-    page.open("theme.ipynb")
-    page.wait_for_kernel()
-    page.command("notebook:run-all-cells")
-    page.wait_for_view()
+def test_it_follows_the_theme(page: Page, tmp_path: Path) -> None:
+    page.show("theme.ipynb", feed())
     colours = []
     for theme in ("JupyterLab Light", "JupyterLab Dark"):
         page.command("apputils:change-theme", theme=theme)
@@ -149,9 +136,7 @@ def test_it_follows_the_theme(page: Page, lab: Lab, tmp_path: Path) -> None:
 def test_the_frozen_picture_needs_no_kernel(
     browser: Any, page: Page, lab: Lab, tmp_path: Path
 ) -> None:
-    lab.write("frozen.ipynb", [feed(2, spin=0.5)])
-    page.open("frozen.ipynb")
-    page.wait_for_kernel()
+    page.begin("frozen.ipynb", feed(2, spin=0.5))
     page.command("notebook:run-all-cells")
     page.wait_for_picture()
 
@@ -191,11 +176,7 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
     bare = Lab(tmp_path, route=False)
     page = Page(browser, bare)
     try:
-        bare.write("bare.ipynb", [feed(spin=20.0)])
-        page.open("bare.ipynb")
-        page.wait_for_kernel()
-        page.start()
-        page.wait_for_view(timeout=15)
+        page.show("bare.ipynb", feed(spin=20.0), timeout=15)
         grows(page)
         assert page.busy(), "the cell must still be spinning"
         assert page.attribute("data-scripts") == "kernel"
@@ -205,12 +186,8 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
         bare.close()
 
 
-def test_cancel_works_while_a_cell_spins(page: Page, lab: Lab) -> None:
-    lab.write("cancel.ipynb", [feed(spin=25.0)])
-    page.open("cancel.ipynb")
-    page.wait_for_kernel()
-    page.start()
-    page.wait_for_view()
+def test_cancel_works_while_a_cell_spins(page: Page) -> None:
+    page.show("cancel.ipynb", feed(spin=25.0))
     begun = time.monotonic()
     page.page.click(".pathways-lab-button:has-text('cancel')")
     page.wait_for_idle(timeout=40)
@@ -218,18 +195,14 @@ def test_cancel_works_while_a_cell_spins(page: Page, lab: Lab) -> None:
     assert "cancelled" in page.output(0)
 
 
-def test_a_held_picture_stands_and_then_shows_the_present(page: Page, lab: Lab) -> None:
+def test_a_held_picture_stands_and_then_shows_the_present(page: Page) -> None:
     noted = """
 from dataclasses import replace
 from pathways_lab.notebook.panels import PANELS
 order = PANELS["order"]
 PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at {now:.1f}")
 """
-    lab.write("hold.ipynb", [noted + feed()])
-    page.open("hold.ipynb")
-    page.wait_for_kernel()
-    page.command("notebook:run-all-cells")
-    page.wait_for_view()
+    page.show("hold.ipynb", noted + feed())
     grows(page)
     page.page.click(".pathways-lab-button:has-text('pause')")
     held = page.now()
@@ -246,12 +219,8 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     assert note.inner_text() != text, "what is said above a figure moves with it"
 
 
-def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page, lab: Lab) -> None:
-    lab.write("hover.ipynb", [feed()])
-    page.open("hover.ipynb")
-    page.wait_for_kernel()
-    page.start()
-    page.wait_for_view()
+def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page) -> None:
+    page.show("hover.ipynb", feed())
     page.wait_for_source("order-done", 12)
     tips = page.page.locator("body > .bk-Tooltip")
     for _ in range(3):
@@ -271,17 +240,18 @@ def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page, lab: 
     assert tips.count() <= 1
 
 
-def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page, lab: Lab) -> None:
+def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page) -> None:
     view = 'View(log, ("order", "queues", "graph"), '
     count = """
 gangs = [r for r in log.records if isinstance(r, Span) and r.kind == "gang"]
 print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 1.5))
 """
-    lab.write("find.ipynb", [feed(hosts=2, spin=60.0).replace("View(log, ", view), count])
-    page.open("find.ipynb")
-    page.wait_for_kernel()
-    page.start("notebook:run-cell")
-    page.wait_for_view()
+    page.show(
+        "find.ipynb",
+        feed(hosts=2, spin=60.0).replace("View(log, ", view),
+        count,
+        command="notebook:run-cell",
+    )
     page.wait_for_source("order-done", 12)
     page.start("notebook:scroll-cell-center")
 
@@ -330,12 +300,24 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
 
 
-def test_a_view_whose_kernel_is_restarted_says_so(page: Page, lab: Lab) -> None:
-    lab.write("restart.ipynb", [feed()])
-    page.open("restart.ipynb")
-    page.wait_for_kernel()
-    page.start()
-    page.wait_for_view()
+def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(page: Page) -> None:
+    page.show("keys.ipynb", feed())
+    grows(page)
+    page.page.focus(".pathways-lab")
+    stops = []
+    for _ in range(5):
+        page.page.keyboard.press("Tab")
+        stops.append(
+            page.page.evaluate(
+                "() => { const here = document.activeElement;"
+                " return here.getAttribute('aria-label') ?? here.textContent; }"
+            )
+        )
+    assert stops == ["cancel", "clear", "text", "pause", "moment of the record, in seconds"]
+
+
+def test_a_view_whose_kernel_is_restarted_says_so(page: Page) -> None:
+    page.show("restart.ipynb", feed())
     grows(page)
     assert page.page.inner_text(".pathways-lab-state") == "running"
     page.restart()
@@ -366,12 +348,10 @@ shown.show()
 """
 
 
-def test_a_panel_grows_with_its_run_and_is_not_built_anew(page: Page, lab: Lab) -> None:
+def test_a_panel_grows_with_its_run_and_is_not_built_anew(page: Page) -> None:
     """A document of nine panels takes half a second, and what was zoomed is lost with it."""
     setup = "\n".join(line for line in FEED.splitlines() if line.startswith(("import", "from")))
-    lab.write("wider.ipynb", [setup + WIDER, "run(2, 6)"])
-    page.open("wider.ipynb")
-    page.wait_for_kernel()
+    page.begin("wider.ipynb", setup + WIDER, "run(2, 6)")
     page.run_cell(0)
     page.wait_for_view()
     high = """() => {

@@ -88,11 +88,7 @@ LIT = """() => [...document.querySelectorAll('.jp-Notebook .jp-Cell')].flatMap((
 
 def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_path: Path) -> None:
     page = Page(browser, lab, height=1500)
-    lab.write("real.ipynb", [START, STAGES, TRAIN, SPIN, PRINTS, WAITS, CHECK, FAILS])
-    page.open("real.ipynb")
-    page.wait_for_kernel()
-    page.start("notebook:run-all-cells")
-    page.wait_for_view(timeout=90)
+    page.show("real.ipynb", START, STAGES, TRAIN, SPIN, PRINTS, WAITS, CHECK, FAILS, timeout=90)
     page.show_cell(2)
     grows(page)
     assert page.busy(3), "the cell after it must still be spinning"
@@ -146,11 +142,7 @@ def test_without_the_server_extension_too(browser: Any, tmp_path: Path) -> None:
     bare = Lab(tmp_path, route=False)
     page = Page(browser, bare)
     try:
-        bare.write("bare.ipynb", [START + STAGES, TRAIN, SPIN])
-        page.open("bare.ipynb")
-        page.wait_for_kernel()
-        page.start("notebook:run-all-cells")
-        page.wait_for_view(timeout=90)
+        page.show("bare.ipynb", START + STAGES, TRAIN, SPIN, timeout=90)
         grows(page)
         assert page.attribute("data-scripts") == "kernel"
         (bare.work / "seen").touch()

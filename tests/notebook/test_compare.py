@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import re
+
 import pytest
 
 from pathways_lab.notebook.compare import compare_timelines
@@ -29,8 +32,16 @@ def test_two_stretches_share_one_scale() -> None:
     assert 0.5 < facts["quick"]["busy"] < 1.0
     assert data["text/plain"].startswith("slow: ")
     assert sum(map(len, data.values())) <= LIMIT
+    # Whatever is drawn is explained, of all stretches; the work of hosts is not drawn.
+    svg = base64.b64decode(re.findall(r"base64,([^\"]+)", data["text/html"])[0]).decode()
+    headings = re.findall(r'font-weight="[^>]*>([^<]+)<', svg)
+    assert headings.index("train") < headings.index("waits for") < headings.index("slow")
+    assert "host work" not in headings
 
 
 def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to compare"):
         compare_timelines({})
+    for wrong in (3, {"a": 3}):
+        with pytest.raises(ValueError, match="are no recordings by title"):
+            compare_timelines(wrong)  # type: ignore[arg-type]

@@ -7,11 +7,12 @@ import re
 import struct
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pathways_lab.notebook import pace
-from pathways_lab.notebook.dashboard import PANELS, process
+from pathways_lab.notebook.dashboard import PANELS, process, watch
 from pathways_lab.notebook.dashboard.feed import KEPT, Feed, begun
 from pathways_lab.notebook.dashboard.page import html
 from pathways_lab.notebook.dashboard.process import FILES
@@ -19,6 +20,7 @@ from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import present
 from pathways_lab.notebook.palette import palette_of
 from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.records import Event
@@ -221,6 +223,21 @@ def test_who_is_there_is_known_when_the_records_of_it_are_gone() -> None:
     assert (again.hosts, again.slices) == (machine.hosts, machine.slices)
 
 
+def test_a_record_that_cannot_be_folded_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "Observer", Mock(return_value=Mock(offset=0.0)))
+    watched = watch.Watch(ControlAddress("unix:/x", b""))
+    watched.timeline.extend(
+        [
+            Event("host-joined", 1.0, "island0", "island0/host0", args={"devices": "?"}),
+            Event("host-joined", 1.0, "island0", "island0/host1", args={"devices": 2}),
+            Event("client-joined", 1.0, client="ann"),
+        ]
+    )
+    watched.look()
+    assert list(watched.machine.hosts) == ["island0/host1"]
+    assert list(watched.clients) == ["ann"]
+
+
 # --- pages -------------------------------------------------------------------------------
 
 
@@ -242,3 +259,5 @@ def test_an_unknown_page_is_refused() -> None:
 
     with pytest.raises(ValueError, match="no page is called 'gangs'; there are: islands"):
         Dashboard(None, None, "gangs", 100)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="height='x' is no whole number of pixels"):
+        Dashboard(None, None, "order", "x")  # type: ignore[arg-type]

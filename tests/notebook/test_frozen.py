@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import re
+from itertools import product
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 
 from pathways_lab.notebook.frozen import LIMIT, freeze
-from pathways_lab.notebook.palette import Palette
+from pathways_lab.notebook.palette import HUES, INK, Palette, contrast, mixed
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.plot import LEFT, RIGHT, WIDTH, moments, nice
+from pathways_lab.notebook.scene import Scene
 from pathways_lab.timeline.records import Event, Record, Span
-from tests.notebook.synthetic import Cluster, training
+from tests.notebook.synthetic import Cluster, arrival, training
 
 ALL = tuple(PANELS)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -141,6 +143,18 @@ def test_the_legend_explains_what_is_shown_and_nothing_else() -> None:
     assert headings("queues") >= {"old", "new"}
     assert headings("planned") - {"waits for"} == {"new"}
     assert headings("memory") == set()
+
+
+def test_names_of_nodes_are_legible_whatever_their_state_and_ground() -> None:
+    for moment in (0.3, 0.6, 0.95):
+        scene = Scene(0.0)
+        scene.add([record for record in training(1) if arrival(record) <= moment], moment)
+        for layer in PANELS["graph"](scene, moment).layers:
+            shown = layer.columns.get("alpha", ())
+            for ground, alpha in product(("#ffffff", "#111111"), shown):
+                fills = (mixed(ground, hue, alpha) for hue in HUES)
+                assert alpha == 1 or min(contrast(INK, fill) for fill in fills) > 2.8
+            assert not layer.hatch or layer.hatch_alpha <= 0.3, "a name is written over it"
 
 
 def test_it_says_what_a_reader_must_know() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, pace, places, printed, processors, view
+from pathways_lab.notebook import live, pace, painters, places, printed, processors, view
 from pathways_lab.notebook.encode import encode
 from pathways_lab.notebook.figures import documented
 from pathways_lab.notebook.header import Header
@@ -25,7 +26,9 @@ from pathways_lab.notebook.plot import Append, Assign, Replace, changes
 from pathways_lab.notebook.printed import LINES, Pane
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.stream import Stream
+from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Span
 from tests.notebook.synthetic import arrival, training
 
 
@@ -183,6 +186,13 @@ def test_the_kernel_puts_the_static_picture_into_the_notebook(
     assert [set(data) for data in left] == [{"text/html", "text/plain"}] * 2, "wherever it is shown"
 
 
+@pytest.mark.parametrize("wrong", [{"window": "x"}, {"window": 0}, {"origin": float("nan")}])
+def test_a_view_of_what_cannot_be_is_refused_when_it_is_asked_for(wrong: Any) -> None:
+    """Not by whoever draws it, later and in another process."""
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* is no"):
+        view.View(Timeline(clock=lambda: 0.0), **wrong)
+
+
 def test_a_button_reaches_its_action() -> None:
     pressed: list[tuple[str, Any]] = []
     wire = Wire(Stream(at(0.0)), lambda name, value: pressed.append((name, value)))
@@ -211,6 +221,39 @@ def test_a_line_has_a_place_when_its_cell_is_known() -> None:
     asked["content"]["code"] = "z = 3"
     places.note(shell)
     assert places.place_of(f"{get_file_name('z = 3')}:1: z = 3") is None
+
+
+def test_a_view_ends_with_its_lab_also_when_that_is_lost() -> None:
+    timeline = Timeline(clock=lambda: 0.0)
+    shown = view.view_of(timeline)
+    assert not shown.ended()
+    timeline.end()
+    assert shown.ended() == "ended"
+    assert not view.view_of(timeline, replay=True).ended(), "it is for looking at what is over"
+
+
+def test_the_axis_of_a_replay_ends_with_the_last_that_happened() -> None:
+    now = [30.0]
+    timeline = Timeline(clock=lambda: now[0])
+    timeline.written = Entries()
+    records = training(3)
+    timeline.extend(records)
+    timeline.end()
+    now[0] = 60.0
+    assert timeline.clock() == 30.0
+    replay = view.view_of(timeline, replay=True)
+    drawn = painters.painter_of(timeline, replay.wanted, replay)
+    assert isinstance(drawn, painters.Thread), "no process draws by another clock"
+    drawn.end("ended")
+    shown, header = drawn.picture.look(timeline.clock())
+    last = max(r.end for r in records if isinstance(r, Span))
+    begun = {r.start for r in records if isinstance(r, Span) and r.kind == "gang"}
+    axis = pytest.approx((0.0, last), abs=0.2)
+    assert all(plot.x == axis for plot in shown if plot.time)
+    assert {bar.start for bar in drawn.picture.scene.drawn} >= {min(begun), max(begun)}
+    assert header.actions == ()
+    drawn.picture.outcome = ""
+    assert drawn.picture.look(now[0])[1].state == "idle"
 
 
 def test_messages_from_the_page_are_not_routed_to_the_busy_loop() -> None:
@@ -288,8 +331,11 @@ def test_pictures_give_way_on_a_busy_machine() -> None:
     assert [pace.share(0.0, count) for count in (1, 2, 8, 64)] == [0.015, 0.03, 0.12, 0.25]
     half = [pace.share(spare, 2) for spare in (0.0, 0.6, 0.75, 0.9, 1.0, 2.0)]
     assert half == pytest.approx([0.03, 0.03, 0.03, 0.15, 0.25, 0.25]), "what is idle at moments"
-    late = looked(12.0, lambda now: 2.0 if now > 10 else 0.0, update=0.5)
-    assert next(at for at in late if at > 1) < 10 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
+    late = looked(5.0, lambda now: 2.0 if now > 2 else 0.0, update=0.5)
+    assert next(at for at in late if at > 1) < 2 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
+    slow = looked(60.0, lambda now: 0.1, update=0.5)
+    rests = [after - before for before, after in itertools.pairwise(slow)]
+    assert max(rests) < pace.LONGEST + pace.PATIENCE, "what stands still seems to be broken"
 
 
 def test_a_machine_is_not_judged_by_the_hundredth_of_a_second(

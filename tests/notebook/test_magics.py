@@ -216,12 +216,22 @@ def test_what_is_noticed_after_the_capture_is_said_at_the_line_that_it_is_about(
 
 
 def test_what_has_no_line_of_its_own_is_wrong_with_the_cell(shell: Shell, lab: Any) -> None:
+    lab.publish("ones", pw.device_put(np.ones(8, np.float32), lab.slice(1)))
     with pw.Lab(lab.embedded.control, name="carl") as other:
-        shell.ip.user_ns["theirs"] = pw.device_put(np.ones(8, np.float32), other.slice(1))
+        shell.ip.user_ns["theirs"] = other.take("ones")  # no slice of anybody's says whose it is
         text = shell.fail("%%pw_program tr\ny = double(x)\nz = double(theirs)")
         assert "belongs to another lab" in text
         assert "# %%pw_program tr" in next(t for t in text.splitlines() if "---->" in t)
         assert "run_cell_magic" not in text
+    lab.unpublish("ones")
+
+
+def test_values_of_another_lab_are_refused_where_they_are_used(shell: Shell, lab: Any) -> None:
+    with pw.Lab(lab.embedded.control, name="carl") as other:
+        shell.ip.user_ns["theirs"] = pw.device_put(np.ones(8, np.float32), other.slice(1))
+        text = shell.fail("%%pw_program tr\ny = double(x)\nz = double(theirs)")
+        assert "belongs to another lab, <Lab carl" in text
+        assert "z = double(theirs)" in next(t for t in text.splitlines() if "---->" in t)
 
 
 def test_cells_are_called_by_their_numbers_wherever_a_line_is_told(shell: Shell) -> None:
@@ -254,6 +264,18 @@ def test_errors_of_the_own_code_keep_their_type_and_show_only_own_lines(shell: S
     assert "pathways_lab/notebook/magics.py" in everything
 
 
+def test_a_wait_that_is_interrupted_shows_only_own_lines(shell: Shell) -> None:
+    shell.run("held = pw.jit(lambda x: pw.emulated(3_000)(x), on=right)(x)")
+    shell.run("import os, signal, threading\nstrike = os.getpid(), signal.SIGINT")
+    shown = shell.fail("threading.Timer(0.3, os.kill, strike).start()\nheld.result()")
+    assert isinstance(shell.error, KeyboardInterrupt)
+    assert "----> 2 held.result()" in shown
+    assert shown.rstrip().endswith("KeyboardInterrupt:")
+    assert "pathways_lab" not in shown
+    shell.run("%pw_traceback")
+    assert "waiting.py" in str(shell.captured.stdout), "all of it is there for whoever wants it"
+
+
 def test_an_error_on_a_device_is_shown_at_the_line_that_caused_it(shell: Shell) -> None:
     shell.run(
         "def check(v):\n    raise ValueError('the sensor is broken')\n"
@@ -278,8 +300,14 @@ def test_what_functions_print_on_hosts_is_printed_by_whoever_waits(shell: Shell)
         "louder = pw.jit(loud, on=left)"
     )
     shell.run("%%pw_program\nw = louder(x)")
-    shell.run("w.result()\nimport time; time.sleep(0.3)\nw.block_until_ready()")
-    assert "[island0/host0 device 0] sum 28.0" in shell.captured.stdout
+    printed: list[str] = []
+
+    def heard() -> bool:
+        shell.run("w.block_until_ready()")
+        printed.append(shell.captured.stdout)
+        return "[island0/host0 device 0] sum 28.0" in "".join(printed)
+
+    until(heard)
 
 
 def test_devices_and_cluster(shell: Shell, lab: Any) -> None:
@@ -312,9 +340,9 @@ def test_a_view_in_plain_ipython_is_text(shell: Shell) -> None:
         ("%%pw_program 2x\ny = 1", "must be a Python name"),
         (
             "%%pw_program --nonsense\ny = 1",
-            "unrecognized arguments: --nonsense; usage: %pw_program ",
+            "unrecognized arguments: --nonsense; usage: %%pw_program ",
         ),
-        ("%%pw_program a b\ny = 1", "unrecognized arguments: b; usage: %pw_program [-p"),
+        ("%%pw_program a b\ny = 1", "unrecognized arguments: b; usage: %%pw_program [-p"),
         ("%%pw_program lab\ny = 1", "'lab' cannot be bound: it is a Lab, and a program takes only"),
         ("%%pw_program left\ny = 1", "it is a Slice"),
         ("%%pw_program total\ny = 1", "it is a CompiledFunction"),

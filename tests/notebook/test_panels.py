@@ -26,6 +26,7 @@ from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.panels import order as order_panel
 from pathways_lab.notebook.panels.graph import SOON, newest
 from pathways_lab.notebook.plot import (
+    LEFT,
     RIGHT,
     Append,
     Assign,
@@ -448,8 +449,8 @@ def test_the_legend_is_of_the_run_that_is_shown() -> None:
     known, last = [r for r in records if arrival(r) <= end + 0.3], (1 << 32) + 2
     named = [replace(r, program="next") if getattr(r, "run", 0) == last else r for r in known]
     scene = scene_at(named, end + 0.3)
-    assert [name for name, _ in legend(scene, ("graph",))][:1] == ["next"]
-    assert [name for name, _ in legend(scene, ("planned",))][:1] == ["train"]
+    assert [name for name, _ in legend(("graph",), scene)][:1] == ["next"]
+    assert [name for name, _ in legend(("planned",), scene)][:1] == ["train"]
 
 
 def test_an_update_of_another_shape_is_refused() -> None:
@@ -572,3 +573,23 @@ def test_how_far_an_island_is_fits_beside_its_order() -> None:
     texts = [order_panel.summary([waiting], gone) for gone in (17, 1182, 12_344, 12_345_678)]
     assert texts == ["17 / 18 done", "1182/1183 done", "12344/12345", "12345678 done"]
     assert all(wide(text) <= RIGHT - 8 for text in texts)
+
+
+def test_long_names_stay_in_their_margin_and_are_told_apart() -> None:
+    host = "annes-macbook-pro.local:40001"
+    rows = {0.0: f"{host} · 0", 1.0: f"{host} · 1"}
+    plot = Plot("queues", "", 9, (0, 1), (0, 1), (), rows=rows, groups={0.5: host})
+    first, second = plot.rows.values()
+    assert first != second
+    assert first.startswith("a")
+    assert wide(first) + wide(plot.groups[0.5], bold=True) <= LEFT
+    usual = replace(plot, rows={0.0: "host3 · 15"}, groups={0.0: "island10"})
+    assert (*usual.rows.values(), *usual.groups.values()) == ("host3 · 15", "island10")
+
+
+@pytest.mark.parametrize("name", ["order", "graph"])
+def test_what_marks_mean_is_read_on_small_screens_too(name: str) -> None:
+    plot = panel(name, scene_at(training(1), HALF), HALF)
+    marks, ends, _ = plot.note.partition("■ done")
+    assert ends
+    assert wide(plot.title, bold=True, size=13) + 14 + wide(marks + ends, size=13) < 600 - LEFT

@@ -432,7 +432,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     assert {kind for kind, *_ in sent} == {"message"}
 
 
-def test_records_that_nobody_can_read_are_lost_and_views_go_on() -> None:
+def test_records_that_nobody_can_read_or_fold_are_lost_and_views_go_on() -> None:
     records = training(2)
     cut = len(records) // 2
     written = [chronicle.write(record) for record in records]
@@ -441,9 +441,11 @@ def test_records_that_nobody_can_read_are_lost_and_views_go_on() -> None:
     clock.now = arrival(records[-1])
     made = Studio(lambda kind, *_: sent.append(kind), clock)
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
+    strange = Event("host-joined", clock.now, args={"devices": "?"})
     batches = [
         (written[:cut], cut),
         ([written[0], b"\xc1"], 7),
+        ([chronicle.write(strange)], 1),
         (written[cut:], len(records) - cut),
     ]
     made.hear("records", batches, 0, 0.0, 1.0)
@@ -452,8 +454,10 @@ def test_records_that_nobody_can_read_are_lost_and_views_go_on() -> None:
         clock.now += 2 * LATE
     assert set(sent) == {"message"}
     _, header = made.views[1].picture.shown(made.timeline.clock())
-    assert "7 records dropped" in header.notes
-    known = [chronicle.write(r) for r in made.timeline.records if not isinstance(r, Sample)]
+    assert "8 records dropped" in header.notes
+    assert "7 records could not be read: CodecError" in made.timeline.failures[0]
+    there = [r for r in made.timeline.records if not isinstance(r, Sample) and r != strange]
+    known = [chronicle.write(r) for r in there]
     assert known == [w for w, r in zip(written, records, strict=True) if not isinstance(r, Sample)]
 
 

@@ -112,6 +112,19 @@ def test_parameters_are_kept_once_and_not_for_every_microbatch(fake: FakeLab) ->
         assert not made & weights
 
 
+def test_more_microbatches_are_no_more_functions_to_compile(fake: FakeLab) -> None:
+    slices = [fake.slice(1, axes=("data",), island=f"island{n}") for n in range(2)]
+
+    def functions(microbatches: int) -> list[str]:
+        batch = X.repeat(microbatches, 0), LABELS.repeat(microbatches, 0)
+        pipe = make(slices, "gpipe", microbatches=microbatches)
+        prepared = pipe.program.capture(pipe.init(), *batch).prepared
+        assert prepared is not None
+        return sorted(code.name for code, _ in prepared.functions)
+
+    assert functions(4) == functions(8)
+
+
 def test_the_program_follows_the_schedule(fake: FakeLab) -> None:
     slices = [fake.slice(1, axes=("data",), island=f"island{n}") for n in range(2)]
     drawn = pw.pipeline.Schedule.read(

@@ -17,6 +17,8 @@ def test_pairs_stay_and_other_things_are_refused() -> None:
     assert as_layers([pair, pair]) == [pair, pair]
     with pytest.raises(PathwaysError, match="int is no layer"):
         as_layer(3)
+    with pytest.raises(PathwaysError, match="layers=3 is no list of layers"):
+        as_layers(3)  # type: ignore[arg-type]
 
 
 def test_an_equinox_module_is_a_layer() -> None:

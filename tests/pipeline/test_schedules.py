@@ -109,6 +109,13 @@ def test_a_schedule_drawn_by_hand() -> None:
     assert drawn.peak == (2, 1)
 
 
+@pytest.mark.parametrize("make", [*KNOWN, interleaved])
+def test_a_schedule_is_shown_as_it_is_drawn(make: Callable[[int, int], Schedule]) -> None:
+    schedule = make(3, 12)
+    assert Schedule.read(schedule.name, schedule.text()) == schedule
+    assert repr(gpipe(2, 2)).splitlines()[1:] == ["F0 F1 B0 B1", "F0 F1 B0 B1"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

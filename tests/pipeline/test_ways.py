@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,12 @@ def test_ways_that_there_are_not_are_refused() -> None:
     for wrong in ("gpipe", "pipeline-dream", "spmd-islands", "pipeline-gpipe-barrier-islands"):
         with pytest.raises(PathwaysError, match=f"no way called '{wrong}'"):
             ways.check(["spmd", wrong])
+    for none in ("spmd", 3):
+        with pytest.raises(PathwaysError, match=f"ways={none!r} is no list of ways"):
+            ways.check(none)  # type: ignore[arg-type]
+    lab, work = Mock(islands=[]), Mock()
+    with pytest.raises(PathwaysError, match="no island 'moon' to compare on"):
+        ways.ready(lab, "spmd", work, "moon").__enter__()
     with pytest.raises(PathwaysError, match="'spmd' is there more than once"):
         ways.check(["spmd", "spmd"])
 
@@ -119,8 +126,10 @@ def test_no_table_of_waits_where_devices_waited_for_nothing() -> None:
         of = measured.Measured(
             1.0, 1, 1, 1.0, None, idle, links, nbytes, 0.0, 0, 0.5, 0.0, "a Python loop"
         )
-        return repr(SideBySide({"spmd": of}, {}, 1e-3, True))
+        found = SideBySide({"spmd": of}, {}, 1e-3, True)
+        assert max(len(table[0]) for table in (found.rows(), found.wire())) < 10, "pages cut more"
+        return repr(found)
 
     assert "dispatch" in shown({"dispatch": 0.25})
     assert "25.0%" in shown({"dispatch": 0.25})
-    assert shown({}).count("way") == 1
+    assert shown({}).count("way") == 2

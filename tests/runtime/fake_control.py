@@ -19,7 +19,7 @@ import numpy as np
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout, boxes
 from pathways_lab.core.messages import Grant, HostReport
-from pathways_lab.core.program import Call, Line, Node, Plan, Step, Transfer, Value
+from pathways_lab.core.program import Call, Line, Node, Plan, Transfer, Value
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays, chronicle
 from pathways_lab.runtime.address import private_folder, remove_folder
@@ -33,6 +33,7 @@ from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.timeline.records import Record, Span
 from tests.runtime.host_kit import wire
+from tests.runtime.launch_kit import plan_of
 
 
 class Lab:
@@ -394,26 +395,13 @@ class Program:
         return self
 
     def plan(self, inputs: Sequence[str], outputs: Sequence[str]) -> Plan:
-        last: dict[int, int] = {}
-        for index, node in enumerate(self.nodes):
-            ends = (
-                (*node.inputs, *node.outputs)
-                if isinstance(node, Call)
-                else (node.input, node.output)
-            )
-            last.update(dict.fromkeys(ends, index))
-        steps = tuple(
-            Step(node, tuple(v for v, at in last.items() if at == index))
-            for index, node in enumerate(self.nodes)
-        )
-        return Plan(
+        names = self.names
+        return plan_of(
             self.key,
-            self.key,
-            tuple(self.values),
-            steps,
-            tuple(self.names[n] for n in inputs),
-            tuple(self.names[n] for n in outputs),
-            tuple(sorted({v.slice for v in self.values if v.slice is not None})),
+            self.values,
+            self.nodes,
+            [names[n] for n in inputs],
+            [names[n] for n in outputs],
         )
 
 

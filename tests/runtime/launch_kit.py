@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.layout import Layout
@@ -31,6 +32,28 @@ def binding(slice_id: int, *devices: int, host: str = HOST) -> SliceBinding:
 
 def value(slice_id: int, name: str) -> Value:
     return Value((4,), "float32", slice_id, Layout((("x", 1),), ((),)), BYTES, name)
+
+
+def plan_of(
+    key: str,
+    values: Sequence[Value],
+    nodes: Sequence[Node],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+) -> Plan:
+    """A plan in which every value is freed by the last step that uses or makes it."""
+    last: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        ends = (
+            (*node.inputs, *node.outputs) if isinstance(node, Call) else (node.input, node.output)
+        )
+        last.update(dict.fromkeys(ends, index))
+    steps = tuple(
+        Step(node, tuple(v for v, at in last.items() if at == index))
+        for index, node in enumerate(nodes)
+    )
+    slices = tuple(sorted({v.slice for v in values if v.slice is not None}))
+    return Plan(key, key, tuple(values), steps, tuple(inputs), tuple(outputs), slices)
 
 
 @dataclass
@@ -73,27 +96,13 @@ class PlanBuilder:
         return self
 
     def plan(self, inputs: list[str], outputs: list[str]) -> Plan:
-        """Every value is freed by the last step that uses or makes it."""
-        last: dict[int, int] = {}
-        for index, node in enumerate(self.nodes):
-            ends = (
-                (*node.inputs, *node.outputs)
-                if isinstance(node, Call)
-                else (node.input, node.output)
-            )
-            last.update(dict.fromkeys(ends, index))
-        steps = tuple(
-            Step(node, tuple(v for v, at in last.items() if at == index))
-            for index, node in enumerate(self.nodes)
-        )
-        return Plan(
+        names = self.names
+        return plan_of(
             self.key,
-            self.key,
-            tuple(self.values),
-            steps,
-            tuple(self.names[n] for n in inputs),
-            tuple(self.names[n] for n in outputs),
-            tuple(sorted({v.slice for v in self.values if v.slice is not None})),
+            self.values,
+            self.nodes,
+            [names[n] for n in inputs],
+            [names[n] for n in outputs],
         )
 
 

@@ -99,7 +99,15 @@ def test_without_a_service_all_start_anew(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"members": 1}, {"members": True}, {"name": ""}, {"island": 3}, {"name": None}]
+    "change",
+    [
+        {"members": 1},
+        {"members": True},
+        {"members": 2.5},
+        {"name": ""},
+        {"island": 3},
+        {"name": None},
+    ],
 )
 def test_a_malformed_hello_is_refused(change: dict[str, Any]) -> None:
     hello = {"name": A, "island": "i", "members": 2}

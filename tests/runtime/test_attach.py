@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.runtime import knocking
 from pathways_lab.runtime.attach import (
     VARIABLE,
     ControlAddress,
@@ -22,7 +28,7 @@ from pathways_lab.runtime.attach import (
 )
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.reactor import Reactor
-from tests.runtime.processes import gone, runs, tree, until
+from tests.runtime.processes import children, gone, runs, stop, tree, until
 
 distributed = pytest.importorskip("distributed")
 FAKE = "tests.runtime.fake_host"
@@ -66,8 +72,74 @@ def test_every_wrong_target_says_what_to_do(
     (tmp_path / "other.json").write_text(json.dumps({"control": 3}))
     with pytest.raises(PathwaysError, match="is not a lab file"):
         attach(tmp_path / "other.json")
+    write_lab_file(tmp_path / "odd.json", ControlAddress("nowhere", b"k" * 32))
+    with pytest.raises(PathwaysError, match=r"is not a lab file: .*address 'nowhere' is neither"):
+        attach(tmp_path / "odd.json")
     with pytest.raises(PathwaysError, match="cannot connect to int"):
         attach(3)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where somebody listens who never says anything."""
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        yield f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+
+
+def test_who_waits_for_an_address_is_told_for_what_and_until_when(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knocking, "PATIENCE", 0.01)
+    for where, why, patience in (
+        (address, "nobody has answered for 0.1 s", 0.1),
+        ("tcp://127.0.0.1:1", "refused", 2.0),
+    ):
+        told: list[str] = []
+        with pytest.raises(PathwaysError, match=f"{where}' cannot be reached: .*{why}"):
+            attach(where, timeout=patience, tell=told.append)
+        assert [text.partition(",")[0] for text in told] == [
+            f"waiting for a Dask scheduler at {where}",
+            f"waited in vain for a Dask scheduler at {where}",
+        ]
+        assert re.search(r"until \d\d:\d\d:\d\d; Ctrl-C ends the wait", told[0])
+
+
+def test_who_interrupts_that_wait_leaves_nothing_behind(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knocking, "PATIENCE", 0.01)
+    before = threading.enumerate()
+
+    def interrupt(text: str) -> None:
+        if text.startswith("waiting"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        attach(address, tell=interrupt)
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"devices_per_host": 0}, "devices_per_host is 0"),
+        ({"devices_per_host": "two"}, "devices_per_host is 'two'"),
+        ({"hosts_per_island": -1}, "hosts_per_island is -1"),
+        ({"memory": -5}, "memory is -5 bytes"),
+        ({"platform": "gpu"}, "platform is 'gpu'"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"timeout": "soon"}, "timeout is 'soon'"),
+        ({"timeout": None}, "timeout is None"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_before_anybody_is_asked(
+    arguments: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(PathwaysError, match=why) as caught:
+        attach("tcp://127.0.0.1:1", **arguments)
+    assert caught.value.failure.remedy
 
 
 # --- with processes ----------------------------------------------------------------
@@ -179,16 +251,97 @@ def test_a_hung_host_is_lost_when_dask_gives_up_its_worker() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("given", [lambda client: client, lambda client: client.scheduler.address])
+def test_a_stopped_scheduler_is_waited_for_as_long_as_told(
+    given: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """Also by who comes with a client that was connected before."""
+    file = tmp_path / "scheduler.json"
+    where = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    with subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", *where]) as it:
+        try:
+            with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
+                stop(it.pid)
+                with pytest.raises(PathwaysError, match=r"nobody has answered for 0\.5 s"):
+                    attach(given(client), timeout=0.5)
+                it.send_signal(signal.SIGCONT)
+        finally:
+            it.kill()
+
+
+@pytest.mark.cluster
+def test_when_the_control_plane_dies_the_next_lab_forms_on_the_same_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pathways_lab.runtime import plugins
+
+    monkeypatch.setattr(plugins, "PATIENCE", 0.5)  # its device process waits for the lab to return
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        first = attach(cluster, host_module=FAKE)
+        kernel = Kernel(first)
+        (host,) = kernel.hosts.values()
+        (plane,) = children(os.getpid(), "pathways_lab.runtime.control_plane")
+        plane.kill()
+        until(lambda: not psutil.pid_exists(plane.pid))
+        second = attach(cluster, host_module=FAKE)
+        assert (second.address, second.key) != (first.address, first.key)
+        assert second == attach(cluster, host_module=FAKE)
+        assert gone([host["pid"]], 5.0) == []
+        assert first.folder is not None
+        assert not first.folder.exists()
+        other = Kernel(second)
+        assert set(other.hosts) == {host["name"]}
+        kernel.reactor.close()
+        other.reactor.close()
+
+
+@pytest.mark.cluster
 def test_a_device_process_that_cannot_start_is_told_with_its_log_and_can_be_tried_again() -> None:
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
     ) as cluster:
         with pytest.raises(PathwaysError, match="No module named no_such_module"):
             attach(cluster, host_module="no_such_module")
-        control = attach(cluster, host_module=FAKE)
+        told: list[str] = []
+        control = attach(cluster, host_module=FAKE, tell=told.append)
+        assert told == [
+            "starting device processes on the workers", "the device processes are there",
+        ]  # fmt: skip
+        assert attach(cluster, host_module=FAKE, tell=told.append) == control
+        assert len(told) == 2, "who joins has started nothing"
         kernel = Kernel(control)
         assert len(kernel.hosts) == 1
         kernel.reactor.close()
+
+
+@pytest.mark.cluster
+def test_who_waits_for_a_first_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_lab.runtime.attach.PATIENCE", 0.01)
+    told: list[str] = []
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
+        pytest.raises(PathwaysError, match=r"no workers after 0\.1 s"),
+    ):
+        attach(cluster, timeout=0.1, tell=told.append)
+    assert told[0].startswith("waiting for a first worker of the Dask cluster, until")
+
+
+@pytest.mark.cluster
+def test_a_kernel_that_ends_with_its_cluster_open_ends_in_peace() -> None:
+    code = f"""if True:
+        import distributed
+        from pathways_lab.runtime.attach import attach
+        cluster = distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
+        print(attach(cluster, host_module={FAKE!r}).folder)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "Traceback" not in done.stderr
+    assert not Path(done.stdout.strip()).exists()
 
 
 @pytest.mark.cluster
@@ -201,6 +354,27 @@ def test_plain_text_beyond_this_machine_is_refused(monkeypatch: pytest.MonkeyPat
         pytest.raises(PathwaysError, match="sends in the clear"),
     ):
         attach(cluster)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("far", ["client", "worker"])
+def test_a_scheduler_of_loopback_that_another_machine_uses_is_refused(
+    far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a machine's name stands for loopback, Dask gives that as the scheduler's address."""
+    from pathways_lab.runtime import dask_private
+
+    with (
+        distributed.LocalCluster(
+            n_workers=1, processes=False, protocol="tcp", dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        (worker,) = client.scheduler_info()["workers"]
+        there = {"client": dask_private.place_of_client(client), "worker": worker}[far]
+        monkeypatch.setattr(dask_private, "is_loopback", lambda address: address != there)
+        with pytest.raises(PathwaysError, match=f"(?s)used from {there}.*--host ADDRESS"):
+            attach(client, host_module=FAKE)
 
 
 @pytest.mark.cluster

@@ -43,10 +43,20 @@ def test_a_proof_cannot_be_reflected() -> None:
 def test_foreign_protocols_and_versions_are_named() -> None:
     with pytest.raises(AuthenticationError, match="does not speak"):
         Responder(KEY).reply(b"GET / HTTP/1.1\r\n".ljust(auth.GREETING_BYTES, b"x"))
-    other = bytearray(Initiator(KEY).greeting())
+    with pytest.raises(AuthenticationError, match="does not speak"):
+        Initiator(KEY).answer(b"HTTP/1.1 400\r\n".ljust(auth.REPLY_BYTES, b"x"))
+
+
+def test_both_ends_of_different_versions_say_so() -> None:
+    one, two = Initiator(KEY), Responder(KEY)
+    other = bytearray(one.greeting())
     other[7] = 99
+    reply = bytearray(two.reply(bytes(other)))
     with pytest.raises(AuthenticationError, match="version 99"):
-        Responder(KEY).reply(bytes(other))
+        two.check(bytes(auth.ANSWER_BYTES))
+    reply[7] = 98
+    with pytest.raises(AuthenticationError, match="version 98"):
+        one.answer(bytes(reply))
 
 
 def test_short_keys_are_refused() -> None:

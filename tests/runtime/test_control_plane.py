@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from pathways_lab.runtime.control_plane import ControlPlane, Keys
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
+from tests.runtime.processes import until
 
 HOST = {
     "role": "host", "name": "i0/h", "island": "i0", "devices": 2, "kind": "cpu", "memory": 10,
@@ -69,13 +69,6 @@ class End:
 
     def of(self, op: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.got if name == op]
-
-
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 class Lab:
@@ -151,6 +144,16 @@ def test_leaving_and_crashing_become_events(lab: Lab) -> None:
     lost = [e for e in lab.core.events if isinstance(e, m.HostLost)]
     assert "malformed message 'report'" in lost[0].reason
     assert watcher.of("topology")[-1]["clients"] == ["other"]
+
+
+def test_two_workers_that_come_to_one_name_do_not_replace_each_other(lab: Lab) -> None:
+    first, link = lab.connect(**HOST, worker="7")
+    with pytest.raises(Refused, match="workers '7' and 'host7' are both to be the host 'i0/h'"):
+        lab.connect(**HOST, worker="host7")
+    assert not first.closed
+    link.close()
+    until(lambda: any(isinstance(e, m.HostLost) for e in lab.core.events))
+    lab.connect(**HOST, worker="host7")
 
 
 def test_a_new_process_of_the_same_host_replaces_the_old(lab: Lab) -> None:

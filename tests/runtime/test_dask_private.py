@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -11,6 +12,14 @@ import pytest
 from pathways_lab.runtime import dask_private
 
 distributed = pytest.importorskip("distributed")
+
+
+class OnScheduler(distributed.SchedulerPlugin):  # type: ignore[misc]
+    """Does nothing."""
+
+
+class OnWorkers(distributed.WorkerPlugin):  # type: ignore[misc]
+    """Does nothing."""
 
 
 @pytest.mark.cluster
@@ -37,6 +46,13 @@ def test_undocumented_attributes_of_a_running_cluster() -> None:
             for owner in (scheduler, worker, client):
                 assert isinstance(dask_private.security_of(owner), distributed.Security)
             assert await asyncio.to_thread(dask_private.has_scheduler, worker)
+            assert dask_private.place_of_client(client).startswith("tcp://127.0.0.1:")
+            await client.register_plugin(OnScheduler(), name="ours")
+            await client.register_plugin(OnWorkers(), name="theirs")
+            for _ in range(2):
+                await dask_private.remove_plugins(scheduler, "ours", "theirs")
+                assert "ours" not in scheduler.plugins
+                assert "theirs" not in worker.plugins
         assert not dask_private.has_scheduler(worker)
 
     asyncio.run(look())
@@ -46,6 +62,19 @@ def _read(page: str) -> str:
     with urllib.request.urlopen(page, timeout=20) as response:
         text: str = response.read().decode()
     return text
+
+
+def test_credentials_are_those_that_the_configuration_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import dask
+
+    assert isinstance(dask_private.security_for("tls://127.0.0.1:1"), distributed.Security)
+    made = distributed.Security(require_encryption=True)
+    loader = {"distributed.client.security-loader": f"{__name__}.loader"}
+    monkeypatch.setattr(sys.modules[__name__], "loader", lambda info: made, raising=False)
+    with dask.config.set(loader):
+        assert dask_private.security_for("tls://127.0.0.1:1") is made
 
 
 def test_credentials_come_out_of_memory_and_files(tmp_path: Path) -> None:

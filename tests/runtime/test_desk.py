@@ -11,7 +11,7 @@ import pytest
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.arrays import upload_fields
-from pathways_lab.runtime.desk import Desk
+from pathways_lab.runtime.desk import Desk, Fetch
 
 ANN, EVE = 1, 2
 GIB = 1 << 30
@@ -91,3 +91,36 @@ def test_what_a_client_has_not_finished_is_bounded_over_all_its_links(
     put(desk, Link(ANN), 1)
     desk.closed(ways[0])
     put(desk, Link(EVE), 9)
+
+
+def test_an_upload_that_comes_again_is_not_taken_again(desk: Desk) -> None:
+    """Whoever sent it did not live to hear that it had come."""
+    there: Any = desk._launcher.buffers
+    there[ANN << 32 | 7] = object()
+    put(desk, Link(ANN), 7)
+    assert not desk._uploads
+    assert not any(desk._early.values())
+
+
+def test_nobody_answers_a_client_whose_link_is_gone() -> None:
+    forgotten: list[Any] = []
+    never: Any = None
+    launcher: Any = SimpleNamespace(forget_fetches=forgotten.append)
+    desk = Desk("h", b"", launcher, never, never, never, never, never)
+    ann, eve = Link(ANN), Link(EVE)
+    desk.closed(ann)
+    (gone,) = forgotten
+    assert gone(Fetch(ann, 1, (0,)))
+    assert not gone(Fetch(eve, 1, (0,)))
+
+
+def test_what_has_come_of_a_dropped_upload_is_not_kept() -> None:
+    never: Any = None
+    launcher: Any = SimpleNamespace(buffers={}, memory=SimpleNamespace(limit=64 << 20))
+    place: Any = SimpleNamespace(numbers=(0, 1))
+    bound: Any = SimpleNamespace(generation=0)
+    desk = Desk("h", b"", launcher, never, lambda _: place, never, never, lambda _: bound)
+    put(desk, Link(ANN), 7)
+    assert desk._uploads
+    desk.free((ANN << 32 | 7,))
+    assert not desk._uploads

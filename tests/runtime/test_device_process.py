@@ -9,8 +9,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 from pathways_lab.runtime import device_process
 from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
 from pathways_lab.runtime.lifeline import Child, ChildDied
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 FAKE = "tests.runtime.fake_host"
@@ -41,13 +40,6 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     instead = SimpleNamespace(**{**vars(threading), "Event": Event})
     monkeypatch.setattr(device_process, "threading", instead)
     return waited
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def make(folder: Path, name: str, changes: list[str]) -> DeviceProcess:
@@ -114,8 +106,10 @@ def test_no_folder_stays_of_one_that_was_killed(
     process = make(tmp_path, "i/stays", [])
     process.wait_ready()
     (first,) = private.iterdir()
-    assert process.kill(process.pid)
-    until(lambda: not first.exists() and any(private.iterdir()))
+    killed = process.pid
+    assert process.kill(killed)
+    until(lambda: not first.exists() and process.pid != killed)
+    assert any(private.iterdir())
     os.kill(process.pid, signal.SIGKILL)
     process.close()
     assert not any(private.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 import stat
@@ -12,18 +13,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import accelerators, embedded
+from pathways_lab.runtime import accelerators, embedded, recipe
 from pathways_lab.runtime.accelerators import Found, assign, find
 from pathways_lab.runtime.attach import attach, write_lab_file
 from pathways_lab.runtime.auth import AuthenticationError, new_key
 from pathways_lab.runtime.budget import MIB, available_memory, plan_budget, usual_hosts
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.runtime.outline import Wishes, outline
 from pathways_lab.runtime.progress import Progress, line
 from pathways_lab.runtime.reactor import Reactor
 from tests.runtime.processes import gone, runs, tree, until
@@ -53,16 +55,49 @@ def test_available_memory_is_a_fact_of_this_machine() -> None:
     assert 0 < available_memory() <= psutil.virtual_memory().total
 
 
+@pytest.mark.parametrize(
+    ("line", "folder", "files"),
+    [
+        ("0::/job/step", "job", ("memory.max", "memory.current", "inactive_file")),
+        ("0::/job", ".", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "7:memory:/job/step", "memory/job",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+        ("", ".", None),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_job_is_what_its_groups_leave(
+    line: str, folder: str, files: tuple[str, str, str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{line}\n")
+    group = tmp_path / "sys/fs/cgroup" / folder
+    group.mkdir(parents=True)
+    if files is None:
+        assert available_memory(tmp_path) > 50 * MIB
+        return
+    limit, used, cache = files
+    (group / used).write_text(f"{30 * MIB}\n")
+    (group / "memory.stat").write_text(f"anon {20 * MIB}\n{cache} {10 * MIB}\n")
+    (group / limit).write_text("max\n")
+    assert available_memory(tmp_path) > 50 * MIB
+    (group / limit).write_text(f"{50 * MIB}\n")
+    assert available_memory(tmp_path) == 30 * MIB
+    (group / limit).write_text(f"{10 * MIB}\n")
+    assert available_memory(tmp_path) == 0
+
+
 def test_every_host_gets_accelerators_of_its_own_or_none() -> None:
     four = Found(gpus=("0", "1", "2", "3"), tpus=8)
     given = assign(2, 2, "auto", four)
     assert given.platform == "auto"
-    assert given.environments == (
+    assert [given.environment(host) for host in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
-    )
+    ]
     assert assign(3, 2, "auto", four).platform == "cpu"
-    assert assign(1, 1, "cpu", four).environments == ({},)
+    assert assign(1, 1, "cpu", four).environment(0) == {}
     assert assign(1, 8, "auto", four).platform == "auto"
     assert assign(2, 4, "auto", four).platform == "cpu"
     with pytest.raises(PathwaysError, match="JAX can use 4 here"):
@@ -103,6 +138,16 @@ def test_progress_is_one_line_in_terminals_and_nothing_elsewhere(tmp_path: Path)
 def test_wrong_numbers_are_refused_before_anything_starts() -> None:
     with pytest.raises(PathwaysError, match="islands is 0"):
         start_cluster(islands=0)
+    with pytest.raises(PathwaysError, match="idle_close is nan"):
+        start_cluster(idle_close=math.nan)
+
+
+@pytest.mark.parametrize("name", ["islands", "hosts_per_island", "devices_per_host"])
+def test_labs_that_are_too_large_are_refused_with_the_numbers_at_once(name: str) -> None:
+    """Nothing is made for each of their hosts before."""
+    wishes: dict[str, Any] = {name: 10**18}
+    with pytest.raises(PathwaysError, match=r"000000000000000000 .* GiB are free"):
+        outline(Wishes(**wishes))
 
 
 # --- with processes ----------------------------------------------------------------
@@ -197,6 +242,33 @@ def test_a_killed_device_process_is_replaced(lab: EmbeddedCluster) -> None:
     os.kill(old, signal.SIGKILL)
     until(lambda: tree(worker) not in ([], [old]))
     assert lab.alive
+
+
+@pytest.mark.cluster
+def test_without_copies_each_process_is_an_interpreter_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recipe, "can_fork", lambda: False)
+    with start_cluster(2, 1, 1, memory=MIB, platform="cpu", host_module=FAKE) as cluster:
+        pids = everything(cluster)
+        modules = [psutil.Process(pid).cmdline()[-1] for pid in cluster.pids["workers"]]
+        assert modules == ["pathways_lab.runtime.embedded_worker"] * 2
+    assert gone(pids, 1.0) == []
+
+
+@pytest.mark.cluster
+def test_the_first_islands_end_one_by_one() -> None:
+    with start_cluster(2, 2, 1, memory=MIB, platform="cpu", host_module=FAKE) as cluster:
+        (root,) = {psutil.Process(pid).ppid() for pid in cluster.pids["workers"]}
+        assert len(tree(root)) == 8
+        cluster.remove_island("island0")
+        assert len(tree(root)) == 4
+        cluster.add_island("island0", hosts=1)
+        assert cluster.alive
+        cluster.remove_island("island1")
+        assert gone([root], 1.0) == []
+        cluster.remove_island("island1")
+        assert cluster.alive
 
 
 @pytest.mark.cluster
@@ -329,7 +401,7 @@ def test_islands_have_two_hosts_unless_something_speaks_against_it() -> None:
     hosts, devices, note = usual_hosts(2, None, None, 1200 * MIB, "")
     assert (hosts, devices) == (1, 4)
     assert "leave little for their devices" in note
-    hosts, devices, note = usual_hosts(2, None, None, 900 * MIB, "")
+    hosts, devices, note = usual_hosts(2, None, None, 700 * MIB, "")
     assert (hosts, devices) == (1, 4)
     assert "needs" in note
 

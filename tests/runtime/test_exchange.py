@@ -6,6 +6,7 @@ import gc
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Receive, Send
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.exchange import Arrived, Exchange
+from pathways_lab.runtime.launch import Launcher
+from pathways_lab.runtime.parking import Parking
 from pathways_lab.runtime.routes import route
 from pathways_lab.runtime.slots import READY, Slot
 from tests.runtime.host_kit import binding, layout
@@ -254,6 +257,20 @@ def test_early_pieces_wait_for_their_grant_and_late_ones_are_thrown_away(
     assert exchange._incoming == {}
 
 
+def test_early_pieces_go_with_a_run_whose_turn_never_came(
+    benches: dict[str, Bench], wire: Wire
+) -> None:
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    case.send()
+    deliver(benches, wire)
+    exchange = benches[FAR].exchange
+    assert exchange._early
+    exchange.submit(exchange.run_over, 1)
+    benches[FAR].settle()
+    assert exchange._early == {}
+
+
 @pytest.mark.parametrize("failure", [None, Failure("execute", "boom")])
 def test_a_host_may_send_to_itself_before_its_target_is_open(
     benches: dict[str, Bench], failure: Failure | None
@@ -300,9 +317,14 @@ def test_what_cannot_be_sent_is_a_failure_of_the_transfer(
     ((_, failure, _, _),) = benches[NEAR].sent
     assert failure is not None
     assert failure.kind == "lost"
-    case.source.payload = None
+    case.source.payload, wire.broken = None, None
+    wire.letters.clear()
     case.send()
     assert "not on its devices" in benches[NEAR].sent[1][1].message  # type: ignore[union-attr]
+    case.receive()
+    deliver(benches, wire)
+    (arrived,) = benches[FAR].arrived
+    assert arrived.failure == benches[NEAR].sent[1][1], "whoever waits for it is told"
 
 
 def test_a_broken_link_fails_exactly_those_who_wait_for_it(
@@ -317,6 +339,18 @@ def test_a_broken_link_fails_exactly_those_who_wait_for_it(
     assert benches[FAR].arrived == []
     exchange.submit(exchange.peer_lost, NEAR, "gone")
     benches[FAR].settle()
+    (arrived,) = benches[FAR].arrived
+    assert arrived.failure is not None
+    assert NEAR in arrived.failure.message
+
+
+def test_a_link_that_broke_before_a_transfers_turn_fails_it_then(benches: dict[str, Bench]) -> None:
+    """Parts that came over it may be lost, and will not be sent again."""
+    near, far = binding(1, (2,), [0, 1], NEAR), binding(2, (1,), [0], FAR)
+    case = Case(benches, (8,), (near, layout(near, "a")), (far, layout(far, None)))
+    exchange = benches[FAR].exchange
+    exchange.submit(exchange.peer_lost, NEAR, "gone", [(1, 0)])
+    case.receive()
     (arrived,) = benches[FAR].arrived
     assert arrived.failure is not None
     assert NEAR in arrived.failure.message
@@ -372,3 +406,30 @@ def test_what_is_small_is_done_at_once_but_never_before_what_waits(benches: Any)
     leave.set()
     benches[NEAR].settle()
     assert log[1:] == [("large", False), ("small", False)]
+
+
+def test_a_suspended_slice_without_room_in_its_host_s_memory_is_lost_alone(
+    benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host goes on, with everybody else's values."""
+    here = binding(1, (2,), [0, 1], NEAR)
+    case = Case(benches, (8,), (here, layout(here, "a")), (here, layout(here, "a")))
+    bench, launcher, lost = benches[NEAR], Launcher(NEAR, "island0", None), list[tuple[int, str]]()
+    launcher.buffers.bind(7, case.source)
+    unused: Any = SimpleNamespace()
+    tenants: Any = SimpleNamespace(where=lambda _: case.places[0])
+    parking = Parking(
+        NEAR, launcher, tenants, unused, bench.exchange, unused, unused, unused, unused,
+        lambda *what: lost.append(what),
+    )  # fmt: skip
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "array", full)
+        parking.park(1)
+        bench.settle()
+    assert lost == [(1, f"an array could not be taken from the devices of {NEAR}: MemoryError")]
+    assert case.source.payload is case.array
+    assert case.source.users == 0

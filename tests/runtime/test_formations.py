@@ -60,6 +60,14 @@ def test_a_slice_of_one_host_needs_no_formation(world: World) -> None:
     assert world.opened == []
 
 
+def test_slices_end_together_with_those_of_their_formation(world: World) -> None:
+    for number, devices in enumerate(((A0, B0), (B0, A0), (A1, B1), (C0,)), 1):
+        world.book.bind(slice_over(number, *devices), 0)
+    assert world.book.together([1]) == {1, 2}
+    assert world.book.together([3, 4]) == {3, 4}
+    assert world.book.together([]) == set()
+
+
 def test_from_the_first_slice_to_the_last(world: World) -> None:
     """Hosts are told before the slice is bound; slices over the same devices share."""
     world.book.bind(slice_over(1, A0, B0, A1), 3)

@@ -14,11 +14,11 @@ import pytest
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Value
-from pathways_lab.runtime import arrays
+from pathways_lab.runtime import arrays, settings
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.functions import Code, Compiler, Executable, compile_code
 from pathways_lab.runtime.output import Output
-from tests.runtime.host_kit import HOST, binding, code, key_array, layout, registered
+from tests.runtime.host_kit import HOST, binding, code, key_array, layout, registered, wire
 
 SLICE = binding(1, (2, 2), [0, 1, 2, 3])
 CUT = layout(SLICE, "a")
@@ -102,6 +102,22 @@ def test_random_keys_are_their_data(place: Place, dtype: str, kind: str) -> None
     assert np.array_equal(drawn, jax.random.uniform(a, (4,)))
     assert np.array_equal(np.asarray(keys)[1], jax.random.key_data(b))
     assert keys.dtype == np.uint32
+
+
+def test_what_travels_by_value_is_traced_under_its_clients_settings(place: Place) -> None:
+    def narrow() -> Any:
+        jax.debug.callback(lambda wide: seen.append(wide.dtype), jnp.zeros(4))
+        return ((jnp.ones(4) + 1e-9 - 1) * 1e9).astype(jnp.float32)
+
+    seen: list[Any] = []
+    made = code_of(registered(narrow), [], [], [((4,), "float32")], [CUT], kind="pickle")
+    with jax.enable_x64(True):
+        fields = {**wire(made), "settings": settings.in_force()}
+    (out,) = run(place, Code.from_wire(fields, made.blob))
+    np.testing.assert_allclose(out, np.ones(4), rtol=1e-6)
+    jax.effects_barrier()
+    assert set(seen) == {np.dtype(np.float64)}
+    assert not jax.config.jax_enable_x64
 
 
 def test_no_inputs_no_outputs_empty_and_scalar(place: Place) -> None:

@@ -56,7 +56,7 @@ class Desk:
     def wants_write(self, link: Link) -> None:
         self.asked += 1
 
-    def wants_close(self, link: Link, reason: str) -> None: ...
+    def wants_close(self, link: Link, reason: str, broken: bool = False) -> None: ...
 
     def is_current(self) -> bool:
         return False

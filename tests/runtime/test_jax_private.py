@@ -194,7 +194,7 @@ def test_propagation_tells_the_shardings_of_results_without_devices() -> None:
     with jax_private.exporting_without_backend():
         made = export.export(jax.jit(f), platforms=["cpu"])(
             struct((4, 4), None, "y"), struct((8, 4), "x"), struct((), dtype=key))
-    code = jax_private.read_lowered(made.mlir_module(), [2, 2, 0], [2, 0, 2, 1])
+    code = jax_private.read_lowered(made.mlir_module_serialized, [2, 2, 0], [2, 0, 2, 1])
     print(*code.inputs, "|", *code.outputs[:3], "|", code.outputs[2].mesh)
     print("loc(" in code.text, jax_private.backends_initialised())
     """

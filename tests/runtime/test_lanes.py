@@ -6,6 +6,7 @@ import functools
 import queue
 import threading
 import time
+import weakref
 from typing import Any
 
 import jax
@@ -128,6 +129,51 @@ def test_ends_on_other_devices_are_seen_when_they_come(lanes: Lanes) -> None:
     assert not slow.ended.is_set()
     slow.may_end.set()
     assert slow.ended.wait(10)
+
+
+def test_ends_are_seen_while_the_launching_thread_waits_for_room_on_other_devices(
+    lanes: Lanes,
+) -> None:
+    """Else what waits for them elsewhere could be what that thread waits for."""
+    log: list[str] = []
+    for _ in range(2):  # the second time these devices are known
+        fast = Scripted(log, "fast", devices=(1,))
+        slow = [Scripted(log, str(n)) for n in range(IN_FLIGHT + 1)]
+        lanes.put("host", fast, *slow)
+        assert slow[IN_FLIGHT - 1].started.wait(10)
+        fast.may_end.set()
+        assert fast.ended.wait(10)
+        assert not slow[IN_FLIGHT].started.is_set()
+        for job in slow:
+            job.may_end.set()
+        assert slow[-1].ended.wait(10)
+
+
+def test_what_was_not_launched_of_a_job_is_known_until_it_is_over(lanes: Lanes) -> None:
+    log: list[str] = []
+    first, second = Scripted(log, "first"), Scripted(log, "second")
+    first.rest = lambda: second  # type: ignore[assignment, method-assign, return-value]
+    lanes.put("x", first)
+    assert second.started.wait(10)
+    first.may_end.set()
+    assert first.ended.wait(10)
+    lane = lanes.find("x")
+    assert lane is not None
+    assert lane.oldest is second
+    second.may_end.set()
+    assert second.ended.wait(10)
+    assert lane.oldest is None
+
+
+def test_a_lane_with_nothing_to_do_keeps_no_job(lanes: Lanes) -> None:
+    """Its arrays would keep their memory until the next gang."""
+    job = Scripted([], "a")
+    kept, ended = weakref.ref(job), job.ended
+    job.may_end.set()
+    lanes.put("x", job)
+    assert ended.wait(10)
+    del job
+    until(lambda: kept() is None, 10)
 
 
 @pytest.mark.parametrize("where", ["start", "wait"])

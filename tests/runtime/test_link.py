@@ -6,10 +6,11 @@ import errno
 import socket
 from collections import deque
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.link import Link, LinkClosed, _Frame, _together
 from pathways_lab.runtime.segments import DESCRIPTORS
 from pathways_lab.runtime.wire import Decoder, WireError, encode
 
@@ -75,6 +76,34 @@ def test_whole_messages_before_the_end_are_heard(
     assert heard_and_then(link, error, says) == whole
 
 
+@pytest.mark.parametrize(
+    ("found", "error", "says"),
+    [
+        (OSError(errno.ETIMEDOUT, "timed out"), TimeoutError, "timed out"),
+        (OSError(errno.EHOSTUNREACH, "no route"), OSError, "no route"),
+        (OSError(errno.EPIPE, "broken pipe"), LinkClosed, "other closed the connection"),
+    ],
+)
+def test_a_connection_that_broke_while_writing_was_not_closed_by_the_other_end(
+    found: OSError, error: type[Exception], says: str
+) -> None:
+    sock: Any = Scripted(WHOLE, b"")
+    sock.sendmsg = Mock(side_effect=found)
+    link = Link(Mock(), sock, "other", {}, Decoder())
+    with pytest.raises(LinkClosed, match=str(found)[-8:]):
+        link.send("word")
+    assert heard_and_then(link, error, says) == STAGE // len(WORD)
+
+
+def test_over_tls_too_a_connection_that_timed_out_was_not_closed_by_the_other_end() -> None:
+    """Python's TLS tells every error of its socket as an end."""
+    sock: Any = Scripted(WHOLE, b"")
+    sock.getsockopt = Mock(return_value=errno.ETIMEDOUT)
+    link = Link(OWNER, sock, "other", {}, Decoder())
+    link._tls = True
+    assert heard_and_then(link, TimeoutError, "timed out") == STAGE // len(WORD)
+
+
 def test_whole_messages_before_too_many_descriptors_are_heard() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -84,3 +113,11 @@ def test_whole_messages_before_too_many_descriptors_are_heard() -> None:
         socket.send_fds(ours, [WORD], [ours.fileno()] * (DESCRIPTORS + 1))
         assert heard_and_then(link, WireError, "too many") == STAGE // len(WORD)
         link.shut("over")
+
+
+def test_a_descriptor_goes_along_with_the_first_byte_of_its_own_message() -> None:
+    segment: Any = object()
+    plain, carrier = _Frame([memoryview(b"a")]), _Frame([memoryview(b"b")], segment)
+    assert _together([plain, plain, carrier, plain]) == (plain, plain)
+    assert _together([carrier, plain]) == (carrier,)
+    assert _together([plain, plain]) == (plain, plain)

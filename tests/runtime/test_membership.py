@@ -17,6 +17,8 @@ from pathways_lab.runtime.membership import devices_of, place_of
         ("w7", {}, {"PATHWAYS_ISLAND": "lab"}, ("lab", "lab/w7")),
         (0, {}, {}, ("node12", "node12/host0")),
         ("tcp://10.0.0.7:40331", {}, {}, ("node12", "node12/host40331")),
+        # As many machines use the same port as were told to.
+        ("tcp://10.0.0.7:9000", {"island": 1}, {}, ("island1", "island1/node12-9000")),
         ("/", {}, {}, ("node12", "node12//")),
     ],
 )
@@ -27,6 +29,10 @@ def test_first_match_wins(
     expected: tuple[str, str],
 ) -> None:
     assert place_of(name, resources, environment, "node12") == expected
+
+
+def test_workers_that_nothing_is_known_of_are_one_island() -> None:
+    assert place_of("w7", {}, {}, "") == ("island0", "island0/w7")
 
 
 def test_the_number_of_devices() -> None:

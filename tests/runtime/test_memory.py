@@ -18,19 +18,20 @@ from tests.runtime.launcher_world import launchers
 
 @dataclass(eq=False)
 class Claim:
-    """So many bytes, on these devices."""
+    """So many bytes, on these devices.  taken: what it takes, where that is less."""
 
     room: int
     locals: tuple[int, ...] = (0,)
+    taken: int | None = None
 
     def need(self) -> int:
-        return self.room
+        return self.room if self.taken is None else self.taken
 
 
 def begin(memory: Memory[Claim], claim: Claim) -> bool:
     """Begin it and take its bytes, if it may."""
     if memory.begin(claim):
-        memory.take(claim.locals, claim.room)
+        memory.take(claim.locals, claim.need())
         return True
     return False
 
@@ -63,6 +64,38 @@ def test_a_later_claim_never_takes_what_an_earlier_one_needs() -> None:
     assert memory.freed() == []
     memory.give((0,), 6)
     assert memory.freed() == [too_much]
+
+
+def test_who_waits_behind_a_claim_that_is_withdrawn_is_tried_again() -> None:
+    memory: Memory[Claim] = Memory(10)
+    earlier, later = Claim(8), Claim(6)
+    for claim in (earlier, later):
+        memory.lodge(claim)
+    assert not begin(memory, later)
+    assert memory.freed() == []
+    memory.withdraw(earlier)
+    assert memory.freed() == [later]
+
+
+def test_who_takes_nothing_any_more_waits_for_nobody() -> None:
+    memory: Memory[Claim] = Memory(10)
+    running, earlier, later = Claim(8), Claim(6), Claim(4)
+    for claim in (running, earlier, later):
+        memory.lodge(claim)
+    assert begin(memory, running)
+    assert not begin(memory, later)
+    later.taken = 0
+    assert begin(memory, later)
+
+
+def test_there_is_plenty_where_all_that_was_granted_fits_at_once() -> None:
+    memory: Memory[Claim] = Memory(10)
+    begun, granted = Claim(3), Claim(3)
+    for claim in (begun, granted):
+        memory.lodge(claim)
+    assert begin(memory, begun)
+    assert memory.plenty(Claim(4))
+    assert not memory.plenty(Claim(5))
 
 
 def test_devices_are_accounted_for_one_by_one() -> None:

@@ -13,6 +13,7 @@ from pathways_lab.runtime import peers as module
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.reactor import Reactor
+from tests.runtime.processes import until
 
 KEY = b"k" * 32
 
@@ -125,3 +126,32 @@ def test_a_broken_link_is_made_anew(hosts: tuple[Host, Host]) -> None:
         threading.Event().wait(0.01)
     a.peers.send("b", "x", {"n": 2}, [], Ends())
     b.wait(2)
+
+
+def test_the_link_to_a_host_that_leaves_is_closed(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    b.listen()
+    a.peers.members({"b": b.address})
+    a.peers.send("b", "x", {"n": 1}, [], Ends())
+    b.wait(1)
+    a.peers.members({})
+    until(lambda: not a.reactor.links)
+
+
+def test_a_link_that_is_there_when_its_host_has_left_is_closed(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = hosts
+    b.listen()
+    connecting: list[Any] = []
+    monkeypatch.setattr(a.reactor, "connect_soon", lambda *how, **_: connecting.append(how[3]))
+    a.peers.members({"b": b.address})
+    ends = Ends()
+    a.peers.send("b", "x", {"n": 1}, [], ends)
+    until(lambda: connecting)
+    a.peers.members({})
+    ends.wait(1)
+    link = a.reactor.connect(b.address, KEY, {"role": "host", "name": "a"})
+    a.reactor.call_soon(connecting[0], link)
+    until(lambda: link.closed)
+    assert "left" in str(link.closed)

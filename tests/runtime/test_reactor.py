@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.reception import Listener, Reception
 from pathways_lab.runtime.tls import client_context, server_context
 from pathways_lab.runtime.wire import Limits, encode
+from tests.runtime.processes import until
 
 distributed = pytest.importorskip("distributed")
 
@@ -76,13 +80,6 @@ class End:
             self.on_message(link, op)
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def ends() -> Iterator[Callable[..., End]]:
     made: list[End] = []
@@ -128,14 +125,32 @@ def test_hellos_names_and_replies(ends: Callable[..., End], where: str) -> None:
     assert server.messages[0][1] == {"a": [1, None, "x"]}
 
 
-def test_two_ends_flooding_each_other_do_not_dead_lock(
+def test_what_waits_to_be_written_when_a_link_is_closed_still_leaves(
     ends: Callable[..., End], where: str
 ) -> None:
-    """Both send 64 MiB before either has read any: only queues make this end."""
+    server, client = ends("server"), ends("client")
+    link = client.reactor.connect(server.reactor.listen(where, KEY, {}), KEY, {"name": "client"})
+    link._blocked = True  # as when the socket was full a moment ago
+    link.send("last")
+    link.close()
+    until(lambda: server.closed)
+    assert [op for op, _, _ in server.messages] == ["last"]
+
+
+def linked(ends: Callable[..., End], where: str) -> tuple[End, End, Link]:
+    """A server and a client that have heard of each other, and the client's link."""
     server, client = ends("server"), ends("client")
     address = server.reactor.listen(where, KEY, {"name": "server"})
     link = client.reactor.connect(address, KEY, {"name": "client"})
     until(lambda: server.opened)
+    return server, client, link
+
+
+def test_two_ends_flooding_each_other_do_not_dead_lock(
+    ends: Callable[..., End], where: str
+) -> None:
+    """Both send 64 MiB before either has read any: only queues make this end."""
+    server, client, link = linked(ends, where)
     data = np.random.default_rng(0).integers(0, 256, 8 << 20, dtype=np.uint8)
 
     def flood(out: Link) -> None:
@@ -218,6 +233,24 @@ def test_ends_that_vanish_during_or_right_after_the_greeting_are_no_error(
     assert client.reactor.connect(address, KEY, {}).name == "server"
 
 
+def test_a_listener_rests_while_there_is_no_room_for_a_connection() -> None:
+    selector, later, door = Mock(), Mock(), Mock()
+    door.accept.side_effect = OSError(errno.EMFILE, "too many open files")
+    reception = Reception(selector, later, Limits())
+    reception.open(Listener(door, "tcp://127.0.0.1:1", KEY, None, Mock()))
+    ready = selector.register.call_args.args[2]
+    ready(selectors.EVENT_READ)
+    selector.unregister.side_effect = KeyError
+    ready(selectors.EVENT_READ)  # by another thread, which was told of it too
+    (rest,) = later.call_args_list
+    _, watch, listener = rest.args
+    watch(listener)
+    assert selector.register.call_count == 2
+    reception.close()
+    watch(listener)
+    assert selector.register.call_count == 2
+
+
 def test_a_malformed_message_closes_only_its_link(ends: Callable[..., End], where: str) -> None:
     server, client = ends("server", limits=Limits(header=1000)), ends("client")
     address = server.reactor.listen(where, KEY, {"name": "server"})
@@ -274,6 +307,67 @@ def test_last_words_arrive_before_the_end(ends: Callable[..., End], where: str) 
     assert server.messages[0][0] == "closing"
     assert server.closed == ["client closed the connection"]
     until(lambda: client.closed == ["done"])
+
+
+def test_last_words_are_heard_by_who_finds_the_end_in_writing(
+    ends: Callable[..., End], where: str
+) -> None:
+    server, client, link = linked(ends, where)
+    reads = threading.Event()
+    client.reactor.call_soon(reads.wait, 20)
+    server.opened[0].send("closing", {"reason": "done"})
+    server.opened[0].close("done")
+    until(lambda: server.closed)
+
+    def broken() -> bool:
+        try:
+            link.send("question")
+        except LinkClosed:
+            return True
+        return False
+
+    until(broken)
+    reads.set()
+    until(lambda: client.closed)
+    assert [op for op, _, _ in client.messages] == ["closing"]
+
+
+def test_what_an_interrupt_left_behind_leaves_with_the_next_sweep(
+    ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Struck while sending, and again while somebody is asked to write the rest."""
+    server, client, link = linked(ends, f"unix:{tmp_path}/s")
+
+    def strike(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as worst:
+        worst.setattr(link, "_pump", strike)
+        worst.setattr(client.reactor, "wants_write", strike)
+        with pytest.raises(KeyboardInterrupt):
+            link.send("left behind")
+    assert link.backlog
+    until(lambda: server.messages)
+    assert [op for op, _, _ in server.messages] == ["left behind"]
+
+
+def test_who_connects_while_the_reactor_ends_gets_a_link_that_is_closed(
+    ends: Callable[..., End], where: str
+) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(where, KEY, {"name": "server"})
+    busy, go_on = threading.Event(), threading.Event()
+    client.reactor.call_soon(busy.set)
+    client.reactor.call_soon(go_on.wait, 20)
+    assert busy.wait(20)
+    closing = threading.Thread(target=client.reactor.close)
+    closing.start()
+    until(lambda: [call.__name__ for call, _ in client.reactor._calls] == ["_stop"])
+    link = client.reactor.connect(address, KEY, {"name": "client"})
+    go_on.set()
+    closing.join()
+    assert link.closed == "closed by this end"
+    until(lambda: server.closed)
 
 
 def test_an_arrival_that_became_a_link_is_not_read_by_who_was_told_before(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pathways_lab as pw
 from pathways_lab.client.data import DataLinks
 from pathways_lab.client.lab import Lab
 from pathways_lab.runtime.attach import attach
+from pathways_lab.runtime.copies import can_fork
 from tests.runtime.processes import gone, runs, tree, until
 
 pytestmark = pytest.mark.cluster
@@ -40,8 +41,23 @@ def everything(lab: Lab) -> list[int]:
 
 def test_the_budget_is_about_what_the_processes_take(lab: Lab) -> None:
     assert lab.embedded is not None
-    taken = sum(psutil.Process(pid).memory_full_info().uss for pid in everything(lab))
+    pids = lab.embedded.pids
+    started = [pids["scheduler"][0], psutil.Process(pids["workers"][0]).ppid()]
+    all_of_them = [pid for one in started for pid in (one, *tree(one))]
+    assert {*everything(lab)} < {*all_of_them}
+    taken = sum(psutil.Process(pid).memory_full_info().pss for pid in all_of_them)
     assert taken <= lab.embedded.budget.processes <= 3 * taken
+
+
+@pytest.mark.skipif(not can_fork(), reason="copies of processes go on as others on Linux only")
+def test_workers_and_device_processes_are_copies_of_one_process(lab: Lab) -> None:
+    assert lab.embedded is not None
+    pids = lab.embedded.pids
+    (root,) = {psutil.Process(pid).ppid() for pid in pids["workers"]}
+    (command,) = {
+        tuple(psutil.Process(pid).cmdline()) for pid in (root, *pids["workers"], *pids["devices"])
+    }
+    assert command[-1] == "pathways_lab.runtime.embedded_workers"
 
 
 def test_gangs_run_in_device_processes_of_dask_workers(lab: Lab) -> None:

@@ -92,13 +92,64 @@ def test_the_last_end_does_not_wait(desk: Desk) -> None:
     assert len(desk.sent) == 2
 
 
-def test_a_report_is_not_lost_behind_a_timer_that_found_nothing(desk: Desk) -> None:
-    """Whoever waited was told, a timer came too late for anything, and then there is news."""
+def ends(desk: Desk, run: int, *, over: bool = True, told: bool = True) -> None:
+    """The only step of a run ends, or that before its last one."""
+    desk.reports.finished(run, 0, 0.5, None)
+    if told:
+        desk.reports.told()
+    if over:
+        desk.reports.run_over(run)
+
+
+def test_a_run_whose_end_was_heard_hurries_nobody_and_is_not_lost(desk: Desk) -> None:
     desk.idle = True
-    desk.reports.told()
+    for run in range(1, 10):
+        ends(desk, run)
+        desk.reports.due()
+        desk.pass_time(QUICK)
+    assert desk.sent == []
+    desk.pass_time(PERIOD)
+    assert len(desk.sent) == 1
+    report = unpack_fields(HostReport, {**desk.sent[0], "time": 0.0, "cause": "", "host": "i/h"})
+    assert [run for run, _, _ in report.finished] == list(range(1, 10))
+    desk.pass_time(1)
+    assert len(desk.sent) == 1
+    ends(desk, 10)
+    desk.reports.due()
+    desk.pass_time(PERIOD)
+    assert len(desk.sent) == 2
+
+
+def test_what_nobody_has_heard_takes_what_was_heard_along(desk: Desk) -> None:
+    desk.idle = True
+    ends(desk, 1)
+    desk.reports.due()
+    ends(desk, 2, told=False)
+    desk.reports.due()
+    assert len(desk.sent) == 1
+    report = unpack_fields(HostReport, {**desk.sent[0], "time": 0.0, "cause": "", "host": "i/h"})
+    assert [run for run, _, _ in report.finished] == [1, 2]
+
+
+def test_that_one_has_heard_is_no_reason_to_let_others_wait(desk: Desk) -> None:
+    """A value of a run that goes on, and the end of another at the same moment."""
+    desk.idle = True
+    ends(desk, 1, over=False)
+    desk.reports.due()
+    assert len(desk.sent) == 1, "the control plane may have to grant what follows"
+    ends(desk, 2)
+    ends(desk, 3, told=False)
+    desk.reports.due()
+    assert len(desk.sent) == 2, "somebody may wait for run 3"
+
+
+def test_a_report_is_not_lost_behind_a_timer_that_found_nothing(desk: Desk) -> None:
+    """A run was over of which nothing was left to tell; the timer for it found nothing."""
+    desk.idle = True
+    desk.reports.run_over(1)
     desk.reports.due(now=False)
     desk.pass_time(QUICK)
-    desk.reports.finished(1, 0, 0.5, None)
+    desk.reports.finished(2, 0, 0.5, None)
     desk.reports.due(now=False)
     desk.pass_time(QUICK)
     assert len(desk.sent) == 1
@@ -110,7 +161,7 @@ def test_the_end_of_a_run_comes_soon_though_the_host_is_busy(desk: Desk) -> None
     desk.reports.due()
     sent = len(desk.sent)
     desk.reports.finished(1, 1, 0.5, None)
-    desk.reports.run_over()
+    desk.reports.run_over(1)
     desk.reports.due()
     desk.pass_time(QUICK)
     assert len(desk.sent) == sent + 1

@@ -247,6 +247,25 @@ def test_malformed_messages_are_refused_with_the_reason(
     assert says in unpack(Failure, refused["failure"]).message
 
 
+@pytest.mark.parametrize(
+    ("op", "fields", "subject"),
+    [
+        ("leave", {"island": "none", "anyway": False, "request": 5}, "wish 5"),
+        ("leave", {"island": 3, "anyway": False, "request": 5}, "wish 5"),
+        ("suspend", {"whose": 3, "request": 6}, "wish 6"),
+        ("resume", {"whose": "x", "island": 3, "request": 7}, "wish 7"),
+        ("lease", {"island": "i0", "order": True, "patience": "x"}, "lease i0"),
+        ("publish", {"name": "", "buffer": ONE}, "name "),
+        ("quota", {"whom": 3, "devices": 1, "nbytes": None, "id": 8}, "question 8"),
+    ],
+)
+def test_who_waits_for_an_answer_recognises_a_refusal(
+    lab: Lab, op: str, fields: dict[str, Any], subject: str
+) -> None:
+    lab.say(1, op, **fields)
+    assert lab.clients[0].of("refused")[-1]["subject"] == subject
+
+
 def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab: Lab) -> None:
     submitted(lab, hear=7)
     lab.core.answer = lambda event: grants(ONE + 9)

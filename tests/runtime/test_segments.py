@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from pathways_lab.runtime.pages import Pages, size_class
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.segments import SHARED_FROM, Borrower, Lender, Segment
 from pathways_lab.runtime.wire import Decoder, WireError, encode
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.skipif(not segments.SUPPORTED, reason="no sealed shared memory here")
 KEY = new_key()
@@ -63,13 +64,6 @@ class Ends:
     def close(self) -> None:
         self.client.close()
         self.server.close()
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -205,6 +199,20 @@ def test_old_segments_give_way_to_other_sizes(ends: Ends, monkeypatch: pytest.Mo
         assert len(ends.take()[1][0]) == size
         until(lambda: ends.link._lender is not None and not ends.link._lender._lent)
     assert ends.link.lent_messages == 5
+    borrower = ends.accepted[0]._borrower
+    assert borrower is not None
+    assert len(borrower._mapped) == 1, "what gave way is not kept at the other end"
+
+
+def test_a_message_that_cannot_be_encoded_leaves_no_segment_on_loan(ends: Ends) -> None:
+    lender = ends.link._lender
+    assert lender is not None
+    with pytest.raises(WireError):
+        ends.link.send("a", {"thing": object()}, [bytes(MIB)])
+    assert lender._lent == {}
+    ends.link.send("a", {}, [bytes(MIB)])
+    assert len(ends.take()[1][0]) == MIB
+    assert lender._numbers == 1
 
 
 CHILD = """
@@ -287,6 +295,22 @@ def test_a_fair_segment_is_taken(hostile: Hostile) -> None:
     assert bytes(message.buffers[0]) == b"abc"
     with pytest.raises(WireError, match="in use"):
         hostile.send((1, MIB, False, []), [3])
+
+
+def test_a_segment_in_use_cannot_be_withdrawn(hostile: Hostile) -> None:
+    first, second = Segment(1, MIB), Segment(2, MIB)
+    (kept,) = hostile.send((1, MIB, True, []), [3], [first.descriptor])
+    with pytest.raises(WireError, match="in use or unknown was withdrawn"):
+        hostile.send((2, MIB, True, [1]), [3], [second.descriptor])
+    assert len(kept.buffers[0]) == 3
+
+
+def test_a_mapping_that_is_gone_leaves_no_descriptor(hostile: Hostile) -> None:
+    segment = Segment(1, MIB)
+    before = len(os.listdir("/proc/self/fd"))
+    assert hostile.send((1, MIB, True, []), [3], [segment.descriptor])
+    hostile.borrower.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def test_a_window_ends_a_stretch_and_what_crosses_it_is_exported() -> None:
     plan = chain(4)
     assert ranges(plan, last=2) == [[0, 1]]
     assert stretches(plan, 0, 2, lambda _: True)[0].parts[1].exports == ((0, 2),)
+    behind = stretches(plan, 2, 4, lambda _: True)[2]
+    assert [part.frees for part in behind.parts] == [(2,), (4,)]
 
 
 def test_whatever_is_special_ends_a_stretch() -> None:

@@ -43,16 +43,16 @@ class Ends:
 
     def begin(self, **rule: Any) -> None:
         done = threading.Event()
-        self.there.call_soon(self.troubles.begin, {"peers": ["a"], "lasts": 5.0, **rule})
+        self.there.call_soon(self.troubles.begin, {"peers": ["a"], "lasts": 60.0, **rule})
         self.there.call_soon(done.set)
-        assert done.wait(5.0)
+        assert done.wait(30.0)
 
     def say(self, *numbers: int) -> None:
         for n in numbers:
             self.link.send("number", {"n": n})
 
     def numbers(self, count: int) -> list[int]:
-        return [self.heard.get(timeout=5.0)[1] for _ in range(count)]
+        return [self.heard.get(timeout=30.0)[1] for _ in range(count)]
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_links_count_in_both_directions_and_do_not_end_without_trouble(ends: End
     for _ in range(50):
         ends.accepted[0].send("answer", {})
     for _ in range(50):
-        ends.answered.get(timeout=5.0)
+        ends.answered.get(timeout=30.0)
     time.sleep(1.2)
     ends.say(7)
     assert ends.numbers(1) == [7]

@@ -77,6 +77,14 @@ def test_a_timer_is_not_kept_waiting() -> None:
     assert world.now < 0.55
 
 
+def test_it_sleeps_for_as_long_as_is_left_after_looking() -> None:
+    world = World(0.1, 0.2, 5.0)
+    for _ in range(2):
+        world.hear()
+    assert world.hear(3.0) == []
+    assert abs(world.now - 3.2) < 0.02
+
+
 def test_never_means_never() -> None:
     world = World(0.1, 0.2, 0.3, 0.4, seconds=0.0)
     assert [world.hear() for _ in range(4)] == [[0.1], [0.2], [0.3], [0.4]]

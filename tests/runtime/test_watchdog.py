@@ -12,19 +12,21 @@ from pathways_lab.runtime.watchdog import Watchdog
 
 
 class World:
-    """Gangs by number, each granted at time 0 on both hosts."""
+    """Gangs by number, each granted on both hosts, at time 0 where nothing else is said."""
 
     def __init__(self) -> None:
         self.runs: list[int] = []
+        self.granted: dict[int, float] = {}
         self.asked: list[tuple[tuple[str, ...], int]] = []
         self.told: list[Stuck] = []
         self.dog = Watchdog(self.overdue, self.ask, lambda story, now: self.told.append(story))
 
     def overdue(self, seconds: float, now: float) -> list[Overdue]:
+        since = {r: now - self.granted.get(r, 0.0) for r in self.runs}
         return [
-            Overdue(r, "k", "p", 0, f"g{r}", Line(), ("h0", "h1"), now, True)
+            Overdue(r, "k", "p", 0, f"g{r}", Line(), ("h0", "h1"), since[r], True)
             for r in self.runs
-            if now >= seconds
+            if since[r] >= seconds
         ]
 
     def ask(self, hosts: Sequence[str], number: int) -> None:
@@ -59,6 +61,36 @@ def test_late_is_told_once_and_a_deadlock_as_long_as_it_lasts() -> None:
         world.dog.look(now)
         world.answer(now, h0=(1, 2), h1=(2, 1))
     assert [s.kind for s in world.told] == ["late", "deadlock", "deadlock"]
+
+
+def test_a_story_that_is_over_is_told_again_when_it_comes_back() -> None:
+    world = World()
+    world.runs = [1]
+    for now, late in ((3.0, 2.0), (4.0, 9.0), (5.0, 2.0)):  # an owner asks for more patience
+        world.dog.look(now, late)
+        world.answer(now, h0=(1,), h1=(1,))
+    assert len(world.told) == 2
+
+
+def test_what_ended_before_the_answers_came_makes_nobody_else_late() -> None:
+    world = World()
+    heard: list[Stuck | None] = []
+    world.runs = [1]
+    world.dog.look(3.0)
+    world.dog.wonder(3.0, 1.0, heard.append)
+    world.runs, world.granted = [2], {2: 3.05}
+    world.answer(3.1, h0=(2,), h1=(2,))
+    assert (heard, world.told) == ([None], [])
+
+
+def test_who_asks_for_less_than_is_late_changes_nothing() -> None:
+    world = World()
+    heard: list[Stuck | None] = []
+    world.runs = [1]
+    world.dog.wonder(0.5, 0.1, heard.append)
+    world.answer(0.6, h0=(1,), h1=(1,))
+    assert [s.kind for s in heard if s] == ["late"]
+    assert world.told == []
 
 
 def test_silent_hosts_and_old_answers() -> None:

@@ -131,6 +131,8 @@ def test_every_figure_of_a_machine_says_where_it_comes_from() -> None:
     given = {f.name: f.source for f in Machine(islands=9).calibrated({"launch": 1.0}).figures()}
     assert (given["islands"], given["costs.launch"]) == ("measured", "measured")
     assert given["costs.dcn"].startswith("assumed")
+    one = Machine(islands=1, hosts_per_island=1, devices_per_host=4)
+    assert "simulated machine: 1 island, 4 devices<" in one._repr_html_()
 
 
 def test_a_machine_refuses_figures_that_cannot_be() -> None:

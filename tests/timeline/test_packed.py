@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.notebook.panels import PANELS, plots
+from pathways_lab.notebook.picture import Past, Picture, Wanted
 from pathways_lab.notebook.plot import Plot
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.table import Table
@@ -21,8 +22,8 @@ from pathways_lab.timeline.log import Timeline, items_within, within
 from pathways_lab.timeline.packed import Granted, Item, Row, single, size
 from pathways_lab.timeline.planned import compare
 from pathways_lab.timeline.records import Event, Record
-from pathways_lab.timeline.waits import known_at
-from tests.timeline.streams import granted, row, stream
+from pathways_lab.timeline.waits import known_at, known_order
+from tests.timeline.streams import CLIENT, ISLAND, granted, row, stream
 
 WINDOW = 20.0
 
@@ -117,6 +118,34 @@ def test_columns_are_drawn_as_their_records_are(seed: int, hosts: int) -> None:
     check(items, parts)
 
 
+@given(st.integers(0, 1 << 30), st.integers(1, 2), st.lists(st.floats(0, 1), max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_at_a_moment_of_the_past_all_is_known_that_had_ended_and_nothing_twice(
+    seed: int, hosts: int, shares: list[float]
+) -> None:
+    """Moments in any order, also in the middle of what is in columns."""
+    items = stream(seed, hosts=hosts, calm=True)
+    end = max(map(known_at, items))
+    log = Timeline(clock=lambda: end)
+    log.extend(items)
+    past = Past(Picture(log, Wanted(origin=0.0, since=0.0)))
+    for share in (*shares, 1.0):
+        moment = min(end, 1.0 + share * (end - 1.0))
+        past.go(moment)
+        known = [record for record in single(items) if known_at(record) <= moment]
+        plain = Scene(0.0, WINDOW)
+        plain.add(sorted(known, key=known_order), moment)
+        # What is shorter than a pixel is merged in any order.
+        found, wanted = (scene.bars.columns() for scene in (past.scene, plain))
+        assert found["count"].sum() == wanted["count"].sum()
+        spent = (wanted["count"] * wanted["busy"]).sum()
+        assert (found["count"] * found["busy"]).sum() == pytest.approx(spent, rel=1e-4)
+        assert past.scene.gangs.all_done == plain.gangs.all_done
+        assert past.scene.gangs.known() == plain.gangs.known()
+        assert past.scene.ended == plain.ended
+        assert past.scene.last == pytest.approx(plain.last, abs=1e-5)
+
+
 @given(st.integers(0, 1 << 30), st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
 def test_what_is_ordinary_is_folded_in_columns(seed: int, hosts: int) -> None:
@@ -160,7 +189,12 @@ def test_what_a_run_lost_to_others_hangs_on_when_they_had_its_devices(
         assert named[0] >= named[1] - 1e-5
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0, 3)), min_size=1, max_size=30))
+def seconds(most: float) -> st.SearchStrategy[float]:
+    """That sums represent exactly: a bin of which next to nothing is over is divided by that."""
+    return st.integers(0, int(most * 1024)).map(lambda n: n / 1024)
+
+
+@given(st.lists(st.tuples(seconds(0.3), seconds(3)), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_many_times_fill_bins_as_each_of_them_does(gaps: list[tuple[float, float]]) -> None:
     """Also where they last longer than all bins."""
@@ -264,6 +298,19 @@ def test_after_a_loss_nothing_is_waited_for() -> None:
     columns = ([1.0], [1.0], [1.0], [1.0])
     gangs.add_packed(row(columns, 1, 3))
     assert gangs.by_key[1, 3].state == "done"
+
+
+def test_the_rest_of_a_row_still_waits_when_its_first_part_has_ended() -> None:
+    scene, host = Scene(0.0, WINDOW), f"{ISLAND}/host0"
+    told = [
+        Event("launched", 0.5, ISLAND, host, 1, at, "p", "f", CLIENT, {"devices": (0, 1)})
+        for at in range(4)
+    ]
+    ended = row(([0.5] * 2, [0.5] * 2, [0.5, 0.6], [0.6, 0.7]), announced=4)
+    scene.add([Event("host-joined", 0.0, ISLAND, host, args={"devices": 2}), *told], 0.5)
+    scene.add([ended], 0.7)
+    assert {gang for _, gang, *_ in scene.running()} == {(1, 2)}
+    assert {len(waiting.queue) for waiting in scene.waiting.values()} == {2}
 
 
 def test_all_that_came_just_before_is_in_sight() -> None:

@@ -65,6 +65,8 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
     np.savez(other, a=np.zeros(3))
     with pytest.raises(ValueError, match="no timeline"):
         load(other)
+    with pytest.raises(ValueError, match="3 is no timeline"):
+        load(3)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "absent.npz")
     monkeypatch.setattr(files, "VERSION", 999)
@@ -179,6 +181,11 @@ def test_a_loaded_timeline_answers_the_same_questions(tmp_path):
     run = timeline.records[6].run or (1 << 32) + 1
     assert again.utilisation(0.0, 1.0) == timeline.utilisation(0.0, 1.0)
     assert again.waits(0.0, 1.0) == timeline.waits(0.0, 1.0)
+    gangs = [r for r in timeline.records if isinstance(r, Span) and r.kind == "gang"]
+    all_of_it = min(g.start for g in gangs), max(g.end for g in gangs)
+    assert again.utilisation() == timeline.utilisation(*all_of_it)
+    assert again.waits() == timeline.waits(*all_of_it)
+    assert Timeline(clock=lambda: 0.0).utilisation() == Timeline(clock=lambda: 0.0).waits() == {}
     assert again.messages() == timeline.messages()
     assert again.messages()
     assert len(again.story(run)) == len(timeline.story(run)) > 0

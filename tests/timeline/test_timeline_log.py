@@ -57,6 +57,20 @@ def test_an_observer_that_raises_is_dropped_and_the_others_go_on() -> None:
     assert "a view broke" in log.failures[0]
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_records_that_cannot_be_read_are_lost_and_no_others(watched: bool) -> None:
+    log, seen = Timeline(clock=lambda: 5.0), list[Record]()
+    if watched:
+        log.observe(seen.extend)
+    log.extend_later(1, lambda: [event(1)])
+    log.extend_later(3, lambda: iter([event(2), 1 / 0]))  # type: ignore[list-item]
+    log.extend_later(1, lambda: [event(3)])
+    assert log.records == (event(1), Sample("dropped", 5.0, 3.0), event(3))
+    assert log.dropped == 3
+    assert log.failures == ["3 records could not be read: ZeroDivisionError: division by zero"]
+    assert seen == list(log.records) * watched
+
+
 def test_an_observer_can_leave() -> None:
     log = Timeline()
     seen: list[int] = []

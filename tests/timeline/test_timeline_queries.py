@@ -260,9 +260,9 @@ def test_neighbours_closer_than_a_pixel_become_one_bar_that_knows_their_number()
 def test_long_bars_and_long_gaps_and_other_programs_stay_apart() -> None:
     bars = Bars(resolution=0.01)
     spans = [gang(0, 0.02), gang(0.02, 0.04), gang(0.1, 0.101), gang(0.101, 0.102, program="q")]
-    for span in spans:
+    for span in [*spans, gang(0.2, 0.201, program="q")]:
         bars.add(bars_of(span, Places({LANE: 0})))
-    assert [b.count for b in bars.items] == [1, 1, 1, 1]
+    assert [b.count for b in bars.items] == [1, 1, 1, 1, 1]
 
 
 def test_sealed_bars_never_change() -> None:
@@ -274,6 +274,8 @@ def test_sealed_bars_never_change() -> None:
     assert [b.start for b in bars.seal()] == [0.1]
     assert bars.forget_before(0.15) == 1
     assert [b.start for b in bars.items] == [0.1]
+    bars.add(bars_of(gang(0.12, 0.3), Places({LANE: 0})))
+    assert [b.end for b in bars.items] == [0.2, 0.3], "another host's part of the same gang"
 
 
 def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
@@ -295,6 +297,14 @@ def test_a_coarser_picture_keeps_counts_and_seconds() -> None:
     assert len(bars.items) == 3000
     assert all(b.count == 1 for b in bars.items)
     assert sum(b.count for b in coarser(bars.items, 0.01)) == 3000
+
+
+def test_with_more_rows_than_bars_every_row_is_one_bar() -> None:
+    rows = Places({Lane("i", "h", n): n for n in range(8)})
+    bars = Bars()
+    for n in range(16):
+        bars.add(bars_of(Span("gang", n, n + 0.5, "i", "h", (n % 8,), step=n), rows))
+    assert len(fitting(bars.items, 4, 0.001)[0]) == 8
 
 
 def test_a_transfer_without_devices_is_drawn_on_all_lanes_of_its_host() -> None:

@@ -7,6 +7,7 @@ Rule for maintainers: one thread asks (the server's loop); records arrive in ano
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from pathways_lab.runtime.attach import ControlAddress
@@ -42,10 +43,11 @@ class Watch:
         batch = self.timeline.since(self._version)
         self._version = batch.version
         for item in batch.items:
-            if isinstance(item, Row):
-                self.machine.add_row(item)
-            elif not isinstance(item, Packed):
-                self.machine.add(item)
+            with contextlib.suppress(Exception):  # the scene counts what is not understood
+                if isinstance(item, Row):
+                    self.machine.add_row(item)
+                elif not isinstance(item, Packed):
+                    self.machine.add(item)
             if isinstance(item, Event) and item.kind == "client-joined":
                 self.clients[item.client] = None
             elif isinstance(item, Event) and item.kind == "client-left":

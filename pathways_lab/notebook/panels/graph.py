@@ -149,8 +149,8 @@ def plot(scene: Scene, now: float) -> Plot:
     return Plot(
         name="graph",
         title="Program graph",
-        note=f"{run.program}, its newest run:   □ waiting or granted   ▨ launched   ■ done;   "
-        "framed: critical path",
+        note="□ waiting or granted  ▨ launched  ■ done;  framed: critical path;  "
+        f"the newest run of {run.program}",
         height=round(len(slices) * (16 + 20 * stack)),
         x=(-0.6, across - 0.6),
         y=(-0.5, len(slices) - 0.5),
@@ -223,14 +223,17 @@ def _edge_columns(flow: Flow, of: dict[int, Box], path: set[int]) -> dict[str, l
 
 def _state_layer(state: str, columns: dict[str, list[float]]) -> Layer:
     hatch = {"launched": "right_diagonal_line", "failed": "x"}.get(state, "")
-    return Layer(f"graph-{state}", BOXES, columns, hover=HOVER, hatch=hatch, corner=2)
+    return Layer(
+        f"graph-{state}", BOXES, columns, hover=HOVER, hatch=hatch, hatch_alpha=0.3, corner=2
+    )
 
 
 def _states(
     scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], path: set[int],
     seconds: dict[int, float],
 ) -> list[Layer]:  # fmt: skip
-    alphas = {UNSEEN: 0.04, "granted": 0.15, "launched": 0.4, "done": 1.0, "failed": 0.25}
+    # What is not done has its name in it, on a ground that nobody knows here: light or dark.
+    alphas = {UNSEEN: 0.04, "granted": 0.15, "launched": 0.2, "done": 1.0, "failed": 0.2}
     columns: dict[str, dict[str, list[object]]] = {
         state: {
             name: []

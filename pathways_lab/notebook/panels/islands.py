@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.notebook.palette import FAILED, NEUTRAL
-from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot, wide
+from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot, squeezed, wide
 from pathways_lab.notebook.rows import short
 from pathways_lab.notebook.scene import Scene
 from pathways_lab.notebook.seen import What
@@ -266,7 +266,8 @@ def _headings(scene: Scene, block: Block) -> list[str]:
     slices = [held for held in scene.machine.slices.values() if held.island == block.island]
     if slices:
         words.insert(0, (parts, _slices(slices)))
-    return ["  ·  ".join((block.island, *each)) for each in words]
+    island = squeezed(block.island, block.width * FRAME, bold=True)
+    return ["  ·  ".join((island, *each)) for each in words]
 
 
 def _first_fitting(choices: list[str], room: float, bold: bool = False) -> str:

@@ -5,6 +5,7 @@ const QUICK = 500; // milliseconds between two questions while things happen
 const SLOW = 2000; // ... and when nothing does, or there is no lab
 const MISSES = 3; // questions without an answer, after which a lab that is still listed has ended
 const SHOWN = "pathways-lab:shown"; // where a reload of the page finds which lab was shown
+const OWN = "pathways-lab:own"; // ... and which was that of the notebook in front
 
 const HELP = "No lab of yours runs on this machine. In a notebook:";
 const START = "import pathways_lab as pw\nlab = pw.start()";
@@ -149,15 +150,21 @@ class Line {
 export class Panel {
   // ask(path): JSON from the server's list of labs, null when nothing is new.
   // pages: [name, title]; open(name): show one in a tab.
-  constructor(node, ask, pages, open) {
+  // kernels: current(), the number of the kernel of the notebook in front, or null;
+  // notebook(number): what its notebook is called, if that is known.
+  constructor(node, ask, pages, open, kernels) {
     this.node = node;
     this.ask = ask;
+    this.kernels = kernels;
+    this.labs = []; // as last listed
+    this.own = sessionStorage.getItem(OWN); // lab of the notebook that was in front, when it had one
     this.lab = null; // name of the lab that is shown, until it ends
     this.silent = new Set(); // labs that do not answer
     this.misses = 0;
     this.number = 0;
     this.running = 0;
     node.append(make("header", "title", "Pathways Lab"));
+    this.which = node.appendChild(make("div", "which"));
     this.choice = node.appendChild(make("select", "choice"));
     this.choice.setAttribute("aria-label", "lab");
     this.choice.onchange = () => {
@@ -205,9 +212,9 @@ export class Panel {
       let lab = null;
       try {
         if (!this.lab || performance.now() - listed > 2 * SLOW) {
-          this.list((await this.ask("")).labs);
+          await this.find();
           listed = performance.now();
-        }
+        } else this.follows();
         lab = this.lab;
         if (lab) {
           const news = await this.ask(`/${lab}/pathways-lab/state?since=${this.number}`);
@@ -218,9 +225,15 @@ export class Panel {
       } catch {
         // The lab has ended, or it or the server cannot answer for a moment: who is there?
         listed = -Infinity;
-        if (lab && lab === this.lab && ++this.misses >= MISSES) {
-          this.silent.add(lab);
-          this.choose(null);
+        this.number = 0; // what it says next is shown, though it may be what it said before
+        if (lab) await this.find().catch(() => {});
+        if (lab && (lab !== this.lab || ++this.misses === 1)) wait = QUICK; // it is being closed?
+        else {
+          put(this.notes, "the lab does not answer");
+          if (lab && this.misses >= MISSES) {
+            this.silent.add(lab);
+            this.choose(null);
+          }
         }
       }
       if (document.hidden) wait = 2 * SLOW;
@@ -228,19 +241,45 @@ export class Panel {
     }
   }
 
+  // The lab to show, of those that are there now; null: there is none.
+  async find() {
+    this.list((await this.ask("")).labs);
+    return this.lab;
+  }
+
   list(labs) {
+    this.labs = labs;
     const names = labs.map((lab) => lab.name);
     if (names.every((name) => this.silent.has(name))) this.silent.clear(); // ask them again
     const known = this.lab ?? sessionStorage.getItem(SHOWN);
     const newest = names.find((name) => !this.silent.has(name)) ?? null;
     this.choose(names.includes(known) && !this.silent.has(known) ? known : newest);
-    const shown = names.join(" ");
+    this.follows();
+  }
+
+  // Another notebook comes to the front, or this one has another lab: its lab is shown.
+  // What somebody has chosen stays until then.
+  follows() {
+    const kernel = this.kernels.current();
+    const opened = (lab) => lab.kernels[kernel] ?? 0;
+    const [own] = this.labs
+      .filter((lab) => opened(lab) && !this.silent.has(lab.name))
+      .sort((a, b) => opened(b) - opened(a));
+    if (own && own.name !== this.own) {
+      this.own = own.name;
+      sessionStorage.setItem(OWN, own.name);
+      this.choose(own.name);
+    }
+    const texts = this.labs.map((lab) => this.called(lab) + (lab === own ? " (this notebook)" : ""));
+    const shown = JSON.stringify([this.labs, texts]);
     if (shown !== this.shown) {
       this.shown = shown;
-      this.choice.hidden = labs.length < 2;
+      this.choice.hidden = texts.length < 2;
+      this.which.hidden = texts.length !== 1;
+      put(this.which, texts[0] ?? "");
       this.choice.replaceChildren(
-        ...labs.map(({ name, started }) => {
-          const option = make("option", "", `lab started ${new Date(1000 * started).toLocaleTimeString()}`);
+        ...this.labs.map(({ name }, at) => {
+          const option = make("option", "", texts[at]);
           option.value = name;
           return option;
         }),
@@ -249,12 +288,28 @@ export class Panel {
     if (this.lab) this.choice.value = this.lab;
   }
 
+  // A lab by its notebooks and its start.
+  called({ kernels, started }) {
+    const notebooks = Object.keys(kernels).map((number) => this.kernels.notebook(number));
+    const names = [...new Set(notebooks)].filter(Boolean).sort().join(", ");
+    const at = new Date(1000 * started);
+    const today = at.toDateString() === new Date().toDateString();
+    return `${names || "lab"}, started ${today ? at.toLocaleTimeString() : at.toLocaleString()}`;
+  }
+
+  // What the lab that is shown is called.
+  get title() {
+    const lab = this.labs.find(({ name }) => name === this.lab);
+    return lab ? this.called(lab) : "";
+  }
+
   choose(lab) {
     if (lab === this.lab) return;
     this.lab = lab;
     this.number = this.misses = 0;
+    this.help.hidden = !!lab; // it may take a moment to say something
     if (lab) sessionStorage.setItem(SHOWN, lab);
-    if (!lab) this.show(null);
+    else this.show(null);
   }
 
   show(state) {

@@ -38,6 +38,13 @@ export async function plugin(shared, styles) {
       return text ? JSON.parse(text) : null;
     }
 
+    const current = () => app.shell.currentWidget?.sessionContext?.session?.kernel?.id ?? null;
+
+    function notebook(number) {
+      for (const { kernel, path } of app.serviceManager.sessions.running())
+        if (kernel?.id === number) return path.split("/").at(-1);
+    }
+
     class Place extends Widget {
       constructor() {
         super();
@@ -45,9 +52,9 @@ export async function plugin(shared, styles) {
         this.title.icon = icon;
         this.title.caption = "Pathways Lab";
         this.addClass("pathways-panel");
-        this.panel = new Panel(this.node, ask, PAGES.map((page) => [page, titled(page)]), (page) =>
-          app.commands.execute("pathways-lab:open", { page }),
-        );
+        const open = (page) => app.commands.execute("pathways-lab:open", { page });
+        const pages = PAGES.map((page) => [page, titled(page)]);
+        this.panel = new Panel(this.node, ask, pages, open, { current, notebook });
       }
       // What nobody sees asks for nothing.
       onAfterShow() {
@@ -78,14 +85,18 @@ export async function plugin(shared, styles) {
       label: ({ page }) => `Pathways ${titled(page ?? "overview")}`,
       icon: ({ isPalette }) => (isPalette ? undefined : icon),
       execute: async ({ page = "overview" }) => {
-        const lab = place.panel.lab ?? (await ask("")).labs[0]?.name;
+        const lab = await place.panel.find();
         if (!lab) {
           app.shell.activateById(place.id); // it says what to do
           return;
         }
         const id = `pathways-lab-${lab}-${page}`;
         const known = [...app.shell.widgets("main")].find((each) => each.id === id);
-        if (!known) app.shell.add(tab(id, titled(page), `${root}/${lab}/${pathOf(page)}`), "main");
+        if (!known) {
+          const made = tab(id, titled(page), `${root}/${lab}/${pathOf(page)}`);
+          made.title.caption = place.panel.title;
+          app.shell.add(made, "main");
+        }
         app.shell.activateById(id);
       },
     });

@@ -1,0 +1,267 @@
+"""Law: what was saved comes back to the bit, anywhere; there is the old checkpoint or the new."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pathways_lab as pw
+from pathways_lab.client import stats
+from pathways_lab.client.devices import Slice
+from pathways_lab.runtime import files
+
+pytestmark = pytest.mark.cluster
+
+X = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=2, hosts_per_island=2, devices_per_host=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def on(lab: pw.Lab) -> Slice:
+    return lab.slice((2, 2), ("x", "y"), island="island0")
+
+
+@pytest.fixture(scope="module")
+def there(lab: pw.Lab) -> Slice:
+    return lab.slice((4,), ("a",), island="island1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints" / "step 1"
+
+
+def put(value: Any, on: Slice, *spec: Any) -> Any:
+    return pw.device_put(value, NamedSharding(on.mesh, P(*spec)))
+
+
+def values(on: Slice) -> dict[str, Any]:
+    """All kinds of dtype, each cut in another way over axes x and y."""
+    return {
+        "float32": put(X, on, "y", "x"),
+        "bfloat16": put(jnp.arange(8, dtype=jnp.bfloat16), on, "y"),
+        "float8": put(jnp.array([1, -2, 3, 0.5], jnp.float8_e4m3fn), on, ("x", "y")),
+        "int4": put(jnp.array([1, -2, 7, -8], jnp.int4), on),
+        "bool": put(np.array([True, False]), on, "x"),
+        "keys": (put(jax.random.split(jax.random.key(3), 4), on, "x"),),
+        "scalar": [put(np.float32(4), on)],
+        "empty": put(np.zeros((0, 4), np.int8), on, None, "y"),
+        "here": np.arange(3) + 2**40,
+        "count": 3,
+        "rate": 1e-3,
+    }
+
+
+@jax.enable_x64(True)
+def wide_values(on: Slice) -> dict[str, Any]:
+    """Those of 64 bits."""
+    return {
+        "float64": put(np.arange(4) + 1e-12, on, "x"),
+        "int64": put(np.arange(4) + 2**40, on),
+        "complex128": put(np.arange(4) * (1e-12 + 1j), on, ("y", "x")),
+    }
+
+
+def plain(value: Any) -> np.ndarray[Any, Any]:
+    value = value.result() if isinstance(value, pw.Handle) else value
+    is_key = jnp.issubdtype(getattr(value, "dtype", int), jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(value) if is_key else value)
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(wanted), strict=True):
+        one, other = plain(a), plain(b)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), path
+        assert one.tobytes() == other.tobytes(), path
+
+
+def left(folder: Path) -> list[str]:
+    """What lies where checkpoints do."""
+    return sorted(path.name for path in folder.parent.iterdir())
+
+
+# --- there and back ---------------------------------------------------------------------------
+
+
+def test_all_kinds_of_values_come_back_to_where_they_were(on: Slice, folder: Path) -> None:
+    saved = values(on) | wide_values(on)
+    done = pw.save(folder, saved)
+    assert (done.done, done.folder, left(folder)) == (True, folder, [folder.name])
+    assert repr(done) == f"<checkpoint {folder}: {done.nbytes:,} bytes, written>"
+    back = pw.restore(folder, saved)
+    assert_same(back, saved)
+    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(saved), strict=True):
+        assert isinstance(a, type(b))
+        if isinstance(b, pw.Handle):
+            assert (a.slice, a.layout, a.dtype) == (b.slice, b.layout, b.dtype)
+
+
+def test_or_to_another_slice_or_to_the_client(on: Slice, there: Slice, folder: Path) -> None:
+    saved = values(on) | wide_values(on)
+    pw.save(folder, saved)
+    back = pw.restore(folder, saved, on=there)
+    assert_same(back, saved)
+    assert {leaf.slice for leaf in jax.tree.leaves(back)} == {there}
+    rows = NamedSharding(there.mesh, P("a"))
+    likes = [X, jax.ShapeDtypeStruct(X.shape, X.dtype)]
+    like = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=rows)
+    pw.save(folder, {"w": saved["float32"]})
+    for got in (
+        *(pw.restore(folder, {"w": w}, on=rows) for w in likes),
+        pw.restore(folder, {"w": like}),
+    ):
+        assert str(got["w"].layout) == "P(a, None)"
+        np.testing.assert_array_equal(got["w"].result(), X)
+    here = pw.restore(folder, {"w": likes[1]})["w"]
+    assert isinstance(here, np.ndarray)
+    np.testing.assert_array_equal(here, X)
+
+
+def test_without_a_pattern_everything_by_path(on: Slice, folder: Path) -> None:
+    saved = values(on)
+    pw.save(folder, saved)
+    found = pw.restore(folder)
+    paths = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(saved)}
+    assert found.keys() == paths.keys()
+    assert_same([found[path] for path in paths], list(paths.values()))
+    assert isinstance(found["['float32']"], np.memmap), "read when it is looked at"
+    files = [np.load(folder / f"{n}.npy") for n in range(len(paths))]
+    assert any(np.array_equal(each, X) for each in files), "anything reads them"
+
+
+# --- what it costs ----------------------------------------------------------------------------
+
+
+def test_nothing_passes_the_client(lab: pw.Lab, on: Slice, folder: Path) -> None:
+    tree = {"whole": put(X, on), "rows": put(X, on, "y")}
+    before = lab.session.connection.traffic.fetches
+    pw.save(folder, tree)
+    jax.block_until_ready(pw.restore(folder, tree))
+    assert lab.session.connection.traffic.fetches == before
+
+
+def test_a_loop_that_saves_compiles_once(on: Slice, tmp_path: Path) -> None:
+    tree = {"v": put(X, on, "x"), "w": put(X + 1, on, "x")}
+    work = []
+    for step in range(3):
+        pw.save(tmp_path / f"step {step}", tree)
+        tree = pw.restore(tmp_path / f"step {step}", tree)
+        work.append((stats.work.traced, stats.work.exported))
+    assert work[1] == work[2] == work[0]
+    np.testing.assert_array_equal(tree["w"].result(), X + 1)
+
+
+# --- while others work --------------------------------------------------------------------------
+
+
+def test_it_is_written_while_others_work_and_may_be_donated(on: Slice, folder: Path) -> None:
+    h = put(X, on, "x")
+    busy = pw.jit(lambda x: pw.emulated(900)(x))
+    step = pw.jit(lambda x: x + 1, donate_argnums=0)
+    # Compiled, so that what follows is called in no time.
+    pw.save(folder.with_name("before"), step(busy(h)))
+    value = busy(h)
+    saving = pw.save(folder, value, wait=False)
+    after = step(value)
+    assert not saving.done
+    assert "being written" in repr(saving)
+    assert not folder.exists()
+    with pytest.raises(TimeoutError, match="being written"):
+        saving.wait(0.01)
+    assert saving.wait(60) is saving
+    np.testing.assert_array_equal(pw.restore(folder)[""], X)
+    np.testing.assert_array_equal(after.result(), X + 1)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_fails_leaves_the_old_one_and_nothing_else(
+    on: Slice, folder: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    h = put(X, on, "x")
+    pw.save(folder, h)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "make", lambda *_: None)
+        with pytest.raises(pw.PathwaysError, match="a file system that all hosts"):
+            pw.save(folder, h + 1, wait=wait).wait()
+    assert left(folder) == [folder.name]
+    np.testing.assert_array_equal(pw.restore(folder)[""], X)
+    pw.save(folder, h + 1, wait=wait).wait()
+    assert left(folder) == [folder.name]
+    np.testing.assert_array_equal(pw.restore(folder)[""], X + 1)
+
+
+def test_a_host_dies_before_it_has_written(
+    lab: pw.Lab, there: Slice, on: Slice, folder: Path
+) -> None:
+    h = put(X, there, "a")
+    pw.save(folder, h)
+    busy = pw.jit(lambda x: pw.emulated(5_000)(x))
+    saving = pw.save(folder, busy(h), wait=False)
+    host = lab.islands[1].hosts[0]
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(pw.PathwaysError, match="island1/host0"):
+        saving.wait(60)
+    assert left(folder) == [folder.name]
+    np.testing.assert_array_equal(pw.restore(folder, X, on=on).result(), X)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Callable[[Any, Path], Any], str]] = {
+    "a folder of others": (lambda h, at: pw.save(at.parent, h), "exists and is no checkpoint"),
+    "a folder in a file": (lambda h, at: pw.save(at / "0.npy" / "x", h), "cannot be written"),
+    "a long name": (lambda h, at: pw.save(at / "/".join(["x" * 200] * 25), h), "at most 4096"),
+    "text": (lambda h, at: pw.save(at, {"a": h, "b": "text"}), r"\['b'\] is 'text'"),
+    "a type": (lambda h, at: pw.save(at, jax.ShapeDtypeStruct((2,), int)), "holds handles, arrays"),
+    "in a program": (lambda h, at: pw.program(lambda x: pw.save(at, x))(h), "no part of a program"),
+    "no checkpoint": (lambda h, at: pw.restore(at.parent, h), "is no checkpoint"),
+    "more values": (lambda h, at: pw.restore(at, {"w": h, "v": h}), r"\['v'\] is not in the check"),
+    "fewer values": (lambda h, at: pw.restore(at, {}), r"\['w'\] is not in like="),
+    "another type": (lambda h, at: pw.restore(at, {"w": h[0]}), r"float32\[8,8\] in .*32\[8\]"),
+    "a place without": (lambda h, at: pw.restore(at, on=h.slice), "give a pytree"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("use", "words"), REFUSED.values(), ids=REFUSED)
+def test_refused(on: Slice, folder: Path, use: Any, words: str) -> None:
+    h = put(X, on, "x")
+    pw.save(folder, {"w": h})
+    with pytest.raises(pw.PathwaysError, match=words) as caught:
+        use(h, folder)
+    assert caught.value.failure.remedy
+    assert caught.value.failure.line.file == __file__
+    assert left(folder) == [folder.name]
+    np.testing.assert_array_equal(pw.restore(folder)["['w']"], X)
+
+
+def test_an_index_of_another_version_and_a_file_that_is_gone(on: Slice, folder: Path) -> None:
+    h = put(X, on, "x")
+    pw.save(folder, h)
+    index = folder / "checkpoint.json"
+    known = json.loads(index.read_text())
+    index.write_text(json.dumps(known | {"format": "pathways-lab checkpoint 9"}))
+    with pytest.raises(pw.PathwaysError, match="checkpoint 9', and known is"):
+        pw.restore(folder, h)
+    index.write_text(json.dumps(known))
+    (folder / "0.npy").unlink()
+    with pytest.raises(pw.PathwaysError, match=r"0\.npy' cannot be read"):
+        pw.restore(folder)
+    with pytest.raises(pw.PathwaysError, match="a file system that all hosts"):
+        pw.restore(folder, h).result()
