@@ -31,6 +31,7 @@ class Entry:
 
     kind: entries of one kind need the same bytes on the same devices.
     lines, need: the bytes that it adds.
+    since: when it began to wait (seconds).  lacked: whether memory was ever missing for it.
     """
 
     order: int
@@ -39,7 +40,9 @@ class Entry:
     run: RunRecord | None
     lines: Profile
     need: Need
+    since: float
     overtaken: int = 0
+    lacked: bool = False
 
     @property
     def client(self) -> str:
@@ -119,13 +122,16 @@ class Admission:
                 continue
             if quotas is not None and over_quota(entry, ledger, quotas):
                 bounded.add(entry.order)
+                entry.lacked = True
                 continue
             lacking = ledger.lacking(entry.need, given(entry, ledger))
             if not lacking:
                 fitting.append(entry)
                 if entry.run is None or pick is None:
                     break
-            elif (
+                continue
+            entry.lacked = True
+            if (
                 self.overtaking is not None
                 and entry.overtaken >= self.overtaking
                 and any(s in active for cell in lacking for s in ledger.cells[cell].slices)

@@ -33,6 +33,7 @@ from pathways_lab.core.liveness import Profile, profile, thrifty_profile
 from pathways_lab.core.messages import Grant, RunSubmitted, ShareProgram
 from pathways_lab.core.outcomes import Outcomes, explain
 from pathways_lab.core.plans import PlanIndex
+from pathways_lab.core.program_messages import RunWaited
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
@@ -190,7 +191,8 @@ class Grants:
         version, need, fits = index.needs.get(own, (-1, (), False))
         if version != state.resources.version:
             need = state.store.ledger.need(self._profile(run, own))
-        entry = Entry(run.order, (index.plan.key, own), None, run, index.profiles[own], need)
+        kind = index.plan.key, own
+        entry = Entry(run.order, kind, None, run, index.profiles[own], need, state.time)
         if version != state.resources.version or not fits:
             failure = too_large(entry, state.store.ledger)
             if failure is not None:
@@ -236,6 +238,9 @@ class Grants:
             self.uploads.admitted(entry.buffer)
             return True
         run = entry.run
+        if entry.since < state.time:
+            waited_for = "memory" if entry.lacked else "turn"
+            state.out.append(RunWaited(state.cause, run.id, entry.since, waited_for))
         run.open = False
         del state.queued[run.id]
         run.move("admit")

@@ -23,7 +23,7 @@ from pathways_lab.core.elastic_messages import ElasticCommand, ElasticEvent
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
-from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten
+from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten, RunWaited
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.core.upload_messages import UploadEvent
 
@@ -596,5 +596,5 @@ class Taken:
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | QuotaKept | Leased |
-    LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten
+    LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten | RunWaited
 )  # fmt: skip

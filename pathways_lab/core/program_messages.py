@@ -1,4 +1,4 @@
-"""Messages about programs that their client needs no more.
+"""Messages about programs that their client needs no more, and about runs that waited.
 
 Problem: programs and compiled code come with the messages that need them, and nothing that
 is submitted says when they may go; only their client knows that nobody can call them again.
@@ -38,3 +38,18 @@ class ProgramsForgotten:
     hosts: tuple[str, ...]
     plans: tuple[str, ...]
     functions: tuple[tuple[str, SliceId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunWaited:
+    """A run is admitted after it was ready, and this is why not at once.
+
+    since: when it had everything else (seconds).
+    waited_for: ``"memory"`` (of devices, or of its client's quota) or ``"turn"`` (the policy
+        preferred others).
+    """
+
+    cause: str
+    run: int
+    since: float
+    waited_for: str

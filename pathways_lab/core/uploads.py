@@ -76,7 +76,7 @@ class Uploads:
         lines = {buffer.slice: [buffer.nbytes, buffer.nbytes]}
         need = state.store.ledger.need(lines, upload=True)
         kind = buffer.slice, buffer.nbytes
-        entry = Entry(state.submitted, kind, buffer, None, lines, need)
+        entry = Entry(state.submitted, kind, buffer, None, lines, need, state.time)
         failure = too_large(entry, state.store.ledger)
         if buffer.id in self.abandoned:
             self.abandoned.discard(buffer.id)

@@ -31,7 +31,7 @@ INK = "#757575"
 
 SHADES = 8
 
-CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#6699cc", "#44aa99", "#b3764d")
+CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#5f8f3f", "#6699cc", "#44aa99", "#b3764d")
 """What devices wait for; always together with a place in the row."""
 
 WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#7568a6", "#5f8f8a")

@@ -22,8 +22,9 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          (lost, and may be bound again), ``slice-suspended``, ``hosts-left`` (on
          purpose; args hosts, reason), ``plan`` (a program was
          registered; args plan: its key, steps: see :mod:`.flow`), ``submitted``
-         (args plan), ``admitted``,
-         ``granted``, ``resolved``, ``finished``, ``failed``, ``cancelled``,
+         (args plan), ``admitted`` (of a run that had to wait for it: args since,
+         waited_for: memory or turn), ``granted``, ``resolved``, ``finished``, ``failed``,
+         ``cancelled``,
          ``launched`` (a gang was handed to its devices: it shows as open bar),
          ``policy`` (set, refused or removed; args policy and owner: in force
          now, message: why it was refused or removed), ``policy-late`` (it did

@@ -21,6 +21,7 @@ from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Call, Plan, SliceId, Step
+from pathways_lab.core.program_messages import RunWaited
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.timeline import flow
 from pathways_lab.timeline.records import Event, Record
@@ -312,6 +313,11 @@ def _run_ended(command: m.RunEnded, time: float, registry: Registry) -> Event:
     )
 
 
+def _run_waited(command: RunWaited, time: float, registry: Registry) -> Event:
+    args = {"since": command.since, "waited_for": command.waited_for}
+    return Event("admitted", time, **_program_of(command.run, registry), args=args)
+
+
 def _leased(command: m.Leased, time: float, registry: Registry) -> Event:
     args = {"order": command.order}
     return Event("leased", time, command.island, client=command.client, args=args)
@@ -364,6 +370,7 @@ _COMMANDS: dict[type, Callable[[Any, float, Registry], Event]] = {
     em.HostsLeft: _hosts_left,
     m.Resolved: _resolved,
     m.RunEnded: _run_ended,
+    RunWaited: _run_waited,
     m.Leased: _leased,
     m.LeaseEnded: _lease_ended,
     m.PolicySet: policy_told,

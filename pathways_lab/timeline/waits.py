@@ -9,7 +9,9 @@ the run was submitted there was nothing to do.
 
 Rule for maintainers: the parts of a gap add up to the gap, to the last float
 (tested for arbitrary records).  Unknown obstacles are left out, and what no
-obstacle explains is dispatch: the time that our own machinery takes.
+obstacle explains is dispatch: the time that our own machinery takes.  So a place
+that is granted late is no obstacle of its own: the control plane withholds it while
+something else is awaited, and only the rest of the time is its work.
 
 Paper: section 5.1 (dispatch overheads), figure 12 (where time goes).
 """
@@ -29,17 +31,19 @@ from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span
 
 RUNNING, NOTHING = "running", "nothing to do"
-DISPATCH, ORDER, MEMORY = "dispatch", "gang order", "admission (memory, turn)"
+DISPATCH, ORDER, MEMORY, TURN = "dispatch", "gang order", "memory", "turn"
 INPUT, TRANSFER, COMPILE = "earlier computation", "input transfer", "compiling"
-CAUSES = (DISPATCH, ORDER, MEMORY, INPUT, TRANSFER, COMPILE, NOTHING)
+CAUSES = (DISPATCH, ORDER, MEMORY, TURN, INPUT, TRANSFER, COMPILE, NOTHING)
 """What a device may wait for.
 
-dispatch: the control plane's and the host's work until the gang is launched.
+dispatch: the control plane's and the host's work until the gang is launched, while
+    nothing else is awaited.
 gang order: a gang that has its turn earlier, on devices that it shares.
-admission: the run was not admitted while others were unfinished (their memory, or
-    the policy).
+memory: the run was ready, and the memory that it needs, of devices or of its client's quota,
+    was not there.
+turn: the run was ready, and the policy preferred others.
 earlier computation: one that makes its inputs, elsewhere.
-compiling: its host still made the function, which is so before a first run.
+compiling: a host still made a function of the run, which begins when all of them are made.
 """
 
 LAST = 16
@@ -123,25 +127,12 @@ class _Held(NamedTuple):
 class _Run:
     submitted: float = float("-inf")
     first: float = float("inf")
-    others: bool = False
-    windows: list[Granted] = field(default_factory=list)
-    granted: dict[int, float] = field(default_factory=dict)
+    admitted: tuple[str, float, float] | None = None
+    compiling: list[tuple[float, float]] | None = None
     hosts: set[str] = field(default_factory=set)
     ended: dict[int, float] = field(default_factory=dict)
     rows: list[tuple[int, Floats]] = field(default_factory=list)
     arrived: dict[tuple[str, int], Span] = field(default_factory=dict)
-
-    def last_grant(self, row: Row) -> float:
-        """When the last of the gangs of *row* had its place, or later."""
-        windows = [w.time for w in self.windows if w.has_any(row.step, row.step + row.count)]
-        return max((*windows, *self.granted.values()), default=float("-inf"))
-
-    def granted_at(self, step: int) -> float | None:
-        """When a step had its place, if that is known."""
-        known = self.granted.get(step)
-        if known is None:
-            known = next((window.time for window in self.windows if window.has(step)), None)
-        return known
 
     def ended_at(self, step: int) -> float | None:
         """When a step ended on the last host that is known to have ended it."""
@@ -163,8 +154,8 @@ class Waits:
         self._own = flows is None
         self._flows = flows or Flows()
         self._runs: dict[int, _Run] = {}
-        self._compiled: dict[tuple[str, str], Span] = {}
-        self._open: set[int] = set()
+        self._compiled: dict[tuple[int, str], tuple[float, float]] = {}
+        self._last_compiled = float("-inf")
         self.free: dict[Lane, float] = {}
         self._busy: dict[str, list[_Held]] = {}
 
@@ -173,9 +164,7 @@ class Waits:
         if self._own:
             self._flows.add(record)
         if isinstance(record, Span) and record.kind == "compile":
-            self._compiled[record.host, record.node] = record
-            if len(self._compiled) > KEEP:
-                del self._compiled[next(iter(self._compiled))]
+            self._compile(record)
         if isinstance(record, Sample) or not record.run:
             return []
         run = self._run(record.run)
@@ -190,7 +179,6 @@ class Waits:
     def add_granted(self, granted: Granted) -> None:
         """Fold a window of places."""
         run = self._run(granted.run)
-        run.windows.append(granted)
         run.first = min(run.first, granted.time)
 
     def add_row(self, row: Row, when: Times) -> RowWaits | None:
@@ -200,12 +188,11 @@ class Waits:
         """
         run, about = self._run(row.run), row.abouts[0]
         over = float(when.end[0])
-        compiled = [self._compiled.get((row.host, a.node)) for a in row.abouts]
         lanes = lanes_of(row.island, row.host, about.devices)
         if (
             run.arrived
-            or max(run.submitted, run.last_grant(row)) > over
-            or any(span is not None and span.end > over for span in compiled)
+            or max(run.submitted, self._last_compiled) > over
+            or over < run.first < float("inf")
             or any(self.free.get(lane, over) > over for lane in lanes)
             or any(
                 held.devices != about.devices and held.end[-1] > over
@@ -241,6 +228,33 @@ class Waits:
                 del self._runs[next(iter(self._runs))]
         return run
 
+    def _compile(self, span: Span) -> None:
+        """Hosts that make one function for one slice at the same time make it once."""
+        key = int(span.args.get("slice", -1)), span.node
+        since, until = self._compiled.pop(key, (span.start, span.end))
+        if since <= span.end and span.start <= until:
+            span_of_all = min(since, span.start), max(until, span.end)
+        else:
+            span_of_all = span.start, span.end
+        self._compiled[key] = span_of_all
+        self._last_compiled = max(self._last_compiled, span.end)
+        if len(self._compiled) > KEEP:
+            del self._compiled[next(iter(self._compiled))]
+
+    def _compiling(self, number: int, run: _Run) -> list[tuple[float, float]]:
+        """When functions of a run were made after it was submitted, without overlaps."""
+        if run.compiling is None:
+            keys = {(stage.slice, stage.node) for stage in self._flows.run(number)}
+            found = sorted(self._compiled[key] for key in keys if key in self._compiled)
+            run.compiling = []
+            for since, until in found:
+                if run.compiling and since <= run.compiling[-1][1]:
+                    since, before = run.compiling.pop()
+                    until = max(before, until)
+                if until > run.submitted:
+                    run.compiling.append((since, until))
+        return run.compiling
+
     def _held(self, host: str, held: _Held) -> None:
         """Remember the last :data:`LAST` gangs of a host."""
         recent = self._busy.setdefault(host, [])
@@ -257,13 +271,11 @@ class Waits:
     def _event(self, event: Event, run: _Run) -> None:
         if event.kind == "submitted":
             run.submitted = event.time
-            run.others = bool(self._open)
-            self._open.add(event.run)
+        elif event.kind == "admitted":
+            cause = MEMORY if event.args.get("waited_for") == "memory" else TURN
+            run.admitted = cause, float(event.args.get("since", event.time)), event.time
         elif event.kind == "granted":
-            run.granted[event.step] = event.time
             run.first = min(run.first, event.time)
-        elif event.kind in ENDS:
-            self._open.discard(event.run)
 
     def _gang(self, span: Span, run: _Run) -> Iterator[tuple[tuple[int, ...], Wait]]:
         gang = _Gang(span.run, span.step, span.host, span.node, span.devices)
@@ -296,11 +308,9 @@ class Waits:
     ) -> Iterator[tuple[str, float, float]]:
         """``(cause, from, until)`` of everything that had to happen before *gang*."""
         begin = run.submitted
-        if run.first < float("inf"):
-            yield MEMORY if run.others else DISPATCH, begin, run.first
-        granted = run.granted_at(gang.step)
-        if granted is not None:
-            yield DISPATCH, run.first, granted
+        begun = run.first if run.first < float("inf") else begin
+        if run.admitted is not None:
+            yield run.admitted
         flow = self._flows.run(gang.run)
         if gang.step < len(flow):
             made = flow[gang.step].after
@@ -312,16 +322,16 @@ class Waits:
         for arrival in arrivals:
             if arrival is not None and arrival.end <= start:
                 yield TRANSFER, arrival.start, arrival.end
-                yield INPUT, begin, arrival.start
+                yield INPUT, begun, arrival.start
         for end in ends:
-            yield INPUT, begin, end
-        compiled = self._compiled.get((gang.host, gang.node))
-        if compiled is not None:
-            yield COMPILE, compiled.start, compiled.end
+            yield INPUT, begun, end
+        if self._last_compiled > begin:
+            for since, until in self._compiling(gang.run, run):
+                yield COMPILE, since, until
         for earlier in self._busy.get(gang.host, ()):
             if earlier.devices != gang.devices and set(earlier.devices) & set(gang.devices):
-                for begun, end in zip(earlier.start, earlier.end, strict=True):
-                    yield ORDER, float(begun), float(end)
+                for since, end in zip(earlier.start, earlier.end, strict=True):
+                    yield ORDER, float(since), float(end)
 
 
 def marks(

@@ -8,6 +8,7 @@ from pathways_lab.core.messages import (
     RunCancelled,
 )
 from pathways_lab.core.program import Plan
+from pathways_lab.core.program_messages import RunWaited
 from pathways_lab.core.rules import Rules
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, heavy, told
@@ -153,6 +154,19 @@ def test_what_lies_on_other_devices_needs_no_room_on_these() -> None:
     run = script.submit(script.register(sketch.output(*made)), given)
     script.finish_all()
     assert script.ended[run.run].outcome == "finished"
+
+
+def test_a_run_that_waited_for_memory_says_since_when_and_others_say_nothing() -> None:
+    script = Script(memory=10)
+    plan = heavy(script, script.slice(4), 4)
+    first = script.submit(plan)
+    script.pass_time(1.0)
+    second = script.submit(plan)
+    script.pass_time(2.0)
+    script.drop(*first.outputs)
+    script.finish_all()
+    waits = told(script, RunWaited)
+    assert [(w.run, w.since, w.waited_for) for w in waits] == [(second.run, 1.0, "memory")]
 
 
 def test_one_buffer_given_twice_is_there_once() -> None:

@@ -24,6 +24,7 @@ from pathways_lab.timeline.waits import (
     ORDER,
     RUNNING,
     TRANSFER,
+    TURN,
     blame,
 )
 from tests.notebook.synthetic import training
@@ -120,6 +121,7 @@ def test_the_obstacle_that_came_last_has_the_blame():
     story = [
         Event("plan", 0.0, args={"plan": "k", "steps": steps}),
         Event("submitted", 1.0, run=1, args={"plan": "k"}),
+        Event("granted", 1.0, run=1, step=0),
         Event("granted", 2.0, run=1, step=2),
         Span("transfer", 5.0, 7.0, "i", "i/h", (0,), 1, 1, "p", "transfer"),
         gang(7.5, 9.0, step=2),
@@ -127,17 +129,19 @@ def test_the_obstacle_that_came_last_has_the_blame():
     assert one(*story) == {
         NOTHING: 2.0, INPUT: 4.0, TRANSFER: 2.0, DISPATCH: 0.5, RUNNING: 1.5,
     }  # fmt: skip
-    late = [*story[:2], Event("granted", 7.2, run=1, step=2), *story[3:]]
-    assert one(*late)[DISPATCH] == pytest.approx(7.5 - 1.0)  # now the grant held it up
+    late = [*story[:3], Event("granted", 7.2, run=1, step=2), *story[4:]]
+    assert one(*late) == one(*story)  # nothing but the transfer was awaited until 7.0
 
 
-def test_a_run_behind_others_waits_for_memory():
+@pytest.mark.parametrize(("told", "cause"), [("memory", MEMORY), ("turn", TURN)])
+def test_a_run_that_was_not_admitted_waited_for_what_the_core_says(told, cause):
+    why = {"since": 2.0, "waited_for": told}
     found = one(
         Event("submitted", 0.0, run=2), gang(0.0, 3.0, run=2), Event("submitted", 1.0, run=1),
-        Event("granted", 5.0, run=1, step=0), Event("finished", 6.0, run=2), gang(5.5, 10.0),
+        Event("admitted", 5.0, run=1, args=why), Event("granted", 5.0, run=1, step=0),
+        Event("finished", 6.0, run=2), gang(5.5, 10.0),
     )  # fmt: skip
-    assert found[MEMORY] == 2.0
-    assert found[DISPATCH] == 0.5
+    assert found == {RUNNING: 7.5, cause: 2.0, DISPATCH: 0.5}
 
 
 def test_a_free_device_waits_for_its_turn_while_another_of_its_gang_is_busy():
@@ -147,12 +151,76 @@ def test_a_free_device_waits_for_its_turn_while_another_of_its_gang_is_busy():
     assert found == {NOTHING: 1.0, DISPATCH: 1.0 + 0.5, ORDER: 2.0, RUNNING: 5.5}
 
 
-def test_a_first_run_waits_until_its_function_is_compiled():
-    compiled = Span("compile", 1.5, 4.0, "i", "i/h", node="n")
-    found = one(Event("submitted", 1.0, run=1), compiled, gang(4.5, 10.0))
+def test_a_first_run_waits_until_all_its_functions_are_compiled_on_all_hosts():
+    steps = [[False, "n", 7, 8, [], ""], [False, "m", 7, 8, [0], ""]]
+    plan = Event("plan", 0.0, args={"plan": "k", "steps": steps})
+    submitted = Event("submitted", 1.0, run=1, args={"plan": "k"})
+
+    def compiled(node: str, start: float, end: float, host: str, slice_id: int = 7) -> Span:
+        return Span("compile", start, end, "i", host, node=node, args={"slice": slice_id})
+
+    here, there = compiled("n", 1.5, 3.0, "i/h"), compiled("n", 2.0, 3.5, "i/other")
+    last, late = compiled("m", 3.5, 4.0, "i/h"), Event("granted", 4.2, run=1, step=0)
+    found = one(plan, submitted, here, there, last, late, gang(4.5, 10.0))
     assert found == {NOTHING: 1.0, DISPATCH: 0.5 + 0.5, COMPILE: 2.5, RUNNING: 5.5}
-    elsewhere = Span("compile", 1.5, 4.0, "i", "i/other", node="n")
-    assert COMPILE not in one(Event("submitted", 1.0, run=1), elsewhere, gang(4.5, 10.0))
+    for other in (compiled("n", 1.5, 4.0, "i/h", 8), compiled("else", 1.5, 4.0, "i/h")):
+        assert COMPILE not in one(plan, submitted, other, gang(4.5, 10.0))
+    before = compiled("n", 0.2, 0.9, "i/h")
+    assert COMPILE not in one(plan, submitted, before, gang(4.5, 10.0))
+
+
+def test_a_place_that_is_withheld_while_data_are_made_is_no_dispatch():
+    steps = [[False, "a", 0, 8, [], ""], [False, "n", 7, 8, [0], ""]]
+    made = Span("gang", 1.1, 4.0, "i", "i/h", (1,), 1, 0, "p", "a")
+    found = one(
+        Event("plan", 0.0, args={"plan": "k", "steps": steps}),
+        Event("submitted", 1.0, run=1, args={"plan": "k"}), Event("granted", 1.0, run=1, step=0),
+        made, Event("granted", 4.1, run=1, step=1), gang(4.3, 10.0, step=1),
+    )  # fmt: skip
+    assert found == {NOTHING: 1.0, INPUT: 3.0, DISPATCH: 0.3, RUNNING: 5.7}
+
+
+lengths = st.integers(0, 40).map(lambda n: n / 8)
+
+
+@given(
+    gaps=st.lists(
+        st.tuples(lengths, lengths, lengths, lengths, lengths, lengths), min_size=1, max_size=6
+    ),
+    withheld=st.booleans(),
+)
+@settings(max_examples=500, deadline=None)
+def test_causes_that_are_known_beforehand_are_found_to_the_instant(gaps, withheld):
+    """A run: nothing to do, compiling, an earlier computation, a transfer, dispatch."""
+    now, records, expected = 0.0, [], dict.fromkeys((RUNNING, *CAUSES), 0.0)
+    for run, (nothing, compiling, made, sent, dispatch, busy) in enumerate(gaps, 1):
+        steps = [[False, "a", 8, 8, [], ""], [True, "t", 7, 8, [0], ""],
+                 [False, f"f{run}", 7, 8, [1], ""]]  # fmt: skip
+        submitted = now + nothing
+        compiled = submitted + compiling
+        ready = compiled + made
+        arrived = ready + sent
+        start = arrived + dispatch
+        granted = start if withheld else compiled
+        records += [
+            Event("plan", submitted, args={"plan": f"k{run}", "steps": steps}),
+            Event("submitted", submitted, run=run, args={"plan": f"k{run}"}),
+            Span("compile", submitted, compiled, "i", "i/h", node=f"f{run}", args={"slice": 7}),
+            Event("granted", compiled, run=run, step=0),
+            Span("gang", compiled, ready, "j", "j/h", (0,), run, 0, "p", "a"),
+            Span("transfer", ready, arrived, "i", "i/h", (0,), run, 1, "p", "t"),
+            Event("granted", granted, run=run, step=2),
+            Span("gang", start, start + busy + 1, "i", "i/h", (0,), run, 2, "p", f"f{run}"),
+            Event("finished", start + busy + 1, run=run),
+        ]
+        now = start + busy + 1
+        parts = (nothing, compiling, made, sent, dispatch, busy + 1)
+        for cause, long in zip(
+            (NOTHING, COMPILE, INPUT, TRANSFER, DISPATCH, RUNNING), parts, strict=True
+        ):
+            expected[cause] += long
+    found = one(*records, start=0.0, end=now)
+    assert found == {cause: seconds for cause, seconds in expected.items() if seconds}
 
 
 def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():

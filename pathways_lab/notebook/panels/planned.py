@@ -31,7 +31,7 @@ SHORT = {
     PLAN: "plan", OTHERS: "others", NOTHING: "no work", "earlier computation": "inputs",
     "input transfer": "transfer",
     "gang order": "order",
-    MEMORY: "admission",
+    MEMORY: "memory",
 }  # fmt: skip
 COLOURS = dict(zip(WAITS, CAUSE_COLOURS, strict=True)) | {
     PLAN: "#b8b8b8", OTHERS: NEUTRAL, NOTHING: "#d9d9d9",
