@@ -161,9 +161,9 @@ class Picture:
         )
 
     def _counted(self, scene: Scene) -> tuple[int, int]:
-        """Gangs that are done, and that are expected or known."""
+        """Gangs that are done, and that are expected, or known and submitted."""
         gangs, runs = scene.gangs, self.wanted.runs
-        known = self.wanted.gangs or gangs.known()
+        known = self.wanted.gangs or gangs.known() + scene.backlog.gangs
         if not runs:
             return gangs.all_done, known
         return self._cleared + sum(gangs.done.get(run, 0) for run in runs), known

@@ -130,6 +130,8 @@ class Present:
         for lane, waiting in self.scene.waiting.items():
             other.scene.waiting[lane] = Waiting(ended=waiting.ended)
         other.scene.add(standing, now)
+        for gang in over:
+            other.scene.backlog.placed(gang.run, 1)
         return other
 
 

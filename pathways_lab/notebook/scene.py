@@ -22,6 +22,7 @@ from pathways_lab.notebook.rows import MOST, Rows, rows
 from pathways_lab.notebook.seen import Used, Waiting, What
 from pathways_lab.notebook.strips import Strip
 from pathways_lab.notebook.table import Table
+from pathways_lab.timeline.backlog import Backlog
 from pathways_lab.timeline.bars import GANG, Bar, Bars, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.columns import Joined, alike, follows, plain, times
@@ -122,6 +123,7 @@ class Scene:
         self.by_program: Busy[tuple[str, str, str]] = Busy(window / BINS, BINS + 1, origin)
         self.by_dcn: Busy[str] = Busy(window / BINS, BINS + 1, origin)
         self.flows = Flows()
+        self.backlog = Backlog(self.flows)
         self.waits = Waits(self.flows)
         self.runs: dict[int, RunSeen] = {}
         self._over: deque[int] = deque()
@@ -208,6 +210,7 @@ class Scene:
         self.machine.add(record)
         self.gangs.add(record)
         self.flows.add(record)
+        self.backlog.add(record)
         self._remember(record, self.waits.add(record))
         if isinstance(record, Span):
             self._span(record)
@@ -219,6 +222,7 @@ class Scene:
     def _granted(self, granted: Granted) -> None:
         """As its records one by one."""
         self.gangs.add_packed(granted)
+        self.backlog.placed(granted.run, len(granted))
         self.waits.add_granted(granted)
         self._run(granted.run, granted.program, granted.placing.client)
         self.last = max(self.last, granted.time)
@@ -309,6 +313,7 @@ class Scene:
         """So many records are missing: what devices work on may long have ended."""
         self.dropped += count
         self.gangs.lose()
+        self.backlog.lose()
         for waiting in self.waiting.values():
             waiting.queue.clear()
 
