@@ -13,7 +13,8 @@ does it again and says which.
 
 Rule for maintainers: :func:`unpack` builds only the classes that the expected
 type names, and checks every value on the way; an unknown or ill-typed value is
-a :class:`CodecError` that names the field.  No class is special here.
+a :class:`CodecError` that names the field.  Numbers are finite, and lie where
+``Annotated[int, Within(0, 9)]`` says.  No class is special here.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints, overload
 
 T = TypeVar("T")
 _Pack = Callable[[Any], Any]
@@ -32,8 +34,20 @@ _Unpack = Callable[[Any], Any]
 _SCALARS = (int, float, str, bool, bytes)
 
 
+PACKED = "packed"
+"""``Annotated[Plan, PACKED]``: a field that travels as :func:`pack` gives it, its class first."""
+
+
 class CodecError(ValueError):
     """A value that does not have the expected type."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Within:
+    """Bounds of a number, or of the length of a text, bytes, sequence or map."""
+
+    least: float
+    most: float
 
 
 def pack(value: Any) -> Any:
@@ -106,8 +120,14 @@ class _Field:
     def unpacked(self) -> str:
         """The expression that unpacks what ``own_`` and its name stands for."""
         own, slow = f"own_{self.name}", f"unpack_{self.name}(own_{self.name})"
-        if self.hint in _SCALARS:
-            return f"{own} if type({own}) is {self.hint.__name__} else {slow}"
+        hint, within = _bounds(self.hint)
+        if hint is float and within is None:
+            return f"{own} if type({own}) is float and {own} - {own} == 0.0 else {slow}"
+        if hint in (int, float) and within is not None:
+            known = f"type({own}) is {hint.__name__} and {within.least} <= {own} <= {within.most}"
+            return f"{own} if {known} else {slow}"
+        if hint in _SCALARS and within is None:
+            return f"{own} if type({own}) is {hint.__name__} else {slow}"
         return slow
 
 
@@ -115,7 +135,7 @@ class _Field:
 def _fields_of(cls: type) -> tuple[_Field, ...]:
     if not dataclasses.is_dataclass(cls):
         raise CodecError(f"{cls.__name__} is not a dataclass")
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return tuple(
         _Field(f.name, hints[f.name], _packer(hints[f.name]), _unpacker(hints[f.name]), f.default)
         for f in dataclasses.fields(cls)
@@ -172,6 +192,13 @@ def _top_unpack(cls: collections.abc.Hashable) -> _Unpack:
     return _tagged_unpack(members)
 
 
+def _bounds(hint: Any) -> tuple[Any, Within | None]:
+    """The type itself, and what it must be within."""
+    if get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], Within):
+        return hint.__origin__, hint.__metadata__[0]
+    return hint, None
+
+
 def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (typing.Union, types.UnionType)
 
@@ -219,6 +246,10 @@ def _class_unpack(cls: type) -> _Unpack:
 def _packer(hint: Any) -> _Pack | None:
     """How a value of this type is packed; None when it travels as it is."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return pack if PACKED in args else _packer(args[0])
+    if origin is Literal:
+        return None
     if dataclasses.is_dataclass(hint):
         return _class_pack(typing.cast(type, hint))
     if _is_union(hint):
@@ -253,6 +284,10 @@ def _packer(hint: Any) -> _Pack | None:
 
 def _unpacker(hint: Any) -> _Unpack:
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _top_unpack(args[0]) if PACKED in args else _bounded_unpacker(*args)
+    if origin is Literal:
+        return _literal_unpacker(args)
     if dataclasses.is_dataclass(hint):
         return _class_unpack(typing.cast(type, hint))
     if _is_union(hint):
@@ -280,16 +315,32 @@ def _unpacker(hint: Any) -> _Unpack:
 
 
 def _sequence_unpacker(hint: Any) -> _Unpack:
-    item, alike = _unpacker(hint), {hint} if hint in _SCALARS else None
+    item, right = _unpacker(hint), _all_right(*_bounds(hint))
 
     def unpack_sequence(plain: Any) -> tuple[Any, ...]:
         if not isinstance(plain, list | tuple):
             raise CodecError(f"expected a list, got {_short(plain)}")
-        if not plain or (alike and {*map(type, plain)} == alike):
+        if not plain or right(plain):
             return tuple(plain)
         return tuple([item(entry) for entry in plain])
 
     return unpack_sequence
+
+
+def _all_right(kind: Any, within: Within | None) -> Callable[[Any], bool]:
+    """Whether all entries are surely right as they are, at the pace of C."""
+    types = {kind}
+
+    def right(plain: Any) -> bool:
+        if {*map(type, plain)} != types:
+            return False
+        # A sum is finite only of finite numbers.
+        if kind is float and not math.isfinite(sum(plain)):
+            return False
+        return within is None or within.least <= min(plain) <= max(plain) <= within.most
+
+    numbers = kind in (int, float)
+    return right if numbers or (kind in _SCALARS and within is None) else lambda plain: False
 
 
 def _record_unpacker(items: list[_Unpack]) -> _Unpack:
@@ -311,11 +362,39 @@ def _mapping_unpacker(key: _Unpack, value: _Unpack) -> _Unpack:
 
 
 def _float(plain: Any) -> float:
-    if type(plain) is float:
+    if type(plain) in (float, int):
+        try:
+            found = float(plain)
+        except OverflowError:
+            found = math.inf
+        if math.isfinite(found):
+            return found
+    raise CodecError(f"expected a finite number, got {_short(plain)}")
+
+
+def _bounded_unpacker(hint: Any, within: Within) -> _Unpack:
+    inner = _unpacker(hint)
+
+    def unpack_bounded(plain: Any) -> Any:
+        value = inner(plain)
+        size = value if isinstance(value, int | float) else len(value)
+        if not within.least <= size <= within.most:
+            what = "a number" if size is value else "a length"
+            raise CodecError(
+                f"expected {what} from {within.least:,} to {within.most:,}, got {_short(plain)}"
+            )
+        return value
+
+    return unpack_bounded
+
+
+def _literal_unpacker(choices: tuple[Any, ...]) -> _Unpack:
+    def unpack_literal(plain: Any) -> Any:
+        if type(plain) is not str or plain not in choices:
+            raise CodecError(f"expected one of {choices}, got {_short(plain)}")
         return plain
-    if type(plain) is int:
-        return float(plain)
-    raise CodecError(f"expected a number, got {_short(plain)}")
+
+    return unpack_literal
 
 
 def _scalar_unpacker(kind: type) -> _Unpack:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 import typing
+from typing import Annotated, Literal
 
 import msgpack
 import pytest
@@ -14,7 +18,15 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime.codec import CodecError, pack, pack_fields, unpack, unpack_fields
+from pathways_lab.runtime.codec import (
+    PACKED,
+    CodecError,
+    Within,
+    pack,
+    pack_fields,
+    unpack,
+    unpack_fields,
+)
 from pathways_lab.timeline.records import Record, Span
 
 LAYOUT = Layout((("x", 2),), (("x",), ()))
@@ -55,7 +67,11 @@ def test_every_event_and_command_survives(data: st.DataObject) -> None:
     union = data.draw(st.sampled_from([m.Event, m.Command]))
     classes = [c for c in typing.get_args(union) if c not in ENDS]
     cls = data.draw(st.sampled_from(classes))
-    value = data.draw(st.from_type(cls).filter(lambda v: "nan" not in repr(v)))
+    value = data.draw(
+        st.from_type(cls).filter(
+            lambda v: not {"nan", "inf"} & {*re.findall(r"\b(?:nan|inf)\b", repr(v))}
+        )
+    )
     assert unpack(union, _listed(pack(value))) == value
 
 
@@ -96,3 +112,42 @@ def test_a_message_that_is_a_dataclass_travels_as_named_fields() -> None:
     assert unpack_fields(m.HostReport, fields) == report
     with pytest.raises(CodecError, match=r"HostReport\.host is missing"):
         unpack_fields(m.HostReport, {"time": 1.0, "cause": ""})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bounded:
+    """One of each kind of bound."""
+
+    count: Annotated[int, Within(0, 9)] = 0
+    counts: tuple[Annotated[int, Within(0, 9)], ...] = ()
+    share: Annotated[float, Within(0.0, 1.0)] = 0.0
+    seconds: float = 0.0
+    many: tuple[float, ...] = ()
+    name: Annotated[str, Within(1, 3)] = "x"
+    some: Annotated[tuple[int, ...], Within(0, 2)] = ()
+    kind: Literal["a", "b"] = "a"
+    line: Annotated[Line, PACKED] = Line()  # noqa: RUF009
+    perhaps: Annotated[int, Within(1, 2)] | None = None
+
+
+def test_what_is_within_its_bounds_survives() -> None:
+    full = Bounded(9, (0, 9), 0.5, -3.0, (1.0, 1e308, 1e308), "xyz", (1, 2), "b", Line("f", 1), 2)
+    assert unpack_fields(Bounded, msgpack.unpackb(msgpack.packb(pack_fields(full)))) == full
+    assert unpack(Bounded, over_the_wire(full)) == full
+    assert unpack_fields(Bounded, {}) == Bounded()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"count": 10}, {"count": -1}, {"count": True}, {"counts": [0, 10]}, {"counts": [0, -1]},
+        {"share": 1.5}, {"share": math.nan}, {"seconds": math.inf}, {"seconds": math.nan},
+        {"seconds": 10**400}, {"many": [0.0, math.nan]}, {"many": [math.inf, -math.inf]},
+        {"name": ""}, {"name": "long"}, {"some": [1, 2, 3]}, {"kind": "c"}, {"kind": None},
+        {"line": ["", 1, ""]}, {"line": ["Plan"]}, {"perhaps": 3},
+    ],
+)  # fmt: skip
+def test_what_is_out_of_bounds_is_refused_with_the_field(fields: dict[str, object]) -> None:
+    (name,) = fields
+    with pytest.raises(CodecError, match=f"Bounded.{name}"):
+        unpack_fields(Bounded, fields)
