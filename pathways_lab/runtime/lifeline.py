@@ -24,6 +24,7 @@ import functools
 import json
 import os
 import queue
+import resource
 import select
 import signal
 import subprocess
@@ -43,6 +44,9 @@ _NOTEBOOK = (
     "JPY_SESSION_NAME", "MPLBACKEND", "PAGER", "PYTHONSTARTUP",
 )  # fmt: skip
 """Environment that belongs to a notebook kernel and would mislead its children."""
+_FILES = 1 << 16
+"""Soft limit of descriptors of a child, where its hard limit allows: some programs, started by
+user code on hosts, close every number up to their limit."""
 
 
 # --- the child's end -------------------------------------------------------------
@@ -82,6 +86,7 @@ def begin(patience: float = 1.0) -> None:
     global _reports, _patience
     _patience = patience
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_file_limit()
     _wake_when_parent_dies()
     _reports = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -89,6 +94,18 @@ def begin(patience: float = 1.0) -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()
+
+
+def _raise_file_limit() -> None:
+    """Links to hundreds of hosts and clients take more descriptors than most soft limits allow.
+
+    The kernel keeps its limit: it is the user's, whose children inherit it and may use select().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _wake_when_parent_dies() -> None:

@@ -36,9 +36,9 @@ from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.segments import (
     SHARED_FROM,
     SUPPORTED,
+    Arena,
     Borrower,
     Lender,
-    Segment,
     SegmentError,
 )
 from pathways_lab.runtime.wire import Decoder, Letter, Message, WireError, bytes_of, encode
@@ -48,8 +48,12 @@ if TYPE_CHECKING:
 
 _VECTORS = 64
 """Pieces of memory given to the kernel in one call."""
+_OFFER = "\0offer"
+"""Message between two links themselves: here is the arena that large buffers will lie in."""
+_TAKEN = "\0taken"
+"""The answer: whether it can be used."""
 _RETURN = "\0return"
-"""Message between two links themselves: segments that are not used any more."""
+"""The same: parts of the arena that are not used any more."""
 _COUNT = "\0count"
 """The same: how many messages were sent before this one."""
 _READ_BUDGET = 4 << 20
@@ -73,7 +77,7 @@ class Owner(Protocol):
         """
 
     def wants_return(self, link: Link) -> None:
-        """Have the link give segments back, in the reactor's thread."""
+        """Have the link give back what it borrowed, in the reactor's thread."""
 
     def is_current(self) -> bool:
         """Whether the calling thread is the reactor's."""
@@ -87,9 +91,9 @@ class _Frame:
 
     __slots__ = ("counts", "descriptor", "pieces", "size")
 
-    def __init__(self, pieces: list[memoryview], carries: Segment | None = None) -> None:
+    def __init__(self, pieces: list[memoryview], carries: Arena | None = None) -> None:
         self.pieces = pieces
-        # The segment whose descriptor goes along with the first byte.
+        # The arena whose descriptor goes along with the first byte.
         self.descriptor = carries
         self.counts = False
         self.size = len(pieces[0]) if len(pieces) == 1 else sum([len(p) for p in pieces])
@@ -218,22 +222,22 @@ class Link:
         """Queue a message whose buffers, if large, lie in shared memory, if there is any."""
         views = [bytes_of(buffer) for buffer in letter.buffers]
         nbytes = sum([len(view) for view in views])
-        # A segment that is lent and not announced would be lost.
+        # A part that is lent and not announced would be lost.
         with HeldBack(), self._lending:
             lender = self._lender if nbytes >= SHARED_FROM else None
-            lent = None if lender is None else lender.lend(views)
-            if lender is None or lent is None:
+            claim = None if lender is None else lender.lend(views)
+            if lender is None or claim is None:
+                offer = None if lender is None else lender.offer()
+                if offer is not None:
+                    self._queue.append(_Frame(encode(_OFFER, {"size": offer.size}), offer))
                 frame = _Frame(letter.pieces)
                 self._queue.append(frame)
                 return frame.size
-            segment, claim = lent
             try:
-                pieces = encode(letter.op, letter.fields, views, claim)
+                frame = _Frame(encode(letter.op, letter.fields, views, claim))
             except WireError:
-                lender.keep(segment, claim)
+                lender.returned([claim])
                 raise
-            frame = _Frame(pieces, None if segment.sent else segment)
-            segment.sent = True
             self._queue.append(frame)
         return frame.size + nbytes
 
@@ -273,12 +277,12 @@ class Link:
             self._owner.wants_write(self)
 
     def give_back(self) -> None:
-        """Tell the other end which of its segments are not used here any more."""
+        """Tell the other end which parts of its arena are not used here any more."""
         if self._borrower is not None and self._closed is None:
-            numbers = self._borrower.unused()
-            if numbers:
+            claims = self._borrower.unused()
+            if claims:
                 with contextlib.suppress(LinkClosed):
-                    self.send(_RETURN, {"segments": numbers})
+                    self.send(_RETURN, {"parts": claims})
 
     @property
     def sock(self) -> socket.socket:
@@ -422,9 +426,18 @@ class Link:
         """A message of the other link itself."""
         if message.op == _RETURN and self._lender is not None:
             try:
-                self._lender.returned(message.fields["segments"])
+                self._lender.returned(message.fields["parts"])
             except (SegmentError, KeyError, TypeError) as error:
-                raise WireError(f"a wrong return of segments: {error}") from None
+                raise WireError(f"a wrong return of shared memory: {error}") from None
+        elif message.op == _OFFER and self._borrower is not None:
+            try:
+                taken = self._borrower.take(message.fields.get("size"))
+            except SegmentError as error:
+                raise WireError(f"a wrong offer of shared memory: {error}") from None
+            with contextlib.suppress(LinkClosed):
+                self.send(_TAKEN, {"taken": taken})
+        elif message.op == _TAKEN and self._lender is not None:
+            self._lender.answered(message.fields.get("taken"))
         elif message.op == _COUNT and message.fields.get("sent") != self._came:
             raise LinkClosed(
                 f"messages of {self.name} were lost or repeated on the way:"
@@ -467,9 +480,9 @@ def _fill(frames: tuple[_Frame, ...], before: int) -> None:
             frame.size = len(frame.pieces[0])
 
 
-def _rights(segment: Segment) -> tuple[list[tuple[int, int, bytes]]]:
-    """The ancillary data that carry a segment's descriptor."""
-    return ([(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", segment.descriptor))],)
+def _rights(arena: Arena) -> tuple[list[tuple[int, int, bytes]]]:
+    """The ancillary data that carry an arena's descriptor."""
+    return ([(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", arena.descriptor))],)
 
 
 def _rest(frames: tuple[_Frame, ...], offset: int) -> list[memoryview]:

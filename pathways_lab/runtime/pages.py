@@ -30,12 +30,12 @@ def size_class(nbytes: int) -> int:
     return max(1, -(-nbytes // step)) * step
 
 
-def owned(raw: mmap.mmap, nbytes: int, gone: Callable[[], object]) -> memoryview:
-    """The first *nbytes* of *raw*; gone() is called when neither it nor a view of it is left.
+def owned(raw: mmap.mmap, nbytes: int, gone: Callable[[], object], start: int = 0) -> memoryview:
+    """*nbytes* of *raw* from *start* on; gone() is called when no view of them is left.
 
     gone runs as a finalizer, in any thread at any moment.
     """
-    owner = (ctypes.c_ubyte * nbytes).from_buffer(raw)
+    owner = (ctypes.c_ubyte * nbytes).from_buffer(raw, start)
     weakref.finalize(owner, gone).atexit = False
     return memoryview(owner).cast("B")
 

@@ -35,7 +35,7 @@ from pathways_lab.runtime.segments import Borrower, Claim, SegmentError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-VERSION = 2
+VERSION = 3
 
 _PREFIX = struct.Struct("!I")
 _TEXT = {str}
@@ -93,7 +93,7 @@ def encode(
     """The frame of one message, as pieces of memory to be written in order.
 
     Small buffers are copied.  Large ones are borrowed: they must not change
-    before they are written.  claim: they lie in this segment, and do not follow.
+    before they are written.  claim: where they lie in the arena of the link, and do not follow.
     Raises WireError for what msgpack cannot carry.
     """
     views = [bytes_of(buffer) for buffer in buffers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 import time
@@ -44,7 +45,8 @@ def main() -> None:
         pids += child.hear(20)["pids"]
     if config.get("fork") and os.fork() == 0:
         time.sleep(600)
-    lifeline.report(pids=pids, variables=sorted(os.environ))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lifeline.report(pids=pids, variables=sorted(os.environ), files=files)
     if config.get("deaf"):
         os.kill(os.getpid(), 19)
     time.sleep(600)

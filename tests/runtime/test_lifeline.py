@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -136,3 +137,17 @@ def test_nothing_secret_is_visible_from_outside(start: Callable[..., Child]) -> 
     assert "f00dfeed" not in " ".join(process.cmdline())
     assert "f00dfeed" not in str(process.environ())
     child.end()
+
+
+def test_a_child_may_have_more_descriptors_than_its_parent(start: Callable[..., Child]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        child = start()
+        raised, kept = child.hear(20)["files"]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (200, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    child.end()
+    assert raised > 200
+    assert kept == hard

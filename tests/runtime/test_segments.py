@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
 import mmap
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -26,7 +28,7 @@ from pathways_lab.runtime.auth import new_key
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.pages import Pages, size_class
 from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.segments import SHARED_FROM, Borrower, Lender, Segment
+from pathways_lab.runtime.segments import SHARED_FROM, SPAN, Arena, Borrower, Lender, _Gaps
 from pathways_lab.runtime.wire import Decoder, WireError, encode
 from tests.runtime.processes import until
 
@@ -61,21 +63,45 @@ class Ends:
         until(lambda: self.got)
         return self.got.pop(0)
 
+    def share(self) -> None:
+        """Have both ends lend: the first large message of each goes through its socket."""
+        self.link.send("a", {}, [bytes(SHARED_FROM)])
+        self.take()
+        self.accepted[0].send("a", {}, [bytes(SHARED_FROM)])
+        self.take()
+        for link in (self.link, self.accepted[0]):
+            until(lambda link=link: lender_of(link)._shared)  # type: ignore[misc]
+
     def close(self) -> None:
         self.client.close()
         self.server.close()
 
 
+def lender_of(link: Link) -> Lender:
+    assert link._lender is not None
+    return link._lender
+
+
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
     made = Ends(f"unix:{tmp_path}/s")
+    made.share()
     yield made
     made.close()
 
 
-def segments_of(pid: int | str = "self") -> int:
-    """How many mappings of segments a process has."""
-    return Path(f"/proc/{pid}/maps").read_text().count("memfd:pathways-lab")
+def arenas() -> int:
+    """How many mappings of arenas this process has."""
+    return Path("/proc/self/maps").read_text().count("memfd:pathways-lab")
+
+
+def memory_of(arena: Arena) -> int:
+    """Bytes of memory that an arena has taken."""
+    return 512 * os.fstat(arena.descriptor).st_blocks
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_both_directions_go_through_shared_memory(ends: Ends) -> None:
@@ -87,7 +113,91 @@ def test_both_directions_go_through_shared_memory(ends: Ends) -> None:
     ends.accepted[0].send("back", {}, [there[0]])
     assert bytes(ends.take()[1][0]) == data.tobytes()
     assert ends.link.lent_messages == ends.accepted[0].lent_messages == 1
-    assert ends.link.received_messages == 1
+
+
+def test_what_comes_before_the_other_end_has_mapped_the_arena_goes_through_the_socket(
+    tmp_path: Path,
+) -> None:
+    ends = Ends(f"unix:{tmp_path}/s")
+    ends.link.send("a", {}, [b"x" * MIB])
+    assert bytes(ends.take()[1][0]) == b"x" * MIB
+    assert ends.link.lent_messages == 0
+    until(lambda: lender_of(ends.link)._shared)
+    ends.link.send("a", {}, [b"y" * MIB])
+    assert bytes(ends.take()[1][0]) == b"y" * MIB
+    assert ends.link.lent_messages == 1
+    ends.close()
+
+
+def test_neither_many_nor_kept_buffers_take_descriptors(ends: Ends) -> None:
+    before, kept = descriptors(), []
+    for number in range(300):
+        ends.link.send("a", {}, [np.full(SHARED_FROM, number % 251, np.uint8)])
+        kept.append(ends.take()[1][0])
+    assert ends.link.lent_messages == 300
+    assert descriptors() == before
+    assert all(part[-1] == number % 251 for number, part in enumerate(kept))
+
+
+@contextlib.contextmanager
+def few_descriptors(more: int) -> Iterator[None]:
+    """This process may have so many more descriptors than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_can_open_nothing_more_gets_all_bytes(tmp_path: Path) -> None:
+    ends = Ends(f"unix:{tmp_path}/s")
+    until(lambda: ends.accepted)
+    with few_descriptors(0):
+        ends.link.send("a", {}, [b"x" * MIB])
+        assert bytes(ends.take()[1][0]) == b"x" * MIB
+    assert lender_of(ends.link)._arena is None
+    assert ends.closed == []
+    ends.close()
+
+
+def test_a_descriptor_that_finds_no_room_is_no_lie(hostile: Hostile) -> None:
+    arena = Arena()
+    with few_descriptors(0):
+        hostile.send(None, [], [arena.descriptor])
+        assert not hostile.borrower.take(arena.size)
+    hostile.send(None, [], [arena.descriptor])
+    assert hostile.borrower.take(arena.size)
+
+
+def test_an_end_that_cannot_map_the_arena_says_so_and_gets_all_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(f"unix:{tmp_path}/s")
+    monkeypatch.setattr(Borrower, "take", lambda self, size: False)
+    for number in range(3):
+        ends.link.send("a", {}, [bytes([number]) * MIB])
+        assert bytes(ends.take()[1][0]) == bytes([number]) * MIB
+        until(lambda: lender_of(ends.link)._arena is None)
+    assert ends.link.lent_messages == 0
+    assert ends.closed == []
+    ends.close()
+
+
+def test_arenas_leave_most_descriptors_to_others() -> None:
+    first = os.dup(0)
+    taken = [first]
+    with few_descriptors(30):
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        while taken[-1] < soft // 4:
+            taken.append(os.dup(0))
+        with pytest.raises(OSError, match="Too many open files"):
+            Arena()
+    for descriptor in taken:
+        os.close(descriptor)
+    assert Arena().descriptor == first
 
 
 def test_ends_that_do_not_agree_use_the_socket(ends: Ends, tmp_path: Path) -> None:
@@ -122,6 +232,10 @@ def test_random_sizes_types_and_layouts(
     ends = Ends("tcp://127.0.0.1:0" if path == "tcp" else f"unix:{tmp_path}/s")
     draw, values = random.Random(7), np.random.default_rng(7)
     kept: list[tuple[memoryview, bytes]] = []
+    ends.link.send("a", {}, [bytes(MIB)])
+    ends.take()
+    if path != "tcp":
+        until(lambda: lender_of(ends.link)._shared)
     for number in range(60):
         arrays = []
         for _ in range(draw.randint(1, 4)):
@@ -151,7 +265,9 @@ def test_segments_are_used_again(ends: Ends) -> None:
         del parts
         time.sleep(0.002)
     assert ends.link.lent_messages == 40
-    assert segments_of() <= 2 * 6, "made anew instead of used again"
+    arena = lender_of(ends.link)._arena
+    assert arena is not None
+    assert memory_of(arena) <= 6 * MIB, "made anew instead of used again"
 
 
 def test_what_is_kept_stays_as_it_is(ends: Ends) -> None:
@@ -166,7 +282,20 @@ def test_what_is_kept_stays_as_it_is(ends: Ends) -> None:
     assert [int(array[-1]) for array in kept] == list(range(6))
     del kept
     gc.collect()
-    until(lambda: segments_of() == 0)
+    until(lambda: arenas() == 0)
+
+
+def test_what_is_kept_after_the_end_of_a_link_keeps_no_other_memory(hostile: Hostile) -> None:
+    arena = hostile.shares()
+    arena.fill(0, 8 * MIB)
+    messages = [hostile.send(start * MIB, [MIB])[0] for start in range(8)]
+    del messages[5:], messages[:2]
+    gc.collect()
+    hostile.borrower.close()
+    assert memory_of(arena) == 3 * MIB
+    del messages[1]
+    gc.collect()
+    assert memory_of(arena) == 2 * MIB
 
 
 def test_no_room_means_socket(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +306,6 @@ def test_no_room_means_socket(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> No
     ends.link.send("a", {}, [bytes(MIB)])
     assert len(ends.take()[1][0]) == MIB
     assert ends.link.lent_messages == 0
-    assert segments_of() == 0
     monkeypatch.undo()
     # Not tried again at once: a try costs as much as the transfer.
     ends.link.send("a", {}, [bytes(MIB)])
@@ -197,22 +325,21 @@ def test_old_segments_give_way_to_other_sizes(ends: Ends, monkeypatch: pytest.Mo
     for size in (MIB, 3 * MIB, 200 * 1024, MIB, 3 * MIB):
         ends.link.send("a", {}, [bytes(size)])
         assert len(ends.take()[1][0]) == size
-        until(lambda: ends.link._lender is not None and not ends.link._lender._lent)
+        until(lambda: not lender_of(ends.link)._lent)
     assert ends.link.lent_messages == 5
-    borrower = ends.accepted[0]._borrower
-    assert borrower is not None
-    assert len(borrower._mapped) == 1, "what gave way is not kept at the other end"
+    arena = lender_of(ends.link)._arena
+    assert arena is not None
+    assert memory_of(arena) == 3 * MIB, "what gave way is not kept"
 
 
-def test_a_message_that_cannot_be_encoded_leaves_no_segment_on_loan(ends: Ends) -> None:
-    lender = ends.link._lender
-    assert lender is not None
+def test_a_message_that_cannot_be_encoded_leaves_nothing_on_loan(ends: Ends) -> None:
+    lender = lender_of(ends.link)
     with pytest.raises(WireError):
         ends.link.send("a", {"thing": object()}, [bytes(MIB)])
     assert lender._lent == {}
     ends.link.send("a", {}, [bytes(MIB)])
     assert len(ends.take()[1][0]) == MIB
-    assert lender._numbers == 1
+    assert lender._total == size_class(MIB)
 
 
 CHILD = """
@@ -221,6 +348,9 @@ from pathways_lab.runtime.reactor import Reactor
 reactor = Reactor("child", lambda *_: None, lambda *_: None)
 reactor.start()
 link = reactor.connect(sys.argv[1], bytes.fromhex(sys.argv[2]), {"name": "child"}, bulk=True)
+link.send("a", {"n": 9}, [bytes([9]) * (1 << 20)])
+while not link._lender._shared:
+    time.sleep(0.01)
 for number in range(4):
     link.send("a", {"n": number}, [bytes([number]) * (1 << 20)])
 assert link.lent_messages == 4
@@ -240,14 +370,16 @@ def test_a_killed_sender_leaves_nothing_behind(tmp_path: Path) -> None:
     assert child.stdout is not None
     with child, child.stdout:
         assert child.stdout.readline() == b"sent\n"
-        until(lambda: len(ends.got) == 4)
+        until(lambda: len(ends.got) == 5)
         child.send_signal(signal.SIGKILL)
         child.wait()
     until(lambda: ends.closed)
-    assert [bytes(parts[0][:2]) for _, parts in ends.got] == [bytes([n, n]) for n in range(4)]
+    assert [bytes(parts[0][:2]) for _, parts in ends.got] == [
+        bytes([n, n]) for n in (9, 0, 1, 2, 3)
+    ]
     ends.got.clear()
     gc.collect()
-    until(lambda: segments_of() == 0)
+    until(lambda: arenas() == 0)
     ends.close()
     if Path("/dev/shm").is_dir():
         assert set(os.listdir("/dev/shm")) <= before
@@ -275,6 +407,13 @@ class Hostile:
         self.decoder.advance(count, messages)
         return messages
 
+    def shares(self) -> Arena:
+        """An arena that the borrower has mapped."""
+        arena = Arena()
+        self.send(None, [], [arena.descriptor])
+        assert self.borrower.take(arena.size)
+        return arena
+
     def close(self) -> None:
         self.borrower.close()
         self.ours.close()
@@ -288,88 +427,95 @@ def hostile() -> Iterator[Hostile]:
     made.close()
 
 
-def test_a_fair_segment_is_taken(hostile: Hostile) -> None:
-    segment = Segment(1, MIB)
-    segment.memory[:3] = b"abc"
-    (message,) = hostile.send((1, MIB, True, []), [3, 100], [segment.descriptor])
+def test_a_fair_claim_is_taken(hostile: Hostile) -> None:
+    arena = hostile.shares()
+    arena.memory[MIB : MIB + 3] = b"abc"
+    (message,) = hostile.send(MIB, [3, 100])
     assert bytes(message.buffers[0]) == b"abc"
     with pytest.raises(WireError, match="in use"):
-        hostile.send((1, MIB, False, []), [3])
-
-
-def test_a_segment_in_use_cannot_be_withdrawn(hostile: Hostile) -> None:
-    first, second = Segment(1, MIB), Segment(2, MIB)
-    (kept,) = hostile.send((1, MIB, True, []), [3], [first.descriptor])
-    with pytest.raises(WireError, match="in use or unknown was withdrawn"):
-        hostile.send((2, MIB, True, [1]), [3], [second.descriptor])
-    assert len(kept.buffers[0]) == 3
+        hostile.send(MIB, [3])
 
 
 def test_a_mapping_that_is_gone_leaves_no_descriptor(hostile: Hostile) -> None:
-    segment = Segment(1, MIB)
-    before = len(os.listdir("/proc/self/fd"))
-    assert hostile.send((1, MIB, True, []), [3], [segment.descriptor])
+    before = descriptors()
+    hostile.shares()
     hostile.borrower.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize(
-    ("claim", "lengths", "given"),
+    ("claim", "lengths"),
     [
-        ((1, MIB, True, []), [3], 0),
-        ((1, MIB, False, []), [3], 0),
-        ((1, 2 * MIB, True, []), [3], 1),
-        ((1, MIB, True, []), [MIB, 1], 1),
-        ((1, MIB, True, [7]), [3], 1),
-        ((1, MIB, True, [[]]), [3], 1),
-        (("1", MIB, True, []), [3], 1),
-        ((1, MIB), [3], 1),
-        (5, [3], 1),
-        ((1, MIB, True, []), [3], 9),
+        (SPAN, [3]),
+        (SPAN - mmap.PAGESIZE, [mmap.PAGESIZE + 1]),
+        (-mmap.PAGESIZE, [3]),
+        (100, [3]),
+        (0, []),
+        ("1", [3]),
+        (True, [3]),
+        ([[]], [3]),
     ],
 )
-def test_wrong_claims_are_refused(
-    hostile: Hostile, claim: Any, lengths: list[int], given: int
-) -> None:
-    segment = Segment(1, MIB)
-    with pytest.raises((WireError, segments.SegmentError)):
-        hostile.send(claim, lengths, [segment.descriptor] * given)
+def test_wrong_claims_are_refused(hostile: Hostile, claim: Any, lengths: list[int]) -> None:
+    arena = hostile.shares()
+    arena.fill(SPAN - 2 * mmap.PAGESIZE, 2 * mmap.PAGESIZE)
+    with pytest.raises(WireError):
+        hostile.send(claim, lengths)
+
+
+def test_a_claim_without_an_arena_is_refused(hostile: Hostile) -> None:
+    with pytest.raises(WireError, match="is none"):
+        hostile.send(0, [3])
+
+
+def test_wrong_offers_are_refused(hostile: Hostile) -> None:
+    arena = Arena()
+    assert not hostile.borrower.take(arena.size), "it came without its descriptor"
+    for size in (arena.size + 1, "1", None):
+        hostile.send(None, [], [arena.descriptor])
+        with pytest.raises(segments.SegmentError):
+            hostile.borrower.take(size)
+    hostile.borrower.close()
+    hostile.shares()
+    with pytest.raises(segments.SegmentError, match="twice"):
+        hostile.borrower.take(arena.size)
 
 
 def test_memory_that_could_be_taken_away_is_refused(hostile: Hostile) -> None:
     """Reading memory that was cut off kills a process: without the seal nothing is mapped."""
     descriptor = os.memfd_create("open", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, MIB)
-    with pytest.raises(WireError, match="sealed"):
-        hostile.send((1, MIB, True, []), [3], [descriptor])
+    hostile.send(None, [], [descriptor])
+    with pytest.raises(segments.SegmentError, match="sealed"):
+        hostile.borrower.take(MIB)
     os.close(descriptor)
-    sealed = Segment(2, MIB)
+    sealed = Arena()
     with pytest.raises(PermissionError):
         os.ftruncate(sealed.descriptor, 10)
     assert fcntl.fcntl(sealed.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
 
 
 def test_links_without_shared_memory_refuse_claims() -> None:
-    frame = b"".join(encode("x", {}, [b"abc"], (1, MIB, False, [])))
+    frame = b"".join(encode("x", {}, [b"abc"], 0))
     with pytest.raises(WireError, match="shares no memory"):
         Decoder().feed(frame)
 
 
 def test_a_false_return_closes_only_its_link(ends: Ends) -> None:
-    ends.link.send("\0return", {"segments": [99]})
+    ends.link.send("\0return", {"parts": [99]})
     until(lambda: len(ends.closed) == 2)
     assert any("not on loan" in reason for reason in ends.closed)
 
 
 def test_descriptors_do_not_pile_up(hostile: Hostile) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    segment = Segment(1, MIB)
+    arena = Arena()
     for _ in range(8):
-        hostile.send(None, [], [segment.descriptor])
+        hostile.send(None, [], [arena.descriptor])
     with pytest.raises(segments.SegmentError, match="too many"):
-        hostile.send(None, [], [segment.descriptor])
+        hostile.send(None, [], [arena.descriptor])
     hostile.borrower.close()
-    del segment
+    del arena
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -401,6 +547,27 @@ def test_pages_that_lie_unused_are_bounded() -> None:
 def test_a_lender_stops_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MOST", MIB)
     lender = Lender()
+    assert lender.offer() is not None
+    lender.answered(True)
     data = [memoryview(bytes(SHARED_FROM))]
     lent = [lender.lend(data) for _ in range(10)]
     assert sum(entry is not None for entry in lent) == MIB // size_class(SHARED_FROM)
+
+
+def test_parts_of_an_arena_never_meet_and_gaps_grow_together_again() -> None:
+    draw, gaps = random.Random(5), _Gaps(1000)
+    parts: dict[int, int] = {}
+    for _ in range(3000):
+        if parts and draw.random() < 0.5:
+            start = draw.choice(sorted(parts))
+            gaps.give(start, parts.pop(start))
+        else:
+            size = draw.randint(1, 90)
+            place = gaps.take(size)
+            if place is not None:
+                parts[place] = size
+        ends = [(start, start + size) for start, size in parts.items()]
+        ends += zip(gaps._starts, gaps._ends, strict=True)
+        ends.sort()
+        assert [0, *(end for _, end in ends)] == [*(start for start, _ in ends), 1000]
+        assert all(a < b for a, b in zip(gaps._ends, gaps._starts[1:], strict=False))
