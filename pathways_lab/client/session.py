@@ -132,12 +132,19 @@ class Session:
         return self._upload(arrays.host_bytes(leaf, kind, name), on.placed(kind, layout), name)
 
     def _upload(self, data: np.ndarray[Any, Any], placed: Placed, name: str) -> Handle:
-        with HeldBack():
-            buffer = self.connection.new_buffer()
-            handle = Handle(self, buffer, placed, name)
-        # It may take long, so Ctrl-C gets through: then the handle goes, with all that is there.
-        self.data.upload(buffer, data, placed)
-        return handle
+        handle: Handle | None = None
+        try:
+            with HeldBack():
+                buffer = self.connection.new_buffer()
+                handle = Handle(self, buffer, placed, name)
+            # It may take long, so Ctrl-C gets through: then all goes that is there of it.
+            self.data.upload(buffer, data, placed)
+            return handle
+        except BaseException:
+            if handle is not None:
+                # At once: a traceback may keep the handle for long.
+                self.connection.drop(handle.buffer_id)
+            raise
 
     def constant(self, prepared: Prepared, number: int, ref: Ref, source: Constant) -> Handle:
         """The uploaded form of a constant of a program, made once."""

@@ -436,7 +436,9 @@ class Control:
 
     def _upload_lost(self, event: UploadLost) -> None:
         buffer = self.state.store.find(event.buffer, event.client)
-        if buffer is not None and not buffer.maker and buffer.owner == event.client:
+        if buffer is None:
+            self.uploads.orphans.pop(event.buffer, None)
+        elif not buffer.maker and buffer.owner == event.client:
             self.uploads.give_up(buffer, event.failure)
 
     def _run_submitted(self, event: RunSubmitted) -> None:

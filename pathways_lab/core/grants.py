@@ -55,6 +55,8 @@ class Grants:
         while True:
             if state.settled or state.spoiled:
                 self.outcomes.work()
+            if state.store.unwanted:
+                self.uploads.let_go()
             if state.woken:
                 self._look(state.woken.popleft())
             elif not (self._admit() or self._grant() or self._give_up()):

@@ -90,6 +90,7 @@ class Store:
     """All buffers.  references: those that clients have taken, by the takers' numbers.
 
     freed: per slice, what hosts are to forget since this was last taken.
+    unwanted: uploads that nobody can use any more and that have not come.
     """
 
     ledger: Ledger
@@ -97,6 +98,7 @@ class Store:
     by_slice: dict[SliceId, set[int]] = field(default_factory=dict)
     freed: dict[SliceId, list[int]] = field(default_factory=dict)
     references: dict[int, BufferRecord] = field(default_factory=dict)
+    unwanted: list[BufferRecord] = field(default_factory=list)
 
     def find(self, number: int, client: str) -> BufferRecord | None:
         """What a client calls *number*: a buffer of its own, or one that it has taken."""
@@ -197,9 +199,12 @@ class Store:
         if record.claims or record.state == "freed":
             return
         wanted = record.held and record.failure is None
-        if not wanted and (record.maker or record.state != "promised"):
-            self.uncount(record)  # an upload that nobody wants any more still arrives
+        coming = not record.maker and record.state == "promised"
+        if not wanted and not coming:
+            self.uncount(record)
         if wanted or record.reads or not record.made:
+            if coming and not record.held and not record.reads and not record.made:
+                self.unwanted.append(record)
             return
         if record.stored:
             record.stored = False

@@ -7,7 +7,8 @@ like everybody else.
 Rule for maintainers: an upload is resident when all hosts have its bytes, in
 their own memory; it takes device memory at the launch of its first reader, in
 the order of the grants.  Its bytes count from its admission on, and no reader
-is admitted before.  One that was declared *ahead* asks for memory when a first
+is admitted before.  They count as long as somebody has a handle or reads it, whether
+its bytes have come or not.  One that was declared *ahead* asks for memory when a first
 run reads it: what nobody reads yet can keep nobody from beginning.
 
 Paper: section 4.6 (object store).
@@ -138,6 +139,19 @@ class Uploads:
             self.ahead.discard(buffer.id)
         if buffer.state == "freed" and not buffer.maker and not buffer.admitted:
             self.state.admission.remove(buffer=buffer)
+
+    def let_go(self) -> None:
+        """Free uploads that nobody can use any more, and what of them still comes.
+
+        Their bytes may never come: a client is interrupted, or a link breaks, while it sends.
+        """
+        unwanted, self.state.store.unwanted = self.state.store.unwanted, []
+        for buffer in unwanted:
+            if buffer.state == "promised":
+                self.ahead.discard(buffer.id)
+                self.state.admission.remove(buffer=buffer)
+                self.reject(buffer.id, self.state.alive(buffer.arriving))
+                self.state.store.make(buffer)
 
     def lose(self, buffer: BufferRecord, failure: Failure) -> None:
         """The bytes will never come, or there is no place for them."""

@@ -62,7 +62,7 @@ class FakeLab:
     """A lab of one process.  held: runs wait for :meth:`release`.
 
     messages: ``(op, fields)`` from the client, in order.  fetches: questions to hosts.
-    failing: name of a function whose runs fail.
+    failing: name of a function whose runs fail.  declared: uploads that are not dropped.
     """
 
     def __init__(self, hosts: int = 4) -> None:
@@ -81,6 +81,7 @@ class FakeLab:
         self.arrays: dict[int, Any] = {}
         self._uploads: dict[int, tuple[dict[str, Any], dict[int, Any]]] = {}
         self._gone: set[int] = set()
+        self.declared: set[int] = set()
         self._fetches: list[tuple[Link, dict[str, Any]]] = []
         self._data_links: set[Link] = set()
         self.fetches = 0
@@ -227,14 +228,20 @@ class FakeLab:
         else:
             forget()
 
+    def _on_declare(self, fields: dict[str, Any], _: Any) -> None:
+        self.declared.add(fields["buffer"])
+
     def _on_drop(self, fields: dict[str, Any], _: Any) -> None:
         def drop() -> None:
+            self.declared.difference_update(fields["buffers"])
             for buffer in fields["buffers"]:
                 self.arrays.pop(buffer, None)
                 self._gone.add(buffer)  # its bytes may still be on their way
 
         if self.held:
             self._waiting.append(drop)  # after the runs that read them
+        elif self._late:
+            self._late.append(drop)
         else:
             drop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import BufferDeclared, RunEnded
+from pathways_lab.core.messages import BufferDeclared, FreeBuffers, RunCancelled, RunEnded
 from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import told
@@ -88,12 +88,50 @@ def test_bytes_that_never_come_fail_those_who_read_them_and_nobody_else() -> Non
     script.send(UploadLost(2.0, "feed", "kernel-1", NUMBERS[0], why))
 
 
-def test_what_was_given_up_unread_is_forgotten() -> None:
+def test_bytes_that_nobody_can_use_any_more_need_not_come() -> None:
+    """Their client was interrupted before it sent them: memory goes with the handle."""
+    for ahead in (True, False):
+        script, where = start()
+        plan = script.register(reader(where))
+        script.compiled()
+        declare(script, where, *NUMBERS[:2], ahead=ahead)
+        script.drop(*NUMBERS[:2])
+        assert not script.control.state.store.buffers
+        assert not script.control.uploads.ahead
+        assert max(script.used()) == 0
+        declare(script, where, NUMBERS[2])
+        script.arrive(NUMBERS[2], where)
+        run = script.submit(plan, [NUMBERS[2]])
+        assert run.run in script.order
+        # What comes all the same is freed.
+        script.arrive(NUMBERS[0], where)
+        freed = [n for c in told(script, FreeBuffers) for n in c.buffers]
+        assert NUMBERS[0] in freed
+        script.send(UploadLost(1.0, "feed", "kernel-1", NUMBERS[1], Failure("cancelled", "closed")))
+        assert not script.control.uploads.orphans
+
+
+def test_bytes_that_a_run_waits_for_are_waited_for_without_a_handle() -> None:
     script, where = start()
-    declare(script, where, *NUMBERS)
-    script.drop(*NUMBERS)
-    assert script.control.state.store.buffers  # its bytes may still be under way
-    for number in NUMBERS:
-        script.send(UploadLost(1.0, "feed", "kernel-1", number, Failure("cancelled", "closed")))
+    plan = script.register(reader(where))
+    script.compiled()
+    declare(script, where, NUMBERS[0])
+    run = script.submit(plan, [NUMBERS[0]])
+    script.drop(NUMBERS[0])
+    assert script.control.state.store.buffers
+    script.arrive(NUMBERS[0], where)
+    assert run.run in script.order
+    script.finish_all()
+    assert [c.failure for c in told(script, RunEnded)] == [None]
+
+
+def test_a_run_that_is_cancelled_waits_for_no_bytes() -> None:
+    script, where = start()
+    plan = script.register(reader(where))
+    script.compiled()
+    declare(script, where, NUMBERS[0])
+    run = script.submit(plan, [NUMBERS[0]])
+    script.drop(NUMBERS[0], *run.outputs)
+    script.send(RunCancelled(1.0, "test", "kernel-1", run.run))
     assert not script.control.state.store.buffers
-    assert not script.control.uploads.ahead
+    assert max(script.used()) == 0
