@@ -33,11 +33,13 @@ class Buffer(Pending):
     ticket: shows hosts that this client may read it, if it is another client's.
     witnesses: hosts that together know when it is there, if any do.  asked: they were.
     fed: a host computation makes it (:mod:`pathways_lab.client.feed`).
+    shared: it was published, so others may have it.
     handle: watches its handle, once there is one.
     """
 
     __slots__ = (
-        "__weakref__", "asked", "fed", "handle", "id", "run", "stored", "ticket", "witnesses",
+        "__weakref__", "asked", "fed", "handle", "id", "run", "shared", "stored", "ticket",
+        "witnesses",
     )  # fmt: skip
 
     def __init__(self, identity: int, run: int) -> None:
@@ -46,7 +48,7 @@ class Buffer(Pending):
         self.run = run
         self.ticket: bytes | None = None
         self.witnesses: frozenset[str] = _NOBODY
-        self.asked = self.fed = False
+        self.asked = self.fed = self.shared = False
         self.handle: Watch | None = None
 
 

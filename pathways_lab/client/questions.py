@@ -148,6 +148,12 @@ class Questions:
             raise PathwaysError(answer.failure)
         return answer.fields
 
+    def not_donated(self, buffers: Sequence[Buffer]) -> tuple[int, str, str] | None:
+        """The first of these, which this client has published, that others keep: its number, a
+        message, a remedy."""
+        answer = self.ask("donation", {"buffers": [buffer.id for buffer in buffers]})
+        return answer["refused"] and tuple(answer["refused"])
+
     # --- what is answered: in the reactor's thread -----------------------------------
 
     def refused(self, kind: str, subject: str, failure: Failure) -> None:

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +37,7 @@ from pathways_lab.client.room import Large, Room
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Line
 from pathways_lab.runtime.interrupts import HeldBack
 
 _INLINE_CONSTANT = 1024
@@ -113,8 +114,31 @@ class Session:
         binder = _Binder(self, leaves)
         buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
         if prepared.donated:
-            _check_donation(prepared, buffers)
+            self._check_donation(prepared, buffers)
         return binder, buffers
+
+    def _check_donation(self, prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
+        """Raises PathwaysError while the handles are as they were."""
+        passed = Counter(buffers)
+        shared: dict[int, tuple[Buffer, str, Line]] = {}
+        for number, (to, line) in prepared.donated.items():
+            buffer = buffers[number]
+            if buffer is not None and passed[buffer] > 1:
+                raise failures.failure(
+                    "refused",
+                    f"the same handle is passed twice, and {to!r} donates one of them",
+                    "pass a copy (handle + 0), or do not donate the argument",
+                    line=line,
+                )
+            if buffer is not None and buffer.shared:
+                shared[buffer.id] = buffer, to, line
+        if not shared:
+            return
+        refused = self.connection.questions.not_donated([buffer for buffer, *_ in shared.values()])
+        if refused is not None:
+            number, message, remedy = refused
+            _, to, line = shared[number]
+            raise failures.failure("refused", message, remedy, node=to, line=line)
 
     def _handles(
         self, prepared: Prepared, made: Sequence[Buffer], large: Sequence[Large] = ()
@@ -295,15 +319,3 @@ def _buffer_of(handle: Handle, session: Session) -> Buffer:
 def _known(ref: Ref) -> Layout:
     assert ref.layout is not None, "a prepared program has all layouts"
     return ref.layout
-
-
-def _check_donation(prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
-    for number, (to, line) in prepared.donated.items():
-        buffer = buffers[number]
-        if buffer is not None and sum(other is buffer for other in buffers) > 1:
-            raise failures.failure(
-                "refused",
-                f"the same handle is passed twice, and {to!r} donates one of them",
-                "pass a copy (handle + 0), or do not donate the argument",
-                line=line,
-            )

@@ -40,6 +40,7 @@ def publish(session: Session, name: str, handle: Handle) -> None:
         "weak": handle.type.weak,
         "layout": pack(handle.layout),
     }
+    handle.buffer.shared = True
     session.connection.questions.share("publish", name, handle.buffer, json.dumps(about).encode())
 
 

@@ -85,6 +85,7 @@ from pathways_lab.core.requests import (
     spoiled,
     usable,
     waits_for_devices,
+    why_not_donated,
 )
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.sharing import Sharing
@@ -200,6 +201,11 @@ class Control:
         for client in self.clients:
             state.accounts.of(client)
         return {c: (a, state.quotas.of(c)) for c, a in state.accounts.statement(now).items()}
+
+    def why_not_donated(self, client: str, number: int) -> tuple[str, str] | None:
+        """Message and remedy where others keep what a client calls so, too."""
+        buffer = self.state.store.find(number, client)
+        return None if buffer is None else why_not_donated(buffer)
 
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:

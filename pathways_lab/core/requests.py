@@ -182,18 +182,25 @@ def check_run(
                 f" bytes per device, buffer {number} is on slice {buffer.slice} with"
                 f" {buffer.nbytes:,}"
             )
-        if p in index.donors and (buffer.names or buffer.references):
-            return refusal(
-                f"buffer {number} ({buffer.name or 'unnamed'}) cannot be donated: it is also kept"
-                f" by {keepers(buffer)}",
-                "unpublish it and wait until its takers drop it, or do not donate it",
-            )
+        if p in index.donors and (wrong := why_not_donated(buffer)):
+            return refusal(*wrong)
         if buffer.donor or (p in index.donors and event.inputs.count(number) > 1):
             return refusal(
                 f"buffer {number} ({buffer.name or 'unnamed'}) was donated",
                 "use the result of the call that it was donated to",
             )
     return None
+
+
+def why_not_donated(buffer: BufferRecord) -> tuple[str, str] | None:
+    """Message and remedy where others than its owner's handle keep a buffer."""
+    if not (buffer.names or buffer.references):
+        return None
+    return (
+        f"buffer {buffer.id} ({buffer.name or 'unnamed'}) cannot be donated: it is also kept"
+        f" by {keepers(buffer)}",
+        "unpublish it and wait until its takers drop it, or do not donate it",
+    )
 
 
 def spoiled(

@@ -60,6 +60,8 @@ class Core(Protocol):
 
     def accounts(self, now: float) -> Mapping[str, tuple[Account, Quota]]: ...
 
+    def why_not_donated(self, client: str, number: int) -> tuple[str, str] | None: ...
+
 
 class Rim:
     """Drives one core.
@@ -404,6 +406,12 @@ class Rim:
         ]
         self.peers.client(client, "accounts", {"id": fields["id"], "rows": rows})
 
+    def _donation(self, client: str, fields: dict[str, Any]) -> None:
+        """Which of some buffers a client may not donate: asked for those that it has shared."""
+        wrong = ((int(n), self._core.why_not_donated(client, int(n))) for n in fields["buffers"])
+        refused = next(([number, *why] for number, why in wrong if why is not None), None)
+        self.peers.client(client, "donation", {"id": fields["id"], "refused": refused})
+
     def _island_of(self, host: str) -> str:
         seen = self.registry.hosts.get(host)
         return seen.island if seen is not None else ""
@@ -477,6 +485,7 @@ _QUESTIONS: dict[str, Callable[[Rim, str, dict[str, Any]], None]] = {
     "race": Rim._race,
     "race-go": Rim._race_go,
     "accounts": Rim._account,
+    "donation": Rim._donation,
     "watchdog": Rim._on_stuck,
 }
 

@@ -87,6 +87,10 @@ class Transcript:
         """A question as well."""
         return self._core.accounts(now)
 
+    def why_not_donated(self, client: str, number: int) -> tuple[str, str] | None:
+        """A question as well."""
+        return self._core.why_not_donated(client, number)
+
     def _end(self, why: str) -> None:
         file, self._file = self._file, None
         if file is not None:

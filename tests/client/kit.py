@@ -63,12 +63,14 @@ class FakeLab:
 
     messages: ``(op, fields)`` from the client, in order.  fetches: questions to hosts.
     failing: name of a function whose runs fail.  declared: uploads that are not dropped.
+    kept: buffers that others have.
     """
 
     def __init__(self, hosts: int = 4) -> None:
         self.messages: list[tuple[str, dict[str, Any]]] = []
         self.held = False
         self.failing = ""
+        self.kept: set[int] = set()
         self._waiting: list[Callable[[], None]] = []
         self._late: list[Callable[[], None]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pw-fake-", dir="/tmp")
@@ -250,6 +252,14 @@ class FakeLab:
         for _, submitted in [m for m in self.messages if m[0] == "submit"]:
             if submitted["run"] == fields["run"]:
                 self._end(submitted, failure)
+
+    def _on_publish(self, fields: dict[str, Any], _: Any) -> None:
+        self.kept.add(fields["buffer"])
+        self.say("shared", {"name": fields["name"]})
+
+    def _on_donation(self, fields: dict[str, Any], _: Any) -> None:
+        kept = [[n, f"buffer {n} is kept", "wait"] for n in fields["buffers"] if n in self.kept]
+        self.say("donation", {"id": fields["id"], "refused": kept[0] if kept else None})
 
     def _on_submit(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
         if hear := fields.get("hear"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
+from pathways_lab.client import sharing
 from pathways_lab.client.handles import Handle
 from tests.client.kit import FakeLab, a_slice
 
@@ -78,6 +79,33 @@ def test_what_moves_to_where_it_is_stays_the_input(h: Handle, inc: Any) -> None:
     made = pw.program(lambda w: inc(pw.device_put(w, h.slice)))(h)
     np.testing.assert_array_equal(made.result(), X + 1)
     assert h.is_deleted()
+
+
+def test_what_others_keep_is_refused_at_the_call_and_stays_as_it_was(
+    fake: FakeLab, h: Handle, inc: Any
+) -> None:
+    other = pw.device_put(X, h.slice)
+    sharing.publish(fake.session, "w", h)
+    add = pw.jit(lambda a, b: a + b, on=h.slice, donate_argnums=(0, 1), name="add")
+    works: list[Callable[[], Any]] = [lambda: inc(h), lambda: add(other, h), lambda: program(h)]
+    program = pw.program(lambda w: inc(w))
+    for work in works:
+        with pytest.raises(pw.PathwaysError, match="is kept") as caught:
+            work()
+        failure = caught.value.failure
+        assert (failure.kind, failure.remedy) == ("refused", "wait")
+        assert failure.node in ("inc", "add")
+        assert failure.line.file == __file__
+    assert (h.state, other.state, fake.count("submit")) == ("ready", "ready", 0)
+    np.testing.assert_array_equal(h.result(), X)
+    fake.kept.clear()
+    np.testing.assert_array_equal(add(other, h).result(), 2 * X)
+    assert h.is_deleted()
+
+
+def test_nobody_is_asked_about_what_was_never_shared(fake: FakeLab, h: Handle, inc: Any) -> None:
+    inc(h).result()
+    assert not fake.count("donation")
 
 
 # --- which arguments --------------------------------------------------------------------

@@ -163,7 +163,15 @@ def test_what_is_shared_is_not_donated() -> None:
     plan = pair.script.register(sketch.output(y))
     pair.script.submit(plan, [pair.buffer])
     assert "cannot be donated: it is also kept by its handle and its name 'w'" in pair.refused()
+    control = pair.script.control
+    told_before = control.why_not_donated(ANN, pair.buffer)
+    assert told_before is not None
+    assert told_before[0] == pair.refused()
+    assert control.why_not_donated(BOB, pair.buffer) is None, (
+        "others' buffers are nobody's business"
+    )
     pair.say(HandleUnpublished, ANN, name="w")
+    assert control.why_not_donated(ANN, pair.buffer) is None
     run = pair.script.submit(plan, [pair.buffer])
     pair.script.finish_all()
     assert pair.script.ended[run.run].outcome == "finished"
