@@ -459,6 +459,7 @@ class Connection:
         "shared": lambda self, fields: self.questions.shared(fields),
         "stuck": lambda self, fields: self.questions.answered(fields),
         "accounts": lambda self, fields: self.questions.answered(fields),
+        "named": lambda self, fields: self.questions.answered(fields),
         "donation": lambda self, fields: self.questions.answered(fields),
         "quota": lambda self, fields: self.questions.answered(fields),
         "watchdog": lambda self, fields: self.questions.answered(fields),

@@ -125,8 +125,9 @@ class Slice:
     """A mesh of virtual devices on one island.
 
     shape, axes: sizes and names of the mesh axes.  binding: the physical
-    devices, which may become others.  gone: why its lab is gone, if it is.  Use
-    :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in ``pw.jit``.
+    devices, which may become others.  gone: why its lab is gone, if it is.
+    taken: it is another client's; values on it were taken by name, nothing is computed there.
+    Use :attr:`mesh` wherever JAX takes a mesh, and ``on=slice`` in ``pw.jit``.
     """
 
     def __init__(self, binding: SliceBinding, owner: Owner | None = None) -> None:
@@ -137,7 +138,7 @@ class Slice:
         self.axes = binding.axes
         self.kind = binding.kind
         self.client = VirtualClient(binding.kind)
-        self.released = False
+        self.released = self.taken = False
         self.gone: Failure | None = None
         self.owner = owner
         self._placed: weakref.WeakValueDictionary[tuple[ArrayType, Layout], Placed] = (

@@ -148,8 +148,8 @@ class Prepared:
 
     @property
     def place(self) -> Slice:
-        """One of its slices: the first that it uses."""
-        return self.slices[0]
+        """One of its slices: the first that it uses, and where it may compute."""
+        return next((on for on in self.slices if not on.taken), self.slices[0])
 
     @property
     def released(self) -> bool:

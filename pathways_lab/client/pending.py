@@ -85,14 +85,17 @@ class SliceAnswer(Pending):
 
 
 class NameAnswer(Pending):
-    """The answer to what was asked about a name.  binding, about: of what was taken."""
+    """The answer to what was asked about a name.  buffers: which it is about.
 
-    __slots__ = ("about", "binding", "buffer")
+    bindings: of the slice of each that was taken.  about: what its owner said of them.
+    """
 
-    def __init__(self, buffer: Buffer | None = None) -> None:
+    __slots__ = ("about", "bindings", "buffers")
+
+    def __init__(self, buffers: Sequence[Buffer] = ()) -> None:
         super().__init__()
-        self.buffer = buffer
-        self.binding: SliceBinding | None = None
+        self.buffers = buffers
+        self.bindings: list[SliceBinding] = []
         self.about = b""
 
 

@@ -3,7 +3,8 @@
 Problem: calls of compiled functions say where they run; ordinary operations
 do not.  They run where their operands are.  What has no place yet (zeros,
 random keys, slices of a host array) waits until somebody with a place needs
-it, and is then made there, once per slice.  Operands on two slices are an
+it, and is then made there, once per slice; so does what is made of values that were taken from
+another client, since nothing is computed where those are.  Operands on two slices are an
 error: the user says what moves.
 
 A group of operations stays open until something else on its slice, or a reader
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from jax.core import Tracer
 from jax.extend.core import Literal, jaxprs_in_params
@@ -126,7 +127,7 @@ class _Placer:
         items: dict[Any, Item] = dict(zip(jaxpr.constvars, constants, strict=True))
         items.update(zip(jaxpr.invars, inputs, strict=True))
         for item in inputs:
-            if isinstance(item, Ref):
+            if _has_place(item):
                 self.first = self.first or item.slice
 
         def value_of(atom: Any) -> Any:
@@ -204,7 +205,7 @@ class _Placer:
 
     def _common(self, operands: list[Any], name: str, line: Line) -> Slice:
         """Where a function runs that does not say it: where all its arguments are."""
-        found = dict.fromkeys(x.slice for x in operands if isinstance(x, Ref))
+        found = dict.fromkeys(x.slice for x in operands if _has_place(x))
         if len(found) == 1:
             return next(iter(found))
         names = " and ".join(on.name for on in found) or "no slice"
@@ -272,7 +273,7 @@ class _Placer:
         return list(self._made(operation, on))
 
     def _where(self, equation: Any, operands: list[Any]) -> Slice | None:
-        places = {x.slice: x for x in operands if isinstance(x, Ref)}
+        places = {x.slice: x for x in operands if _has_place(x)}
         for on in jaxprs.slices_of_equation(equation):
             places.setdefault(on, Ref(type_of(equation.outvars[0].aval), on, name="its sharding"))
         if len(places) <= 1:
@@ -368,6 +369,11 @@ class _Placer:
         "pw_move": _move,
         "device_put": _device_put,
     }
+
+
+def _has_place(item: Any) -> TypeGuard[Ref]:
+    """Whether what is computed with a value is computed where it is."""
+    return isinstance(item, Ref) and not item.slice.taken
 
 
 # --- questions about equations ------------------------------------------------------------

@@ -214,7 +214,8 @@ class CapturedProgram:
 def _first_slice(inputs: Sequence[Ref | Given], prepared: Prepared | None) -> Slice | None:
     if prepared is not None:
         return prepared.place
-    return next((item.slice for item in inputs if isinstance(item, Ref)), None)
+    places = (item.slice for item in inputs if isinstance(item, Ref))
+    return next((on for on in places if not on.taken), None)
 
 
 def input_item(index: int, leaf: Any, kind: ArrayType, name: str) -> Ref | Given:

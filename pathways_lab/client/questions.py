@@ -116,17 +116,17 @@ class Questions:
             raise PathwaysError(answer.failure)
 
     def share(
-        self, op: str, name: str, buffer: Buffer | None = None, about: bytes = b""
+        self, op: str, name: str, buffers: Sequence[Buffer] = (), about: bytes = b""
     ) -> NameAnswer:
         """``"publish"``, ``"unpublish"`` or ``"take"`` what has *name*; waits for the answer.
 
-        buffer: the one to publish, or the new one that shall stand for what is taken.
+        buffers: those to publish, or the new ones that shall stand for what is taken.
         Raises PathwaysError when it is refused.
         """
         with self._sharing:
-            answer = self._names[name] = NameAnswer(buffer)
+            answer = self._names[name] = NameAnswer(buffers)
             try:
-                fields = {"name": name} | ({} if buffer is None else {"buffer": buffer.id})
+                fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
                 self._connection.send(op, fields, [about] if about else [])
                 self._connection.board.wait(lambda: answer.done, 60.0, f"an answer about {name!r}")
             finally:
@@ -191,9 +191,12 @@ class Questions:
     def taken(self, fields: dict[str, Any], about: bytes) -> None:
         """What is behind a name, and what its owner said about it."""
         answer = self._names.get(fields["name"])
-        if answer is not None and answer.buffer is not None:
-            answer.buffer.stored, answer.buffer.ticket = fields["stored"], fields["ticket"]
-            answer.binding, answer.about = unpack(SliceBinding, fields["binding"]), about
+        if answer is not None:
+            places = {b.slice: b for b in (unpack(SliceBinding, b) for b in fields["bindings"])}
+            for number, buffer in enumerate(answer.buffers):
+                buffer.stored, buffer.ticket = fields["stored"][number], fields["tickets"][number]
+            answer.bindings = [places[on] for on in fields["slices"]]
+            answer.about = about
             self._connection.board.settle((answer,), None)
 
     def answered(self, fields: dict[str, Any]) -> None:

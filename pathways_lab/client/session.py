@@ -98,7 +98,7 @@ class Session:
         order: which of *leaves* each input is.
         """
         self._check(prepared)
-        buffers = [_buffer_of(leaves[index], self) for index in order]
+        buffers = [buffer_of(leaves[index], self) for index in order]
         with HeldBack():
             return self._handles(prepared, self._calls.add(prepared, buffers))
 
@@ -302,10 +302,10 @@ class _Binder:
 
     def _handle(self, number: int, handle: Handle) -> Buffer:
         self.handles[number] = handle
-        return _buffer_of(handle, self.session)
+        return buffer_of(handle, self.session)
 
 
-def _buffer_of(handle: Handle, session: Session) -> Buffer:
+def buffer_of(handle: Handle, session: Session) -> Buffer:
     """What a run of this session reads.  Raises PathwaysError when it cannot."""
     if handle.session is not session:
         raise failures.failure(

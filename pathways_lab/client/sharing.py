@@ -1,76 +1,91 @@
 """Handles under a name, from one notebook to another, and what each client has and may have.
 
 Problem: what one notebook has made is readable by nobody else, which is right
-until somebody wants to pass it on.  A published handle is described here, in a
-few words that the control plane keeps and does not read, and made again, as a
-handle of its own, by whoever takes it.
+until somebody wants to pass it on.  A published handle, or a tree of them, is described
+(:mod:`pathways_lab.client.described`) in words that the control plane keeps and does not read,
+and made again, of handles of its own, by whoever takes it.
 
-Rule for maintainers: what is taken comes from another client, so its description
-is checked like any message; where it lies is told by the control plane.
+Rule for maintainers: what is taken comes from another client; where it lies is told by the
+control plane.
 
 Paper: section 4.2 (opaque handles), section 4.6 (ownership).
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from pathways_lab.client import failures, requests
 from pathways_lab.client.accounts import Accounts
-from pathways_lab.client.arrays import ArrayType
+from pathways_lab.client.described import describe, read
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.pending import Buffer, NameAnswer
 from pathways_lab.client.requests import bytes_of
-from pathways_lab.client.session import Session
-from pathways_lab.core.layout import Layout
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.client.session import Session, buffer_of
+from pathways_lab.core.topology import SliceBinding
 
 
-def publish(session: Session, name: str, handle: Handle) -> None:
-    """Let other clients take *handle* by *name*.  Raises PathwaysError when refused."""
-    if not isinstance(handle, Handle) or handle.session is not session:
-        raise TypeError(
-            f"only handles of this lab can be published, not {type(handle).__name__}: publish the"
-            " leaves of a tree under names of their own"
-        )
-    about = {
-        "shape": handle.shape,
-        "dtype": handle.type.dtype,
-        "weak": handle.type.weak,
-        "layout": pack(handle.layout),
-    }
-    handle.buffer.shared = True
-    session.connection.questions.share("publish", name, handle.buffer, json.dumps(about).encode())
+def publish(session: Session, name: str, tree: Any) -> None:
+    """Let other clients take *tree* by *name*.  Raises PathwaysError when refused."""
+    handles, about = describe(tree)
+    buffers = [buffer_of(handle, session) for handle in handles]
+    for buffer in buffers:
+        buffer.shared = True
+    session.connection.questions.share("publish", name, buffers, about)
 
 
-def take(session: Session, name: str) -> Handle:
-    """A handle of this client's own to what is published under *name*."""
+def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
+    """Handles of this client's own to what is published under *name*.
+
+    patience: seconds to wait for the name; None: as long as it takes.
+    """
     connection = session.connection
-    buffer = connection.new_buffer()
+    if patience != 0:
+        with contextlib.suppress(TimeoutError):
+            connection.board.wait(
+                lambda: connection.closed is not None or name in connection.topology["published"],
+                patience,
+                f"a publication of {name!r}",
+            )
+    count = connection.questions.ask("named", {"name": name})["count"]
+    buffers = [connection.new_buffer() for _ in range(count)]
     try:
-        answer = connection.questions.share("take", name, buffer)
-    except BaseException:
-        connection.drop(buffer.id)
+        answer = connection.questions.share("take", name, buffers)
+        made = _handles(session, name, buffers, answer)
+    except BaseException as error:
+        connection.drop(*[buffer.id for buffer in buffers])
+        if isinstance(error, KeyError | RecursionError | TypeError | ValueError):
+            raise failures.failure(
+                "refused", f"what is published as {name!r} is described wrongly: {error!r}"
+            ) from error
         raise
-    try:
-        kind, layout = _described(json.loads(answer.about))
-    except (KeyError, TypeError, ValueError) as error:
-        connection.drop(buffer.id)
-        raise failures.failure(
-            "refused", f"what is published as {name!r} is described wrongly: {error!r}"
-        ) from error
-    assert answer.binding is not None
-    on = Slice(answer.binding)
-    connection.following.follow(on)
-    on.name = f"{on.name} of {answer.binding.client}"
-    return Handle(session, buffer, on.placed(kind, layout), name)
+    return made
 
 
-def _described(about: dict[str, Any]) -> tuple[ArrayType, Layout]:
-    shape = tuple(int(size) for size in about["shape"])
-    layout = unpack(Layout, about["layout"])
-    return ArrayType(shape, str(about["dtype"]), bool(about["weak"])), layout
+def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: NameAnswer) -> Any:
+    kinds, tree = read(answer.about, len(buffers))
+    paths = {number: jax.tree_util.keystr(path) for path, number in jax.tree.leaves_with_path(tree)}
+    places = {binding.slice: _place(session, binding) for binding in answer.bindings}
+    handles = [
+        Handle(session, buffer, places[at.slice].placed(*kind), name + paths.get(number, ""))
+        for number, (buffer, at, kind) in enumerate(
+            zip(buffers, answer.bindings, kinds, strict=True)
+        )
+    ]
+    return jax.tree.map(handles.__getitem__, tree)
+
+
+def _place(session: Session, binding: SliceBinding) -> Slice:
+    """A slice of another client's."""
+    on = Slice(binding)
+    session.connection.following.follow(on)
+    on.taken, on.name = True, f"{on.name} of {binding.client}"
+    return on
 
 
 class Sharing:
@@ -78,38 +93,45 @@ class Sharing:
 
     session: Session
 
-    def publish(self, name: str, handle: Handle) -> None:
-        """Let other clients of the lab take *handle* by *name*; nobody can read it otherwise.
+    def publish(self, name: str, tree: Any) -> None:
+        """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.
 
-        name: 1 to 200 characters; using it again for a newer handle moves it.
+        name: 1 to 200 characters; using it again for something newer moves it.
+        tree: a handle, or a tree of handles in dicts, lists and tuples; what was taken from
+            others may be among them.  It goes as a whole: whoever takes it gets all of one
+            publication, never a mixture of two.
 
-        The array stays on its devices, also when this handle dies, until the name
+        The arrays stay on their devices, also when these handles die, until the name
         is taken back (:meth:`unpublish`), moved, or this client leaves.  Those who
-        have taken it until then keep it, even longer than this client stays (but a
+        have taken them until then keep them, even longer than this client stays (but a
         value that is still to be computed then fails with this client's run).  As
-        long as anybody else has it, it cannot be donated.
+        long as anybody else has it, an array cannot be donated.
 
-        Raises PathwaysError when the name is another client's, or the handle is dead.
+        Raises PathwaysError when the name is another client's, or a handle is dead.
 
-        >>> lab.publish("weights", w)                        # doctest: +SKIP
-        >>> w = lab.take("weights")       # in another notebook; doctest: +SKIP
+        >>> lab.publish("weights", {"w": w, "b": b})         # doctest: +SKIP
+        >>> weights = lab.take("weights")       # in another notebook; doctest: +SKIP
         """
-        publish(self.session, requests.name("name", name), handle)
+        publish(self.session, requests.name("name", name), tree)
 
     def unpublish(self, name: str) -> None:
         """Take a name back.  Who has taken the handle keeps it."""
         self.session.connection.questions.share("unpublish", requests.name("name", name))
 
-    def take(self, name: str) -> Handle:
-        """A handle to what another client has published as *name*, at once.
+    def take(self, name: str, wait: bool | float = False) -> Any:
+        """A handle to what another client has published as *name*, or the tree of them, at once.
 
-        It is read like any handle (its value may still come), and can be given to
+        wait: for somebody to publish it, if nobody has (True: as long as it takes, or so many
+            seconds).
+
+        A handle is read like any other (its value may still come), and can be given to
         compiled functions and programs on slices of this client: then it moves
         there.  It counts on its devices until this handle dies too.
 
         Raises PathwaysError when nothing has this name; it says what there is.
         """
-        return take(self.session, requests.name("name", name))
+        patience = requests.patience("wait", wait)
+        return take(self.session, requests.name("name", name), patience)
 
     @property
     def published(self) -> dict[str, str]:

@@ -122,10 +122,20 @@ def slice_of_call(call: BoundCall) -> Slice:
     """Where a call runs: where its function says, else where its handles are."""
     if call.slice is not None:
         return call.slice
-    found = dict.fromkeys(leaf.slice for leaf in call.leaves if isinstance(leaf, Handle))
+    places = dict.fromkeys(leaf.slice for leaf in call.leaves if isinstance(leaf, Handle))
+    found = [on for on in places if not on.taken]
     if len(found) == 1:
-        return next(iter(found))
+        return found[0]
     name = call.function.name
+    if places and not found:
+        raise failures.failure(
+            "refused",
+            f"the arguments of {name!r} are on {next(iter(places)).name}, and nothing is computed"
+            " on another client's slice",
+            f"what was taken moves to one of your own: pw.jit({name}, on=slice),"
+            " or pw.device_put(h, slice)",
+            node=name,
+        )
     if not found:
         raise failures.failure(
             "refused",
@@ -152,7 +162,7 @@ def session_of(place: Slice) -> Session:
             "refused",
             f"slice {place.name} belongs to no running lab",
             "make slices with lab.slice(...) or pw.make_virtual_device_set(); what was taken from"
-            " another client moves to one: pw.jit(f, on=slice), or pw.device_put(h, slice)",
+            " another client moves to one: pw.device_put(h, slice)",
         )
     return session
 

@@ -207,6 +207,10 @@ class Control:
         buffer = self.state.store.find(number, client)
         return None if buffer is None else why_not_donated(buffer)
 
+    def count_published(self, name: str) -> int:
+        """How many buffers are published together under a name; 0 if none are."""
+        return self.sharing.count(name)
+
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:
         """All slices that exist, lost ones included."""
@@ -538,7 +542,7 @@ class Control:
         if why is not None:
             self._refuse(event, f"name {event.name}", why)
         else:
-            self.clients[event.client].references.add(event.buffer)
+            self.clients[event.client].references.update(event.buffers)
 
     def _drop(self, buffer: BufferRecord) -> None:
         self.state.store.drop(buffer)

@@ -321,16 +321,16 @@ class RunsGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class HandlePublished:
-    """A client gives one of its buffers a name under which others may take it.
+    """A client gives buffers that it has a name under which others may take them, all together.
 
-    about: what takers must know of it, as its client wrote it; never looked into.
+    about: what takers must know of them, as its client wrote it; never looked into.
     """
 
     time: float
     cause: str
     client: str
     name: str
-    buffer: Buffer
+    buffers: tuple[Buffer, ...]
     about: bytes = b""
 
 
@@ -346,13 +346,13 @@ class HandleUnpublished:
 
 @dataclass(frozen=True, slots=True)
 class HandleTaken:
-    """A client takes what is published.  buffer: its own number for its reference."""
+    """A client takes what is published.  buffers: its own numbers for its references."""
 
     time: float
     cause: str
     client: str
     name: str
-    buffer: Buffer
+    buffers: tuple[Buffer, ...]
 
 
 Event = (
@@ -582,14 +582,14 @@ class Unpublished:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The client may read *stored*, on *slice*; *buffer* is its own number for it."""
+    """The client may read *stored*, each on one of *slices*; *buffers* are its own numbers."""
 
     cause: str
     client: str
     name: str
-    buffer: Buffer
-    stored: Buffer
-    slice: SliceId
+    buffers: tuple[Buffer, ...]
+    stored: tuple[Buffer, ...]
+    slices: tuple[SliceId, ...]
     about: bytes
 
 

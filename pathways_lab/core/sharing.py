@@ -4,11 +4,12 @@ Problem: a buffer belongs to one client, and nobody else can name it.  Sometimes
 that is not wanted: a model that one notebook trains is what another serves.  So
 its owner *publishes* it under a name, and any client *takes* it by that name.
 
-What is decided here: taking gives a reference of the taker's own, which counts
-like a handle.  So the taker's value outlives the name, the owner's handle and
-the owner himself; the bytes are freed when the last one who has it drops it.
+What is decided here: one name stands for one or many buffers, and they are taken together.
+Taking gives references of the taker's own, which count
+like handles, and can be published too.  So the taker's value outlives the name, the owner's
+handle and the owner himself; the bytes are freed when the last one who has it drops it.
 The name itself counts too, until it is taken back, used for something newer, or
-its owner leaves.  References only read: what is shared is never donated, and
+whoever published it leaves.  References only read: what is shared is never donated, and
 nothing is computed on another's slice.
 
 Rule for maintainers: the store counts; here is only who may.
@@ -17,6 +18,8 @@ Paper: section 4.6 (object store, ownership).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
@@ -33,65 +36,80 @@ from pathways_lab.core.uploads import Uploads
 
 
 class Sharing:
-    """names: by name, who published which buffer, and what takers must know of it."""
+    """names: by name, who published which buffers, and what takers must know of them."""
 
     def __init__(self, state: State, uploads: Uploads) -> None:
         self.state = state
         self.uploads = uploads
-        self.names: dict[str, tuple[str, BufferRecord, bytes]] = {}
+        self.names: dict[str, tuple[str, tuple[BufferRecord, ...], bytes]] = {}
 
     def names_of(self, client: str) -> list[str]:
         """What a client has published."""
         return [name for name, (owner, _, _) in self.names.items() if owner == client]
 
+    def count(self, name: str) -> int:
+        """How many buffers a name stands for; 0 if it is nobody's."""
+        return len(self.names[name][1]) if name in self.names else 0
+
     def publish(self, event: HandlePublished) -> str | Failure | None:
-        """Give a buffer a name; a name of the same client's moves.  Why not, or None."""
+        """Give buffers a name; a name of the same client's moves.  Why not, or None."""
         known = self.names.get(event.name)
         if known is not None and known[0] != event.client:
             return f"{known[0]} has published something under this name: choose another"
-        buffer = self.state.store.buffers.get(event.buffer)
-        if buffer is None or buffer.owner != event.client or not buffer.kept:
-            return "only the client that made a handle can publish it, as long as it has it"
-        if buffer.failure is not None:
-            return buffer.failure
-        if buffer.donor:
-            return "the handle was donated: publish the result of that call"
-        # The new one first: it may be the same buffer.
-        again = known is not None and known[1] is buffer
-        buffer.names.add(event.name)
-        if known is not None and not again:
-            self._end(event.name, known[1])
-        self.names[event.name] = event.client, buffer, event.about
+        buffers: list[BufferRecord] = []
+        for number in event.buffers:
+            buffer = self.state.store.find(number, event.client)
+            if buffer is None or not (buffer.kept or number in buffer.references):
+                return "only a client that has a handle can publish it"
+            if buffer.failure is not None:
+                return buffer.failure
+            if buffer.donor:
+                return "the handle was donated: publish the result of that call"
+            buffers.append(buffer)
+        # The new ones first: some may have the name already.
+        for buffer in buffers:
+            buffer.names.add(event.name)
+        if known is not None:
+            self._end(event.name, {*known[1]} - {*buffers})
+        self.names[event.name] = event.client, tuple(buffers), event.about
         self.state.out.append(Published(self.state.cause, event.client, event.name))
         return None
 
     def unpublish(self, name: str) -> None:
         """Nobody can take it by this name any more."""
-        client, buffer, _ = self.names.pop(name)
-        self._end(name, buffer)
+        client, buffers, _ = self.names.pop(name)
+        self._end(name, buffers)
         self.state.out.append(Unpublished(self.state.cause, client, name))
 
-    def _end(self, name: str, buffer: BufferRecord) -> None:
-        buffer.names.discard(name)
-        self.state.store.settle(buffer)
-        self.uploads.dropped(buffer)
+    def _end(self, name: str, buffers: Iterable[BufferRecord]) -> None:
+        for buffer in sorted({*buffers}, key=lambda b: b.id):
+            buffer.names.discard(name)
+            self.state.store.settle(buffer)
+            self.uploads.dropped(buffer)
 
     def take(self, event: HandleTaken) -> str | None:
-        """Give a client a reference of its own.  Why not, or None."""
+        """Give a client references of its own.  Why not, or None."""
         known = self.names.get(event.name)
         if known is None:
             there = ", ".join(sorted(self.names)) or "nothing"
             return f"nothing is published under this name; there is {there}"
-        if self.state.store.in_use(event.buffer) or event.buffer < 1:
-            return f"the number {event.buffer} is in use"
-        owner, buffer, about = known
+        numbers = event.buffers
+        for number in numbers:
+            if self.state.store.in_use(number) or number < 1:
+                return f"the number {number} is in use"
+        if len({*numbers}) < len(numbers):
+            return "two of them have the same number"
+        owner, buffers, about = known
         if owner == event.client:
             return "this client has published it itself, and has the handle"
-        self.state.store.refer(buffer, event.client, event.buffer)
+        if len(numbers) != len(buffers):
+            return f"it is {len(buffers)} arrays, and {len(numbers)} were asked for: take it again"
+        for number, buffer in zip(numbers, buffers, strict=True):
+            self.state.store.refer(buffer, event.client, number)
         cause, client = self.state.cause, event.client
-        self.state.out.append(
-            Taken(cause, client, event.name, event.buffer, buffer.id, buffer.slice, about)
-        )
-        if buffer.state != "promised":
-            self.state.out.append(Resolved(cause, client, (event.buffer,), buffer.failure))
+        stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
+        self.state.out.append(Taken(cause, client, event.name, numbers, stored, slices, about))
+        for number, buffer in zip(numbers, buffers, strict=True):
+            if buffer.state != "promised":
+                self.state.out.append(Resolved(cause, client, (number,), buffer.failure))
         return None

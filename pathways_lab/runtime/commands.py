@@ -255,12 +255,14 @@ class Commands:
     def _taken(self, taken: m.Taken) -> None:
         """The client reads from hosts by itself, and shows them that it may."""
         number = self._registry.clients[taken.client].number
-        self._registry.taken.add((number, taken.slice))
+        places = dict.fromkeys(taken.slices)
+        self._registry.taken.update([(number, on) for on in places])
         fields = {
             "name": taken.name,
             "stored": taken.stored,
-            "binding": pack(self._registry.bindings[taken.slice]),
-            "ticket": self._ticket(taken.stored, number),
+            "slices": taken.slices,
+            "bindings": [pack(self._registry.bindings[on]) for on in places],
+            "tickets": [self._ticket(stored, number) for stored in taken.stored],
         }
         self._tell.client(taken.client, "taken", fields, [taken.about])
 

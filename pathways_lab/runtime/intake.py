@@ -34,8 +34,8 @@ _ASKED = {
 }
 """By what their client knows the questions that it waits for: a word, and the field behind it."""
 _NAME_LENGTH = 200
-_ABOUT_BYTES = 1 << 16
-"""What the description of a published handle may take."""
+_ABOUT_BYTES = 1 << 18
+"""What the description of what is published may take: some thousand arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,14 +328,23 @@ def _name(fields: dict[str, Any]) -> str:
     return name
 
 
+def _numbers(letter: _Letter) -> tuple[int, ...]:
+    numbers = letter.fields["buffers"]
+    if type(numbers) is not list:
+        raise TypeError("buffers is no list")
+    _own(letter.client, numbers, "buffer")
+    return tuple(numbers)
+
+
 def _publish(letter: _Letter) -> m.Event:
-    name, buffer, about = _name(letter.fields), _integer(letter.fields, "buffer"), b""
-    _own(letter.client, [buffer], "buffer")
-    if letter.buffers:
-        about = bytes(letter.buffers[0])
+    name, numbers = _name(letter.fields), _numbers(letter)
+    about = bytes(letter.buffers[0]) if letter.buffers else b""
     if len(about) > _ABOUT_BYTES:
-        raise ValueError(f"the description of a handle takes {len(about):,} bytes")
-    return m.HandlePublished(letter.time, letter.cause, letter.client.name, name, buffer, about)
+        raise ValueError(
+            f"the description of what is published takes {len(about):,} bytes;"
+            f" {_ABOUT_BYTES:,} are allowed"
+        )
+    return m.HandlePublished(letter.time, letter.cause, letter.client.name, name, numbers, about)
 
 
 def _unpublish(letter: _Letter) -> m.Event:
@@ -344,9 +353,8 @@ def _unpublish(letter: _Letter) -> m.Event:
 
 
 def _take(letter: _Letter) -> m.Event:
-    name, buffer = _name(letter.fields), _integer(letter.fields, "buffer")
-    _own(letter.client, [buffer], "buffer")
-    return m.HandleTaken(letter.time, letter.cause, letter.client.name, name, buffer)
+    name, numbers = _name(letter.fields), _numbers(letter)
+    return m.HandleTaken(letter.time, letter.cause, letter.client.name, name, numbers)
 
 
 _HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {

@@ -62,6 +62,8 @@ class Core(Protocol):
 
     def why_not_donated(self, client: str, number: int) -> tuple[str, str] | None: ...
 
+    def count_published(self, name: str) -> int: ...
+
 
 class Rim:
     """Drives one core.
@@ -406,6 +408,11 @@ class Rim:
         ]
         self.peers.client(client, "accounts", {"id": fields["id"], "rows": rows})
 
+    def _named(self, client: str, fields: dict[str, Any]) -> None:
+        """How many buffers a name stands for: who takes them needs as many numbers."""
+        count = self._core.count_published(str(fields["name"]))
+        self.peers.client(client, "named", {"id": fields["id"], "count": count})
+
     def _donation(self, client: str, fields: dict[str, Any]) -> None:
         """Which of some buffers a client may not donate: asked for those that it has shared."""
         wrong = ((int(n), self._core.why_not_donated(client, int(n))) for n in fields["buffers"])
@@ -486,6 +493,7 @@ _QUESTIONS: dict[str, Callable[[Rim, str, dict[str, Any]], None]] = {
     "race-go": Rim._race_go,
     "accounts": Rim._account,
     "donation": Rim._donation,
+    "named": Rim._named,
     "watchdog": Rim._on_stuck,
 }
 

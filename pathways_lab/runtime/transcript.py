@@ -91,6 +91,10 @@ class Transcript:
         """A question as well."""
         return self._core.why_not_donated(client, number)
 
+    def count_published(self, name: str) -> int:
+        """A question as well."""
+        return self._core.count_published(name)
+
     def _end(self, why: str) -> None:
         file, self._file = self._file, None
         if file is not None:

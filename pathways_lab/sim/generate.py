@@ -197,7 +197,7 @@ class RandomClient:
 
     asked: slices that are not refused.  ended: by run, how often it ended and how.
     resolved: by buffer, outcomes.  contents: what must be in every buffer of its own.
-    taken: by its number for it, what it has taken of others.
+    taken: by its number for it, the buffer that it has taken of others.
     """
 
     world: World
@@ -214,7 +214,7 @@ class RandomClient:
     ended: dict[int, list[RunEnded]] = field(default_factory=dict)
     resolved: dict[int, list[Resolved]] = field(default_factory=dict)
     contents: dict[int, int] = field(default_factory=dict)
-    taken: dict[int, Taken] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     left: bool = False
     _next: int = 0
@@ -275,9 +275,10 @@ class RandomClient:
             self.asked.pop(int(command.subject.split()[1]), None)
             self._begin_to_work()
         elif isinstance(command, Taken):
-            self.taken[command.buffer] = command
-            if self.rng.random() < self.shape.drop:
-                self.world.agenda.after(self.rng.random() * 0.02, self._drop_taken, command.buffer)
+            for number, stored in zip(command.buffers, command.stored, strict=True):
+                self.taken[number] = stored
+                if self.rng.random() < self.shape.drop:
+                    self.world.agenda.after(self.rng.random() * 0.02, self._drop_taken, number)
         elif isinstance(command, Resolved):
             for buffer in command.buffers:
                 self.resolved.setdefault(buffer, []).append(command)
@@ -305,10 +306,10 @@ class RandomClient:
         name = f"result {self.rng.randint(1, 2)}"
         if self.rng.random() < 0.5 and outputs:
             buffer = self.rng.choice(outputs)
-            self.send(lambda t: HandlePublished(t, "publish", self.name, name, buffer))
+            self.send(lambda t: HandlePublished(t, "publish", self.name, name, (buffer,)))
         else:
             number = self._number()
-            self.send(lambda t: HandleTaken(t, "take", self.name, name, number))
+            self.send(lambda t: HandleTaken(t, "take", self.name, name, (number,)))
 
     def _work(self) -> None:
         for number in range(self.rng.randint(1, self.shape.programs)):

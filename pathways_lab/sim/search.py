@@ -210,7 +210,7 @@ def _kept(world: World, clients: list[RandomClient]) -> str:
         if client.left:
             continue
         own = [b for b, handle in client.handles.items() if not handle.gone]
-        wanted = {b: b for b in own} | {n: taken.stored for n, taken in client.taken.items()}
+        wanted = {b: b for b in own} | client.taken
         for number, stored in wanted.items():
             told = client.resolved.get(number, [])
             if not told or told[-1].failure is not None:

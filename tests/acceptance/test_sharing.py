@@ -45,8 +45,15 @@ def test_published_taken_computed_with_and_kept(lab: pw.Lab, other: pw.Lab) -> N
     for island in ("island0", "island1"):
         mine = pw.jit(double, on=other.slice((4,), ("d",), island=island))
         assert np.array_equal(mine(taken).result(timeout=60), 4 * W)
-    with pytest.raises(pw.PathwaysError, match="moves to one"):
+    with pytest.raises(pw.PathwaysError, match="another client's slice"):
         taken + 1
+    # It is published on, in a tree, and comes back to whom it came from.
+    other.publish("tree", {"w": taken, "more": (taken + mine(W),)})
+    tree = lab.take("tree", wait=60)
+    assert np.array_equal(tree["w"].result(timeout=60), 2 * W)
+    assert np.array_equal(tree["more"][0].result(timeout=60), 4 * W)
+    other.unpublish("tree")
+    del tree
     until(lambda: {lab.name, "bob"} <= lab.accounts().clients.keys(), 10)
     until(lambda: lab.accounts().clients["bob"].dcn_bytes >= W.nbytes, 10)
     # Neither the name, nor the owner's handle, nor his slice is needed any more.

@@ -8,10 +8,11 @@ of its own, with JAX's own ``device_put`` for transfers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class FakeLab:
 
     messages: ``(op, fields)`` from the client, in order.  fetches: questions to hosts.
     failing: name of a function whose runs fail.  declared: uploads that are not dropped.
-    kept: buffers that others have.
+    kept: buffers that others have.  published: by name; the client may take its own.
     """
 
     def __init__(self, hosts: int = 4) -> None:
@@ -71,6 +72,7 @@ class FakeLab:
         self.held = False
         self.failing = ""
         self.kept: set[int] = set()
+        self.published: dict[str, tuple[list[int], bytes]] = {}
         self._waiting: list[Callable[[], None]] = []
         self._late: list[Callable[[], None]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pw-fake-", dir="/tmp")
@@ -118,6 +120,7 @@ class FakeLab:
                 for island in ("island0", "island1")
             ],
             "slices": [],
+            "published": dict.fromkeys(self.published, "bob"),
         }  # fmt: skip
 
     # --- what tests do with it ----------------------------------------------------------
@@ -165,11 +168,11 @@ class FakeLab:
         self._control.call_later(0.05, done.set)
         assert done.wait(30)
 
-    def say(self, op: str, fields: dict[str, Any]) -> None:
+    def say(self, op: str, fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """A message to the client."""
         assert self._link is not None
         with contextlib.suppress(LinkClosed):
-            self._link.send(op, fields)
+            self._link.send(op, fields, buffers)
 
     def close(self) -> None:
         self.connection.close()
@@ -236,7 +239,7 @@ class FakeLab:
     def _on_drop(self, fields: dict[str, Any], _: Any) -> None:
         def drop() -> None:
             self.declared.difference_update(fields["buffers"])
-            for buffer in fields["buffers"]:
+            for buffer in set(fields["buffers"]) - self.kept:
                 self.arrays.pop(buffer, None)
                 self._gone.add(buffer)  # its bytes may still be on their way
 
@@ -253,9 +256,33 @@ class FakeLab:
             if submitted["run"] == fields["run"]:
                 self._end(submitted, failure)
 
-    def _on_publish(self, fields: dict[str, Any], _: Any) -> None:
-        self.kept.add(fields["buffer"])
+    def _on_publish(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
+        self.kept.update(fields["buffers"])
+        self.published[fields["name"]] = fields["buffers"], bytes(buffers[0])
+        self.say("topology", self._topology(2))
         self.say("shared", {"name": fields["name"]})
+
+    def _on_named(self, fields: dict[str, Any], _: Any) -> None:
+        numbers, _ = self.published.get(fields["name"], ([], b""))
+        self.say("named", {"id": fields["id"], "count": len(numbers)})
+
+    def _on_take(self, fields: dict[str, Any], _: Any) -> None:
+        """As if another client had published it: from slice 7 of bob's."""
+        name = fields["name"]
+        if name not in self.published:
+            failure = Failure("refused", f"name {name}: nothing is published under this name")
+            self.say("refused", {"subject": f"name {name}", "failure": pack(failure)})
+            return
+        stored, about = self.published[name]
+        taken = dataclasses.replace(binding((2,), ("x",), 2 << 32 | 7), client="bob")
+        self._bindings[taken.slice] = taken
+        self.arrays.update(
+            {n: self.arrays[s] for n, s in zip(fields["buffers"], stored, strict=True)}
+        )
+        more = {"slices": [taken.slice] * len(stored), "bindings": [pack(taken)]}
+        tickets = [b"may"] * len(stored)
+        self.say("taken", {"name": name, "stored": stored, "tickets": tickets, **more}, [about])
+        self.say("resolved", {"resolved": [[fields["buffers"], None]]})
 
     def _on_donation(self, fields: dict[str, Any], _: Any) -> None:
         kept = [[n, f"buffer {n} is kept", "wait"] for n in fields["buffers"] if n in self.kept]

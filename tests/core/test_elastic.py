@@ -408,11 +408,11 @@ def test_others_who_read_a_suspended_clients_values_wait_with_it() -> None:
     script = Script(islands=2)
     where = script.slice(4, island="island0")
     weights = script.upload(where, 4)
-    script.send(HandlePublished(0.0, "p", ME, "w", weights))
+    script.send(HandlePublished(0.0, "p", ME, "w", (weights,)))
     script.client(BOB)
     theirs = script.slice(4, client=BOB, island="island1")
     number = (2 << 32) | 1
-    script.send(HandleTaken(0.0, "t", BOB, "w", number))
+    script.send(HandleTaken(0.0, "t", BOB, "w", (number,)))
     sketch = Sketch("moved")
     (moved,) = sketch.call("g", theirs, [sketch.input(where, 4)], [4])
     plan = script.register(sketch.output(moved), client=BOB)

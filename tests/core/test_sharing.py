@@ -33,13 +33,13 @@ class Pair:
         self.anns = self.script.slice(2)
         self.bobs = self.script.slice(2, client=BOB)
         self.buffer = self.script.upload(self.anns, 8, arrive=arrive)
-        self.say(HandlePublished, ANN, name="w", buffer=self.buffer, about=b"8 bytes")
+        self.say(HandlePublished, ANN, name="w", buffers=(self.buffer,), about=b"8 bytes")
 
     def say(self, kind: type[Event], client: str, **fields: object) -> None:
         self.script.send(kind(time=0.0, cause="test", client=client, **fields))  # type: ignore[call-arg, arg-type]
 
     def take(self, number: int = NUMBER) -> None:
-        self.say(HandleTaken, BOB, name="w", buffer=number)
+        self.say(HandleTaken, BOB, name="w", buffers=(number,))
 
     def drop(self, client: str, number: int) -> None:
         self.say(BuffersDropped, client, buffers=(number,))
@@ -68,7 +68,8 @@ def test_who_takes_may_read_and_who_does_not_may_not() -> None:
     assert "belongs to another client" in pair.refused()
     pair.take()
     (taken,) = told(pair.script, Taken)
-    assert (taken.stored, taken.slice, taken.about) == (pair.buffer, pair.anns, b"8 bytes")
+    assert (taken.stored, taken.slices) == ((pair.buffer,), (pair.anns,))
+    assert taken.about == b"8 bytes"
     assert pair.script.resolved[NUMBER] is None
     count = len(pair.script.refused)
     plan = pair.script.register(pair.moves(), client=BOB)
@@ -175,7 +176,7 @@ def test_what_is_shared_is_not_donated() -> None:
     run = pair.script.submit(plan, [pair.buffer])
     pair.script.finish_all()
     assert pair.script.ended[run.run].outcome == "finished"
-    pair.say(HandlePublished, ANN, name="w", buffer=pair.buffer)
+    pair.say(HandlePublished, ANN, name="w", buffers=(pair.buffer,))
     assert "was donated" in pair.refused()
 
 
@@ -191,21 +192,69 @@ def test_nothing_is_computed_on_anothers_slice() -> None:
 def test_names() -> None:
     pair = Pair()
     newer = pair.script.upload(pair.anns, 8)
-    pair.say(HandlePublished, BOB, name="w", buffer=pair.script.upload(pair.bobs, 8, client=BOB))
+    pair.say(
+        HandlePublished, BOB, name="w", buffers=(pair.script.upload(pair.bobs, 8, client=BOB),)
+    )
     assert "kernel-1 has published something under this name" in pair.refused()
-    pair.say(HandlePublished, BOB, name="v", buffer=pair.buffer)
-    assert "only the client that made a handle" in pair.refused()
+    pair.say(HandlePublished, BOB, name="v", buffers=(pair.buffer,))
+    assert "only a client that has a handle" in pair.refused()
     pair.say(HandleUnpublished, BOB, name="w")
     assert "not published by this client" in pair.refused()
-    pair.say(HandleTaken, ANN, name="w", buffer=1 << 32 | 99)
+    pair.say(HandleTaken, ANN, name="w", buffers=(1 << 32 | 99,))
     assert "has the handle" in pair.refused()
-    pair.say(HandleTaken, BOB, name="x", buffer=NUMBER)
+    pair.say(HandleTaken, BOB, name="x", buffers=(NUMBER,))
     assert "there is w" in pair.refused()
     pair.drop(ANN, pair.buffer)
     assert not pair.freed
-    pair.say(HandlePublished, ANN, name="w", buffer=newer)  # moves the name
+    pair.say(HandlePublished, ANN, name="w", buffers=(newer,))  # moves the name
     assert pair.freed
     pair.take()
     pair.take()
     assert "in use" in pair.refused()
-    assert told(pair.script, Taken)[-1].stored == newer
+    assert told(pair.script, Taken)[-1].stored == (newer,)
+
+
+def test_what_was_taken_can_be_published_and_outlives_its_owner_and_its_publisher() -> None:
+    pair = Pair()
+    pair.take()
+    pair.script.client("eve")
+    pair.say(HandlePublished, BOB, name="again", buffers=(NUMBER,), about=b"bob's words")
+    pair.say(HandleTaken, "eve", name="again", buffers=(3 << 32 | 1,))
+    assert told(pair.script, Taken)[-1].stored == (pair.buffer,)
+    assert told(pair.script, Taken)[-1].about == b"bob's words"
+    pair.say(ClientLeft, ANN, reason="left")
+    assert pair.script.control.sharing.names_of(BOB) == ["again"]
+    pair.say(ClientLeft, BOB, reason="left")
+    assert not pair.script.control.sharing.names
+    assert not pair.freed
+    pair.drop("eve", 3 << 32 | 1)
+    assert (pair.freed, pair.used) == (True, 0)
+
+
+def test_one_name_for_many_is_taken_as_a_whole_or_not_at_all() -> None:
+    pair = Pair()
+    control = pair.script.control
+    other = pair.script.upload(pair.anns, 16)
+    pair.say(HandlePublished, ANN, name="w", buffers=(pair.buffer, other, other))
+    assert (control.count_published("w"), control.count_published("x")) == (3, 0)
+    for numbers in ((NUMBER,), (NUMBER, NUMBER + 1, NUMBER + 1)):
+        pair.say(HandleTaken, BOB, name="w", buffers=numbers)
+    assert [r.failure.message for r in pair.script.refused[-2:]] == [
+        "name w: it is 3 arrays, and 1 were asked for: take it again",
+        "name w: two of them have the same number",
+    ]
+    numbers = (NUMBER, NUMBER + 1, NUMBER + 2)
+    pair.say(HandleTaken, BOB, name="w", buffers=numbers)
+    (taken,) = told(pair.script, Taken)
+    assert (taken.buffers, taken.stored) == (numbers, (pair.buffer, other, other))
+    assert all(pair.script.resolved[number] is None for number in numbers)
+    # The name goes on to one of them: the others lose it, and nobody else has those.
+    pair.say(HandlePublished, ANN, name="w", buffers=(other,))
+    for number in (*numbers, pair.buffer):
+        pair.drop(ANN if number == pair.buffer else BOB, number)
+    assert (pair.freed, pair.used) == (True, 16)
+    gone = pair.script.upload(pair.anns, 8)
+    pair.drop(ANN, gone)
+    pair.say(HandlePublished, ANN, name="w", buffers=(other, gone))
+    assert "only a client that has a handle" in pair.refused()
+    assert control.count_published("w") == 1, "a refused publication changes nothing"

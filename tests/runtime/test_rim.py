@@ -104,21 +104,21 @@ def test_hosts_hear_who_has_left_and_count_who_lies(lab: Lab) -> None:
 
 
 def test_who_takes_a_handle_gets_a_ticket_and_all_hear_of_names(lab: Lab) -> None:
-    lab.rim.happened(m.HandlePublished(0.0, "c", "kernel-1", "w", ONE + 5))
+    lab.rim.happened(m.HandlePublished(0.0, "c", "kernel-1", "w", (ONE + 5,)))
     lab.core.answer = lambda event: [
         m.Published("c", "kernel-1", "w"),
-        m.Taken("c", "kernel-2", "w", 2 << 32 | 1, ONE + 5, ONE, b"about"),
+        m.Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about"),
     ]
-    lab.rim.from_client("kernel-2", "take", {"name": "w", "buffer": 2 << 32 | 1}, [], 1)
+    lab.rim.from_client("kernel-2", "take", {"name": "w", "buffers": [2 << 32 | 1]}, [], 1)
     assert lab.clients[0].of("topology")[-1]["published"] == {"w": "kernel-1"}
     (taken,) = lab.clients[1].of("taken")
-    assert (taken["stored"], taken["ticket"]) == (ONE + 5, ticket(ONE + 5, 2))
+    assert (taken["stored"], taken["tickets"]) == ((ONE + 5,), [ticket(ONE + 5, 2)])
     lab.core.answer = lambda event: [m.Unpublished("c", "kernel-1", "w")]
     lab.rim.from_client("kernel-1", "unpublish", {"name": "w"}, [], 1)
     assert lab.clients[1].of("topology")[-1]["published"] == {}
     for name in ("", "x" * 201, 7):
-        lab.rim.from_client("kernel-2", "take", {"name": name, "buffer": 2 << 32 | 2}, [], 1)
-    lab.rim.from_client("kernel-2", "publish", {"name": "w", "buffer": ONE + 5}, [], 1)
+        lab.rim.from_client("kernel-2", "take", {"name": name, "buffers": [2 << 32 | 2]}, [], 1)
+    lab.rim.from_client("kernel-2", "publish", {"name": "w", "buffers": [ONE + 5]}, [], 1)
     assert lab.rim.rejected == 4
     assert lab.clients[1].of("refused")[-1]["subject"] == f"buffer {ONE + 5}"
 
@@ -255,7 +255,7 @@ def test_malformed_messages_are_refused_with_the_reason(
         ("suspend", {"whose": 3, "request": 6}, "wish 6"),
         ("resume", {"whose": "x", "island": 3, "request": 7}, "wish 7"),
         ("lease", {"island": "i0", "order": True, "patience": "x"}, "lease i0"),
-        ("publish", {"name": "", "buffer": ONE}, "name "),
+        ("publish", {"name": "", "buffers": [ONE]}, "name "),
         ("quota", {"whom": 3, "devices": 1, "nbytes": None, "id": 8}, "question 8"),
     ],
 )
