@@ -3,7 +3,8 @@
 Problem: arithmetic between the nodes of a program (a learning-rate step, a sum
 of gradients, a slice of a batch) must run on devices too, in as few launches
 as possible and in the user's order.  Consecutive operations on one slice
-become one function.
+become one function; where equal operations on equal types come again, the same one: a loop
+does not trace and export ``h + 1`` in each of its turns.
 
 Rule for maintainers: operations are replayed exactly as JAX recorded them.
 
@@ -12,13 +13,15 @@ Paper: section 4.2 (nodes of a program are compiled functions).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
-from pathways_lab.client import lines
+from pathways_lab.client import arrays, lines
 from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.graph import CallNode, Ref
@@ -56,13 +59,18 @@ class Group:
         read = (x for op in operations for x in op.operands if isinstance(x, Ref))
         inputs = tuple(dict.fromkeys(ref for ref in read if ref not in self.made))
         name, line = _name(operations), lines.of_equation(operations[-1].equation)
-        body = Body(
-            Replay(operations, inputs, outputs, name),
-            name,
-            [ref.type for ref in inputs],
-            labels=[ref.name or str(ref.type) for ref in inputs],
-            line=line,
-        )
+        key = _key(operations, inputs, outputs)
+        body = None if key is None else _bodies.get(key)
+        if body is None:
+            body = Body(
+                Replay(operations, inputs, outputs, name),
+                name,
+                [ref.type for ref in inputs],
+                labels=[ref.name or str(ref.type) for ref in inputs],
+                line=line,
+            )
+        if key is not None:
+            _bodies[key] = body
         return CallNode(body, self.slice, inputs, outputs, name, line, glue=True)
 
     def _live(self, wanted: set[Ref]) -> list[Operation]:
@@ -73,6 +81,40 @@ class Group:
                 kept.append(operation)
                 live.update(x for x in operation.operands if isinstance(x, Ref))
         return kept[::-1]
+
+
+_bodies: weakref.WeakValueDictionary[Any, Body] = weakref.WeakValueDictionary()
+"""By what they compute, those that nodes have: of the captures that are going on."""
+
+
+def _key(
+    operations: Sequence[Operation], inputs: Sequence[Ref], outputs: Sequence[Ref]
+) -> tuple[Any, ...] | None:
+    """Equal for groups that are one function; None where that cannot be told."""
+    numbers = {ref: number for number, ref in enumerate(inputs)}
+    steps: list[Any] = []
+    try:
+        for operation in operations:
+            steps.append(jax_private.replayed_like(operation.equation))
+            steps += [
+                numbers[x] if isinstance(x, Ref) else _constant(x) for x in operation.operands
+            ]
+            for ref in operation.results:
+                numbers[ref] = len(numbers)
+                steps.append(ref.type)
+        key = (
+            tuple([ref.type for ref in inputs]), tuple([numbers[ref] for ref in outputs]),
+            jax_private.trace_context(), *steps,
+        )  # fmt: skip
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _constant(value: Any) -> tuple[Any, ...]:
+    data = np.asarray(value)
+    return type(value), arrays.host_type(value), data.tobytes()
 
 
 def _name(operations: Sequence[Operation]) -> str:

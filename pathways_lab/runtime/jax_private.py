@@ -224,6 +224,44 @@ def replay(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def replayed_like(equation: Any) -> tuple[Any, ...]:
+    """Equal for equations whose replays with the same operands are the same; if it has a hash."""
+    parameters = [each for each in equation.params.items() if each[0] not in _RULES]
+    scopes = str(equation.source_info.name_stack)
+    return equation.primitive, equation.ctx, scopes, _strictly(sorted(parameters))
+
+
+_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
+"""Parameters that say how to differentiate: for each use of a function others."""
+
+
+def _strictly(value: Any) -> Any:
+    """Different for values that only compare equal (1, 1.0, True; 0.0, -0.0)."""
+    if isinstance(value, tuple | list):
+        return (type(value), *map(_strictly, value))
+    if isinstance(value, float | complex):
+        return type(value), repr(value)
+    if isinstance(value, _core.ClosedJaxpr) and not value.consts:
+        return _code(value.jaxpr)
+    return type(value), value
+
+
+def _code(jaxpr: Any) -> tuple[Any, ...]:
+    """A jaxpr without the names of its variables."""
+    numbers: dict[Any, int] = {}
+
+    def told(atom: Any) -> tuple[Any, ...]:
+        if isinstance(atom, _core.Literal):
+            return atom.aval, type(atom.val), np.asarray(atom.val).tobytes()
+        return atom.aval, numbers.setdefault(atom, len(numbers))
+
+    return (
+        *map(told, (*jaxpr.constvars, *jaxpr.invars)),
+        *((replayed_like(each), *map(told, (*each.invars, *each.outvars))) for each in jaxpr.eqns),
+        *map(told, jaxpr.outvars),
+    )
+
+
 def whole_tracebacks() -> Any:
     """A context in which JAX leaves tracebacks whole, so that they tell who raised an error."""
     context: Any = _config.traceback_filtering
