@@ -1,8 +1,8 @@
-"""What a lab has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.verify()``,
-``lab.chaos``.
+"""What a lab has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.memory()``,
+``lab.verify()``, ``lab.chaos``.
 
-Problem: a lab that stands still must say why, do as it was told, find the device
-that computes wrong, and let itself be tried.
+Problem: a lab that stands still, or is full, must say why, do as it was told, find the
+device that computes wrong, and let itself be tried.
 
 Rule for maintainers: a part of :class:`pathways_lab.Lab`; thin, like it.
 
@@ -16,12 +16,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from pathways_lab.client import failures, replaying, requests, scopes, verifying
+from pathways_lab.client import failures, replaying, requests, scopes, variables, verifying
 from pathways_lab.client.chaos import Chaos
 from pathways_lab.client.cluster import Device
 from pathways_lab.client.devices import Slice
+from pathways_lab.client.memory import Memory
 from pathways_lab.client.session import Session
 from pathways_lab.client.verifying import Verification
+from pathways_lab.core.holdings import Holdings
 from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import attach
@@ -77,6 +79,22 @@ class Care:
         asked = {"seconds": requests.seconds("seconds", seconds)}
         packed = self.session.connection.questions.ask("stuck", asked)["story"]
         return None if packed is None else unpack(Stuck, packed)
+
+    def memory(self) -> Memory:
+        """Every value on devices: who has it, where, how many bytes, and why it is kept.
+
+        The answer prints as a table, the largest value first, with sums by device and by
+        owner; ``.values``, ``.runs``, ``.devices``, ``.owners`` have it as data.  Bytes are
+        those that the lab counts: values, and what runs under way have reserved.
+
+        An owner of the lab sees everything.  Others see their own values, values that they
+        have taken, and sums of the rest.  It is asked for now and costs nothing before.
+
+        >>> lab.memory().values[0].why                       # doctest: +SKIP
+        ('a handle is held', 'published as 'weights'')
+        """
+        answer = self.session.connection.questions.ask("memory", {})["holdings"]
+        return Memory.of(unpack(Holdings, answer), variables.of_caller())
 
     def on_stuck(
         self, action: Action, *, after: float = 30.0, silence: float | None = 60.0

@@ -461,6 +461,7 @@ class Connection:
         "accounts": lambda self, fields: self.questions.answered(fields),
         "named": lambda self, fields: self.questions.answered(fields),
         "donation": lambda self, fields: self.questions.answered(fields),
+        "memory": lambda self, fields: self.questions.answered(fields),
         "quota": lambda self, fields: self.questions.answered(fields),
         "watchdog": lambda self, fields: self.questions.answered(fields),
         "slice-waiting": lambda self, fields: self.questions.slice_waits(fields),

@@ -18,11 +18,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
-from pathways_lab.client import failures, layouts
+from pathways_lab.client import failures, layouts, lines
 from pathways_lab.client.arrays import ArrayType, shard_bytes
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.devices import Placed, Slice
@@ -81,7 +82,7 @@ class DataLinks:
 
     # --- up -----------------------------------------------------------------------
 
-    def upload(self, buffer: Buffer, data: np.ndarray[Any, Any], placed: Placed) -> None:
+    def upload(self, buffer: Buffer, data: np.ndarray[Any, Any], placed: Placed, name: str) -> None:
         """Send *data* to where *placed* says; *buffer* is pending until it has arrived.
 
         data: the whole array as it travels (:func:`arrays.host_bytes`).
@@ -90,7 +91,8 @@ class DataLinks:
         binding = on.binding
         places = boxes(layout, kind.shape)
         description = upload_fields(buffer.id, on.id, kind.shape, kind.dtype, layout)
-        connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout)})
+        origin = {"name": name, "line": list(astuple(lines.of_caller()))}
+        connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout), **origin})
         description["generation"] = binding.generation
         for host, devices in binding.by_host.items():
             self._uploads.setdefault(host, weakref.WeakSet()).add(buffer)

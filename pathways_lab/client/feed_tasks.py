@@ -303,6 +303,7 @@ class HostTasks:
             "slice": on.id,
             "nbytes": shard_bytes(place.kind, place.layout),
             "ahead": True,
+            "name": "feed",
         }
         connection.send("declare", description)
         return buffer

@@ -162,7 +162,7 @@ class Session:
                 buffer = self.connection.new_buffer()
                 handle = Handle(self, buffer, placed, name)
             # It may take long, so Ctrl-C gets through: then all goes that is there of it.
-            self.data.upload(buffer, data, placed)
+            self.data.upload(buffer, data, placed, name)
             return handle
         except BaseException:
             if handle is not None:

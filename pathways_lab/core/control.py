@@ -34,6 +34,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.forgetting import Forgetting
 from pathways_lab.core.gangs import IslandOrder
 from pathways_lab.core.grants import Grants
+from pathways_lab.core.holdings import Holdings, holdings
 from pathways_lab.core.messages import (
     BufferDeclared,
     BuffersDropped,
@@ -210,6 +211,10 @@ class Control:
     def count_published(self, name: str) -> int:
         """How many buffers are published together under a name; 0 if none are."""
         return self.sharing.count(name)
+
+    def holdings(self, client: str) -> Holdings:
+        """What lies on devices, as far as *client* may read it."""
+        return holdings(self.state, client, self.clients[client].owner)
 
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:
@@ -441,7 +446,10 @@ class Control:
             self.uploads.reject(event.buffer, record.hosts if record else ())
             self._refuse(event, subject, failure or "its slice is unknown")
             return
-        buffer = state.store.create(event.buffer, event.client, event.slice, event.nbytes, "upload")
+        name, where = event.name or "upload", event.slice
+        buffer = state.store.create(
+            event.buffer, event.client, where, event.nbytes, name, line=event.line
+        )
         self.uploads.declare(buffer, record.binding.hosts, event.ahead)
 
     def _upload_lost(self, event: UploadLost) -> None:
@@ -473,12 +481,20 @@ class Control:
             self._still_born(event, failure)
             return
         outputs = []
-        for number, value_id in zip(event.outputs, index.plan.outputs, strict=True):
+        made = zip(event.outputs, index.plan.outputs, index.lines, strict=True)
+        for number, value_id, line in made:
             value = index.plan.values[value_id]
             assert value.slice is not None  # check_plan saw to it
             outputs.append(
                 state.store.create(
-                    number, event.client, value.slice, value.nbytes, value.name, event.run
+                    number,
+                    event.client,
+                    value.slice,
+                    value.nbytes,
+                    value.name,
+                    event.run,
+                    index.plan.name,
+                    line,
                 )
             )
         self.grants.submit(event, index, inputs, tuple(outputs))

@@ -80,8 +80,7 @@ class Ledger:
             client, devices = self.payers[slice_id]
             found[client] = found.get(client, 0) + nbytes * devices
         for mine in self.reserved.values():
-            nbytes = sum([line[mine.position] * self.cells[c].devices for c, line in mine.need])
-            found[mine.client] = found.get(mine.client, 0) + nbytes
+            found[mine.client] = found.get(mine.client, 0) + self.reserves(mine)
         return found
 
     def recount(self) -> list[int]:
@@ -117,6 +116,10 @@ class Ledger:
         self.accounts.change(client, nbytes * devices)
         if nbytes < 0:
             self.released = True
+
+    def reserves(self, mine: Reservation) -> int:
+        """What a reservation holds now, on all devices together."""
+        return sum([line[mine.position] * self.cells[c].devices for c, line in mine.need])
 
     def lacking(self, need: Need, given: Mapping[int, int]) -> tuple[int, ...]:
         """Cells on which a run does not fit now.  given: held bytes that it takes over."""
@@ -167,11 +170,9 @@ class Ledger:
         """The run's reservation ends; what it leaves behind is held from now on."""
         mine = self.reserved.pop(run, None)
         if mine is not None:
-            total = 0
             for cell, line in mine.need:
                 self.used[cell] -= line[mine.position]
-                total -= line[mine.position] * self.cells[cell].devices
-            self.accounts.change(mine.client, total)
+            self.accounts.change(mine.client, -self.reserves(mine))
             self.released = True
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathways_lab.core.elastic_messages import ElasticCommand, ElasticEvent
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
-from pathways_lab.core.program import Plan, SliceId
+from pathways_lab.core.program import NO_LINE, Line, Plan, SliceId
 from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten, RunWaited
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.core.upload_messages import UploadEvent
@@ -40,6 +40,7 @@ class HostJoined:
 
     block: the shape in which they are wired (1 to 3 dimensions, () for a row);
         an island's hosts are stacked along the first one, in name order.
+    memory: bytes per device that may be used.
     """
 
     time: float
@@ -49,7 +50,6 @@ class HostJoined:
     devices: int
     kind: str
     memory: int
-    """Bytes per device that the ledger may hand out."""
     block: tuple[int, ...] = ()
 
 
@@ -73,10 +73,7 @@ class SlicesLost:
 
 @dataclass(frozen=True, slots=True)
 class ClientJoined:
-    """number: the high 32 bits of the client's ids (0: of no particular ones).
-
-    owner: it may decide for all: policies, quotas, an island's order.
-    """
+    """number: the high 32 bits of its ids (0: of no particular ones).  owner: decides for all."""
 
     time: float
     cause: str
@@ -143,6 +140,8 @@ class BufferDeclared:
     slice: SliceId
     nbytes: int
     ahead: bool = False
+    name: str = ""  # this and the line: for people
+    line: Line = NO_LINE
 
 
 @dataclass(frozen=True, slots=True)

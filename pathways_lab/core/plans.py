@@ -20,7 +20,7 @@ from pathways_lab.core.functions import FunctionKey, Functions
 from pathways_lab.core.layout import boxes
 from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.liveness import Need, Profile
-from pathways_lab.core.program import Call, Plan, SliceId
+from pathways_lab.core.program import Call, Line, Plan, SliceId
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceBinding
 
@@ -57,6 +57,7 @@ class PlanIndex:
     """Per step: its slices, hosts, function, producers and consumers; per input: its readers.
 
     results: per step, the output positions that it makes; touches: makes or reads.
+    lines: per output position, the user's line that makes it.
     uses: per output position, how many steps touch it.
     inner: per step, whether it is a gang that only other steps of the plan know.
     gates: steps that may be granted only when their inputs are resident.
@@ -85,6 +86,7 @@ class PlanIndex:
     donors: Mapping[int, int]
     results: tuple[tuple[int, ...], ...]
     touches: tuple[tuple[int, ...], ...]
+    lines: tuple[Line, ...]
     uses: tuple[int, ...]
     inner: tuple[bool, ...]
     waits: tuple[int, ...]
@@ -245,6 +247,7 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         donors=donors,
         results=tuple(map(tuple, results)),
         touches=tuple(map(tuple, touches)),
+        lines=tuple(plan.steps[maker[v]].node.line for v in plan.outputs),
         uses=tuple(sum(p in step for step in touches) for p in range(len(plan.outputs))),
         inner=tuple(
             key is not None and not reading and not touching

@@ -54,6 +54,9 @@ class Line:
         return str(self) if name == self.file else f"{name}, line {self.number}: {self.text}"
 
 
+NO_LINE = Line()
+"""Where nobody knows."""
+
 called: Callable[[str], str] = str
 """What users call a file; set by whoever knows the cells of a notebook."""
 

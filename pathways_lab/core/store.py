@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.ledger import Ledger
 from pathways_lab.core.lifecycles import BUFFER
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import NO_LINE, Line, SliceId
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +33,7 @@ class BufferRecord:
     """One logical buffer.
 
     nbytes: on each device of *slice*.
+    program, line: the program that makes it; the user's line that does, or that uploaded it.
     kept: its owner has a handle.  names: under which it is published.
     references: of other clients, by their own numbers for it.
     apart: the reservation of the run that makes it covers it no longer.
@@ -44,6 +45,7 @@ class BufferRecord:
     arriving: of an upload, the hosts that do not have all their parts.
     claims: runs, in order of submission, that read it and are not granted that
         far, with the number of arguments that it is.
+    used: a run was submitted that reads it.
     reads: arguments of runs that it is and that have not ended that far.
     donor: the run that consumes it; taken: the donor's reservation covers it.
     watched: runs to look at again when something of this changes.
@@ -56,6 +58,8 @@ class BufferRecord:
     nbytes: int
     name: str
     maker: int = 0
+    program: str = ""
+    line: Line = NO_LINE
     state: str = BUFFER.start
     failure: Failure | None = None
     kept: bool = True
@@ -69,6 +73,7 @@ class BufferRecord:
     stored: bool = False
     arriving: set[str] = field(default_factory=set)
     claims: dict[int, int] = field(default_factory=dict)
+    used: bool = False
     reads: int = 0
     donor: int = 0
     taken: bool = False
@@ -113,10 +118,18 @@ class Store:
         return number in self.buffers or number in self.references
 
     def create(
-        self, buffer: int, owner: str, slice_id: SliceId, nbytes: int, name: str, maker: int = 0
+        self,
+        buffer: int,
+        owner: str,
+        slice_id: SliceId,
+        nbytes: int,
+        name: str,
+        maker: int = 0,
+        program: str = "",
+        line: Line = NO_LINE,
     ) -> BufferRecord:
         """A promised buffer: an upload, or an output of run *maker*."""
-        record = BufferRecord(buffer, owner, slice_id, nbytes, name, maker)
+        record = BufferRecord(buffer, owner, slice_id, nbytes, name, maker, program, line)
         self.buffers[buffer] = record
         self.by_slice.setdefault(slice_id, set()).add(buffer)
         return record
@@ -153,6 +166,7 @@ class Store:
         """A run was submitted that reads the buffer."""
         record.claims[run] = record.claims.get(run, 0) + 1
         record.reads += 1
+        record.used = True
 
     def pass_by(self, record: BufferRecord, run: int) -> None:
         """The run's last reader of the buffer is granted, or never will be."""

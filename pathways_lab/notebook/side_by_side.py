@@ -26,9 +26,10 @@ from pathways_lab.client import lab as labs
 from pathways_lab.client import requests
 from pathways_lab.client.lab import Lab
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.holdings import size
 from pathways_lab.notebook.compare import Comparison, settle
 from pathways_lab.notebook.frozen import Bundle
-from pathways_lab.notebook.text import duration, size
+from pathways_lab.notebook.text import duration
 from pathways_lab.pipeline import ways as known
 from pathways_lab.pipeline.measured import (
     BETWEEN,

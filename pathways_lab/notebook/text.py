@@ -29,15 +29,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def size(nbytes: float) -> str:
-    """A number of bytes in few characters: ``"1.5 MiB"``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.3g} TiB"
-
-
 def merged_note(resolution: float) -> str:
     """Said where bars stand for more than one gang.  resolution: seconds."""
     return f"bars closer than {duration(resolution)} are drawn as one"

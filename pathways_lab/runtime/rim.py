@@ -22,6 +22,7 @@ from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.accounts import Account
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.holdings import Holdings
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import not_an_owner
@@ -63,6 +64,8 @@ class Core(Protocol):
     def why_not_donated(self, client: str, number: int) -> tuple[str, str] | None: ...
 
     def count_published(self, name: str) -> int: ...
+
+    def holdings(self, client: str) -> Holdings: ...
 
 
 class Rim:
@@ -419,6 +422,11 @@ class Rim:
         refused = next(([number, *why] for number, why in wrong if why is not None), None)
         self.peers.client(client, "donation", {"id": fields["id"], "refused": refused})
 
+    def _memory(self, client: str, fields: dict[str, Any]) -> None:
+        """What lies on devices, as far as the client may read it."""
+        found = pack(self._core.holdings(client))
+        self.peers.client(client, "memory", {"id": fields["id"], "holdings": found})
+
     def _island_of(self, host: str) -> str:
         seen = self.registry.hosts.get(host)
         return seen.island if seen is not None else ""
@@ -494,6 +502,7 @@ _QUESTIONS: dict[str, Callable[[Rim, str, dict[str, Any]], None]] = {
     "accounts": Rim._account,
     "donation": Rim._donation,
     "named": Rim._named,
+    "memory": Rim._memory,
     "watchdog": Rim._on_stuck,
 }
 

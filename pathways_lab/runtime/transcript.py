@@ -27,6 +27,7 @@ import msgpack
 from pathways_lab.core.accounts import Account
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.holdings import Holdings
 from pathways_lab.core.messages import Command, Event, PolicyChosen, PolicySet
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.policies import BuiltIn, RemotePolicy
@@ -94,6 +95,10 @@ class Transcript:
     def count_published(self, name: str) -> int:
         """A question as well."""
         return self._core.count_published(name)
+
+    def holdings(self, client: str) -> Holdings:
+        """A question as well."""
+        return self._core.holdings(client)
 
     def _end(self, why: str) -> None:
         file, self._file = self._file, None

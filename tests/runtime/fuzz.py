@@ -238,6 +238,7 @@ def letters(number: int) -> list[Said]:
         ("stuck", {"seconds": 1.0, "id": 6}, []),
         ("accounts", {"id": 7}, []),
         ("donation", {"buffers": [high | 11], "id": 8}, []),
+        ("memory", {"id": 8}, []),
         ("race", {"race": high | 1, "island": "i0", "orders": {"i0/h0": [0]}}, []),
         ("race-go", {"race": high | 1}, []),
         ("watch", {"on": False}, []),

@@ -42,6 +42,7 @@ def test_who_was_invited_decides_for_nobody_else(lab: Lab) -> None:
         ("stuck", {"seconds": "x", "id": 3}),
         ("accounts", {}),
         ("donation", {"buffers": ["x"], "id": 3}),
+        ("memory", {}),
         ("quota", {"whom": 3, "devices": 1, "nbytes": None, "id": 1}),
         ("quota", {"whom": "x", "devices": -1, "nbytes": None, "id": 1}),
     ],
