@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.pmap import pmap
     from pathways_lab.client.program import device_put, program
     from pathways_lab.client.simulation import Machine, compare_policies, simulate
+    from pathways_lab.client.under_way import Cancelled
     from pathways_lab.core.errors import Failure, PathwaysError
     from pathways_lab.core.policies import (
         FIFO,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIFO",
+    "Cancelled",
     "Candidate",
     "Costs",
     "Failure",
@@ -86,6 +88,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Cancelled": "client.under_way",
     "Costs": "sim.machine",
     "Candidate": "core.policies",
     "FIFO": "core.policies",

@@ -26,6 +26,7 @@ from pathways_lab.client import arguments, arrays, export, failures, jaxprs, lay
 from pathways_lab.client.arrays import ArrayType, type_of
 from pathways_lab.client.devices import Slice, with_new
 from pathways_lab.client.layouts import Requested
+from pathways_lab.client.running import USUAL, Running
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line
@@ -46,6 +47,7 @@ class Body:
     requested: where the user wants each argument leaf; out_prefix: a pytree
     prefix of where the results go.  donated: flat positions of the arguments
     that may be overwritten.  prepared: programs of one call, by their key.
+    running: what is said of its runs.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Body:
         labels: Sequence[str] = (),
         line: Line | None = None,
         owner: Callable[..., Any] | None = None,
+        running: Running = USUAL,
     ) -> None:
         self.in_types = tuple(in_types)
         self.call = arrays.as_here(call, self.in_types)
@@ -68,6 +71,7 @@ class Body:
         self.labels = tuple(labels) or tuple(f"argument {n}" for n in range(len(in_types)))
         self.line = line or Line()
         self.requested = tuple(requested or (None,) * len(in_types))
+        self.running = running
         self.prepared: dict[Any, Any] = {}
         self._executables: dict[Any, export.Executable] = {}
         stats.work.traced += 1

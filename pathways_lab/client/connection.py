@@ -372,8 +372,8 @@ class Connection:
             if run is not None and run.id not in seen:
                 seen.add(run.id)
                 todo += [buffer.run for buffer in run.inputs]
-        for identity in sorted(seen):
-            self.send("cancel", {"run": identity})
+        if seen:
+            self.send("cancel", {"runs": sorted(seen)})
 
     # --- receiving: in the reactor's thread ----------------------------------------
 
@@ -463,6 +463,7 @@ class Connection:
         "donation": lambda self, fields: self.questions.answered(fields),
         "memory": lambda self, fields: self.questions.answered(fields),
         "quota": lambda self, fields: self.questions.answered(fields),
+        "cancelled": lambda self, fields: self.questions.answered(fields),
         "watchdog": lambda self, fields: self.questions.answered(fields),
         "slice-waiting": lambda self, fields: self.questions.slice_waits(fields),
         "closing": _closing,

@@ -35,6 +35,7 @@ from pathways_lab.client import byvalue, failures, jaxprs, layouts, stats
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.layouts import Requested
+from pathways_lab.client.running import Running
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import jax_private, settings
@@ -50,12 +51,14 @@ class Body(Protocol):
     """What is exported: a traced function over flat leaves.
 
     call: the function.  jaxpr: its closed jaxpr.  calls_python: it has callbacks.
+    running: what is said of its runs.
     """
 
     call: Callable[..., Any]
     name: str
     jaxpr: Any
     calls_python: bool
+    running: Running
     in_types: tuple[ArrayType, ...]
     out_types: tuple[ArrayType, ...]
     requested: tuple[Requested, ...]

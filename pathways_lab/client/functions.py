@@ -29,6 +29,7 @@ from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import HostSlice, Slice
 from pathways_lab.client.flat import FlatFunction
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.running import Running
 from pathways_lab.runtime.jax_private import trace_context
 
 
@@ -65,6 +66,8 @@ class CompiledFunction:
         donate_argnames: Names = None,
         kwargs_sharding: Any = None,
         name: str | None = None,
+        keep: bool = False,
+        window: float | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"pw.jit takes a function, got {type(function).__name__}")
@@ -81,6 +84,7 @@ class CompiledFunction:
         self.slice = _inferred(on, in_shardings, out_shardings, self.name)
         self._bodies: dict[Any, Body] = {}
         self.repeats: dict[Any, Any] = {}
+        self._running = Running.of(keep, window)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         scope = scopes.current()
@@ -123,6 +127,7 @@ class CompiledFunction:
             labels=labels,
             line=lines.of_function(self.function),
             owner=self.function,
+            running=self._running,
         )
 
     @functools.cached_property
@@ -195,6 +200,8 @@ def jit(
     donate_argnums: Numbers = ...,
     donate_argnames: Names = ...,
     name: str | None = ...,
+    keep: bool = ...,
+    window: float | None = ...,
 ) -> Callable[[Callable[..., Any]], CompiledFunction]: ...
 @overload
 def jit(
@@ -209,6 +216,8 @@ def jit(
     donate_argnums: Numbers = ...,
     donate_argnames: Names = ...,
     name: str | None = ...,
+    keep: bool = ...,
+    window: float | None = ...,
 ) -> CompiledFunction: ...
 def jit(
     function: Callable[..., Any] | None = None,
@@ -222,6 +231,8 @@ def jit(
     donate_argnums: Numbers = None,
     donate_argnames: str | Iterable[str] | None = None,
     name: str | None = None,
+    keep: bool = False,
+    window: float | None = None,
 ) -> Any:
     """Compile *function* into one sharded computation on a slice.
 
@@ -233,6 +244,10 @@ def jit(
     out_shardings: the same for the results; None lets Shardy's propagation decide.
     static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
     name: what the function is called in views and errors.
+    keep: a run that has not begun ends when the last handle to its results is gone; True: it
+        goes on, for what it does beside its results.  So do all that call back into Python.
+    window: seconds of other work that may lie before its gang on the devices when that gets its
+        place; 0: none.  The less, the less it holds up others (``lab.window`` has the rule).
 
     Arguments elsewhere are moved and resharded automatically.  A call returns a
     pytree of handles at once.  Also usable as ``@pw.jit(on=s)``.  JAX's settings of
@@ -250,6 +265,8 @@ def jit(
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
         "name": name,
+        "keep": keep,
+        "window": window,
     }
     if function is None:
         return lambda given: CompiledFunction(given, **options)

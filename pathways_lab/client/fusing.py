@@ -19,6 +19,7 @@ Paper: section 5.1 (Fused), section 4.2 (lowering).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard
 
@@ -31,6 +32,7 @@ from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.graph import CallNode, GraphNode, Ref, uses
 from pathways_lab.client.layouts import Requested
+from pathways_lab.client.running import Running
 
 
 def fused(nodes: Sequence[GraphNode], outputs: Iterable[Ref]) -> tuple[list[GraphNode], str]:
@@ -97,6 +99,7 @@ def _fuse(calls: Sequence[CallNode], needed: set[Ref]) -> CallNode:
         donated=tuple(n for n, ref in enumerate(inputs) if ref in consumed),
         labels=[ref.name or str(ref.type) for ref in inputs],
         line=first.line,
+        running=functools.reduce(Running.beside, [call.body.running for call in calls]),
     )
     body.requested_out = tuple(given.get(ref) for ref in outputs)
     glue = all(call.glue for call in calls)

@@ -27,6 +27,7 @@ from pathways_lab.client.bodies import Body
 from pathways_lab.client.devices import Placed, Slice
 from pathways_lab.client.export import Executable
 from pathways_lab.client.handles import Handle
+from pathways_lab.client.running import USUAL, Running
 from pathways_lab.core import legality, lowering
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.layout import Layout
@@ -167,16 +168,22 @@ class Prepared:
 
 
 def prepare(
-    name: str, nodes: Sequence[GraphNode], outputs: Sequence[Ref], *, sequential: bool = False
+    name: str,
+    nodes: Sequence[GraphNode],
+    outputs: Sequence[Ref],
+    *,
+    sequential: bool = False,
+    running: Running = USUAL,
 ) -> Prepared:
     """Give every value its layout and every node its code; lower the result.
 
     outputs: distinct values that nodes make; more may follow them in the result.
     sequential: see :func:`pathways_lab.core.lowering.lower`.
+    running: what is said of all of it.
     Raises PathwaysError for illegal programs, at the user's own line.
     """
     _check_one_lab(name, nodes)
-    builder = _Builder(_first_wishes(nodes))
+    builder = _Builder(_first_wishes(nodes), running)
     for node in nodes:
         with failures.at(node.line):
             builder.add(node)
@@ -312,8 +319,9 @@ def check(name: str, nodes: Iterable[GraphNode], returned: Iterable[Ref]) -> Non
 class _Builder:
     """Numbers values, flows layouts, collects code."""
 
-    def __init__(self, wishes: dict[Ref, Layout]) -> None:
+    def __init__(self, wishes: dict[Ref, Layout], running: Running) -> None:
         self.wishes = wishes
+        self.running = running
         self.values: list[Value] = []
         self.numbers: dict[Ref, int] = {}
         self.inputs: list[Ref] = []
@@ -350,9 +358,13 @@ class _Builder:
         self.signatures[code.key] = Signature(
             node.name, node.slice.id, code.in_layouts, code.out_layouts
         )
+        running = node.body.running.beside(self.running)
         self.nodes.append(
-            Call(code.key, node.slice.id, inputs, outputs, code.donated, node.name, node.line)
-        )
+            Call(
+                code.key, node.slice.id, inputs, outputs, code.donated, node.name, node.line,
+                keep=running.keep or node.body.calls_python, window=running.window,
+            )
+        )  # fmt: skip
 
     def _layout_for(self, node: CallNode, index: int, ref: Ref) -> Layout | None:
         """The layout in which the code takes an argument; None leaves it to the code."""

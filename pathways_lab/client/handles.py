@@ -47,6 +47,8 @@ class Home(Protocol):
 
     async def ended(self, entry: Pending) -> None: ...
 
+    def cancel(self, *handles: Handle) -> Any: ...
+
 
 _KEEP = 64 * 1024
 """Values up to this many bytes are kept by their handle once fetched."""
@@ -292,6 +294,18 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
                 name=name,
                 obj=self,
             )
+
+    def cancel(self) -> bool:
+        """Cancel the computation of the value, if it has not begun; whether it was cancelled.
+
+        The gang that makes it, with all its results, and what depends on them, is not computed,
+        unless it has its place on the devices already: then the value comes, and the answer is
+        False.  Other results of the same program go on; ``lab.cancel(out)`` cancels them all.
+        Reading a cancelled handle raises PathwaysError (of the kind ``"cancelled"``).
+        """
+        if not self.is_ready() and self._buffer.run:
+            self._session.cancel(self)
+        return self.failure is not None and self.failure.kind == "cancelled"
 
     # --- the end of a handle ----------------------------------------------------------
 

@@ -46,6 +46,7 @@ from pathways_lab.client.policies import Policies
 from pathways_lab.client.session import Session
 from pathways_lab.client.sharing import Sharing
 from pathways_lab.client.stats import Stats
+from pathways_lab.client.under_way import UnderWay
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import Line, SliceId
@@ -65,7 +66,7 @@ from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
 
-class Lab(Elasticity, Care, Feeding, Sharing):
+class Lab(Elasticity, Care, Feeding, Sharing, UnderWay):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.

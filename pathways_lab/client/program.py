@@ -39,6 +39,7 @@ from pathways_lab.client.graph import (
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.layouts import Requested
 from pathways_lab.client.placing import Given, place
+from pathways_lab.client.running import USUAL, Running
 from pathways_lab.client.single import session_of
 from pathways_lab.core import lowering
 from pathways_lab.core.program import Program
@@ -67,19 +68,20 @@ class Passed:
 
 @dataclass(frozen=True)
 class How:
-    """Options of lowering: fuse neighbouring calls; sequential dispatch."""
+    """Options of lowering: fuse neighbouring calls; sequential dispatch; what is said of runs."""
 
     fuse: bool = False
     sequential: bool = False
+    running: Running = USUAL
 
     @classmethod
-    def of(cls, fuse: bool, dispatch: str) -> How:
+    def of(cls, fuse: bool, dispatch: str, running: Running = USUAL) -> How:
         """Raises PathwaysError for a dispatch that does not exist."""
         if dispatch not in DISPATCH:
             raise failures.failure(
                 "refused", f"dispatch={dispatch!r} does not exist", f"one of {', '.join(DISPATCH)}"
             )
-        return cls(fuse, dispatch == "sequential")
+        return cls(fuse, dispatch == "sequential", running)
 
 
 AHEAD = How()
@@ -114,7 +116,9 @@ class CapturedProgram:
             if how.fuse:
                 nodes, self._fused = fusing.fused(nodes, outputs)
             if nodes:
-                self.prepared = prepare(captured.name, nodes, outputs, sequential=how.sequential)
+                self.prepared = prepare(
+                    captured.name, nodes, outputs, sequential=how.sequential, running=how.running
+                )
         except Exception as error:
             failures.reraise(error, program=captured.name)
         numbers = {ref: Output(number) for number, ref in enumerate(outputs)}
@@ -241,6 +245,8 @@ class ProgramFunction:
         name: str | None = None,
         fuse: bool = False,
         dispatch: str = "parallel",
+        keep: bool = False,
+        window: float | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"pw.program takes a function, got {type(function).__name__}")
@@ -248,7 +254,7 @@ class ProgramFunction:
         self.function = function
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self._on = on
-        self._how = How.of(fuse, dispatch)
+        self._how = How.of(fuse, dispatch, Running.of(keep, window))
         self._roles = Roles(function, static_argnums, static_argnames)
         self._captured: dict[Any, CapturedProgram] = {}
         self.last: CapturedProgram | None = None
@@ -329,6 +335,8 @@ def program(
     name: str | None = ...,
     fuse: bool = ...,
     dispatch: str = ...,
+    keep: bool = ...,
+    window: float | None = ...,
 ) -> Callable[[Callable[..., Any]], ProgramFunction]: ...
 @overload
 def program(
@@ -341,6 +349,8 @@ def program(
     name: str | None = ...,
     fuse: bool = ...,
     dispatch: str = ...,
+    keep: bool = ...,
+    window: float | None = ...,
 ) -> ProgramFunction: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -352,6 +362,8 @@ def program(
     name: str | None = None,
     fuse: bool = False,
     dispatch: str = "parallel",
+    keep: bool = False,
+    window: float | None = None,
 ) -> Any:
     """Make a function that calls compiled functions into one program.
 
@@ -374,6 +386,7 @@ def program(
     dispatch: ``"parallel"`` does the hosts' work for all nodes at once, ahead of
         the data; ``"sequential"``, for comparison, only for nodes whose inputs
         are there.
+    keep, window: as of ``pw.jit``, for all of it.
 
     Raises PathwaysError with the user's own line for what cannot be captured.
     """
@@ -384,6 +397,8 @@ def program(
         "name": name,
         "fuse": fuse,
         "dispatch": dispatch,
+        "keep": keep,
+        "window": window,
     }
     if function is None:
         return lambda given: ProgramFunction(given, **options)

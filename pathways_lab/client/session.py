@@ -220,6 +220,11 @@ class Session:
         self.connection.board.when_done(entry, wake_soon)
         await future
 
+    def cancel(self, *handles: Handle, runs: Sequence[int] = ()) -> dict[str, Any]:
+        """Have values, or whole runs, cancelled; what the control plane answers."""
+        asked = {"buffers": [handle.buffer_id for handle in handles], "runs": list(runs)}
+        return self.connection.questions.ask("cancel", asked, timeout=60.0)
+
     # --- what user code prints on hosts ---------------------------------------------------
 
     def _printed(self, fields: dict[str, Any]) -> None:

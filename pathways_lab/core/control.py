@@ -21,6 +21,8 @@ from typing import Any
 
 from pathways_lab.core.accounts import Account
 from pathways_lab.core.bookings import Bookings
+from pathways_lab.core.cancel_messages import CancelRequested
+from pathways_lab.core.cancelling import Cancelling
 from pathways_lab.core.decisions import Decisions
 from pathways_lab.core.elastic import Elastic
 from pathways_lab.core.elastic_messages import (
@@ -62,7 +64,6 @@ from pathways_lab.core.messages import (
     QuotaChosen,
     Refused,
     Resolved,
-    RunCancelled,
     RunEnded,
     RunsGivenUp,
     RunSubmitted,
@@ -109,6 +110,7 @@ class Control:
         self.outcomes = Outcomes(self.state)
         self.uploads = Uploads(self.state, self.outcomes)
         self.grants = Grants(self.state, self.outcomes, self.uploads)
+        self.cancelling = Cancelling(self.state, self.outcomes)
         self.sharing = Sharing(self.state, self.uploads)
         self.bookings = Bookings(self.state, self._slice_bound)
         self.clients: dict[str, ClientRecord] = {}
@@ -133,7 +135,7 @@ class Control:
             UploadLost: self._upload_lost,
             PatienceEnded: lambda event: None,  # what is late is looked for at every event
             RunSubmitted: self._run_submitted,
-            RunCancelled: self._run_cancelled,
+            CancelRequested: self.cancelling.requested,
             BuffersDropped: self._buffers_dropped,
             HostReport: self._host_report,
             PolicyChosen: self.decisions.policy_chosen,
@@ -374,6 +376,7 @@ class Control:
             )
             self._lose_slices(resources.lose_slices([slice_id], why), why)
         resources.release(slice_id)
+        self.cancelling.released(slice_id, resources.slices[slice_id].binding.client)
         self._draining.add(slice_id)
 
     def _drain_slices(self) -> None:
@@ -509,23 +512,6 @@ class Control:
         if event.outputs:
             state.out.append(Resolved(event.cause, event.client, event.outputs, failure))
         state.out.append(RunEnded(event.cause, event.client, event.run, "failed", failure))
-
-    def _run_cancelled(self, event: RunCancelled) -> None:
-        run = self.state.runs.get(event.run)
-        if run is None:
-            return
-        if run.client != event.client:
-            self._refuse(event, f"run {event.run}", "it belongs to another client")
-            return
-        name = run.index.plan.name
-        why = Failure(
-            "cancelled",
-            f"the run of {name!r} was cancelled by {event.client}: who interrupts a wait cancels"
-            " what it waits for, and so does a view's button",
-            "call it again; handle.result(timeout=10) ends by itself and cancels nothing",
-            program=name,
-        )
-        self.outcomes.cut(run, why)
 
     def _buffers_dropped(self, event: BuffersDropped) -> None:
         for number in event.buffers:

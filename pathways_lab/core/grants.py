@@ -53,7 +53,7 @@ class Grants:
         """Do everything that can be done now, until nothing moves."""
         state = self.state
         while True:
-            if state.settled or state.spoiled:
+            if state.settled or state.spoiled or state.store.unread:
                 self.outcomes.work()
             if state.store.unwanted:
                 self.uploads.let_go()

@@ -111,6 +111,13 @@ def _run(state: State, run: RunRecord) -> None:
                 f"run {run.id} was admitted before the maker of buffer {buffer.id}"
             )
     assert (run.state == "queued") == (run.id in state.queued)
+    if run.cut is None and run.state != "granted":
+        slices = {s: state.resources.slices[s].state for s in index.plan.slices}
+        assert "released" not in slices.values(), f"run {run.id} waits for a released slice"
+    if not (run.position or run.cut or index.kept) and run.outputs:
+        unread = sum(b.failure is not None or not b.readable for b in run.outputs)
+        assert run.unread == unread, f"run {run.id} counts {run.unread} of {unread} unread results"
+        assert unread < len(run.outputs), f"run {run.id} waits, and nobody can read its results"
 
 
 def _references(state: State) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pathways_lab.core.cancel_messages import CancelAnswered, CancelRequested
 from pathways_lab.core.elastic_messages import ElasticCommand, ElasticEvent
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
@@ -159,14 +160,6 @@ class RunSubmitted:
     inputs: tuple[Buffer | None, ...]
     outputs: tuple[Buffer, ...]
     priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RunCancelled:
-    time: float
-    cause: str
-    client: str
-    run: Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +350,7 @@ class HandleTaken:
 Event = (
     HostJoined | HostLost | SlicesLost | ClientJoined | ClientLeft | SliceRequested |
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
-    RunCancelled | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
+    CancelRequested | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
     PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
     HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadEvent | ProgramsDropped
 )  # fmt: skip
@@ -595,5 +588,6 @@ class Taken:
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | QuotaKept | Leased |
-    LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten | RunWaited
+    LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten |
+    RunWaited | CancelAnswered
 )  # fmt: skip

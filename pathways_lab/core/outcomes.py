@@ -33,11 +33,13 @@ class Outcomes:
     def work(self) -> None:
         """Follow up what has settled or failed, to the end."""
         state = self.state
-        while state.settled or state.spoiled:
+        while state.settled or state.spoiled or state.store.unread:
             while state.settled:
                 self._settle(*state.settled.popleft())
             while state.spoiled:
                 self._spoil_reader(*state.spoiled.popleft())
+            while state.store.unread:
+                self._unread(state.store.unread.pop())
 
     # --- what hosts report -----------------------------------------------------------
 
@@ -171,8 +173,7 @@ class Outcomes:
         """A step's results are worthless, and so is all that depends on it."""
         if step in run.poison:
             return
-        if run.failure is None:
-            run.failure = failure
+        self._blame(run, failure)
         for spoiled in run.spoil(step, failure):
             for p in run.index.results[spoiled]:
                 self.fail_buffer(run.outputs[p], failure)
@@ -207,9 +208,34 @@ class Outcomes:
 
     def fail(self, run: RunRecord, failure: Failure) -> None:
         """The run fails as far as it has no places yet."""
-        if run.failure is None:
-            run.failure = failure
+        self._blame(run, failure)
         self.cut(run, failure)
+
+    def _blame(self, run: RunRecord, failure: Failure) -> None:
+        """The first failure is the run's; what somebody cancelled is none."""
+        if run.failure is None and failure.kind != "cancelled":
+            run.failure = failure
+
+    def _unread(self, buffer: BufferRecord) -> None:
+        """Nobody will read a result: a run that makes no other, and has not begun, ends.
+
+        One with a node that is *kept* (it calls back into Python, or its author wants it for
+        what else it does) goes on: its results are not all that it is for.
+        """
+        run = self.state.runs.get(buffer.maker)
+        if run is None or run.cut is not None or run.position or run.index.kept:
+            return
+        run.unread += 1
+        if run.unread == len(run.outputs):
+            name = run.index.plan.name
+            why = Failure(
+                "cancelled",
+                f"a run of {name!r} ended before it had begun: nobody can read its results any"
+                " more, for their handles are gone",
+                "keep the handles of what shall be computed, or pw.jit(f, keep=True)",
+                program=name,
+            )
+            self.cut(run, why)
 
     def cut(self, run: RunRecord, failure: Failure) -> None:
         """What has no place will never have one; what has one still ends.

@@ -64,6 +64,7 @@ class PlanIndex:
     bits: one bit per host; masks: per step, those of its hosts.
     shared: hosts that have the plan.  home: island by host.  devices: by slice.
     bindings: of all its slices.
+    kept: its runs go on when nobody can read their results any more.
     profiles: bytes along the order, by the inputs that the run accounts for.
     needs: the same by cell, with the version of the cells that they hold for,
         and whether such a run surely fits when it is alone.
@@ -94,6 +95,7 @@ class PlanIndex:
     home: Mapping[str, str]
     devices: Mapping[SliceId, int]
     bindings: Mapping[SliceId, SliceBinding]
+    kept: bool
     shared: set[str] = field(default_factory=set)
     profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
     needs: dict[frozenset[int], tuple[int, Need, bool]] = field(default_factory=dict)
@@ -258,4 +260,5 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         home=home,
         devices={s: len(bindings[s].devices) for s in plan.slices},
         bindings={s: bindings[s] for s in plan.slices},
+        kept=any(isinstance(step.node, Call) and step.node.keep for step in plan.steps),
     )

@@ -83,6 +83,8 @@ class Call:
     function: key of the compiled function (hash of its content).
     donated: positions in *inputs* whose buffers the function may overwrite.
     ahead: False when it may be granted only once its inputs are resident.
+    keep: a run goes on for its sake when nobody can read the results any more.
+    window: device seconds that may lie before it when it gets its place; None: as the lab says.
     """
 
     function: str
@@ -93,6 +95,8 @@ class Call:
     name: str = ""
     line: Line = Line()
     ahead: bool = True
+    keep: bool = False
+    window: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

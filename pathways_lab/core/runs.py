@@ -40,6 +40,7 @@ class RunRecord:
     granted: per window, the step behind it and when it was granted.
     unsettled: granted steps that are not settled.
     aborted: hosts were told that it ends early.
+    unread: how many of its results nobody will read, before anything of it is granted.
     pending: functions that are not compiled; open: whether it lies in a lane.
     charged: per granted step, the device microseconds that the pace counts.
     took: per step that is not settled, the device seconds that hosts measured.
@@ -64,6 +65,7 @@ class RunRecord:
     cut: Failure | None = None
     failure: Failure | None = None
     unsettled: int = 0
+    unread: int = 0
     pending: int = 0
     window: Window | None = None
     open: bool = False

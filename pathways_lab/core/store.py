@@ -48,6 +48,7 @@ class BufferRecord:
     used: a run was submitted that reads it.
     reads: arguments of runs that it is and that have not ended that far.
     donor: the run that consumes it; taken: the donor's reservation covers it.
+    unread: it was noted that nobody will read what its maker has not begun to make.
     watched: runs to look at again when something of this changes.
     listeners: ``(run, input position)`` to tell when it is resolved.
     """
@@ -77,6 +78,7 @@ class BufferRecord:
     reads: int = 0
     donor: int = 0
     taken: bool = False
+    unread: bool = False
     watched: list[int] = field(default_factory=list)
     listeners: list[tuple[int, int]] = field(default_factory=list)
 
@@ -84,6 +86,11 @@ class BufferRecord:
     def held(self) -> bool:
         """Whether anybody has a handle, or can still get one."""
         return self.kept or bool(self.names or self.references)
+
+    @property
+    def readable(self) -> bool:
+        """Whether anybody can read it, or will."""
+        return self.held or self.reads > 0
 
     def move(self, move: str) -> None:
         """Go to the next state of the life cycle."""
@@ -96,6 +103,7 @@ class Store:
 
     freed: per slice, what hosts are to forget since this was last taken.
     unwanted: uploads that nobody can use any more and that have not come.
+    unread: results without a place that nobody will read, or that have failed, likewise.
     """
 
     ledger: Ledger
@@ -104,6 +112,7 @@ class Store:
     freed: dict[SliceId, list[int]] = field(default_factory=dict)
     references: dict[int, BufferRecord] = field(default_factory=dict)
     unwanted: list[BufferRecord] = field(default_factory=list)
+    unread: list[BufferRecord] = field(default_factory=list)
 
     def find(self, number: int, client: str) -> BufferRecord | None:
         """What a client calls *number*: a buffer of its own, or one that it has taken."""
@@ -210,6 +219,10 @@ class Store:
 
     def settle(self, record: BufferRecord) -> None:
         """Give back what nobody needs: the bytes in the ledger, then those on hosts."""
+        known = record.granted or record.unread or not record.maker
+        if not known and (record.failure is not None or not record.readable):
+            record.unread = True
+            self.unread.append(record)
         if record.claims or record.state == "freed":
             return
         wanted = record.held and record.failure is None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core.cancel_messages import CancelAnswered
 from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import pack, pack_fields
@@ -75,6 +76,9 @@ class Commands:
                 self._run_ended(command, resolved)
                 resolved = []
             else:
+                if isinstance(command, CancelAnswered):
+                    self._tell_resolved(resolved)  # who asked looks at them
+                    resolved = []
                 self._carry_out(command)
         self._grant(grants)
         self._tell_resolved(resolved)
@@ -157,6 +161,8 @@ class Commands:
                 self._tell.client(client, "slice-waiting", pack_fields(command))
             case m.QuotaKept(client=client, request=request):
                 self._tell.client(client, "quota", {"id": request})
+            case CancelAnswered(client=client, request=request):
+                self._tell.client(client, "cancelled", {**pack_fields(command), "id": request})
             case m.SliceFreed(hosts=hosts, slice=slice_id):
                 others = self._registry.told.get(slice_id, set()).difference(hosts)
                 self._in_turn((*hosts, *sorted(others)), "unbind", {"slice": slice_id})

@@ -17,6 +17,7 @@ from typing import Any
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Plan
@@ -30,7 +31,7 @@ _ASKED = {
     **dict.fromkeys(("publish", "unpublish", "take"), ("name", "name")),
     **dict.fromkeys(("lease", "return-lease"), ("lease", "island")),
     **dict.fromkeys(("suspend", "resume", "leave"), ("wish", "request")),
-    "quota": ("question", "id"),
+    **dict.fromkeys(("quota", "cancel"), ("question", "id")),
 }
 """By what their client knows the questions that it waits for: a word, and the field behind it."""
 _NAME_LENGTH = 200
@@ -261,9 +262,11 @@ def _drop(letter: _Letter) -> m.Event:
 
 
 def _cancel(letter: _Letter) -> m.Event:
-    run = _integer(letter.fields, "run")
-    _own(letter.client, [run], "run")
-    return m.RunCancelled(letter.time, letter.cause, letter.client.name, run)
+    asked = {**letter.stamped(), "request": letter.fields.get("id", 0)}
+    event = unpack_fields(CancelRequested, asked)
+    _own(letter.client, event.runs, "run")
+    _own(letter.client, event.buffers, "buffer")
+    return event
 
 
 def _policy(letter: _Letter) -> m.Event:

@@ -19,6 +19,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
@@ -34,7 +35,6 @@ from pathways_lab.core.messages import (
     QuotaChosen,
     Refused,
     Resolved,
-    RunCancelled,
     RunEnded,
     RunSubmitted,
     SliceBound,
@@ -68,6 +68,9 @@ class Shape:
     limit: that the first client sets quotas.  lease: that a client leases an island
         for a while.  share: that a client publishes a result, and that one takes it.
     kill: that an upload is the last thing a client does, and reaches some hosts only.
+    cancel: of a run, that it, some of its results or all of its client's runs are cancelled.
+    keep: of a call, that its run goes on for its sake.  release: of a run, that one of its
+        client's slices is given back a while after.
     stop: of a host, that it stands still for a while.  repeat: of a report, that it
         comes twice.  forget: of a program, after each run, that it is dropped.
     """
@@ -99,6 +102,8 @@ class Shape:
     stop: float = 0.0
     repeat: float = 0.0
     forget: float = 0.0
+    keep: float = 0.4
+    release: float = 0.0
 
 
 def layout(devices: int) -> Layout:
@@ -137,7 +142,10 @@ class _Draft:
         self.signatures[key] = Signature(key, where, (row,) * len(used), (row,) * len(sizes))
         made = tuple(self.value(where, units, "v") for units in sizes)
         ahead = rng.random() >= shape.blocking
-        self.nodes.append(Call(key, where, tuple(used), made, donated, f"f{number}", ahead=ahead))
+        keep = rng.random() < shape.keep
+        self.nodes.append(
+            Call(key, where, tuple(used), made, donated, f"f{number}", ahead=ahead, keep=keep)
+        )
         for p in donated:
             self.free.remove(used[p])
 
@@ -378,11 +386,28 @@ class RandomClient:
             if buffer is not None and self.rng.random() < self.shape.drop:
                 self.world.agenda.after(self.rng.random() * 0.02, self._drop, buffer)
         if self.rng.random() < self.shape.cancel:
-            self.world.agenda.after(
-                self.rng.random() * 0.01,
-                self.send,
-                lambda t: RunCancelled(t, "cancel", self.name, run),
+            self.world.agenda.after(self.rng.random() * 0.01, self._cancel, run, outputs)
+        if self.shape.release and self.rng.random() < self.shape.release:
+            self.world.agenda.after(self.rng.random() * 0.02, self._release)
+
+    def _cancel(self, run: int, outputs: list[int]) -> None:
+        """One run, some of what it makes, or everything."""
+        if not self.left:
+            runs, buffers = self.rng.choice(
+                (
+                    ((run,), ()),
+                    ((), tuple(self.rng.sample(outputs, self.rng.randint(1, len(outputs))))),
+                    (tuple(self.runs), ()),
+                )
             )
+            number = self._number()
+            self.send(lambda t: CancelRequested(t, "cancel", self.name, runs, buffers, number))
+
+    def _release(self) -> None:
+        if self.bound and not self.left:
+            slice_id = self.rng.choice(sorted(self.bound))
+            del self.bound[slice_id]
+            self.send(lambda t: SliceReleased(t, "release", self.name, slice_id))
 
     def _expect(self, plan: Plan, run: int, inputs: list[int | None], outputs: list[int]) -> None:
         """What must come of a run, by another way than through hosts."""

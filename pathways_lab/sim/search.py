@@ -63,8 +63,9 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
 
 FOCUS: Mapping[str, Shape] = {
     "liveness": Shape(hosts=1, clients=1, slices=2, nodes=20, runs=8, memory=(10, 22),
-                      wide=1.0, donate=0.0, drop=1.0, reuse=0.2, cancel=0.0, fail=0.0, lose=0.0),
-    "overtaking": Shape(programs=4, runs=30, nodes=2, memory=(50, 90), lose=0.0),
+                      wide=1.0, donate=0.0, drop=1.0, reuse=0.2, cancel=0.0, fail=0.0, lose=0.0,
+                      keep=1.0),
+    "overtaking": Shape(programs=4, runs=30, nodes=2, memory=(50, 90), lose=0.0, keep=1.0),
     "poison": Shape(hosts=3, nodes=8, memory=(40, 60), fail=0.2, lose=0.0, cancel=0.0),
     "predecessors": Shape(runs=20, nodes=3, reuse=0.95, memory=(40, 60), lose=0.0),
     "quotas": Shape(limit=1.0, lease=0.2, share=0.2),
@@ -73,7 +74,7 @@ FOCUS: Mapping[str, Shape] = {
 
 STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7, leave=0.3,
               fail=0.08, cancel=0.2, limit=0.5, lease=0.3, share=0.4, kill=0.05, stop=0.6,
-              repeat=0.1, forget=0.4)  # fmt: skip
+              repeat=0.1, forget=0.4, keep=0.5, release=0.03)  # fmt: skip
 """Everything that can go wrong does, often."""
 
 

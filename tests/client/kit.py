@@ -252,9 +252,15 @@ class FakeLab:
 
     def _on_cancel(self, fields: dict[str, Any], _: Any) -> None:
         failure = Failure("cancelled", "the run was cancelled")
-        for _, submitted in [m for m in self.messages if m[0] == "submit"]:
-            if submitted["run"] == fields["run"]:
+        found = 0
+        for submitted in self.of("submit"):
+            named = {*submitted["outputs"]}.intersection(fields.get("buffers", ()))
+            if submitted["run"] in fields["runs"] or named:
                 self._end(submitted, failure)
+                found += 1
+        if "id" in fields:
+            answer = {"id": fields["id"], "cancelled": found, "begun": 0, "going": 0}
+            self.say("cancelled", answer)
 
     def _on_publish(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
         self.kept.update(fields["buffers"])

@@ -129,7 +129,7 @@ def test_interrupting_a_wait_returns_at_once_and_cancels(
     assert time.monotonic() - started < 5
     fake.settle()
     runs = {m["outputs"][0]: m["run"] for m in fake.of("submit")}
-    cancelled = {m["run"] for m in fake.of("cancel")}
+    cancelled = {run for m in fake.of("cancel") for run in m["runs"]}
     assert cancelled == {runs[first.buffer_id], runs[second.buffer_id]}
     for handle in (first, second):
         with pytest.raises(pw.PathwaysError, match="cancelled"):

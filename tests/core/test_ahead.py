@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import BufferDeclared, FreeBuffers, RunCancelled, RunEnded
+from pathways_lab.core.messages import BufferDeclared, FreeBuffers, RunEnded
 from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import told
@@ -132,6 +133,6 @@ def test_a_run_that_is_cancelled_waits_for_no_bytes() -> None:
     declare(script, where, NUMBERS[0])
     run = script.submit(plan, [NUMBERS[0]])
     script.drop(NUMBERS[0], *run.outputs)
-    script.send(RunCancelled(1.0, "test", "kernel-1", run.run))
+    script.send(CancelRequested(1.0, "test", "kernel-1", (run.run,)))
     assert not script.control.state.store.buffers
     assert max(script.used()) == 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
     HostReport,
     Prepare,
-    RunCancelled,
     ShareProgram,
 )
 from pathways_lab.core.rules import Rules
@@ -202,11 +202,11 @@ def test_cancelling_stops_what_is_not_granted_and_lets_the_rest_end() -> None:
     plan = script.register(Sketch("p").chain(where, "f", "g"))
     half, waiting = script.submit(plan), script.submit(plan)
     for run in (half, waiting):
-        script.send(RunCancelled(0.0, "interrupt", "kernel-1", run.run))
+        script.send(CancelRequested(0.0, "interrupt", "kernel-1", (run.run,)))
     assert script.ended[waiting.run].outcome == "cancelled"
     why = script.ended[waiting.run].failure
     assert why is not None
-    assert "cancelled by kernel-1: who interrupts a wait" in why.message
+    assert "cancelled by kernel-1: by handle.cancel()" in why.message
     assert "call it again" in why.remedy
     assert half.run not in script.ended
     script.finish(half.run)
@@ -215,7 +215,7 @@ def test_cancelling_stops_what_is_not_granted_and_lets_the_rest_end() -> None:
     assert [g.run for g in script.grants] == [half.run]
     done = script.submit(plan)
     script.finish_all()
-    script.send(RunCancelled(0.0, "interrupt", "kernel-1", done.run))
+    script.send(CancelRequested(0.0, "interrupt", "kernel-1", (done.run,)))
     assert script.ended[done.run].outcome == "finished"
 
 

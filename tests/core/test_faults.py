@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.elastic_messages import SliceWithdrawn
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.lowering import lower
@@ -25,7 +26,6 @@ from pathways_lab.core.messages import (
     ProgramRegistered,
     Refused,
     Resolved,
-    RunCancelled,
     RunEnded,
     RunSubmitted,
     SliceBound,
@@ -53,7 +53,7 @@ def test_requests_about_things_of_others_are_refused() -> None:
     at, who = 0.0, "kernel-2"
     for event, words in (
         (BuffersDropped(at, "x", who, mine.outputs), "belongs to another client"),
-        (RunCancelled(at, "x", who, mine.run), "belongs to another client"),
+        (CancelRequested(at, "x", who, (mine.run,)), "belongs to another client"),
         (SliceReleased(at, "x", who, where), "has no such slice"),
         (FunctionAnnounced(at, "x", who, "f", where), "belongs to another client"),
         (ProgramRegistered(at, "x", who, plan), "belongs to another client"),
@@ -64,7 +64,7 @@ def test_requests_about_things_of_others_are_refused() -> None:
         (RunSubmitted(at, "x", who, mine.run, their.key, (None,), (12,)), "in use"),
         (RunSubmitted(at, "x", who, 11, their.key, (None,), mine.outputs), "in use"),
         (SliceRequested(at, "x", who, where, SliceRequest((1,), ("x",))), "exists already"),
-        (RunCancelled(at, "x", "kernel-9", mine.run), "is not connected"),
+        (CancelRequested(at, "x", "kernel-9", (mine.run,)), "is not connected"),
     ):
         answers = [c for c in script.send(event) if isinstance(c, Refused)]
         assert len(answers) == 1, event

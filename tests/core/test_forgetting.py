@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pathways_lab.core import requests
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.elastic_messages import RebindRequested
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import ClientLeft, HostLost, Prepare, RunCancelled, ShareProgram
+from pathways_lab.core.messages import ClientLeft, HostLost, Prepare, ShareProgram
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten
 from pathways_lab.core.rules import Rules
@@ -115,7 +116,7 @@ def test_a_cancelled_run_keeps_its_program_until_it_has_ended_on_hosts() -> None
     script = Script()
     plan = heavy(script, script.slice(4), 1)
     run = script.submit(plan)
-    script.send(RunCancelled(0.0, "cancel", ME, run.run))
+    script.send(CancelRequested(0.0, "cancel", ME, (run.run,)))
     forget(script, plan)
     assert not told(script, ProgramsForgotten)
     script.finish_all()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.messages import (
     FreeBuffers,
     HostReport,
-    RunCancelled,
 )
 from pathways_lab.core.program import Plan
 from pathways_lab.core.program_messages import RunWaited
@@ -77,7 +77,7 @@ def test_a_cancelled_donor_gives_the_buffer_back() -> None:
     plan = consume(script, where)
     buffer = script.upload(where, 4)
     donor = script.submit(plan, [buffer])
-    script.send(RunCancelled(0.0, "interrupt", "kernel-1", donor.run))
+    script.send(CancelRequested(0.0, "interrupt", "kernel-1", (donor.run,)))
     assert script.ended[donor.run].outcome == "cancelled"
     script.submit(plan, [buffer])
     assert script.refused == []
@@ -109,7 +109,9 @@ def test_a_donor_takes_no_memory_that_an_earlier_reader_waits_for() -> None:
     first, reader = script.submit(other), script.submit(reads, [buffer])
     donor = script.submit(donates, [buffer])  # it would fit, but not beside the reader
     assert script.order == [first.run]
-    script.drop(*first.outputs, *reader.outputs)
+    script.drop(*first.outputs)
+    script.finish(first.run)
+    script.drop(*reader.outputs)
     script.finish_all()
     assert script.order == [first.run, reader.run, donor.run]
 
@@ -200,7 +202,7 @@ def test_what_a_cancelled_run_has_made_before_counts_until_its_handle_goes() -> 
     (first,) = sketch.call("f", where, [], [4])
     (last,) = sketch.call("g", where, [first], [8])
     run = script.submit(script.register(sketch.output(first, last)))
-    script.send(RunCancelled(0.0, "interrupt", "kernel-1", run.run))
+    script.send(CancelRequested(0.0, "interrupt", "kernel-1", (run.run,)))
     script.finish_all()
     assert script.resolved[run.outputs[0]] is None
     assert script.used() == [4]
@@ -266,7 +268,9 @@ def test_who_waits_for_room_gives_hope_to_others_on_all_its_devices() -> None:
     busy, waits = script.submit(plans[0]), script.submit(plans[1])
     last = script.upload(right, 8)
     assert script.resolved[last] is None, "it was not given up"
-    script.drop(kept, *busy.outputs, *waits.outputs)
+    script.drop(kept, *busy.outputs)
+    script.finish(busy.run)
+    script.drop(*waits.outputs)
     script.finish_all()
     assert script.order == [busy.run, waits.run]
     assert script.control.state.store.buffers[last].admitted

@@ -103,12 +103,12 @@ def test_a_late_answer_changes_nothing_and_then_the_policy_is_asked_again() -> N
 
 def test_an_answer_about_what_has_changed_meanwhile_is_no_fault() -> None:
     """The named run was cancelled: the policy is asked about the rest."""
-    from pathways_lab.core.messages import RunCancelled
+    from pathways_lab.core.cancel_messages import CancelRequested
 
     lab = Elsewhere()
     first, second, third = lab.contested()
     fourth = lab.submit(2)
-    lab.send(RunCancelled(0.0, "cancel", "kernel-2", third))
+    lab.send(CancelRequested(0.0, "cancel", "kernel-2", (third,)))
     lab.answer(third)
     assert lab.script.order == [first]
     assert [c.run for c in lab.asked[-1].view.candidates] == [second, fourth]

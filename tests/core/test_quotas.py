@@ -239,8 +239,10 @@ def test_what_waits_for_a_quota_waits_for_runs_of_its_client_that_will_find_room
     other = script.upload(where, 40)
     assert script.resolved[other] is None
     assert script.order == [first.run]
-    script.drop(kept, *donor.outputs)
+    script.drop(kept)
     script.drop(*first.outputs, client="other")
+    script.finish(first.run)
+    script.drop(*donor.outputs)
     script.finish_all()
     assert script.order == [first.run, donor.run]
     assert script.control.state.store.buffers[other].admitted

@@ -223,7 +223,7 @@ def letters(number: int) -> list[Said]:
         ("submit", run_of(number, high | 12, high | 13, high | 11), []),
         ("declare", {"buffer": high | 20, "slice": where, "nbytes": 4}, []),
         ("drop", {"buffers": [high | 11, high | 20]}, []),
-        ("cancel", {"run": high | 12}, []),
+        ("cancel", {"runs": [high | 12], "buffers": [high | 13], "id": high | 14}, []),
         ("release-slice", {"slice": high | 2}, []),
         ("slice", {"slice": high | 2, "request": request, "wait": True}, []),
         ("policy", {"policy": pack(FIFO()), "request": 1}, []),

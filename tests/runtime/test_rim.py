@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.cancel_messages import CancelAnswered, CancelRequested
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
 from pathways_lab.core.program import Plan
@@ -158,7 +159,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     lab.say(1, "declare", buffer=ONE + 5, slice=ONE, nbytes=4, shape=[1], dtype="float32")
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
             arguments={0: 0})  # fmt: skip
-    lab.say(1, "cancel", run=ONE + 9)
+    lab.say(1, "cancel", runs=[ONE + 9])
     lab.say(1, "forget", plans=["plan"], functions=[["f", ONE]])
     lab.say(1, "drop", buffers=[ONE + 5, ONE + 6])
     lab.say(1, "release-slice", slice=ONE)
@@ -170,7 +171,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
         m.ProgramRegistered(0, "", client, plan),
         m.BufferDeclared(0, "", client, ONE + 5, ONE, 4),
         m.RunSubmitted(0, "", client, ONE + 9, "plan", (None,), (ONE + 6,)),
-        m.RunCancelled(0, "", client, ONE + 9),
+        CancelRequested(0, "", client, (ONE + 9,)),
         ProgramsDropped(0, "", client, ("plan",), (("f", ONE),)),
         m.BuffersDropped(0, "", client, (ONE + 5, ONE + 6)),
         m.SliceReleased(0, "", client, ONE),
@@ -199,7 +200,8 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
     ("declare", {"buffer": ONE, "slice": TWO, "nbytes": 4}),
     ("declare", {"buffer": TWO, "slice": ONE, "nbytes": 4}),
     ("drop", {"buffers": [TWO, ONE]}),
-    ("cancel", {"run": ONE}),
+    ("cancel", {"runs": [ONE]}),
+    ("cancel", {"runs": [], "buffers": [ONE + 6], "id": TWO + 1}),
 ]
 
 
@@ -269,7 +271,7 @@ def test_who_waits_for_an_answer_recognises_a_refusal(
 def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab: Lab) -> None:
     submitted(lab, hear=7)
     lab.core.answer = lambda event: grants(ONE + 9)
-    lab.say(1, "cancel", run=ONE + 9)
+    lab.say(1, "cancel", runs=[ONE + 9])
     for peer in lab.hosts.values():
         (_, first, bytes_), (_, second, nothing) = [s for s in peer.sent if s[0] == "grant"]
         assert (first["arguments"], bytes_, nothing) == ({0: 0}, [b"arg"], [])
@@ -281,7 +283,7 @@ def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab
     assert unpack(Plan, program["plan"]) == plan_on((ONE, ONE + 1))
     assert [unpack(SliceBinding, b).slice for b in program["bindings"]] == [ONE, ONE + 1]
     lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
-    lab.say(1, "cancel", run=ONE + 9)
+    lab.say(1, "cancel", runs=[ONE + 9])
     assert not lab.rim.registry.arguments
     assert not lab.rim.registry.programs
 
@@ -300,7 +302,7 @@ def test_grants_leave_before_they_are_written_down_and_ends_are_written_first(
     monkeypatch.setattr(lab.rim.diary, "decided", write)
     submitted(lab)
     lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
-    lab.say(1, "cancel", run=ONE + 9)
+    lab.say(1, "cancel", runs=[ONE + 9])
     assert told == [(0, 0), (1, 0), (1, 0)]  # the program, the run, its end
     assert len(lab.clients[0].of("run-ended")) == 1
 
@@ -392,7 +394,7 @@ def set_policy(lab: Lab, policy: Any, failure: Failure | None = None) -> None:
     """The core says that kernel-1 has set a policy, or that it was removed."""
     owner = "" if failure else "kernel-1"
     lab.core.answer = lambda event: [m.PolicySet("c", "kernel-1", policy, owner, failure, 4)]
-    lab.say(1, "cancel", run=ONE)
+    lab.say(1, "cancel", runs=[ONE])
 
 
 def test_everybody_is_told_of_a_change_and_of_why(lab: Lab) -> None:
@@ -414,6 +416,22 @@ def test_everybody_is_told_of_a_change_and_of_why(lab: Lab) -> None:
     assert kinds[-1]["message"] == "no"
 
 
+def test_what_was_cancelled_is_told_before_the_answer(lab: Lab) -> None:
+    why = Failure("cancelled", "no")
+    lab.core.answer = lambda event: [
+        m.Resolved("c", "kernel-1", (ONE + 6,), why),
+        CancelAnswered("c", "kernel-1", event.request, 1, 2, 3),
+    ]
+    lab.say(1, "cancel", runs=[], buffers=[ONE + 6], id=ONE + 3)
+    assert lab.core.events[-1].request == ONE + 3
+    assert lab.core.events[-1].buffers == (ONE + 6,)
+    (told,) = lab.clients[0].of("cancelled")
+    counts = (told["cancelled"], told["begun"], told["going"])
+    assert (told["id"], counts) == (ONE + 3, (1, 2, 3))
+    ops = [op for op, _, _ in lab.clients[0].sent]
+    assert ops.index("resolved") < ops.index("cancelled")
+
+
 def test_an_answer_that_changes_nothing_goes_to_who_asked(lab: Lab) -> None:
     lab.rim.policy_refused("kernel-2", 8, Failure("policy", "it loops"))
     (told,) = lab.clients[1].of("policy")
@@ -432,7 +450,7 @@ def test_code_of_a_clients_own_is_tried_and_not_looked_into(lab: Lab) -> None:
 
 def test_a_question_of_the_core_goes_to_the_policy(lab: Lab) -> None:
     lab.core.answer = lambda event: [m.AskPolicy("c", 1, 17, PolicyView(0.0, ()))]
-    lab.say(1, "cancel", run=ONE)
+    lab.say(1, "cancel", runs=[ONE])
     assert lab.asked == [("ask", 17)]
 
 

@@ -1,0 +1,43 @@
+"""Messages with which clients cancel what they have asked for.
+
+Rule for maintainers: as in :mod:`pathways_lab.core.messages`, whose unions have them.
+
+Paper: section 4.6 (ownership: what its client does not want any more ends).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """A client does not want runs of its own, or values that runs of its own make, any more.
+
+    runs: whole ones.  buffers: single results; what reads them ends as well.
+    request: the client's number for the question; 0: it waits for no answer.
+    """
+
+    time: float
+    cause: str
+    client: str
+    runs: tuple[int, ...]
+    buffers: tuple[int, ...] = ()
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAnswered:
+    """What has become of the runs that were meant, and are not over.
+
+    cancelled: how many end before anything of them has begun.  begun: how many end after what
+    has its place.  going: how many go on, all that was meant having its place already, or
+    with results that somebody wants.
+    """
+
+    cause: str
+    client: str
+    request: int
+    cancelled: int
+    begun: int
+    going: int

@@ -1,0 +1,81 @@
+"""Cancelling, as a kernel sees it: handles, trees, everything; and what functions say of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.client.under_way import UnderWay
+from pathways_lab.core.program import Call, Plan
+from pathways_lab.runtime.codec import unpack
+from tests.client.kit import FakeLab
+
+V = np.arange(1, 9, dtype=np.float32)
+
+
+@pytest.fixture
+def double(fake: FakeLab) -> Any:
+    return pw.jit(lambda x: x * 2, on=fake.slice(4))
+
+
+def test_a_handle_is_cancelled_and_says_so(fake: FakeLab, double: Any) -> None:
+    fake.held = True
+    first, second = double(V), double(V + 1)
+    assert second.cancel()
+    assert not first.is_ready()
+    assert second.state == "failed"
+    with pytest.raises(pw.PathwaysError, match="cancelled") as told:
+        second.result(timeout=10)
+    assert told.value.failure.kind == "cancelled"
+    assert second.cancel(), "it still is"
+    fake.release()
+    np.testing.assert_array_equal(first.result(), V * 2)
+    assert not first.cancel(), "its value is there"
+    assert fake.count("cancel") == 1, "of what is known nobody is asked"
+
+
+def test_values_that_no_run_makes_cannot_be_cancelled(fake: FakeLab) -> None:
+    put = pw.device_put(V, fake.slice(2))
+    assert not put.cancel()
+    put.delete()
+    assert not put.cancel()
+    assert fake.count("cancel") == 0
+
+
+def test_a_lab_cancels_a_tree_or_everything(fake: FakeLab, double: Any) -> None:
+    lab = UnderWay()
+    lab.session = fake.session
+    fake.held = True
+    first, second, third = (double(V + n) for n in range(3))
+    made = lab.cancel({"a": first, "b": [second, 3, V]})
+    assert (made.cancelled, made.begun, made.going) == (2, 0, 0)
+    assert lab.cancel(None, []) == pw.Cancelled(0, 0, 0)
+    assert not third.is_ready()
+    assert lab.cancel().cancelled == 1
+    assert third.failure is not None
+    with pytest.raises(pw.PathwaysError, match="takes handles of this lab, not <compiled function"):
+        lab.cancel(double)
+
+
+def test_what_a_function_says_of_its_runs_goes_along(fake: FakeLab) -> None:
+    on = fake.slice(2)
+
+    def told(f: Any) -> list[tuple[bool, float | None]]:
+        f(V).block_until_ready()
+        plan = unpack(Plan, fake.of("program")[-1]["plan"])
+        return [(s.node.keep, s.node.window) for s in plan.steps if isinstance(s.node, Call)]
+
+    plain = pw.jit(lambda x: x + 1, on=on)
+    slow = pw.jit(lambda x: x + 2, on=on, keep=True, window=0.5)
+    prints = pw.jit(lambda x: (jax.debug.print("hello"), x + 3)[1], on=on)
+    assert told(plain) == [(False, None)]
+    assert told(slow) == [(True, 0.5)]
+    assert told(prints) == [(True, None)]
+    assert told(pw.program(lambda x: plain(slow(x)), window=0.25)) == [(True, 0.25), (False, 0.25)]
+    for wrong in ({"keep": 1}, {"window": -1.0}, {"window": "soon"}):
+        with pytest.raises(pw.PathwaysError, match="is no "):
+            pw.jit(lambda x: x, **wrong)
