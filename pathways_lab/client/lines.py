@@ -10,6 +10,7 @@ Rule for maintainers: the only place that judges files by their path.
 
 from __future__ import annotations
 
+import csv
 import linecache
 import pathlib
 import sys
@@ -39,7 +40,8 @@ _MACHINERY = (
     "<frozen",
     "<__array_function__",
 )
-_LIBRARIES = tuple(_folder(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+_SITES = {"site-packages", "dist-packages"}
+"""Folders of libraries only: of this environment, the system, the user, another Python."""
 _STANDARD = tuple(_folder(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 Place = tuple[str, int]
@@ -51,9 +53,35 @@ def _rank(file: str) -> int:
     """0: the user's own, 1: a library, 2: JAX, NumPy, the standard library, Pathways Lab itself."""
     if file.startswith(_MACHINERY):
         return 2
-    if file.startswith(_LIBRARIES):
+    if _is_installed(pathlib.Path(file)):
         return 1
     return 2 if file.startswith(_STANDARD) else 0
+
+
+def _is_installed(file: pathlib.Path) -> bool:
+    """Whether it is of a library, wherever that lies: ``PYTHONPATH``, ``pip --target``, a ``.pth``.
+
+    A folder that is not of libraries only may have the user's own files beside them.
+    """
+    if not _SITES.isdisjoint(file.parts):
+        return True
+    return any(file.relative_to(folder).parts[0] in _installed(folder) for folder in file.parents)
+
+
+@lru_cache(maxsize=4096)
+def _installed(folder: pathlib.Path) -> frozenset[str]:
+    """The packages and modules that were installed into a folder."""
+    try:
+        records = [each / "RECORD" for each in folder.glob("*.dist-info")]
+        entries = [line for record in records if record.exists() for line in _rows(record)]
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(entry.partition("/")[0] for entry in entries)
+
+
+def _rows(record: pathlib.Path) -> list[str]:
+    """Paths of installed files, relative to the folder."""
+    return [row[0] for row in csv.reader(record.read_text().splitlines()) if row]
 
 
 def is_own(file: str) -> bool:

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import byvalue
+from pathways_lab.client import byvalue, lines
 from pathways_lab.client.flat import FlatFunction
 from tests.client.kit import a_slice
 
@@ -47,6 +47,48 @@ def test_a_host_needs_no_file_of_the_users(
         [sys.executable, "-c", code], input=by_name, capture_output=True, timeout=60, check=False
     )
     assert b"No module named 'beside_the_notebook'" in failed.stderr
+
+
+def installed(folder: Path, name: str, source: str = SOURCE) -> None:
+    """As ``pip install --target`` leaves a package."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source)
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "RECORD").write_text(f"{name}/__init__.py,sha256=x,9\n{name}-1.0.dist-info/RECORD,,\n")
+
+
+@pytest.mark.parametrize("place", ["libs", "site-packages", "a/dist-packages"])
+def test_a_library_is_known_wherever_it_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder, name = tmp_path / place, f"library_in_{place.replace('/', '_').replace('-', '_')}"
+    installed(folder, name)
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module(name)
+    assert not lines.is_own(module.__file__ or "")
+    assert name.encode() in byvalue.dumps(module.helper)
+    assert b"floor" not in byvalue.dumps(module.helper), "by name: hosts have it too"
+
+
+def test_own_modules_beside_libraries_stay_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "installed_beside")
+    (tmp_path / "notes_beside.py").write_text(SOURCE)
+    # What a build leaves beside the user's own sources does not make them a library.
+    (tmp_path / "notes_beside.egg-info").mkdir()
+    (tmp_path / "notes_beside.egg-info" / "SOURCES.txt").write_text("notes_beside.py\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert b"floor" in byvalue.dumps(importlib.import_module("notes_beside").helper)
+    assert b"floor" not in byvalue.dumps(importlib.import_module("installed_beside").helper)
+
+
+def test_records_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+    installed(tmp_path, "odd")
+    (tmp_path / "odd-1.0.dist-info" / "RECORD").write_bytes(b"\xff\xfe")
+    (tmp_path / "gone-1.0.dist-info").mkdir()
+    assert lines.is_own(str(tmp_path / "odd" / "__init__.py"))
 
 
 def test_a_function_that_compiles_others_inside_does_so_on_hosts_too() -> None:
