@@ -350,8 +350,8 @@ def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
     found = []
     x = example
     for layer, parameters in layers:
-        found.append(operations(layer, parameters, x))
-        x = jax.eval_shape(layer, parameters, x)
+        cost, x = operations(layer, parameters, x)
+        found.append(cost)
     return found
 
 

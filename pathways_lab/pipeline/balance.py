@@ -51,9 +51,11 @@ def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     return tuple(range(a, b) for a, b in pairwise(cuts))
 
 
-def operations(function: Callable[..., Any], *arguments: Any) -> float:
-    """Multiplications and element-wise operations of *function* for arguments of these types."""
-    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+def operations(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Multiplications and element-wise operations of *function* for arguments of these types, and
+    the types of its result.  It is traced once."""
+    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return _of_jaxpr(closed.jaxpr), result
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> float:

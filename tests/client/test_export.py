@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
@@ -49,3 +51,43 @@ def test_random_keys_from_outside_are_part_of_the_code(
         made, back = call(X)
         np.testing.assert_array_equal(made.result(), jax.jit(draw)(X)[0])
         assert (back.result() == keys).all()
+
+
+def test_keywords_static_arguments_and_maps_run_python_once(fake: FakeLab) -> None:
+    ran: list[str] = []
+    on = fake.slice(2)
+
+    def step(x: Any, times: int, *, plus: Any, twice: bool = False) -> Any:
+        ran.append("step")
+        return x * times * (2 if twice else 1) + plus
+
+    def each(x: Any, times: int) -> Any:
+        ran.append("each")
+        return jax.lax.psum(x, "i") * times
+
+    static: Any = {"static_argnums": 1, "static_argnames": "twice"}
+    for compiled in (pw.jit(step, on=on, **static), pw.program(step, on=on, **static)):
+        for _ in range(2):
+            made = compiled(X, 3, plus=X, twice=True)
+            np.testing.assert_array_equal(made.result(), 7 * X)
+    assert ran == 2 * ["step"]
+    mapped = pw.pmap(each, axis_name="i", devices=on, static_broadcasted_argnums=1)
+    np.testing.assert_array_equal(mapped(X.reshape(2, 4), 2).result(), [2 * (X[:4] + X[4:])] * 2)
+    assert ran[2:] == ["each"]
+
+
+def test_functions_that_keep_notes_of_their_tracing_work(fake: FakeLab) -> None:
+    """``checkify`` keeps what it has traced: a second time it would be another error."""
+
+    def root(x: Any) -> Any:
+        checkify.check(jnp.all(x >= 0), "{} is negative", x[0])
+        return jnp.sqrt(x)
+
+    on = fake.slice(2)
+    checked = pw.jit(checkify.checkify(root), on=on)
+    for call in (checked, pw.program(checked), pw.program(checkify.checkify(root), on=on)):
+        error, made = call(X)
+        jax.device_get(error).throw()
+        np.testing.assert_allclose(made.result(), np.sqrt(X))
+        with pytest.raises(checkify.JaxRuntimeError, match="is negative"):
+            jax.device_get(call(X - 1)[0]).throw()

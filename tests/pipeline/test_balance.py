@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.pipeline.automatic import estimated
 from pathways_lab.pipeline.balance import operations, partition
 
 
@@ -35,8 +36,20 @@ def test_too_few_layers_are_refused() -> None:
 
 def test_products_count_what_they_multiply() -> None:
     a, b = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32)
-    assert operations(jnp.matmul, a, b) == 2 * 4 * 8 * 16
-    assert operations(jax.jit(jnp.matmul), a, b) == 2 * 4 * 8 * 16
+    assert operations(jnp.matmul, a, b)[0] == 2 * 4 * 8 * 16
+    assert operations(jax.jit(jnp.matmul), a, b)[0] == 2 * 4 * 8 * 16
+
+
+def test_the_user_s_python_runs_once_for_its_cost_and_its_result() -> None:
+    ran: list[None] = []
+
+    def layer(own: jax.Array, x: jax.Array) -> jax.Array:
+        ran.append(None)
+        return x @ own
+
+    a, b = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    assert estimated([(layer, a), (lambda own, x: x + own, jnp.ones(8))], b) == [128.0, 16.0]
+    assert len(ran) == 1
 
 
 def test_loops_count_every_turn() -> None:
@@ -45,4 +58,4 @@ def test_loops_count_every_turn() -> None:
     def twice(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, _: (c @ x, None), x, length=5)[0]
 
-    assert operations(twice, x) == 5 * 2 * 8**3
+    assert operations(twice, x)[0] == 5 * 2 * 8**3
