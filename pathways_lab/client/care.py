@@ -29,7 +29,7 @@ from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import attach
 from pathways_lab.runtime.acts import Action, OnStuck
 from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.embedded import EmbeddedCluster
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Care:
         and all hosts answer.
         """
         asked = {"seconds": requests.seconds("seconds", seconds)}
-        packed = self.session.connection.questions.ask("stuck", asked)["story"]
+        packed = self.session.connection.questions.ask("stuck", asked).fields["story"]
         return None if packed is None else unpack(Stuck, packed)
 
     def memory(self) -> Memory:
@@ -93,7 +93,7 @@ class Care:
         >>> lab.memory().values[0].why                       # doctest: +SKIP
         ('a handle is held', 'published as 'weights'')
         """
-        answer = self.session.connection.questions.ask("memory", {})["holdings"]
+        answer = self.session.connection.questions.ask("memory", {}).fields["holdings"]
         return Memory.of(unpack(Holdings, answer), variables.of_caller())
 
     def on_stuck(
@@ -118,16 +118,14 @@ class Care:
         wrong = told.wrong()
         if wrong:
             raise failures.failure("refused", wrong, 'lab.on_stuck("restart", after=10)')
-        silence = None if silence is None else float(silence)
-        fields = {"action": action, "after": float(after), "silence": silence}
-        return unpack(
-            OnStuck, self.session.connection.questions.ask("watchdog", {"told": fields})["told"]
-        )
+        answer = self.session.connection.questions.ask("watchdog", {"told": pack(told)})
+        return unpack(OnStuck, answer.fields["told"])
 
     @property
     def watchdog(self) -> OnStuck:
         """What the lab does about what is stuck, and who has said so (:meth:`on_stuck`)."""
-        return unpack(OnStuck, self.session.connection.questions.ask("watchdog", {})["told"])
+        answer = self.session.connection.questions.ask("watchdog", {})
+        return unpack(OnStuck, answer.fields["told"])
 
     def verify(
         self,

@@ -35,7 +35,6 @@ from pathways_lab.client.questions import Questions
 from pathways_lab.client.registered import Registered
 from pathways_lab.client.stats import Traffic
 from pathways_lab.client.waiting import Board, Pending
-from pathways_lab.client.wishes import Wishes
 from pathways_lab.client.witnesses import Witnesses
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Line, Plan, SliceId
@@ -113,7 +112,6 @@ class Connection:
         self.questions: Questions = Questions(self)
         self.following = Following()
         self.racing = Racing()
-        self.wishes: Wishes = Wishes(self)
         self._dropped: deque[int | Watch] = deque()
         self.gone: Callable[[Watch], None] = self._dropped.append
         # Not send(): calls that wait may have to register too.
@@ -388,8 +386,8 @@ class Connection:
         handler = self._HANDLERS.get(op)
         if handler is not None:
             handler(self, fields)
-        elif op == "taken":
-            self.questions.taken(fields, bytes(buffers[0]) if buffers else b"")
+        elif op == "answered":
+            self.questions.answered(fields, buffers)
 
     def _resolved(self, fields: dict[str, Any]) -> None:
         for buffers, failure in fields["resolved"]:
@@ -426,10 +424,8 @@ class Connection:
             self.board.settle((self._buffers[identity],), failure)
         elif kind == "policy":
             self.on_policy("refused", fields)
-        elif kind == "wish":
-            self.wishes.refused(identity, failure)
-        else:
-            self.questions.refused(kind, number, failure)
+        elif kind == "slice":
+            self.questions.refused(identity, failure)
         # Anything else (a function, a program) fails the runs that need it.
 
     def _closing(self, fields: dict[str, Any]) -> None:
@@ -454,17 +450,6 @@ class Connection:
         "run-ended": _run_ended,
         "slice-bound": _slice_bound,
         "refused": _refused,
-        "leased": lambda self, fields: self.questions.leased(fields),
-        "lease-ended": lambda self, fields: self.questions.leased(fields),
-        "shared": lambda self, fields: self.questions.shared(fields),
-        "stuck": lambda self, fields: self.questions.answered(fields),
-        "accounts": lambda self, fields: self.questions.answered(fields),
-        "named": lambda self, fields: self.questions.answered(fields),
-        "donation": lambda self, fields: self.questions.answered(fields),
-        "memory": lambda self, fields: self.questions.answered(fields),
-        "quota": lambda self, fields: self.questions.answered(fields),
-        "cancelled": lambda self, fields: self.questions.answered(fields),
-        "watchdog": lambda self, fields: self.questions.answered(fields),
         "slice-waiting": lambda self, fields: self.questions.slice_waits(fields),
         "closing": _closing,
         "topology": _topology,
@@ -472,7 +457,6 @@ class Connection:
         "output": lambda self, fields: self.on_output(fields),
         "policy": _policy,
         "policy-printed": _policy_printed,
-        "wish-answered": lambda self, fields: self.wishes.answered(fields),
     }
 
     # --- the end --------------------------------------------------------------------

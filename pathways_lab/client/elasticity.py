@@ -113,15 +113,21 @@ class Elasticity:
         On a Dask cluster of your own: ``client.retire_workers(...)``, or scale down.
         """
         embedded = self._embedded("take an island from")
-        wishes = self.session.connection.wishes
-        fields = {"island": requests.name("name", name), "anyway": anyway}
-        lines = wishes.wish("leave", fields, f"the end of what runs on {name}", timeout)
+        fields = {"island": requests.name("name", name), "anyway": bool(anyway)}
+        lines = self._ask("leave", fields, f"the end of what runs on {name}", timeout)
         embedded.remove_island(name)
         self._wait(
             lambda: all(island.name != name for island in self.islands),
             f"the end of island {name}",
         )
         return Takeaway(lines)
+
+    def _ask(
+        self, op: str, fields: dict[str, Any], what: str, timeout: float | None
+    ) -> tuple[str, ...]:
+        """Ask, and wait until it is done: what it was done to, in words."""
+        answer = self.session.connection.questions.ask(op, fields, timeout, what=what)
+        return tuple(answer.fields["lines"])
 
     def _embedded(self, what: str) -> EmbeddedCluster:
         self.session.connection.check()
@@ -152,7 +158,7 @@ class Elasticity:
         """
         what = f"the end of what runs on the slices of {client}"
         fields = {"whose": requests.name("client", client)}
-        return Takeaway(self.session.connection.wishes.wish("suspend", fields, what, timeout))
+        return Takeaway(self._ask("suspend", fields, what, timeout))
 
     def resume(
         self, client: str, *, island: str | None = None, timeout: float | None = _SECONDS
@@ -171,7 +177,7 @@ class Elasticity:
             "whose": requests.name("client", client),
             "island": requests.name_or_none("island", island),
         }
-        return Takeaway(self.session.connection.wishes.wish("resume", fields, what, timeout))
+        return Takeaway(self._ask("resume", fields, what, timeout))
 
     def rebind_slice(self, slice_id: SliceId, island: str | None) -> SliceBinding:
         """Other devices for a lost slice (see :meth:`Slice.rebind`)."""

@@ -40,8 +40,8 @@ from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import jax_private, settings
 from pathways_lab.runtime.arrays import dtype_of
+from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.loops import Loop
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """What JAX calls a kind of device when it lowers for it."""

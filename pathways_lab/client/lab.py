@@ -55,9 +55,9 @@ from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import attach, chronicle, tls
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.auth import AuthenticationError
+from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
 from pathways_lab.runtime.launching import IDLE
-from pathways_lab.runtime.loops import Loop
 from pathways_lab.runtime.outline import Transport, Wishes, outline
 from pathways_lab.runtime.progress import Progress
 from pathways_lab.runtime.registry import why_no_name

@@ -53,10 +53,11 @@ class Lease:
 
     def __init__(self, lab: Tenant, island: str, order: bool = True, patience: float = 3.0) -> None:
         self.island = requests.name("island", island)
-        self.order = order
+        self.order = bool(order)
         self.patience = requests.seconds("patience", patience)
         self._lab = lab
-        lab.session.connection.questions.lease(island, order, self.patience)
+        fields = {"island": island, "order": self.order, "patience": self.patience}
+        lab.session.connection.questions.ask("lease", fields, what=f"the lease of {island}")
         lab.leases[island] = self
 
     @property
@@ -125,7 +126,7 @@ class Lease:
         """Give the island back; slices and handles there stay.  Again is fine."""
         if self.held:
             del self._lab.leases[self.island]
-            self._lab.session.connection.questions.return_lease(self.island)
+            self._lab.session.connection.questions.ask("return-lease", {"island": self.island})
 
     def __enter__(self) -> Lease:
         return self

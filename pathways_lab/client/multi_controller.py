@@ -32,7 +32,7 @@ from pathways_lab.client.graph import Prepared
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.single import prepare_call, session_of
 from pathways_lab.core.layout import Layout
-from pathways_lab.runtime.loops import Loop
+from pathways_lab.runtime.client_messages import Loop
 
 
 def start(call: BoundCall, place: Slice, loop: Loop) -> Any:

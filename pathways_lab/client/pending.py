@@ -84,35 +84,15 @@ class SliceAnswer(Pending):
         self.waits = ""
 
 
-class NameAnswer(Pending):
-    """The answer to what was asked about a name.  buffers: which it is about.
-
-    bindings: of the slice of each that was taken.  about: what its owner said of them.
-    """
-
-    __slots__ = ("about", "bindings", "buffers")
-
-    def __init__(self, buffers: Sequence[Buffer] = ()) -> None:
-        super().__init__()
-        self.buffers = buffers
-        self.bindings: list[SliceBinding] = []
-        self.about = b""
-
-
 class Answer(Pending):
     """The answer to a question, as it came."""
 
-    __slots__ = ("fields",)
+    __slots__ = ("buffers", "fields")
 
     def __init__(self) -> None:
         super().__init__()
         self.fields: dict[str, Any] = {}
-
-
-class LeaseAnswer(Pending):
-    """The answer to a request for a lease, or to its return."""
-
-    __slots__ = ()
+        self.buffers: tuple[bytes, ...] = ()
 
 
 class Racing(threading.local):

@@ -95,7 +95,7 @@ class Policies:
         with self._setting:
             self._requests += 1
             request = _Request(self._requests, policy)
-            fields: dict[str, Any] = {"request": request.number}
+            fields: dict[str, Any] = {"id": request.number}
             buffers = []
             if request.code:
                 fields["name"] = name_of(policy)

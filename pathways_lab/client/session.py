@@ -223,7 +223,7 @@ class Session:
     def cancel(self, *handles: Handle, runs: Sequence[int] = ()) -> dict[str, Any]:
         """Have values, or whole runs, cancelled; what the control plane answers."""
         asked = {"buffers": [handle.buffer_id for handle in handles], "runs": list(runs)}
-        return self.connection.questions.ask("cancel", asked, timeout=60.0)
+        return self.connection.questions.ask("cancel", asked).fields
 
     # --- what user code prints on hosts ---------------------------------------------------
 

@@ -24,10 +24,11 @@ from pathways_lab.client.accounts import Accounts
 from pathways_lab.client.described import describe, read
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.handles import Handle
-from pathways_lab.client.pending import Buffer, NameAnswer
+from pathways_lab.client.pending import Answer, Buffer
 from pathways_lab.client.requests import bytes_of
 from pathways_lab.client.session import Session, buffer_of
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.runtime.codec import unpack
 
 
 def publish(session: Session, name: str, tree: Any) -> None:
@@ -36,7 +37,8 @@ def publish(session: Session, name: str, tree: Any) -> None:
     buffers = [buffer_of(handle, session) for handle in handles]
     for buffer in buffers:
         buffer.shared = True
-    session.connection.questions.share("publish", name, buffers, about)
+    fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+    session.connection.questions.ask("publish", fields, buffers=[about])
 
 
 def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
@@ -52,14 +54,15 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
                 patience,
                 f"a publication of {name!r}",
             )
-    count = connection.questions.ask("named", {"name": name})["count"]
+    count = connection.questions.ask("named", {"name": name}).fields["count"]
     buffers = [connection.new_buffer() for _ in range(count)]
     try:
-        answer = connection.questions.share("take", name, buffers)
+        fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+        answer = connection.questions.ask("take", fields)
         made = _handles(session, name, buffers, answer)
     except BaseException as error:
         connection.drop(*[buffer.id for buffer in buffers])
-        if isinstance(error, KeyError | RecursionError | TypeError | ValueError):
+        if isinstance(error, IndexError | KeyError | RecursionError | TypeError | ValueError):
             raise failures.failure(
                 "refused", f"what is published as {name!r} is described wrongly: {error!r}"
             ) from error
@@ -67,16 +70,17 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
     return made
 
 
-def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: NameAnswer) -> Any:
-    kinds, tree = read(answer.about, len(buffers))
+def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: Answer) -> Any:
+    fields = answer.fields
+    kinds, tree = read(answer.buffers[0], len(buffers))
     paths = {number: jax.tree_util.keystr(path) for path, number in jax.tree.leaves_with_path(tree)}
-    places = {binding.slice: _place(session, binding) for binding in answer.bindings}
-    handles = [
-        Handle(session, buffer, places[at.slice].placed(*kind), name + paths.get(number, ""))
-        for number, (buffer, at, kind) in enumerate(
-            zip(buffers, answer.bindings, kinds, strict=True)
-        )
-    ]
+    bindings = [unpack(SliceBinding, packed) for packed in fields["bindings"]]
+    places = {binding.slice: _place(session, binding) for binding in bindings}
+    handles = []
+    for number, (buffer, kind) in enumerate(zip(buffers, kinds, strict=True)):
+        buffer.stored, buffer.ticket = fields["stored"][number], fields["tickets"][number]
+        on = places[fields["slices"][number]]
+        handles.append(Handle(session, buffer, on.placed(*kind), name + paths.get(number, "")))
     return jax.tree.map(handles.__getitem__, tree)
 
 
@@ -116,7 +120,7 @@ class Sharing:
 
     def unpublish(self, name: str) -> None:
         """Take a name back.  Who has taken the handle keeps it."""
-        self.session.connection.questions.share("unpublish", requests.name("name", name))
+        self.session.connection.questions.ask("unpublish", {"name": requests.name("name", name)})
 
     def take(self, name: str, wait: bool | float = False) -> Any:
         """A handle to what another client has published as *name*, or the tree of them, at once.
@@ -144,7 +148,7 @@ class Sharing:
         Gangs, device seconds, bytes between islands, bytes on devices now and over
         time (GB seconds).  The control plane counts them; the rows add up to the last.
         """
-        return Accounts.of(self.session.connection.questions.ask("accounts", {})["rows"])
+        return Accounts.of(self.session.connection.questions.ask("accounts", {}).fields["rows"])
 
     def quota(
         self, client: str = "", *, devices: int | None = None, bytes: int | str | None = None

@@ -26,6 +26,7 @@ from pathways_lab.core.cancelling import Cancelling
 from pathways_lab.core.decisions import Decisions
 from pathways_lab.core.elastic import Elastic
 from pathways_lab.core.elastic_messages import (
+    Answer,
     HostsLeaving,
     RebindRequested,
     ResumeRequested,
@@ -84,6 +85,7 @@ from pathways_lab.core.requests import (
     check_numbers,
     check_program,
     check_run,
+    refusal,
     spoiled,
     usable,
     waits_for_devices,
@@ -532,10 +534,13 @@ class Control:
         why = self.sharing.publish(event)
         if why is not None:
             self._refuse(event, f"name {event.name}", why)
+        else:
+            self._answer(event)
 
     def _unpublish(self, event: HandleUnpublished) -> None:
         if event.name in self.sharing.names_of(event.client):
             self.sharing.unpublish(event.name)
+            self._answer(event)
         else:
             self._refuse(event, f"name {event.name}", "it is not published by this client")
 
@@ -546,10 +551,12 @@ class Control:
         else:
             self.clients[event.client].references.update(event.buffers)
 
+    def _answer(self, event: HandlePublished | HandleUnpublished) -> None:
+        self.state.out.append(Answer(event.cause, event.client, event.request))
+
     def _drop(self, buffer: BufferRecord) -> None:
         self.state.store.drop(buffer)
         self.uploads.dropped(buffer)
 
     def _refuse(self, event: Any, subject: str, why: str | Failure) -> None:
-        failure = Failure("refused", f"{subject}: {why}") if isinstance(why, str) else why
-        self.state.out.append(Refused(event.cause, event.client, subject, failure))
+        self.state.out.append(refusal(event, subject, why))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pathways_lab.core.admission import beyond_quota
 from pathways_lab.core.bookings import Bookings
+from pathways_lab.core.elastic_messages import Answer
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     AskPolicy,
@@ -31,13 +32,11 @@ from pathways_lab.core.messages import (
     PolicyLate,
     PolicySet,
     QuotaChosen,
-    QuotaKept,
-    Refused,
 )
 from pathways_lab.core.outcomes import Outcomes
 from pathways_lab.core.policies import RemotePolicy, validate
 from pathways_lab.core.quotas import Quota
-from pathways_lab.core.requests import ClientRecord, not_an_owner
+from pathways_lab.core.requests import ClientRecord, not_an_owner, refusal
 from pathways_lab.core.state import State
 from pathways_lab.core.uploads import Uploads
 
@@ -64,10 +63,10 @@ class Decisions:
     def quota_chosen(self, event: QuotaChosen) -> None:
         """What waits and never will be given is refused now."""
         state = self.state
-        if not self._owns(event, f"question {event.request}", "set quotas"):
+        if not self._owns(event, f"the quota of {event.whom}", "set quotas"):
             return
         state.quotas.give(event.whom, Quota(event.devices, event.nbytes))
-        state.out.append(QuotaKept(event.cause, event.client, event.whom, event.request))
+        state.out.append(Answer(event.cause, event.client, event.request))
         self.bookings.moved = True
         state.admission.changed, state.admission.settled = True, False
         for entry in [e for entries in state.admission.kinds.values() for e in entries]:
@@ -131,14 +130,18 @@ class Decisions:
         if failure is not None:
             self._refuse(event, subject, failure)
         else:
-            state.out.append(
-                Leased(event.cause, event.client, event.island, event.order, event.patience)
-            )
+            state.out += [
+                Leased(event.cause, event.client, event.island, event.order, event.patience),
+                Answer(event.cause, event.client, event.request),
+            ]
 
     def lease_returned(self, event: LeaseReturned) -> None:
         if self.state.resources.end_lease(event.island, event.client):
             self.bookings.moved = True
-            self.state.out.append(LeaseEnded(event.cause, event.client, event.island))
+            self.state.out += [
+                LeaseEnded(event.cause, event.client, event.island),
+                Answer(event.cause, event.client, event.request),
+            ]
         else:
             self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
 
@@ -148,5 +151,4 @@ class Decisions:
         subject: str,
         why: str | Failure,
     ) -> None:
-        failure = Failure("refused", f"{subject}: {why}") if isinstance(why, str) else why
-        self.state.out.append(Refused(event.cause, event.client, subject, failure))
+        self.state.out.append(refusal(event, subject, why))

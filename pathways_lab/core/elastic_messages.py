@@ -132,7 +132,7 @@ class HostsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client wished under this number is done, or not (failure).
+    """What a client asked for under this number is done, or not (failure).
 
     lines: what it was done to, in words.
     """

@@ -275,6 +275,7 @@ class LeaseRequested:
     island: str
     order: bool = True
     patience: float = 3.0
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,7 @@ class LeaseReturned:
     cause: str
     client: str
     island: str
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +326,7 @@ class HandlePublished:
     name: str
     buffers: tuple[Buffer, ...]
     about: bytes = b""
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +337,7 @@ class HandleUnpublished:
     cause: str
     client: str
     name: str
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +349,7 @@ class HandleTaken:
     client: str
     name: str
     buffers: tuple[Buffer, ...]
+    request: int = 0
 
 
 Event = (
@@ -391,7 +396,7 @@ class SliceFreed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request of a client cannot be met.  subject: ``"slice 3"``, ``"run 7"`` ..."""
+    """A request without a number of its own cannot be met.  subject: ``"slice 3"``, ``"run 7"``."""
 
     cause: str
     client: str
@@ -525,16 +530,6 @@ class PolicySet:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaKept:
-    """The limit holds from now on.  client, request: who asked, and their number for it."""
-
-    cause: str
-    client: str
-    whom: str
-    request: int
-
-
-@dataclass(frozen=True, slots=True)
 class Leased:
     """The island is the client's alone until it is returned or the client leaves."""
 
@@ -583,11 +578,12 @@ class Taken:
     stored: tuple[Buffer, ...]
     slices: tuple[SliceId, ...]
     about: bytes
+    request: int = 0
 
 
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
-    FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | QuotaKept | Leased |
+    FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | Leased |
     LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten |
     RunWaited | CancelAnswered
 )  # fmt: skip

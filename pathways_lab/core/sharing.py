@@ -108,7 +108,8 @@ class Sharing:
             self.state.store.refer(buffer, event.client, number)
         cause, client = self.state.cause, event.client
         stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
-        self.state.out.append(Taken(cause, client, event.name, numbers, stored, slices, about))
+        taken = Taken(cause, client, event.name, numbers, stored, slices, about, event.request)
+        self.state.out.append(taken)
         for number, buffer in zip(numbers, buffers, strict=True):
             if buffer.state != "promised":
                 self.state.out.append(Resolved(cause, client, (number,), buffer.failure))

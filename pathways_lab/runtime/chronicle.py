@@ -16,6 +16,7 @@ Paper: section 5 (timelines of single gangs).
 from __future__ import annotations
 
 import functools
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -78,6 +79,8 @@ class Ended(NamedTuple):
 
 
 _TIMES = 8
+_HEAD = (str, str, bool, float)
+_GANG = (int, int, int, int, bool, bool, bool)
 _GANGS_BEFORE = 5
 """Fields of an entry of gangs between its form and its rows."""
 
@@ -191,6 +194,64 @@ def read_packed(written: Iterable[bytes]) -> list[Item]:
     return items
 
 
+def check(written: Iterable[bytes]) -> None:
+    """Whether what a host has written can be read by everybody.  Raises CodecError."""
+    for entry in written:
+        try:
+            plain = msgpack.unpackb(entry, strict_map_key=False)
+            if plain[0] == _GANGS:
+                _check_gangs(*plain[1:])
+            elif plain[0] == _ROW:
+                _check_row(_read_row(*plain[1:]))
+            else:
+                unpack(Record, plain)
+        except CodecError:
+            raise
+        except Exception as error:  # as in read_packed
+            raise CodecError(f"what was written is no record of a host: {error!r}") from None
+
+
+def _check_gangs(
+    island: str, host: str, emulated: bool, offset: float, abouts: Any, rows: Any, times: bytes
+) -> None:
+    known = [_check_about(_read_about(written)) for written in abouts]
+    stamps = memoryview(times).cast("d")
+    right = (
+        (type(island), type(host), type(emulated), type(offset)) == _HEAD
+        and len(stamps) == _TIMES * len(rows)
+        and math.isfinite(offset + sum(stamps))
+        and all((*map(type, row),) == _GANG and 0 <= row[0] < len(known) for row in rows)
+    )
+    if not right:
+        raise CodecError("gangs are told wrongly")
+
+
+def _check_row(row: Row) -> None:
+    for about in row.abouts:
+        _check_about(about)
+    called, returned, start, end = [memoryview(column).cast("d") for column in row.columns]
+    stamps = (*row.once, row.offset, *called, *returned, *start, *end)
+    numbers = (row.run, row.step, row.seq, row.announced, *row.numbers, *row.poisoned)
+    right = (
+        (type(row.island), type(row.host), type(row.emulated), type(row.offset)) == _HEAD
+        and {*map(type, stamps)} == {float}
+        and math.isfinite(sum(stamps))
+        and {*map(type, numbers)} == {int}
+        and type(row.opens) is bool
+    )
+    if not right:
+        raise CodecError("a row of gangs is told wrongly")
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_about(about: About) -> About:
+    texts = {type(text) for text in (about.program, about.node, about.client, about.line)}
+    numbers = {type(number) for number in (about.slice, *about.devices)}
+    if texts != {str} or numbers != {int}:
+        raise CodecError("the step of a gang is told wrongly")
+    return about
+
+
 def count(entries: Iterable[bytes]) -> int:
     """At least so many records are in these entries."""
     return sum([look(entry)[1] for entry in entries])
@@ -279,8 +340,9 @@ def _read_row(
     called, returned, start, end = columns
     if not len(called) == len(returned) == len(start) == len(end) > 0 == len(end) % 8:
         raise CodecError("the columns of a row differ in length, or are empty")
-    if numbers and not (
-        len(numbers) == len(end) // 8 and max(numbers) < len(known) > min(numbers) >= 0
+    if not known or (
+        numbers
+        and not (len(numbers) == len(end) // 8 and max(numbers) < len(known) > min(numbers) >= 0)
     ):
         raise CodecError("a row names what it does not have")
     return Row(

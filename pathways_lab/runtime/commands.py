@@ -153,16 +153,17 @@ class Commands:
                 self._tell.topology()
             case em.HostsLeft(hosts=hosts, reason=reason):
                 self._in_turn(hosts, "retire", {"reason": reason})
-            case em.Answer(client=client):
-                failure = None if command.failure is None else pack(command.failure)
-                answer = {"id": command.request, "lines": command.lines, "failure": failure}
-                self._tell.client(client, "wish-answered", answer)
+            case em.Answer(client=client, request=request, lines=lines, failure=failure):
+                self._tell.answer(client, request, failure, {"lines": lines})
             case m.SliceWaiting(client=client):
                 self._tell.client(client, "slice-waiting", pack_fields(command))
-            case m.QuotaKept(client=client, request=request):
-                self._tell.client(client, "quota", {"id": request})
             case CancelAnswered(client=client, request=request):
-                self._tell.client(client, "cancelled", {**pack_fields(command), "id": request})
+                counts = {
+                    "cancelled": command.cancelled,
+                    "begun": command.begun,
+                    "going": command.going,
+                }
+                self._tell.answer(client, request, None, counts)
             case m.SliceFreed(hosts=hosts, slice=slice_id):
                 others = self._registry.told.get(slice_id, set()).difference(hosts)
                 self._in_turn((*hosts, *sorted(others)), "unbind", {"slice": slice_id})
@@ -176,7 +177,7 @@ class Commands:
                 if kind == "run" and number.isdecimal():
                     self._registry.forget_run(int(number))
             case m.Prepare(hosts=hosts, function=function, slice=slice_id):
-                fields = self._registry.functions[function, slice_id]
+                fields = self._registry.functions[function, slice_id].fields
                 blob = self._registry.blobs[slice_id >> 32, function]
                 self._in_turn(hosts, "prepare", fields, [blob])
             case m.ShareProgram(hosts=hosts, plan=plan):
@@ -193,19 +194,15 @@ class Commands:
                 self._registry.leases[island] = client
                 if not order:
                     self._registry.disorder[island] = patience
-                self._tell.client(client, "leased", {"island": island})
-            case m.LeaseEnded(client=client, island=island):
+            case m.LeaseEnded(island=island):
                 del self._registry.leases[island]
                 self._registry.disorder.pop(island, None)
-                self._tell.client(client, "lease-ended", {"island": island})
             case m.Published(client=client, name=name):
                 self._registry.published[name] = client
                 self._tell.topology()
-                self._tell.client(client, "shared", {"name": name})
-            case m.Unpublished(client=client, name=name):
+            case m.Unpublished(name=name):
                 self._registry.published.pop(name, None)
                 self._tell.topology()
-                self._tell.client(client, "shared", {"name": name})
             case m.Taken():
                 self._taken(command)
             case m.AskPolicy():
@@ -264,13 +261,12 @@ class Commands:
         places = dict.fromkeys(taken.slices)
         self._registry.taken.update([(number, on) for on in places])
         fields = {
-            "name": taken.name,
             "stored": taken.stored,
             "slices": taken.slices,
             "bindings": [pack(self._registry.bindings[on]) for on in places],
             "tickets": [self._ticket(stored, number) for stored in taken.stored],
         }
-        self._tell.client(taken.client, "taken", fields, [taken.about])
+        self._tell.answer(taken.client, taken.request, None, fields, [taken.about])
 
     def policy_set(self, told: m.PolicySet) -> None:
         """Everybody hears of a change, who asked of any answer."""

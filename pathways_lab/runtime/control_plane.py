@@ -31,9 +31,11 @@ from typing import Any
 from pathways_lab.runtime import auth, lifeline
 from pathways_lab.runtime.assemblies import Assemblies, HostWaiting
 from pathways_lab.runtime.broadcast import BATCH_SECONDS
+from pathways_lab.runtime.codec import unpack_fields
 from pathways_lab.runtime.device_process import PATIENCE
+from pathways_lab.runtime.edge import Malformed, parsed
 from pathways_lab.runtime.handshake import Refused
-from pathways_lab.runtime.intake import host_seen
+from pathways_lab.runtime.host_messages import NOBODY
 from pathways_lab.runtime.introductions import Introductions
 from pathways_lab.runtime.launching import IDLE
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -209,9 +211,9 @@ class ControlPlane:
             raise Refused("this address is for hosts")
         try:
             waits = hello["role"] == "waiting"
-            link.tag = HostWaiting.seen(hello) if waits else host_seen(hello)
+            link.tag = HostWaiting.seen(hello) if waits else unpack_fields(HostSeen, hello)
         except (KeyError, TypeError, ValueError) as error:
-            raise Refused(f"the hello of a host lacks something: {error!r}") from error
+            raise Refused(f"the hello of a host is malformed: {error}") from error
         if isinstance(link.tag, HostSeen) and (wrong := self.rim.registry.check_host(link.tag)):
             raise Refused(wrong)
         link.name = link.tag.name
@@ -262,18 +264,15 @@ class ControlPlane:
             self.rim.policies.said(link.tag, op, fields)
             return
         seen: ClientSeen | ObserverSeen | HostSeen | HostWaiting = link.tag
-        if isinstance(seen, HostWaiting | ObserverSeen) or not self.rim.peers.is_current(
-            seen.name, link
-        ):
-            return
-        if isinstance(seen, ClientSeen):
-            self.rim.from_client(seen.name, op, fields, buffers, size)
-            return
         try:
-            self.rim.from_host(seen.name, op, fields, buffers, size)
-        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(seen, HostWaiting | ObserverSeen):
+                parsed(NOBODY, op, fields, buffers)
+            elif self.rim.peers.is_current(seen.name, link):
+                said = self.rim.from_client if isinstance(seen, ClientSeen) else self.rim.from_host
+                said(seen.name, op, fields, buffers, size)
+        except Malformed as error:
             # A host that talks nonsense is no host; its island must know.
-            link.close(f"{seen.name} sent a malformed message {op[:40]!r}: {error}")
+            link.close(f"{seen.name} sent a malformed message {error}")
 
 
 def main() -> None:

@@ -36,9 +36,10 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import arrays, emulated, jax_private, settings
-from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.client_messages import Function, Loop
+from pathways_lab.runtime.codec import unpack_fields
 from pathways_lab.runtime.devices import Footprint, Place
-from pathways_lab.runtime.loops import Laps, Loop, run
+from pathways_lab.runtime.loops import Laps, run
 from pathways_lab.runtime.output import Gangs, Output
 
 _KEPT = 256
@@ -76,24 +77,12 @@ class Code:
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any], blob: Any) -> Code:
-        """Raises KeyError, TypeError, ValueError for what is no description of a function."""
-        if fields["kind"] not in ("export", "pickle"):
-            raise ValueError(f"a function of kind {fields['kind']!r}")
+        """Raises ValueError for what is no description of a function."""
+        said = unpack_fields(Function, fields)
         return cls(
-            fields["function"],
-            fields["slice"],
-            fields["kind"],
-            fields["name"],
-            tuple(unpack(Layout, layout) for layout in fields["in_layouts"]),
-            tuple(unpack(Layout, layout) for layout in fields["out_layouts"]),
-            tuple((tuple(shape), dtype) for shape, dtype in fields["in_types"]),
-            tuple((tuple(shape), dtype) for shape, dtype in fields["out_types"]),
-            tuple(fields["donated"]),
-            unpack(Line, fields["line"]),
-            blob,
-            None if fields.get("loop") is None else unpack(Loop, fields["loop"]),
-            dict(fields.get("settings", {})),
-        )
+            said.function, said.slice, said.kind, said.name, said.in_layouts, said.out_layouts,
+            said.in_types, said.out_types, said.donated, said.line, blob, said.loop, said.settings,
+        )  # fmt: skip
 
 
 class Executable:

@@ -1,8 +1,8 @@
-"""What clients and hosts say, as events of the core: checked, and nothing decided.
+"""What clients ask, as events of the core: may it be, as far as that is known here.
 
-Problem: bytes from other processes become events that the core trusts.  Here
-every field is checked, and every id for its owner; a wrong message is refused
-with its reason and changes nothing.
+Problem: messages that have been parsed (:mod:`pathways_lab.runtime.edge`) become events
+that the core trusts.  Here every id is checked for its owner and every number for its
+first use; a message that may not be is refused with its reason and changes nothing.
 
 Rule for maintainers: no clock and no sockets here; parcels go to the registry
 only after all checks of the message have passed.
@@ -10,8 +10,7 @@ only after all checks of the message have passed.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +18,14 @@ from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import BuiltIn
-from pathways_lab.core.program import Plan
+from pathways_lab.core.program import Call
 from pathways_lab.core.program_messages import ProgramsDropped
-from pathways_lab.core.topology import SliceRequest
 from pathways_lab.core.upload_messages import UploadLost
-from pathways_lab.runtime.codec import unpack, unpack_fields
-from pathways_lab.runtime.registry import Arguments, ClientSeen, HostSeen, Registry
+from pathways_lab.core.wellformed import Types, check_values, wrong_leaves
+from pathways_lab.runtime import client_messages as said
+from pathways_lab.runtime.codec import pack_fields
+from pathways_lab.runtime.registry import Arguments, ClientSeen, Function, Registry
 
-_ASKED = {
-    **dict.fromkeys(("publish", "unpublish", "take"), ("name", "name")),
-    **dict.fromkeys(("lease", "return-lease"), ("lease", "island")),
-    **dict.fromkeys(("suspend", "resume", "leave"), ("wish", "request")),
-    **dict.fromkeys(("quota", "cancel"), ("question", "id")),
-}
-"""By what their client knows the questions that it waits for: a word, and the field behind it."""
 _NAME_LENGTH = 200
 _ABOUT_BYTES = 1 << 18
 """What the description of what is published may take: some thousand arrays."""
@@ -45,341 +37,316 @@ class _Letter:
 
     registry: Registry
     client: ClientSeen
-    fields: dict[str, Any]
+    said: Any
     buffers: list[memoryview]
     time: float
     cause: str
 
-    def stamped(self) -> dict[str, Any]:
-        """The fields, with what the sender cannot choose."""
-        return {
-            **self.fields,
-            "time": self.time,
-            "cause": self.cause,
-            "client": self.client.name,
-        }
+    @property
+    def by(self) -> tuple[float, str, str]:
+        """How an event of a client begins."""
+        return self.time, self.cause, self.client.name
 
 
 class Rejected(ValueError):
-    """A message that cannot be taken.  subject: what it was about, e.g. ``"run 7"``."""
+    """A message that is refused.  subject: what it was about, e.g. ``"run 7"``."""
 
-    def __init__(self, subject: str, reason: str, remedy: str = "") -> None:
-        super().__init__(reason)
+    def __init__(self, subject: str, why: str | Failure, remedy: str = "") -> None:
+        super().__init__(why if isinstance(why, str) else why.message)
         self.subject = subject
-        self.remedy = remedy
+        self.failure = Failure("refused", why, remedy) if isinstance(why, str) else why
 
 
 def client_event(
-    registry: Registry,
-    client: ClientSeen,
-    op: str,
-    fields: dict[str, Any],
-    buffers: list[memoryview],
-    time: float,
+    registry: Registry, client: ClientSeen, message: Any, buffers: list[memoryview], time: float
 ) -> m.Event:
     """The event that a client's message means.  Raises Rejected."""
-    handler = _HANDLERS.get(op)
-    if handler is None:
-        raise Rejected(op[:40], f"no message of clients is called {op[:40]!r}")
     client.messages += 1
     cause = f"{client.name}:{client.messages}"
-    try:
-        return handler(_Letter(registry, client, fields, buffers, time, cause))
-    except Rejected:
-        raise
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        # CodecError is a ValueError; a missing field is a KeyError.
-        text = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise Rejected(_subject(op, fields), f"malformed message {op!r}: {text}") from error
+    return _HANDLERS[type(message)](_Letter(registry, client, message, buffers, time, cause))
 
 
-def host_report(host: HostSeen, fields: dict[str, Any], time: float, cause: str) -> m.HostReport:
-    """The event in a host's report.  Raises CodecError (a ValueError)."""
-    return unpack_fields(m.HostReport, {**fields, "time": time, "cause": cause, "host": host.name})
-
-
-def host_seen(hello: dict[str, Any]) -> HostSeen:
-    """The host that a hello describes.  Raises KeyError, ValueError, TypeError."""
-    values = {
-        field.name: hello[field.name]
-        for field in dataclasses.fields(HostSeen)
-        if field.name in hello or field.default is dataclasses.MISSING
-    }
-    seen = HostSeen(**{**values, "block": tuple(values.get("block", ()))})
-    texts = (seen.name, seen.island, seen.kind, seen.data_address)
-    if not all(type(text) is str and text for text in texts) or type(seen.make) is not str:
-        raise ValueError("name, island, kind, data_address and make must be text")
-    if not all(type(n) is int and n >= 0 for n in (seen.devices, seen.memory, seen.pid)):
-        raise ValueError("devices, memory and pid must be numbers")
-    return seen
-
-
-def race_of(fields: dict[str, Any]) -> tuple[int, int] | None:
-    """The race that a run enters, and its controller there; None when it enters none."""
-    match fields.get("race"):
-        case [int(number), int(controller)]:
-            return number, controller
-    return None
-
-
-def _subject(op: str, fields: dict[str, Any]) -> str:
-    if op in _ASKED:
-        kind, field = _ASKED[op]
-        return f"{kind} {str(fields.get(field))[:64]}"
-    for name in ("run", "slice", "buffer", "function"):
-        if isinstance(fields.get(name), int | str):
-            return f"{name} {str(fields[name])[:64]}"
-    return op
-
-
-def _integer(fields: dict[str, Any], name: str) -> int:
-    value = fields[name]
-    if type(value) is not int:
-        raise TypeError(f"{name} is not a whole number")
-    return value
-
-
-def _own(client: ClientSeen, identities: Iterable[Any], what: str) -> None:
+def own(client: ClientSeen, identities: Iterable[int], what: str) -> None:
+    """Raises Rejected for a number that is not the client's."""
     for identity in identities:
-        if type(identity) is not int or identity >> 32 != client.number:
+        if identity >> 32 != client.number:
             raise Rejected(
-                f"{what} {str(identity)[:40]}",
-                f"{what} {str(identity)[:40]} does not belong to {client.name}",
+                f"{what} {identity}",
+                f"{what} {identity} does not belong to {client.name}",
                 "use only handles and slices of this connection",
             )
 
 
+def use(client: ClientSeen, identities: Collection[int], what: str) -> bool:
+    """True.  Raises Rejected for a number of somebody else's, or that was used before."""
+    own(client, identities, what)
+    for identity in identities:
+        if not client.used[what].use(identity):
+            raise Rejected(
+                f"{what} {identity}",
+                f"{what} {identity} was there before: a number is used once",
+                "send no message twice",
+            )
+    return True
+
+
 def _slice(letter: _Letter) -> m.Event:
-    slice_id = _integer(letter.fields, "slice")
-    _own(letter.client, [slice_id], "slice")
-    request = unpack(SliceRequest, letter.fields["request"])
-    wait = letter.fields.get("wait") is True
-    return m.SliceRequested(letter.time, letter.cause, letter.client.name, slice_id, request, wait)
+    message: said.Slice = letter.said
+    own(letter.client, [message.slice], "slice")
+    request = message.request
+    sizes = request.shape
+    if not 1 <= len(sizes) == len(request.axes) == len(set(request.axes)) <= 3:
+        raise Rejected(f"slice {message.slice}", "a slice has 1 to 3 axes of different names")
+    if min(sizes) < 1 or max(sizes) >= 1 << 31 or not 0 <= request.memory < 1 << 63:
+        raise Rejected(f"slice {message.slice}", f"a slice of shape {sizes} cannot be")
+    return m.SliceRequested(*letter.by, message.slice, request, message.wait)
 
 
 def _release(letter: _Letter) -> m.Event:
-    slice_id = _integer(letter.fields, "slice")
-    _own(letter.client, [slice_id], "slice")
-    return m.SliceReleased(letter.time, letter.cause, letter.client.name, slice_id)
+    own(letter.client, [letter.said.slice], "slice")
+    return m.SliceReleased(*letter.by, letter.said.slice)
+
+
+def _rebind(letter: _Letter) -> m.Event:
+    own(letter.client, [letter.said.slice], "slice")
+    return em.RebindRequested(*letter.by, letter.said.slice, letter.said.island)
 
 
 def _function(letter: _Letter) -> m.Event:
-    slice_id, key = _integer(letter.fields, "slice"), letter.fields["function"]
-    _own(letter.client, [slice_id], "slice")
-    if type(key) is not str:
-        raise TypeError("function is not text")
-    if letter.fields.get("loop") is not None:
-        binding = letter.registry.bindings.get(slice_id)
+    message: said.Function = letter.said
+    registry, key, slice_id = letter.registry, message.function, message.slice
+    subject = f"function {key[:64]}"
+    own(letter.client, [slice_id], "slice")
+    if message.loop is not None:
+        binding = registry.bindings.get(slice_id)
         island = binding.island if binding is not None else ""
-        if letter.registry.leases.get(island) != letter.client.name:
+        if registry.leases.get(island) != letter.client.name:
             raise Rejected(
-                f"function {key[:64]}",
+                subject,
                 f"hosts run a loop by themselves only on a leased island, and {letter.client.name}"
                 f" has no lease of {island or 'it'}",
                 f"with lab.lease({island!r}): ...",
             )
+    types = _types(message, subject)
+    wrong = wrong_leaves((*types.inputs, *types.outputs), registry.devices.get(slice_id))
+    if wrong:
+        raise Rejected(subject, f"{message.name!r}: {wrong}")
+    announced, known = pack_fields(message), registry.functions.get((key, slice_id))
+    if known is not None and known.fields != announced:
+        raise Rejected(subject, "this key was given to another function")
     parcel = (letter.client.number, key)
     if letter.buffers:
-        letter.registry.blobs[parcel] = letter.buffers[0]
-    elif parcel not in letter.registry.blobs:
-        raise Rejected(f"function {key[:64]}", "the code of the function did not come with it")
-    letter.registry.functions[key, slice_id] = letter.fields
-    return m.FunctionAnnounced(letter.time, letter.cause, letter.client.name, key, slice_id)
+        registry.blobs[parcel] = letter.buffers[0]
+    elif parcel not in registry.blobs:
+        raise Rejected(subject, "the code of the function did not come with it")
+    registry.functions[key, slice_id] = Function(announced, types)
+    return m.FunctionAnnounced(*letter.by, key, slice_id)
+
+
+def _types(message: said.Function, subject: str) -> Types:
+    """Raises Rejected where what it takes and gives is told in lists of different lengths."""
+    try:
+        ins = zip(message.in_types, message.in_layouts, strict=True)
+        outs = zip(message.out_types, message.out_layouts, strict=True)
+        types = Types(
+            tuple((*kind, layout) for kind, layout in ins),
+            tuple((*kind, layout) for kind, layout in outs),
+        )
+    except ValueError:
+        raise Rejected(subject, "its types and layouts are not as many") from None
+    if any(p >= len(types.inputs) for p in message.donated):
+        raise Rejected(subject, f"{message.name!r} donates an argument that it does not have")
+    return types
 
 
 def _program(letter: _Letter) -> m.Event:
-    plan = unpack(Plan, letter.fields["plan"])
-    number, taken = letter.client.number, letter.registry.taken
-    _own(letter.client, [s for s in plan.slices if (number, s) not in taken], "slice")
-    owner = letter.registry.plans.get(plan.key)
+    plan, registry = letter.said.plan, letter.registry
+    subject = f"program {plan.key[:64]}"
+    number, taken = letter.client.number, registry.taken
+    own(letter.client, [s for s in plan.slices if (number, s) not in taken], "slice")
+    owner = registry.plans.get(plan.key)
     if owner is not None and owner[0] != letter.client.name:
-        raise Rejected(f"program {plan.key[:64]}", "another client has a program of this key")
+        raise Rejected(subject, "another client has a program of this key")
     if owner is not None and owner[1] != plan:
-        raise Rejected(f"program {plan.key[:64]}", "this key was given to another program")
-    letter.registry.plans[plan.key] = letter.client.name, plan
-    return m.ProgramRegistered(letter.time, letter.cause, letter.client.name, plan)
+        raise Rejected(subject, "this key was given to another program")
+    nodes = [step.node for step in plan.steps]
+    called = {(node.function, node.slice) for node in nodes if isinstance(node, Call)}
+    known = {key: registry.functions[key].types for key in called & registry.functions.keys()}
+    wrong = check_values(plan, registry.devices, known)
+    if wrong is not None:
+        raise Rejected(subject, wrong)
+    registry.plans[plan.key] = letter.client.name, plan
+    return m.ProgramRegistered(*letter.by, plan)
 
 
 def _forget(letter: _Letter) -> m.Event:
-    event = unpack_fields(ProgramsDropped, letter.stamped())
-    _own(letter.client, [slice_id for _, slice_id in event.functions], "slice")
+    message: said.Forget = letter.said
+    own(letter.client, [slice_id for _, slice_id in message.functions], "slice")
     plans = letter.registry.plans
-    for key in event.plans:
+    for key in message.plans:
         if key in plans and plans[key][0] != letter.client.name:
             raise Rejected(f"program {key[:64]}", "the program belongs to another client")
-    return event
+    return ProgramsDropped(*letter.by, message.plans, message.functions)
 
 
 def _submit(letter: _Letter) -> m.Event:
-    event = unpack_fields(m.RunSubmitted, letter.stamped())
-    _own(letter.client, [event.run], "run")
-    _own(letter.client, [i for i in event.inputs if i is not None], "buffer")
-    _own(letter.client, event.outputs, "buffer")
-    if (
-        event.plan in letter.registry.plans
-        and letter.registry.plans[event.plan][0] != letter.client.name
-    ):
-        raise Rejected(f"run {event.run}", "the program belongs to another client")
-    places = {int(index): int(place) for index, place in letter.fields.get("arguments", {}).items()}
-    given = {index for index, bound in enumerate(event.inputs) if bound is None}
-    if set(places) != given or not all(
-        0 <= place < len(letter.buffers) for place in places.values()
-    ):
+    message: said.Submit = letter.said
+    registry, client, run = letter.registry, letter.client, message.run
+    own(client, (run,), "run")
+    own(client, [i for i in message.inputs if i is not None], "buffer")
+    own(client, message.outputs, "buffer")
+    if message.race is not None:
+        own(client, message.race[:1], "race")
+    if message.plan in registry.plans and registry.plans[message.plan][0] != client.name:
+        raise Rejected(f"run {run}", "the program belongs to another client")
+    places = message.arguments
+    given = {index for index, bound in enumerate(message.inputs) if bound is None}
+    if places.keys() != given or any(place >= len(letter.buffers) for place in places.values()):
         raise Rejected(
-            f"run {event.run}",
+            f"run {run}",
             f"inputs {sorted(given)} need arguments; the message has them for {sorted(places)}",
         )
-    if event.run in letter.registry.programs:
-        raise Rejected(f"run {event.run}", f"run {event.run} was submitted already")
-    hear = letter.fields.get("hear", 0)
-    if type(hear) is not int or hear < 0 or (hear and len(event.outputs) != 1):
-        raise Rejected(f"run {event.run}", f"hear is a number, with one output; got {hear!r:.50}")
-    letter.registry.programs[event.run] = (letter.client.name, event.plan)
-    if places or hear:
-        letter.registry.arguments[event.run] = Arguments(places, letter.buffers, hear)
-    return event
+    if message.hear and len(message.outputs) != 1:
+        raise Rejected(f"run {run}", "hear is a number, with one output")
+    use(client, (run,), "run")
+    use(client, message.outputs, "buffer")
+    registry.programs[run] = (client.name, message.plan)
+    if places or message.hear:
+        registry.arguments[run] = Arguments(places, letter.buffers, message.hear)
+    return m.RunSubmitted(
+        *letter.by, run, message.plan, message.inputs, message.outputs, message.priority
+    )
 
 
 def _declare(letter: _Letter) -> m.Event:
-    event = unpack_fields(m.BufferDeclared, letter.stamped())
-    _own(letter.client, [event.buffer], "buffer")
-    _own(letter.client, [event.slice], "slice")
-    if event.nbytes < 0:
-        raise ValueError("nbytes is negative")
-    return event
+    message: said.Declare = letter.said
+    own(letter.client, [message.slice], "slice")
+    use(letter.client, [message.buffer], "buffer")
+    return m.BufferDeclared(
+        *letter.by, message.buffer, message.slice, message.nbytes, message.ahead
+    )
 
 
 def _lose_upload(letter: _Letter) -> m.Event:
-    buffer, why = _integer(letter.fields, "buffer"), unpack(Failure, letter.fields["failure"])
-    _own(letter.client, [buffer], "buffer")
-    return UploadLost(letter.time, letter.cause, letter.client.name, buffer, why)
+    own(letter.client, [letter.said.buffer], "buffer")
+    return UploadLost(*letter.by, letter.said.buffer, letter.said.failure)
 
 
 def _drop(letter: _Letter) -> m.Event:
-    event = unpack_fields(m.BuffersDropped, letter.stamped())
-    _own(letter.client, event.buffers, "buffer")
-    return event
+    own(letter.client, letter.said.buffers, "buffer")
+    return m.BuffersDropped(*letter.by, letter.said.buffers)
 
 
 def _cancel(letter: _Letter) -> m.Event:
-    asked = {**letter.stamped(), "request": letter.fields.get("id", 0)}
-    event = unpack_fields(CancelRequested, asked)
-    _own(letter.client, event.runs, "run")
-    _own(letter.client, event.buffers, "buffer")
-    return event
+    message: said.Cancel = letter.said
+    own(letter.client, message.runs, "run")
+    own(letter.client, message.buffers, "buffer")
+    return CancelRequested(*letter.by, message.runs, message.buffers, message.id)
 
 
 def _policy(letter: _Letter) -> m.Event:
-    policy, request = unpack(BuiltIn, letter.fields["policy"]), _integer(letter.fields, "request")
-    return m.PolicyChosen(letter.time, letter.cause, letter.client.name, policy, request)
+    message: said.Policy = letter.said
+    if message.policy is None:
+        raise Rejected("policy", "neither a policy that comes with the lab, nor code of one")
+    return m.PolicyChosen(*letter.by, message.policy, message.id)
 
 
 def _quota(letter: _Letter) -> m.Event:
-    fields, whom = letter.fields, letter.fields["whom"]
-    if type(whom) is not str or len(whom) > _NAME_LENGTH:
-        raise ValueError("whom is not the name of a client")
-    limits = {n: None if fields[n] is None else _integer(fields, n) for n in ("devices", "nbytes")}
-    if any(limit is not None and limit < 0 for limit in limits.values()):
-        raise ValueError("a quota is not negative")
-    request = _integer(fields, "id")
+    message: said.QuotaFor = letter.said
+    if len(message.whom) > _NAME_LENGTH:
+        raise Rejected("quota", f"a client's name has at most {_NAME_LENGTH} characters")
     return m.QuotaChosen(
-        letter.time, letter.cause, letter.client.name, whom, **limits, request=request
+        *letter.by, message.whom, message.devices, message.nbytes, request=message.id
     )
 
 
 def _lease(letter: _Letter) -> m.Event:
-    return unpack_fields(m.LeaseRequested, letter.stamped())
+    message: said.Lease = letter.said
+    return m.LeaseRequested(*letter.by, message.island, message.order, message.patience, message.id)
 
 
 def _return_lease(letter: _Letter) -> m.Event:
-    return unpack_fields(m.LeaseReturned, letter.stamped())
-
-
-def _rebind(letter: _Letter) -> m.Event:
-    event = unpack_fields(em.RebindRequested, letter.stamped())
-    _own(letter.client, [event.slice], "slice")
-    return event
+    return m.LeaseReturned(*letter.by, letter.said.island, letter.said.id)
 
 
 def _suspend(letter: _Letter) -> m.Event:
-    return unpack_fields(em.SuspendRequested, letter.stamped())
+    return em.SuspendRequested(*letter.by, letter.said.whose, letter.said.id)
 
 
 def _resume(letter: _Letter) -> m.Event:
-    return unpack_fields(em.ResumeRequested, letter.stamped())
+    return em.ResumeRequested(*letter.by, letter.said.whose, letter.said.island, letter.said.id)
 
 
 def _leave(letter: _Letter) -> m.Event:
     """The hosts of an island are to be taken away."""
-    island, request = letter.fields["island"], _integer(letter.fields, "request")
-    if type(island) is not str:
-        raise TypeError("island is not text")
-    hosts = tuple(h.name for h in letter.registry.hosts.values() if h.island == island)
+    message: said.Leave = letter.said
+    island, known = message.island, letter.registry.hosts.values()
+    hosts = tuple(h.name for h in known if h.island == island)
     if not hosts:
-        known = ", ".join(sorted({h.island for h in letter.registry.hosts.values()}))
-        raise Rejected(f"wish {request}", f"there is no {island[:64]!r}; there is {known}")
+        there = ", ".join(sorted({h.island for h in known}))
+        raise Rejected("leave", f"there is no {island[:64]!r}; there is {there}")
     who = letter.client.name
-    anyway = letter.fields["anyway"] is True
     reason = f"{who} took {island} away"
-    return em.HostsLeaving(letter.time, letter.cause, hosts, reason, who, anyway, request)
+    return em.HostsLeaving(
+        letter.time, letter.cause, hosts, reason, who, message.anyway, message.id
+    )
 
 
-def _name(fields: dict[str, Any]) -> str:
-    name = fields["name"]
-    if type(name) is not str or not 0 < len(name) <= _NAME_LENGTH:
-        raise ValueError(f"a name is text of 1 to {_NAME_LENGTH} characters")
+def _name(name: str) -> str:
+    if not 0 < len(name) <= _NAME_LENGTH:
+        raise Rejected(
+            "name",
+            f"{name[:40]!r}... has {len(name)} characters: a name has 1 to {_NAME_LENGTH}",
+            "give it a shorter name",
+        )
     return name
 
 
-def _numbers(letter: _Letter) -> tuple[int, ...]:
-    numbers = letter.fields["buffers"]
-    if type(numbers) is not list:
-        raise TypeError("buffers is no list")
-    _own(letter.client, numbers, "buffer")
-    return tuple(numbers)
-
-
 def _publish(letter: _Letter) -> m.Event:
-    name, numbers = _name(letter.fields), _numbers(letter)
+    message: said.Publish = letter.said
+    name = _name(message.name)
+    own(letter.client, message.buffers, "buffer")
     about = bytes(letter.buffers[0]) if letter.buffers else b""
     if len(about) > _ABOUT_BYTES:
-        raise ValueError(
+        raise Rejected(
+            "name",
             f"the description of what is published takes {len(about):,} bytes;"
-            f" {_ABOUT_BYTES:,} are allowed"
+            f" {_ABOUT_BYTES:,} are allowed",
         )
-    return m.HandlePublished(letter.time, letter.cause, letter.client.name, name, numbers, about)
+    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id)
 
 
 def _unpublish(letter: _Letter) -> m.Event:
-    name = _name(letter.fields)
-    return m.HandleUnpublished(letter.time, letter.cause, letter.client.name, name)
+    return m.HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
 
 
 def _take(letter: _Letter) -> m.Event:
-    name, numbers = _name(letter.fields), _numbers(letter)
-    return m.HandleTaken(letter.time, letter.cause, letter.client.name, name, numbers)
+    message: said.Take = letter.said
+    name = _name(message.name)
+    use(letter.client, message.buffers, "buffer")
+    return m.HandleTaken(*letter.by, name, message.buffers, message.id)
 
 
-_HANDLERS: dict[str, Callable[[_Letter], m.Event]] = {
-    "slice": _slice,
-    "release-slice": _release,
-    "function": _function,
-    "program": _program,
-    "forget": _forget,
-    "submit": _submit,
-    "declare": _declare,
-    "lose-upload": _lose_upload,
-    "drop": _drop,
-    "cancel": _cancel,
-    "policy": _policy,
-    "quota": _quota,
-    "lease": _lease,
-    "return-lease": _return_lease,
-    "publish": _publish,
-    "unpublish": _unpublish,
-    "take": _take,
-    "rebind": _rebind,
-    "suspend": _suspend,
-    "resume": _resume,
-    "leave": _leave,
+_HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
+    said.Slice: _slice,
+    said.ReleaseSlice: _release,
+    said.Rebind: _rebind,
+    said.Function: _function,
+    said.Program: _program,
+    said.Forget: _forget,
+    said.Submit: _submit,
+    said.Declare: _declare,
+    said.LoseUpload: _lose_upload,
+    said.Drop: _drop,
+    said.Cancel: _cancel,
+    said.Policy: _policy,
+    said.QuotaFor: _quota,
+    said.Lease: _lease,
+    said.ReturnLease: _return_lease,
+    said.Publish: _publish,
+    said.Unpublish: _unpublish,
+    said.Take: _take,
+    said.Suspend: _suspend,
+    said.Resume: _resume,
+    said.Leave: _leave,
 }

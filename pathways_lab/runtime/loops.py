@@ -26,23 +26,10 @@ from typing import Any
 
 import jax
 
+from pathways_lab.runtime.client_messages import Loop
+
 LAPS = 4096
 """So many records of one loop at most; longer ones are recorded in groups of steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """How a step function is repeated.
-
-    carried: so many leading results become the leading arguments of the next step.
-    wait: for the end of each step before the next one is launched.
-    records: whether each step is in the timeline; else only the whole loop is.
-    """
-
-    steps: int
-    carried: int
-    wait: bool = False
-    records: bool = True
 
 
 @dataclass(frozen=True, slots=True)

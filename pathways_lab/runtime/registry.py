@@ -14,15 +14,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from pathways_lab.core.messages import Run
 from pathways_lab.core.policies import FIFO, Policy, RemotePolicy, name_of
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.codec import pack
+from pathways_lab.core.wellformed import Types
+from pathways_lab.runtime.codec import Within, pack
+from pathways_lab.runtime.edge import Count, Size
+from pathways_lab.runtime.once import Once
 
 _NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
+_Name = Annotated[str, Within(1, 1000)]
+_USED = ("run", "buffer", "race")
 _OURS = re.compile(r"control|policy|kernel-\d+")
 
 
@@ -50,6 +55,10 @@ class ClientSeen:
     pid: int
     owner: bool = False
     messages: int = 0
+    used: dict[str, Once] = field(
+        default_factory=lambda: {w: Once() for w in ("run", "buffer", "race")}
+    )
+    """Numbers that it has given to something, by what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +70,18 @@ class ObserverSeen:
 
 @dataclass(frozen=True, slots=True)
 class HostSeen:
-    """A connected device process.  memory: bytes per device."""
+    """A connected device process, as its hello says.  memory: bytes per device."""
 
-    name: str
-    island: str
-    devices: int
-    kind: str
-    memory: int
-    pid: int
-    worker_pid: int
-    data_address: str
+    name: _Name
+    island: _Name
+    devices: Count
+    kind: _Name
+    memory: Size
+    pid: Count
+    worker_pid: Count
+    data_address: _Name
     emulated: bool
-    block: tuple[int, ...] = ()
+    block: tuple[Count, ...] = ()
     worker: str = ""
     """Dask's name of the worker that owns the process."""
     assembled: bool = False
@@ -95,6 +104,13 @@ class Arguments:
     sent: set[str] = field(default_factory=set)
 
 
+class Function(NamedTuple):
+    """A compiled function that was announced.  fields: of the announcement."""
+
+    fields: dict[str, Any]
+    types: Types
+
+
 @dataclass(slots=True)
 class Registry:
     """Clients and hosts by name; bindings by slice; parcels by their ids."""
@@ -104,8 +120,10 @@ class Registry:
     bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
     plans: dict[str, tuple[str, Plan]] = field(default_factory=dict)
     """By key: the client that registered it, and the plan."""
-    functions: dict[tuple[str, SliceId], dict[str, Any]] = field(default_factory=dict)
-    """By key and slice: the fields of the announcement."""
+    devices: dict[SliceId, int] = field(default_factory=dict)
+    """How many each slice has, also while it has lost them."""
+    functions: dict[tuple[str, SliceId], Function] = field(default_factory=dict)
+    """By key and slice."""
     blobs: dict[tuple[int, str], memoryview] = field(default_factory=dict)
     """Code, by client number and key: another client's code is never served."""
     arguments: dict[Run, Arguments] = field(default_factory=dict)
@@ -162,6 +180,11 @@ class Registry:
         self.arguments.pop(run, None)
         self.programs.pop(run, None)
 
+    def bind_slice(self, binding: SliceBinding) -> None:
+        """The slice has these devices."""
+        self.bindings[binding.slice] = binding
+        self.devices[binding.slice] = len(binding.devices)
+
     def withdraw_slice(self, slice_id: SliceId) -> None:
         """The slice has no devices any more; it may get others."""
         if self.bindings.pop(slice_id, None) is not None:
@@ -171,6 +194,7 @@ class Registry:
         """The slice is gone, and with it what was announced for it."""
         self.withdraw_slice(slice_id)
         self.away.pop(slice_id, None)
+        self.devices.pop(slice_id, None)
         self.told.pop(slice_id, None)
         self.taken = {entry for entry in self.taken if entry[1] != slice_id}
         self.forget_programs(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pathways_lab.core import elastic_messages as em
@@ -25,16 +26,21 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.holdings import Holdings
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.quotas import Quota
-from pathways_lab.core.requests import not_an_owner
+from pathways_lab.core.requests import not_an_owner, refusal
 from pathways_lab.core.story import Stuck
 from pathways_lab.core.upload_messages import PatienceEnded
-from pathways_lab.runtime.acts import OnStuck
+from pathways_lab.runtime import chronicle
+from pathways_lab.runtime import client_messages as said
+from pathways_lab.runtime import host_messages as told
 from pathways_lab.runtime.broadcast import Peer
-from pathways_lab.runtime.codec import CodecError, pack, unpack
+from pathways_lab.runtime.client_messages import CLIENTS
+from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.commands import Commands
 from pathways_lab.runtime.diary import Diary
+from pathways_lab.runtime.edge import Malformed, parsed
 from pathways_lab.runtime.formations import Formations, Services
-from pathways_lab.runtime.intake import Rejected, client_event, host_report, race_of
+from pathways_lab.runtime.host_messages import HOSTS
+from pathways_lab.runtime.intake import Rejected, client_event, own, use
 from pathways_lab.runtime.policy_desk import PolicyDesk
 from pathways_lab.runtime.races import Races
 from pathways_lab.runtime.registry import ClientSeen, HostSeen, Registry
@@ -238,48 +244,55 @@ class Rim:
     def from_client(
         self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
     ) -> None:
-        """A message of a client.  A wrong one is refused, counted, and changes nothing."""
+        """A message of a client.  One that may not be is refused, counted, and changes nothing.
+
+        Raises Malformed for what is no message at all; it is counted too.
+        """
         self.heard = self._clock()
         try:
-            self._from_client(self.registry.clients[name], op, fields, buffers, size)
+            message = parsed(CLIENTS, op, fields, buffers)
+        except Malformed as error:
+            self._remember_rejected(str(error), client=name)
+            raise
+        self._ask(name, message, buffers, size)
+        if isinstance(message, said.Submit) and message.dropped:
+            # After the run: its inputs may be among them.  Also when the run was refused.
+            self._ask(name, said.Drop(message.dropped), [], 0)
+
+    def _ask(self, name: str, message: Any, buffers: list[memoryview], size: int) -> None:
+        """What cannot be done is told to whoever asked; everything else goes on."""
+        try:
+            self._from_client(self.registry.clients[name], message, buffers, size)
         except Rejected as rejected:
             self.rejected += 1
-            failure = Failure("refused", str(rejected), rejected.remedy)
-            self.peers.refuse(name, rejected.subject, failure)
-        if op == "submit" and "dropped" in fields:
-            # After the run: its inputs may be among them.  Also when the run was refused.
-            self.from_client(name, "drop", {"buffers": fields["dropped"]}, [], 0)
+            self._refuse(name, message, rejected.subject, rejected.failure)
+        except Exception:
+            failure = _internal(type(message).__name__, traceback.format_exc())
+            self._refuse(name, message, type(message).__name__, failure)
+
+    def _refuse(self, client: str, message: Any, subject: str, failure: Failure) -> None:
+        number = getattr(message, "id", 0)
+        if number and not isinstance(message, said.Policy):
+            self.peers.answer(client, number, failure)
+        else:
+            self.peers.refuse(client, subject, failure)
 
     def _from_client(
-        self, client: ClientSeen, op: str, fields: dict[str, Any], buffers: list[memoryview],
-        size: int,
-    ) -> None:  # fmt: skip
+        self, client: ClientSeen, message: Any, buffers: list[memoryview], size: int
+    ) -> None:
         """Raises Rejected."""
         name = client.name
-        if op == "watch":
-            if fields.get("on", True):
-                self.diary.broadcast.watch(name, self.peers.clients[name], self._clock())
-            else:
-                self.diary.broadcast.unwatch(name)
-        elif op == "topology":
-            self.peers.client(name, "topology", self.registry.topology())
-        elif op == "policy" and buffers:
-            self._try_policy(client, fields, buffers[0])
-        elif op in _QUESTIONS:
-            try:
-                _QUESTIONS[op](self, name, fields)
-            except Rejected:
-                raise
-            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-                subject = f"question {fields['id']}" if type(fields.get("id")) is int else op
-                raise Rejected(subject, f"malformed message {op!r}: {error!r:.200}") from error
+        if type(message) in _OWN:
+            _OWN[type(message)](self, client, message)
+        elif isinstance(message, said.Policy) and buffers:
+            self._try_policy(client, message, buffers[0])
         else:
-            event = client_event(self.registry, client, op, fields, buffers, self._clock())
+            event = client_event(self.registry, client, message, buffers, self._clock())
             if isinstance(event, m.RunSubmitted):
                 self.diary.count("submit", name, _HERE, size, event.run)
-                race = race_of(fields)
-                if race is not None and self._own(name, race[0]):
-                    self.races.entered(race[0], event.run, race[1])
+                if message.race is not None:
+                    number, controller = message.race
+                    self.races.entered(number, event.run, controller)
             elif isinstance(event, m.LeaseReturned):
                 self._end_races(event.island, name)
             self.happened(event)
@@ -287,56 +300,61 @@ class Rim:
     def from_host(
         self, name: str, op: str, fields: dict[str, Any], buffers: list[memoryview], size: int
     ) -> None:
-        """A message of a host.  Raises ValueError for one that is malformed."""
+        """A message of a host.  Raises Malformed; it is counted too."""
         host = self.registry.hosts[name]
         self.standstill.heard(name, self._clock())
-        if op == "report":
-            records = fields.get("records", [])
-            if not (isinstance(records, list) and all(type(r) is bytes for r in records)):
-                raise CodecError("records must be a list of bytes")
-            self.diary.remember_packed(records)
-            cause = f"{name}:report"
-            report = host_report(host, fields, self._clock(), cause)
-            runs = {entry[0] for entry in (*report.finished, *report.rows, *report.failed)}
-            if runs:
-                only = next(iter(runs)) if len(runs) == 1 else 0
-                self.diary.count("report", name, _HERE, size, only)
-            said = report.resident or report.compiled or report.parked or report.moved
-            if said or runs:
-                self.happened(report)
-        elif op == "output":
-            self._output(host, int(fields["run"]), fields.get("device"), str(fields["text"]))
-        elif op == "joined":
-            why = fields["failure"]
-            text = None if why is None else unpack(Failure, why).message
-            self.formations.formed(int(fields["number"]), name, text)
-        elif op == "leaving":
-            self.host_leaves(name, f"{name} leaves: {str(fields['reason'])[:500]}")
-        elif op == "unmoved":
-            self._slices_lost((int(fields["slice"]),), str(fields["reason"])[:2000])
-        elif op == "broken":
-            self.formations.broken(int(fields["number"]), str(fields["reason"])[:2000])
-        elif op == "progress":
-            self.standstill.answered(name, fields, self._clock())
-        elif op == "rejected":
-            self._rejected_by(host, int(fields["client"]), str(fields["reason"])[:500])
-        elif op == "pulse":
-            return  # it was heard
-        elif op == "closing":
-            self.host_lost(name, f"the device process ended: {str(fields.get('reason'))[:2000]}")
-        else:
-            raise ValueError(f"no message of hosts is called {op[:40]!r}")
+        try:
+            message = parsed(HOSTS, op, fields, buffers)
+            if isinstance(message, told.Report):
+                chronicle.check(message.records)
+        except ValueError as error:
+            self._remember_rejected(str(error), host)
+            raise Malformed(str(error)) from None
+        match message:
+            case told.Report():
+                self._reported(name, message, size)
+            case told.Output(run=run, device=device, text=words):
+                self._output(host, run, device, words)
+            case told.Joined(number=number, failure=failure):
+                why = None if failure is None else failure.message
+                self.formations.formed(number, name, why)
+            case told.Leaving(reason=reason):
+                self.host_leaves(name, f"{name} leaves: {reason[:500]}")
+            case told.Unmoved(slice=slice_id, reason=reason):
+                self._slices_lost((slice_id,), reason[:2000])
+            case told.Broken(number=number, reason=reason):
+                self.formations.broken(number, reason[:2000])
+            case told.Progress(number=number, gangs=gangs):
+                self.standstill.answered(name, number, gangs, self._clock())
+            case told.RejectedClient(client=number, reason=reason):
+                client = self.registry.client_of(number << 32)
+                self._remember_rejected(reason, host, "" if client is None else client.name)
+            case told.Closing(reason=reason):
+                self.host_lost(name, f"the device process ended: {reason[:2000]}")
 
-    def _rejected_by(self, host: HostSeen, number: int, reason: str) -> None:
-        """A host has closed somebody's data link because of what came over it."""
+    def _reported(self, name: str, report: told.Report, size: int) -> None:
+        self.diary.remember_packed(report.records)
+        runs = {entry[0] for entry in (*report.finished, *report.rows, *report.failed)}
+        if runs:
+            only = next(iter(runs)) if len(runs) == 1 else 0
+            self.diary.count("report", name, _HERE, size, only)
+        if runs or report.resident or report.compiled or report.parked or report.moved:
+            event = m.HostReport(
+                self._clock(), f"{name}:report", name, report.finished, report.failed,
+                report.resident, report.compiled, report.parked, report.moved, report.rows,
+            )  # fmt: skip
+            self.happened(event)
+
+    def _remember_rejected(
+        self, reason: str, host: HostSeen | None = None, client: str = ""
+    ) -> None:
+        """Somebody's link was closed, here or at *host*, because of what came over it."""
         self.rejected += 1
-        client = self.registry.client_of(number << 32)
-        name = "" if client is None else client.name
-        args = {"message": reason}
-        event = Event("rejected", self._clock(), host.island, host.name, client=name, args=args)
-        self.diary.remember(event)
+        where = ("", "") if host is None else (host.island, host.name)
+        args = {"message": reason[:500]}
+        self.diary.remember(Event("rejected", self._clock(), *where, client=client, args=args))
 
-    def _output(self, host: HostSeen, run: int, device: object, text: str) -> None:
+    def _output(self, host: HostSeen, run: int, device: int | None, text: str) -> None:
         """Text that user code printed goes to the client of its run."""
         args = {"text": text[:1000], "device": device}
         event = Event("output", self._clock(), host.island, host.name, run=run, args=args)
@@ -363,69 +381,73 @@ class Rim:
         self.races.settle(now)
         self.standstill.look(now)
 
-    def _wonder(self, client: str, fields: dict[str, Any]) -> None:
+    def _wonder(self, client: ClientSeen, message: said.Wonder) -> None:
         """A client asks what is late; hosts are asked first."""
 
-        def told(story: Stuck | None) -> None:
+        def tell(story: Stuck | None) -> None:
             plain = None if story is None else pack(story)
-            self.peers.client(client, "stuck", {"id": fields["id"], "story": plain})
+            self.peers.answer(client.name, message.id, None, {"story": plain})
 
-        self.standstill.wonder(self._clock(), float(fields["seconds"]), told)
+        self.standstill.wonder(self._clock(), message.seconds, tell)
 
-    def _on_stuck(self, client: str, fields: dict[str, Any]) -> None:
+    def _on_stuck(self, client: ClientSeen, message: said.Watchdog) -> None:
         """What shall be done about what is stuck; without a rule, what is in force."""
         acts = self.standstill.acts
-        if fields.get("told") is not None:
-            told = OnStuck(**fields["told"], owner=client)
-            subject = f"question {fields['id']}"
-            if not self.registry.clients[client].owner:
-                raise Rejected(subject, *not_an_owner(client, "say what the watchdog does"))
-            if told.wrong():
-                raise Rejected(subject, told.wrong())
-            acts.told = told
-        answer = {"id": fields["id"], "told": pack(acts.told)}
-        self.peers.client(client, "watchdog", answer)
+        if message.told is not None:
+            rule = replace(message.told, owner=client.name)
+            if not client.owner:
+                raise Rejected("watchdog", *not_an_owner(client.name, "say what the watchdog does"))
+            if rule.wrong():
+                raise Rejected("watchdog", rule.wrong())
+            acts.told = rule
+        self.peers.answer(client.name, message.id, None, {"told": pack(acts.told)})
 
-    def _race(self, client: str, fields: dict[str, Any]) -> None:
+    def _race(self, client: ClientSeen, message: said.Race) -> None:
         """Runs that follow are launched in orders of the client's choice."""
-        island = fields["island"]
-        leased = self.registry.leases.get(island) == client
-        if island in self.registry.disorder and leased and self._own(client, int(fields["race"])):
-            orders = {str(host): tuple(order) for host, order in fields["orders"].items()}
-            ours = {h: order for h, order in orders.items() if self._island_of(h) == island}
-            self.races.open(int(fields["race"]), client, island, ours)
+        island = message.island
+        leased = self.registry.leases.get(island) == client.name
+        # A number is used once: else what waits for the start of a race could be lost.
+        if island in self.registry.disorder and leased and use(client, [message.race], "race"):
+            orders = message.orders.items()
+            ours = {h: order for h, order in orders if self._island_of(h) == island}
+            self.races.open(message.race, client.name, island, ours)
 
-    def _race_go(self, client: str, fields: dict[str, Any]) -> None:
-        if self._own(client, int(fields["race"])):
-            self.races.close(int(fields["race"]), self._clock())
+    def _race_go(self, client: ClientSeen, message: said.RaceGo) -> None:
+        own(client, [message.race], "race")
+        self.races.close(message.race, self._clock())
 
-    def _own(self, client: str, race: int) -> bool:
-        """Whether a client has made a number: of others' races it can say nothing."""
-        return race >> 32 == self.registry.clients[client].number
-
-    def _account(self, client: str, fields: dict[str, Any]) -> None:
+    def _account(self, client: ClientSeen, message: said.Accounts) -> None:
         """What everybody has used, for whoever asks."""
         rows = [
             [name, pack(used), pack(quota)]
             for name, (used, quota) in self._core.accounts(self._clock()).items()
         ]
-        self.peers.client(client, "accounts", {"id": fields["id"], "rows": rows})
+        self.peers.answer(client.name, message.id, None, {"rows": rows})
 
-    def _named(self, client: str, fields: dict[str, Any]) -> None:
+    def _watch(self, client: ClientSeen, message: said.Watch) -> None:
+        if message.on:
+            self.diary.broadcast.watch(client.name, self.peers.clients[client.name], self._clock())
+        else:
+            self.diary.broadcast.unwatch(client.name)
+
+    def _topology(self, client: ClientSeen, _: said.Topology) -> None:
+        self.peers.client(client.name, "topology", self.registry.topology())
+
+    def _named(self, client: ClientSeen, message: said.Named) -> None:
         """How many buffers a name stands for: who takes them needs as many numbers."""
-        count = self._core.count_published(str(fields["name"]))
-        self.peers.client(client, "named", {"id": fields["id"], "count": count})
+        count = self._core.count_published(message.name)
+        self.peers.answer(client.name, message.id, None, {"count": count})
 
-    def _donation(self, client: str, fields: dict[str, Any]) -> None:
+    def _donation(self, client: ClientSeen, message: said.Donation) -> None:
         """Which of some buffers a client may not donate: asked for those that it has shared."""
-        wrong = ((int(n), self._core.why_not_donated(client, int(n))) for n in fields["buffers"])
+        wrong = ((n, self._core.why_not_donated(client.name, n)) for n in message.buffers)
         refused = next(([number, *why] for number, why in wrong if why is not None), None)
-        self.peers.client(client, "donation", {"id": fields["id"], "refused": refused})
+        self.peers.answer(client.name, message.id, None, {"refused": refused})
 
-    def _memory(self, client: str, fields: dict[str, Any]) -> None:
+    def _memory(self, client: ClientSeen, message: said.Memory) -> None:
         """What lies on devices, as far as the client may read it."""
-        found = pack(self._core.holdings(client))
-        self.peers.client(client, "memory", {"id": fields["id"], "holdings": found})
+        found = pack(self._core.holdings(client.name))
+        self.peers.answer(client.name, message.id, None, {"holdings": found})
 
     def _island_of(self, host: str) -> str:
         seen = self.registry.hosts.get(host)
@@ -444,14 +466,14 @@ class Rim:
         except Exception:
             # A bug in the core.  Whoever asked must not wait for ever; the rest goes on.
             details = traceback.format_exc()
-            print(f"the core failed on {event!r}\n{details}", file=sys.stderr, flush=True)
-            client = getattr(event, "client", None)
-            if client is not None:
-                self.peers.refuse(client, _subject(event), _internal(event, details))
+            print(f"the core failed on {event!r:.2000}", file=sys.stderr, flush=True)
+            if getattr(event, "client", None) is not None:
+                failure = _internal(type(event).__name__, details)
+                self._commands.carry_out([refusal(event, _subject(event), failure)])
             return
         for command in commands:
             if isinstance(command, m.SliceBound | em.SliceMoved):
-                self.registry.bindings[command.binding.slice] = command.binding
+                self.registry.bind_slice(command.binding)
             if isinstance(command, em.SliceMoved):
                 self.diary.moved()
         first = {*map(type, commands)} <= _LAUNCHING
@@ -470,48 +492,42 @@ class Rim:
 
     # --- the policy ----------------------------------------------------------------
 
-    def _try_policy(self, client: ClientSeen, fields: dict[str, Any], code: memoryview) -> None:
+    def _try_policy(self, client: ClientSeen, message: said.Policy, code: memoryview) -> None:
         """Code of an owner's own; the core hears of it when it has been tried."""
-        name = client.name
         if not client.owner:
-            raise Rejected("policy", *not_an_owner(name, "set policies"))
-        request, called = fields.get("request"), fields.get("name")
-        if type(request) is int and type(called) is str:
-            self.policies.try_out(name, request, called[:100], code)
-        else:
-            self.peers.refuse(name, "policy", Failure("refused", "malformed message 'policy'"))
+            raise Rejected("policy", *not_an_owner(client.name, "set policies"))
+        self.policies.try_out(client.name, message.id, message.name[:100], code)
 
     def policy_refused(self, client: str, request: int, failure: Failure) -> None:
         """A policy of a client's own did not get as far as the core."""
         registry = self.registry
-        told = m.PolicySet(
+        kept = m.PolicySet(
             "policy", client, registry.policy, registry.policy_owner, failure, request
         )
-        self.diary.remember(policy_told(told, self._clock(), registry))
-        self._commands.policy_set(told)
+        self.diary.remember(policy_told(kept, self._clock(), registry))
+        self._commands.policy_set(kept)
 
     def policy_printed(self, client: str, name: str, text: str) -> None:
         """What a policy prints goes to the client that set it."""
         self.peers.client(client, "policy-printed", {"name": name, "text": text})
 
 
-_QUESTIONS: dict[str, Callable[[Rim, str, dict[str, Any]], None]] = {
-    "stuck": Rim._wonder,
-    "race": Rim._race,
-    "race-go": Rim._race_go,
-    "accounts": Rim._account,
-    "donation": Rim._donation,
-    "named": Rim._named,
-    "memory": Rim._memory,
-    "watchdog": Rim._on_stuck,
+_OWN: dict[type, Callable[[Rim, ClientSeen, Any], None]] = {
+    said.Watch: Rim._watch,
+    said.Topology: Rim._topology,
+    said.Wonder: Rim._wonder,
+    said.Race: Rim._race,
+    said.RaceGo: Rim._race_go,
+    said.Accounts: Rim._account,
+    said.Named: Rim._named,
+    said.Donation: Rim._donation,
+    said.Memory: Rim._memory,
+    said.Watchdog: Rim._on_stuck,
 }
+"""Messages of clients of which the core hears nothing."""
 
 
 def _subject(event: m.Event) -> str:
-    if isinstance(event, m.LeaseRequested | m.LeaseReturned):
-        return f"lease {event.island}"
-    if isinstance(event, m.HandlePublished | m.HandleUnpublished | m.HandleTaken):
-        return f"name {event.name}"
     for name in ("run", "slice", "buffer", "function"):
         value = getattr(event, name, None)
         if value is not None:
@@ -519,10 +535,11 @@ def _subject(event: m.Event) -> str:
     return type(event).__name__
 
 
-def _internal(event: m.Event, details: str) -> Failure:
+def _internal(what: str, details: str) -> Failure:
+    print(f"the control plane failed on {what}\n{details}", file=sys.stderr, flush=True)
     return Failure(
         "internal",
-        f"the control plane failed on {type(event).__name__}: this is a bug in pathways_lab",
+        f"the control plane failed on {what}: this is a bug in pathways_lab",
         "report it with the details; other programs are not affected",
         details=details,
     )

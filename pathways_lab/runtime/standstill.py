@@ -24,7 +24,7 @@ from pathways_lab.core.program import Call, SliceId
 from pathways_lab.core.story import Stuck
 from pathways_lab.core.stuck import Seen
 from pathways_lab.runtime.acts import Acts
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.formations import Formations
 from pathways_lab.runtime.pulse import Pulse
 from pathways_lab.runtime.races import Races
@@ -98,10 +98,9 @@ class Standstill:
 
         self._watchdog.wonder(now, late, or_silent)
 
-    def answered(self, host: str, fields: dict[str, Any], now: float) -> None:
-        """A host says what it has launched.  Raises CodecError, KeyError, TypeError."""
-        seen = tuple(unpack(Seen, entry) for entry in fields["gangs"])
-        self._watchdog.answered(host, int(fields["number"]), seen, now)
+    def answered(self, host: str, number: int, seen: tuple[Seen, ...], now: float) -> None:
+        """A host says what it has launched."""
+        self._watchdog.answered(host, number, seen, now)
 
     def host_lost(self, host: str, now: float) -> None:
         self._watchdog.lost(host, now)

@@ -59,6 +59,18 @@ class Switchboard:
         """Tell a client that something of its was not taken, and why."""
         self.client(client, "refused", {"subject": subject, "failure": pack(failure)})
 
+    def answer(
+        self,
+        client: str,
+        number: int,
+        failure: Failure | None,
+        fields: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        """Answer a client's question of this number: with *fields*, or why not."""
+        said = {"id": number, "failure": None if failure is None else pack(failure)}
+        self.client(client, "answered", {**said, **(fields or {})}, buffers)
+
     # --- to all ------------------------------------------------------------------
 
     def every_client(self, op: str, fields: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def test_the_control_plane_itself_refuses_loops_without_a_lease(lab: pw.Lab) -> 
     """A client that only believes to have one."""
     on = lab.slice(2, island="island1")
     lease = lab.lease("island1")
-    lab.session.connection.questions.return_lease("island1")
+    lab.session.connection.questions.ask("return-lease", {"island": "island1"})
     with pytest.raises(pw.PathwaysError, match="unannounced functions"):
         lab.multi_controller(mean_step(on), X, steps=2).result(timeout=SECONDS)
     assert lease.held

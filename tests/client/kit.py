@@ -259,25 +259,34 @@ class FakeLab:
                 self._end(submitted, failure)
                 found += 1
         if "id" in fields:
-            answer = {"id": fields["id"], "cancelled": found, "begun": 0, "going": 0}
-            self.say("cancelled", answer)
+            self._answer(fields, {"cancelled": found, "begun": 0, "going": 0})
+
+    def _answer(
+        self,
+        asked: dict[str, Any],
+        fields: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        failure: Failure | None = None,
+    ) -> None:
+        packed = None if failure is None else pack(failure)
+        self.say("answered", {**fields, "id": asked["id"], "failure": packed}, list(buffers))
 
     def _on_publish(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
         self.kept.update(fields["buffers"])
         self.published[fields["name"]] = fields["buffers"], bytes(buffers[0])
         self.say("topology", self._topology(2))
-        self.say("shared", {"name": fields["name"]})
+        self._answer(fields, {})
 
     def _on_named(self, fields: dict[str, Any], _: Any) -> None:
         numbers, _ = self.published.get(fields["name"], ([], b""))
-        self.say("named", {"id": fields["id"], "count": len(numbers)})
+        self._answer(fields, {"count": len(numbers)})
 
     def _on_take(self, fields: dict[str, Any], _: Any) -> None:
         """As if another client had published it: from slice 7 of bob's."""
         name = fields["name"]
         if name not in self.published:
-            failure = Failure("refused", f"name {name}: nothing is published under this name")
-            self.say("refused", {"subject": f"name {name}", "failure": pack(failure)})
+            text = f"name {name}: nothing is published under this name"
+            self._answer(fields, {}, failure=Failure("refused", text))
             return
         stored, about = self.published[name]
         taken = dataclasses.replace(binding((2,), ("x",), 2 << 32 | 7), client="bob")
@@ -287,12 +296,12 @@ class FakeLab:
         )
         more = {"slices": [taken.slice] * len(stored), "bindings": [pack(taken)]}
         tickets = [b"may"] * len(stored)
-        self.say("taken", {"name": name, "stored": stored, "tickets": tickets, **more}, [about])
+        self._answer(fields, {"stored": stored, "tickets": tickets, **more}, [about])
         self.say("resolved", {"resolved": [[fields["buffers"], None]]})
 
     def _on_donation(self, fields: dict[str, Any], _: Any) -> None:
         kept = [[n, f"buffer {n} is kept", "wait"] for n in fields["buffers"] if n in self.kept]
-        self.say("donation", {"id": fields["id"], "refused": kept[0] if kept else None})
+        self._answer(fields, {"refused": kept[0] if kept else None})
 
     def _on_submit(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
         if hear := fields.get("hear"):

@@ -10,8 +10,8 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client import multi_controller
 from pathways_lab.core.program import Plan
+from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.runtime.codec import unpack
-from pathways_lab.runtime.loops import Loop
 from tests.client.kit import FakeLab, a_slice
 
 

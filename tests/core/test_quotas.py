@@ -20,7 +20,6 @@ from pathways_lab.core.messages import (
     LeaseReturned,
     PolicyChosen,
     QuotaChosen,
-    QuotaKept,
     Refused,
     SliceBound,
     SliceReleased,
@@ -35,10 +34,8 @@ from pathways_lab.testing import Script, Sketch
 
 
 def limit(script: Script, whom: str, devices: int | None = None, nbytes: int | None = None) -> None:
-    (kept,) = script.send(QuotaChosen(script.time, "quota", "kernel-1", whom, devices, nbytes, 7))[
-        :1
-    ]
-    assert isinstance(kept, QuotaKept)
+    kept, *_ = script.send(QuotaChosen(script.time, "quota", "kernel-1", whom, devices, nbytes, 7))
+    assert kept == Answer("quota", "kernel-1", 7)
 
 
 def ask(

@@ -140,6 +140,8 @@ def wire(made: Code) -> dict[str, Any]:
         "out_types": [[list(shape), dtype] for shape, dtype in made.out_types],
         "donated": list(made.donated),
         "line": pack(made.line),
+        "loop": None if made.loop is None else pack(made.loop),
+        "settings": made.settings,
     }
 
 

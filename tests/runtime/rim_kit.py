@@ -34,6 +34,18 @@ def plan_on(slices: tuple[int, int], key: str = "plan") -> Plan:
     return Plan(key, "train", tuple(value), steps, (0,), (3,), tuple(sorted(slices)))
 
 
+def announcement(
+    slice_id: int, shape: tuple[int, ...] = (1,), layout: Layout = LAYOUT
+) -> dict[str, Any]:
+    """What a client says of the function "f", of one float32 array to another."""
+    kind, packed = [[*shape], "float32"], pack(layout)
+    return {
+        "function": "f", "slice": slice_id, "kind": "export", "name": "f",
+        "in_layouts": [packed], "out_layouts": [packed], "in_types": [kind], "out_types": [kind],
+        "donated": [], "line": pack(Line("a.py", 3, "f(x)")), "loop": None, "settings": {},
+    }  # fmt: skip
+
+
 class Peer:
     """Remembers what it was sent."""
 

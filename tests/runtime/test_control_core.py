@@ -23,6 +23,7 @@ from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.timeline.queries import messages
 from pathways_lab.timeline.records import Event, Record
 from tests.runtime.processes import until
+from tests.runtime.rim_kit import announcement
 
 LAYOUT = Layout((("x", 2),), (("x",),))
 
@@ -134,7 +135,7 @@ def test_one_message_submits_a_run_over_two_islands(lab: Lab) -> None:
     until(lambda: len(lab.of("slice-bound")) == 2 or lab.failures())
     assert not lab.failures()
     for slice_id in slices:
-        link.send("function", {"function": "f", "slice": slice_id, "kind": "export"}, [b"code"])
+        link.send("function", announcement(slice_id, (8,), LAYOUT), [b"code"])
     values = tuple(Value((8,), "float32", s, LAYOUT, 16) for s in (slices[0], *slices, slices[1]))
     steps = (
         Step(Call("f", slices[0], (0,), (1,), name="f"), (0,)),
@@ -194,7 +195,7 @@ def _hold(lab: Lab, number: int) -> None:
     request = SliceRequest((2,), ("x",), island=f"i{number}")
     link.send("slice", {"slice": base, "request": pack(request)})
     until(lambda: base in host.bindings)
-    link.send("function", {"function": "f", "slice": base, "kind": "export"}, [b"code"])
+    link.send("function", announcement(base, (8,), LAYOUT), [b"code"])
     values = (Value((8,), "float32", base, LAYOUT, 16),) * 2
     steps = (Step(Call("f", base, (0,), (1,), name="f"), (0,)),)
     plan = Plan(f"plan{number}", "once", values, steps, (0,), (1,), (base,))

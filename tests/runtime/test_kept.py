@@ -31,7 +31,7 @@ from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.timeline.records_of import Placing
 from tests.runtime import host_kit, launch_kit
 from tests.runtime.launch_kit import HOST, PlanBuilder
-from tests.runtime.rim_kit import ONE, Lab, Peer, submitted
+from tests.runtime.rim_kit import ONE, Lab, Peer, announcement, submitted
 
 
 def test_every_host_that_heard_of_a_slice_hears_of_its_end() -> None:
@@ -59,7 +59,7 @@ def test_what_no_run_needs_goes_from_hosts_and_control_plane() -> None:
     """In its turn, and code only when nothing else was announced with it."""
     lab = Lab()
     for slice_id in (ONE, ONE + 1):
-        lab.say(1, "function", b"code", function="f", slice=slice_id, kind="export")
+        lab.say(1, "function", b"code", **announcement(slice_id))
     submitted(lab)
     assert lab.rim.diary._placings
     registry = lab.rim.registry

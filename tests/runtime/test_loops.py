@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways_lab.runtime.loops import LAPS, Lap, Laps, Loop, run
+from pathways_lab.runtime.client_messages import Loop
+from pathways_lab.runtime.loops import LAPS, Lap, Laps, run
 
 HOWS = [(wait, records) for wait in (False, True) for records in (False, True)]
 

@@ -100,18 +100,18 @@ def test_other_hosts_are_not_concerned() -> None:
 def test_nobody_starts_or_enters_another_s_race() -> None:
     lab = Lab()
     lab.core.answer = lambda event: [m.Leased("c", "kernel-1", "i0", order=False)]
-    lab.say(1, "lease", island="i0", order=False)
+    lab.say(1, "lease", island="i0", order=False, patience=1.0, id=1)
     lab.core.answer = lambda event: []
     race, orders = ONE | 1, {"i0/h": [0]}
     lab.say(1, "race", race=race, island="i0", orders=orders)
     held = lab.rim.races._open[race]
     lab.say(2, "race-go", race=race)
     assert held.closed is None
-    lab.say(2, "submit", run=TWO + 1, plan="p", inputs=[], outputs=[], race=[race, 0])
+    lab.say(2, "submit", run=TWO + 1, plan="p", inputs=[], outputs=[], arguments={}, race=[race, 0])
     assert not held.waiting
     lab.say(1, "race", race=TWO | 1, island="i0", orders=orders)
     assert list(lab.rim.races._open) == [race]
-    lab.say(1, "submit", run=ONE + 1, plan="p", inputs=[], outputs=[], race=[race, 0])
+    lab.say(1, "submit", run=ONE + 1, plan="p", inputs=[], outputs=[], arguments={}, race=[race, 0])
     assert held.waiting == {ONE + 1}
     lab.say(1, "race-go", race=race)
     assert held.closed is not None

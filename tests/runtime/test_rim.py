@@ -16,10 +16,21 @@ from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.core.upload_messages import PatienceEnded
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
+from pathways_lab.runtime.edge import Malformed
 from pathways_lab.runtime.registry import HostSeen
 from pathways_lab.timeline.queries import messages
 from pathways_lab.timeline.records import Event
-from tests.runtime.rim_kit import ONE, TWO, Lab, Peer, grants, plan_on, submitted, ticket
+from tests.runtime.rim_kit import (
+    ONE,
+    TWO,
+    Lab,
+    Peer,
+    announcement,
+    grants,
+    plan_on,
+    submitted,
+    ticket,
+)
 
 
 @pytest.fixture
@@ -108,20 +119,22 @@ def test_who_takes_a_handle_gets_a_ticket_and_all_hear_of_names(lab: Lab) -> Non
     lab.rim.happened(m.HandlePublished(0.0, "c", "kernel-1", "w", (ONE + 5,)))
     lab.core.answer = lambda event: [
         m.Published("c", "kernel-1", "w"),
-        m.Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about"),
+        m.Taken("c", "kernel-2", "w", (2 << 32 | 1,), (ONE + 5,), (ONE,), b"about", 3),
     ]
-    lab.rim.from_client("kernel-2", "take", {"name": "w", "buffers": [2 << 32 | 1]}, [], 1)
+    lab.say(2, "take", name="w", buffers=[2 << 32 | 1], id=3)
     assert lab.clients[0].of("topology")[-1]["published"] == {"w": "kernel-1"}
-    (taken,) = lab.clients[1].of("taken")
+    (taken,) = lab.clients[1].of("answered")
+    assert (taken["id"], taken["failure"]) == (3, None)
     assert (taken["stored"], taken["tickets"]) == ((ONE + 5,), [ticket(ONE + 5, 2)])
     lab.core.answer = lambda event: [m.Unpublished("c", "kernel-1", "w")]
-    lab.rim.from_client("kernel-1", "unpublish", {"name": "w"}, [], 1)
+    lab.say(1, "unpublish", name="w", id=4)
     assert lab.clients[1].of("topology")[-1]["published"] == {}
-    for name in ("", "x" * 201, 7):
-        lab.rim.from_client("kernel-2", "take", {"name": name, "buffers": [2 << 32 | 2]}, [], 1)
-    lab.rim.from_client("kernel-2", "publish", {"name": "w", "buffers": [ONE + 5]}, [], 1)
-    assert lab.rim.rejected == 4
-    assert lab.clients[1].of("refused")[-1]["subject"] == f"buffer {ONE + 5}"
+    lab.say(2, "take", name="", buffers=[2 << 32 | 2], id=5)
+    lab.say(2, "publish", name="w", buffers=[ONE + 5], id=6)
+    assert lab.rim.rejected == 2
+    refused = lab.clients[1].of("answered")[1:]
+    assert [answer["id"] for answer in refused] == [5, 6]
+    assert f"buffer {ONE + 5} does not belong" in unpack(Failure, refused[1]["failure"]).message
 
 
 def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
@@ -154,7 +167,7 @@ def test_joining_is_told_to_core_hosts_and_clients(lab: Lab) -> None:
 def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     plan = plan_on((ONE, ONE + 1))
     lab.core.events.clear()
-    lab.say(1, "function", b"code", function="f", slice=ONE, kind="export")
+    lab.say(1, "function", b"code", **announcement(ONE))
     lab.say(1, "program", plan=pack(plan))
     lab.say(1, "declare", buffer=ONE + 5, slice=ONE, nbytes=4, shape=[1], dtype="float32")
     lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
@@ -163,7 +176,7 @@ def test_every_client_message_becomes_its_event(lab: Lab) -> None:
     lab.say(1, "forget", plans=["plan"], functions=[["f", ONE]])
     lab.say(1, "drop", buffers=[ONE + 5, ONE + 6])
     lab.say(1, "release-slice", slice=ONE)
-    lab.say(1, "policy", policy=pack(ProportionalShare({"a": 2.0})), request=5)
+    lab.say(1, "policy", policy=pack(ProportionalShare({"a": 2.0})), id=5)
     bare = [type(event)(**{**_fields(event), "time": 0, "cause": ""}) for event in lab.core.events]
     client = "kernel-1"
     assert bare == [
@@ -188,15 +201,15 @@ def _fields(event: m.Event) -> dict[str, Any]:
 FOREIGN: list[tuple[str, dict[str, Any]]] = [
     ("slice", {"slice": ONE + 3, "request": pack(SliceRequest((1,), ("x",)))}),
     ("release-slice", {"slice": ONE}),
-    ("function", {"function": "f", "slice": ONE}),
+    ("function", announcement(ONE)),
     ("program", {"plan": pack(plan_on((ONE, TWO), "other"))}),
     ("program", {"plan": pack(plan_on((TWO, TWO), "plan"))}),
     ("forget", {"plans": ["plan"], "functions": []}),
     ("forget", {"plans": [], "functions": [["f", ONE]]}),
-    ("submit", {"run": ONE + 1, "plan": "plan", "inputs": [], "outputs": []}),
-    ("submit", {"run": TWO + 1, "plan": "plan", "inputs": [], "outputs": [TWO]}),
-    ("submit", {"run": TWO + 1, "plan": "p", "inputs": [ONE + 6], "outputs": []}),
-    ("submit", {"run": TWO + 1, "plan": "p", "inputs": [], "outputs": [ONE + 6]}),
+    ("submit", {"run": ONE + 1, "plan": "plan", "inputs": [], "arguments": {}, "outputs": []}),
+    ("submit", {"run": TWO + 1, "plan": "plan", "inputs": [], "arguments": {}, "outputs": [TWO]}),
+    ("submit", {"run": TWO + 1, "plan": "p", "inputs": [ONE + 6], "arguments": {}, "outputs": []}),
+    ("submit", {"run": TWO + 1, "plan": "p", "inputs": [], "arguments": {}, "outputs": [ONE + 6]}),
     ("declare", {"buffer": ONE, "slice": TWO, "nbytes": 4}),
     ("declare", {"buffer": TWO, "slice": ONE, "nbytes": 4}),
     ("drop", {"buffers": [TWO, ONE]}),
@@ -209,37 +222,35 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 def test_a_client_may_only_name_its_own_ids(lab: Lab, op: str, fields: dict[str, Any]) -> None:
     lab.say(1, "program", plan=pack(plan_on((ONE, ONE + 1))))
     lab.core.events.clear()
-    lab.say(2, op, b"code", **fields)
+    lab.say(2, op, *([b"code"] if op == "function" else []), **fields)
     assert lab.core.events == []
     (refused,) = lab.clients[1].of("refused")
     assert unpack(Failure, refused["failure"]).kind == "refused"
     assert lab.rim.rejected == 1
 
 
+RUN: dict[str, Any] = {
+    "run": ONE + 1, "plan": "p", "inputs": [], "outputs": [ONE], "arguments": {},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("op", "fields", "says"),
     [
-        ("nonsense", {}, "no message of clients"),
-        ("slice", {}, "'slice' is missing"),
-        ("slice", {"slice": "x"}, "not a whole number"),
-        ("slice", {"slice": ONE + 8, "request": 3}, "expected one of"),
-        ("function", {"slice": ONE, "function": "f"}, "code of the function"),
-        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [None], "outputs": []}, "arguments"),
-        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [None], "outputs": [],
-                    "arguments": {0: 7}}, "arguments"),
-        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [], "outputs": [ONE], "hear": -1},
-         "hear is a number"),
-        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [], "outputs": [ONE], "hear": "all"},
-         "hear is a number"),
-        ("submit", {"run": ONE + 1, "plan": "p", "inputs": [], "outputs": [], "hear": 4},
-         "with one output"),
-        ("declare", {"buffer": ONE, "slice": ONE, "nbytes": -4}, "negative"),
-        ("drop", {"buffers": "all"}, "expected a list"),
-        ("policy", {"policy": ["Mine"], "request": 1}, "expected one of"),
-        ("policy", {"policy": ["ProportionalShare", {"a": 0}, ""], "request": 1}, "not by ''"),
+        ("function", announcement(ONE), "code of the function"),
+        ("function", {**announcement(ONE), "donated": [1]}, "donates an argument"),
+        ("function", {**announcement(ONE), "in_types": []}, "not as many"),
+        ("function", {**announcement(ONE), "in_types": [[[1], "float33"]]}, "'float33' is not"),
+        ("slice", {"slice": ONE + 8, "request": pack(SliceRequest((), ()))}, "1 to 3 axes"),
+        ("slice", {"slice": ONE + 8, "request": pack(SliceRequest((-1,), ("x",)))}, "cannot be"),
+        ("submit", {**RUN, "inputs": [None]}, "arguments"),
+        ("submit", {**RUN, "inputs": [None], "arguments": {0: 7}}, "arguments"),
+        ("submit", {**RUN, "outputs": [], "hear": 4}, "with one output"),
+        ("submit", {**RUN, "outputs": [ONE, ONE]}, "was there before"),
+        ("submit", {**RUN, "race": [TWO, 0]}, "does not belong"),
     ],
-)  # fmt: skip
-def test_malformed_messages_are_refused_with_the_reason(
+)
+def test_what_may_not_be_is_refused_with_the_reason(
     lab: Lab, op: str, fields: dict[str, Any], says: str
 ) -> None:
     lab.core.events.clear()
@@ -247,25 +258,70 @@ def test_malformed_messages_are_refused_with_the_reason(
     assert lab.core.events == []
     (refused,) = lab.clients[0].of("refused")
     assert says in unpack(Failure, refused["failure"]).message
+    assert lab.rim.rejected == 1
 
 
 @pytest.mark.parametrize(
-    ("op", "fields", "subject"),
+    ("op", "fields", "says"),
     [
-        ("leave", {"island": "none", "anyway": False, "request": 5}, "wish 5"),
-        ("leave", {"island": 3, "anyway": False, "request": 5}, "wish 5"),
-        ("suspend", {"whose": 3, "request": 6}, "wish 6"),
-        ("resume", {"whose": "x", "island": 3, "request": 7}, "wish 7"),
-        ("lease", {"island": "i0", "order": True, "patience": "x"}, "lease i0"),
-        ("publish", {"name": "", "buffers": [ONE]}, "name "),
-        ("quota", {"whom": 3, "devices": 1, "nbytes": None, "id": 8}, "question 8"),
+        ("nonsense", {}, "'nonsense': there is no such message"),
+        ("slice", {}, "Slice.slice is missing"),
+        ("slice", {"slice": "x"}, "expected int"),
+        ("slice", {"slice": ONE + 8, "request": 3}, "expected one of"),
+        ("submit", {**RUN, "hear": -1}, "hear: expected a number from 0"),
+        ("submit", {**RUN, "arguments": {"0": 0}}, "expected int"),
+        ("declare", {"buffer": ONE, "slice": ONE, "nbytes": -4}, "from 0 to"),
+        ("drop", {"buffers": "all"}, "expected a list"),
+        ("policy", {"policy": ["Mine"], "id": 1}, "expected one of"),
+        ("policy", {"policy": ["ProportionalShare", {"a": 0}, ""], "id": 1}, "not by ''"),
+        ("lease", {"island": "i0", "order": True, "patience": "x", "id": 1}, "finite number"),
+        ("stuck", {"seconds": float("nan"), "id": 1}, "finite number"),
+        ("stuck", {"seconds": 1.0}, "Wonder.id is missing"),
+    ],
+)
+def test_malformed_messages_close_their_link_and_are_counted(
+    lab: Lab, op: str, fields: dict[str, Any], says: str
+) -> None:
+    lab.core.events.clear()
+    with pytest.raises(Malformed, match=says):
+        lab.say(1, op, **fields)
+    assert lab.core.events == []
+    assert lab.rim.rejected == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("leave", {"island": "none", "anyway": False}),
+        ("publish", {"name": "", "buffers": [ONE]}),
+        ("publish", {"name": "x" * 201, "buffers": [ONE]}),
+        ("take", {"name": "x" * 201, "buffers": [ONE]}),
+        ("unpublish", {"name": "x" * 201}),
+        ("quota", {"whom": "x" * 201, "devices": 1, "nbytes": None}),
     ],
 )
 def test_who_waits_for_an_answer_recognises_a_refusal(
-    lab: Lab, op: str, fields: dict[str, Any], subject: str
+    lab: Lab, op: str, fields: dict[str, Any]
 ) -> None:
-    lab.say(1, op, **fields)
-    assert lab.clients[0].of("refused")[-1]["subject"] == subject
+    lab.say(1, op, **fields, id=ONE + 8)
+    (answer,) = lab.clients[0].of("answered")
+    assert answer["id"] == ONE + 8
+    assert unpack(Failure, answer["failure"]).kind == "refused"
+
+
+def test_what_fails_behind_the_edge_fails_that_request_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(lab.rim.standstill, "wonder", broken)
+    lab.say(1, "stuck", seconds=1.0, id=7)
+    (answer,) = lab.clients[0].of("answered")
+    assert answer["id"] == 7
+    assert unpack(Failure, answer["failure"]).kind == "internal"
+    lab.say(2, "watch")
+    assert lab.clients[1].of("records")
 
 
 def test_what_goes_with_a_run_travels_with_the_first_grant_to_each_host_only(lab: Lab) -> None:
@@ -309,10 +365,18 @@ def test_grants_leave_before_they_are_written_down_and_ends_are_written_first(
 
 def test_submitting_twice_is_refused_and_leaves_the_first_alone(lab: Lab) -> None:
     submitted(lab)
-    lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
-            arguments={0: 0})  # fmt: skip
+    again = {"run": ONE + 9, "plan": "plan", "inputs": [None], "outputs": [ONE + 7],
+             "arguments": {0: 0}}  # fmt: skip
+    lab.say(1, "submit", b"arg", **again)
     assert len(lab.clients[0].of("refused")) == 1
     assert ONE + 9 in lab.rim.registry.arguments
+    lab.core.answer = lambda event: [m.RunEnded("c", "kernel-1", ONE + 9, "finished")]
+    lab.say(1, "cancel", run=ONE + 9)
+    lab.core.events.clear()
+    lab.say(1, "submit", b"arg", **again)
+    lab.say(1, "submit", b"arg", **{**again, "run": ONE + 10, "outputs": [ONE + 6]})
+    assert lab.core.events == [], "numbers are used once, also when what had them is over"
+    assert lab.rim.rejected == 3
 
 
 def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
@@ -342,9 +406,20 @@ def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
     }
 
 
+def test_a_record_that_somebody_could_not_read_costs_its_host_the_link(lab: Lab) -> None:
+    wrong = chronicle.write(Event("launched", 1.0, "i0", "i0/h", node=None))  # type: ignore[arg-type]
+    lab.say(2, "watch")
+    before = len(lab.records(1))
+    with pytest.raises(Malformed):
+        lab.rim.from_host("i0/h", "report", {"records": [wrong], "resident": [ONE]}, [], 60)
+    (told,) = lab.records(1)[before:]
+    assert isinstance(told, Event)
+    assert (told.kind, told.host) == ("rejected", "i0/h")
+
+
 def test_code_is_kept_per_client_and_dropped_with_its_slice(lab: Lab) -> None:
     lab.core.answer = lambda event: [m.Prepare("c", ("i0/h",), "f", ONE)]
-    lab.say(1, "function", b"code", function="f", slice=ONE, kind="export")
+    lab.say(1, "function", b"code", **announcement(ONE))
     (op, fields, buffers) = lab.hosts["i0/h"].sent[-1]
     assert (op, fields["kind"], buffers) == ("prepare", "export", [b"code"])
     lab.core.answer = lambda event: [m.SliceFreed("c", ("i0/h",), ONE)]
@@ -441,10 +516,10 @@ def test_an_answer_that_changes_nothing_goes_to_who_asked(lab: Lab) -> None:
 
 def test_code_of_a_clients_own_is_tried_and_not_looked_into(lab: Lab) -> None:
     before = len(lab.core.events)
-    lab.say(1, "policy", b"code", request=3, name="Mine")
+    lab.say(1, "policy", b"code", id=3, name="Mine")
     assert lab.asked == [("try", "kernel-1", 3, "Mine", b"code")]
-    lab.say(1, "policy", b"code", request="three")
-    assert lab.clients[0].of("refused")[-1]["subject"] == "policy"
+    with pytest.raises(Malformed):
+        lab.say(1, "policy", b"code", id="three", name="Mine")
     assert len(lab.core.events) == before, "the core hears of it when it was tried"
 
 

@@ -1,0 +1,344 @@
+"""The messages of clients to the control plane: their fields, types and bounds.
+
+Problem and rule: see :mod:`pathways_lab.runtime.edge`.  These classes say what a message
+is; whether it may be is for :mod:`pathways_lab.runtime.intake` and the core.  A field that
+holds a user's own text has no bound here: a name that is too long is refused by answer.
+
+``id``: the client's number of its question; one answer (``answered``) comes back with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pathways_lab.core.array_types import SHARD_BYTES
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.policies import BuiltIn
+from pathways_lab.core.program import Line, Plan
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.runtime.acts import OnStuck
+from pathways_lab.runtime.codec import PACKED, Within
+from pathways_lab.runtime.edge import Count, Door, Id, Number, Plain, Seconds, Size
+
+MOST_ARGUMENTS = 1 << 16
+"""Buffers that may come with a run."""
+_Layouts = tuple[Annotated[Layout, PACKED], ...]
+_Types = tuple[tuple[tuple[Count, ...], str], ...]
+"""Shape and JAX type name per leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How hosts repeat a step function (:mod:`pathways_lab.runtime.loops`).
+
+    carried: so many leading results become the leading arguments of the next step.
+    wait: for the end of each step before the next one is launched.
+    records: whether each step is in the timeline; else only the whole loop is.
+    """
+
+    steps: Annotated[int, Within(1, (1 << 31) - 1)]
+    carried: Count
+    wait: bool = False
+    records: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Plain):
+    """See :class:`pathways_lab.core.messages.SliceRequested`."""
+
+    slice: Id
+    request: Annotated[SliceRequest, PACKED]
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlice(Plain):
+    slice: Id
+
+
+@dataclass(frozen=True, slots=True)
+class Rebind(Plain):
+    slice: Id
+    island: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A compiled function (:class:`pathways_lab.runtime.functions.Code`), and perhaps its code."""
+
+    parcels: ClassVar[tuple[int, int]] = 0, 1
+    function: str
+    slice: Id
+    kind: Literal["export", "pickle"]
+    name: str
+    in_layouts: _Layouts
+    out_layouts: _Layouts
+    in_types: _Types
+    out_types: _Types
+    donated: tuple[Count, ...]
+    line: Annotated[Line, PACKED]
+    loop: Annotated[Loop, PACKED] | None
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Program(Plain):
+    plan: Annotated[Plan, PACKED]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Plain):
+    """See :class:`pathways_lab.core.program_messages.ProgramsDropped`."""
+
+    plans: tuple[str, ...]
+    functions: tuple[tuple[str, Id], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """See :class:`pathways_lab.core.messages.RunSubmitted`.
+
+    arguments: buffer of the message by input.  hear: a number under which hosts say that
+        the only output is there; 0: none.
+    race: the race's number and the controller's, of a run that enters one.
+    dropped: buffers that nobody has any more once the run is submitted.
+    """
+
+    parcels: ClassVar[tuple[int, int]] = 0, MOST_ARGUMENTS
+    run: Id
+    plan: str
+    inputs: tuple[Id | None, ...]
+    outputs: tuple[Id, ...]
+    arguments: dict[Count, Count]
+    priority: int = 0
+    hear: Count = 0
+    race: tuple[Id, Count] | None = None
+    dropped: tuple[Id, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declare(Plain):
+    """nbytes: per device."""
+
+    buffer: Id
+    slice: Id
+    nbytes: Annotated[int, Within(0, SHARD_BYTES)]
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoseUpload(Plain):
+    buffer: Id
+    failure: Annotated[Failure, PACKED]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Plain):
+    buffers: tuple[Id, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Plain):
+    """See :class:`pathways_lab.core.cancel_messages.CancelRequested`.  id: 0: no answer."""
+
+    runs: tuple[Id, ...]
+    buffers: tuple[Id, ...] = ()
+    id: Number = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One that comes with the lab, or code of an owner's own, which goes by *name*.
+
+    id: the client's own count of the policies that it has set.
+    """
+
+    parcels: ClassVar[tuple[int, int]] = 0, 1
+    id: Number
+    policy: BuiltIn | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaFor(Plain):
+    """See :class:`pathways_lab.core.messages.QuotaChosen`."""
+
+    id: Number
+    whom: str
+    devices: Count | None
+    nbytes: Size | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Plain):
+    """See :class:`pathways_lab.core.messages.LeaseRequested`."""
+
+    id: Number
+    island: str
+    order: bool
+    patience: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnLease(Plain):
+    id: Number
+    island: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The buffer of the message: what takers must know of the handles, as their client wrote it."""
+
+    parcels: ClassVar[tuple[int, int]] = 0, 1
+    id: Number
+    name: str
+    buffers: tuple[Id, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublish(Plain):
+    id: Number
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Take(Plain):
+    """buffers: the client's own numbers for its references."""
+
+    id: Number
+    name: str
+    buffers: tuple[Id, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Plain):
+    """How many buffers are published under a name?"""
+
+    id: Number
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Donation(Plain):
+    """Which of these may not be donated, and why?"""
+
+    id: Number
+    buffers: tuple[Id, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend(Plain):
+    id: Number
+    whose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Plain):
+    id: Number
+    whose: str
+    island: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Plain):
+    """The hosts of an island are to be taken away.  anyway: with the slices on them."""
+
+    id: Number
+    island: str
+    anyway: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(Plain):
+    """on: whether the client is told records from now on."""
+
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Topology(Plain):
+    """The client wants to hear what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wonder(Plain):
+    """What was launched so many seconds ago, and has not ended?"""
+
+    id: Number
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog(Plain):
+    """What shall be done about what is stuck; without *told*: what is in force?"""
+
+    id: Number
+    told: Annotated[OnStuck, PACKED] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts(Plain):
+    """What has everybody used?"""
+
+    id: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Plain):
+    """What lies on devices?"""
+
+    id: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Race(Plain):
+    """Runs that follow are launched in orders of the client's choice: controllers by host."""
+
+    race: Id
+    island: str
+    orders: dict[str, tuple[Count, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RaceGo(Plain):
+    """Everything of the race was submitted."""
+
+    race: Id
+
+
+CLIENTS: Door = {
+    "slice": Slice,
+    "release-slice": ReleaseSlice,
+    "rebind": Rebind,
+    "function": Function,
+    "program": Program,
+    "forget": Forget,
+    "submit": Submit,
+    "cancel": Cancel,
+    "declare": Declare,
+    "lose-upload": LoseUpload,
+    "drop": Drop,
+    "policy": Policy,
+    "quota": QuotaFor,
+    "lease": Lease,
+    "return-lease": ReturnLease,
+    "publish": Publish,
+    "unpublish": Unpublish,
+    "take": Take,
+    "suspend": Suspend,
+    "resume": Resume,
+    "leave": Leave,
+    "watch": Watch,
+    "topology": Topology,
+    "stuck": Wonder,
+    "watchdog": Watchdog,
+    "accounts": Accounts,
+    "named": Named,
+    "donation": Donation,
+    "memory": Memory,
+    "race": Race,
+    "race-go": RaceGo,
+}
+"""What clients say."""
