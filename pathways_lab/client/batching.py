@@ -52,6 +52,9 @@ SOON = 0.002
 _CALLS = 1024
 """Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096
+_ARGUMENTS, _BYTES = 256, 1 << 20
+"""A call with more arguments in its message, or larger ones, goes alone: so none of the limits of
+a message is reached by calls that would each be within it."""
 _NONE: Mapping[int, int] = {}
 
 
@@ -123,6 +126,8 @@ class Calls:
                 or not connection.registered.has(prepared)
                 # Others need not wait for what a host computation still has to make.
                 or any(b is not None and b.fed and not b.done for b in inputs)
+                or len(payload) > _ARGUMENTS
+                or sum(map(len, payload)) > _BYTES
             )
             if alone or (self._entries and self._entries[-1].prepared.place is not prepared.place):
                 self._flush()

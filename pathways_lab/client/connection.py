@@ -45,6 +45,7 @@ from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.switching import Sooner
+from pathways_lab.runtime.wire import TO_CONTROL, Letter, WireError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Bytes
@@ -179,8 +180,16 @@ class Connection:
         self, op: str, fields: dict[str, Any] | None = None, buffers: Sequence[Bytes] = ()
     ) -> None:
         self.check()
+        letter = Letter(op, fields, buffers)
         try:
-            self.link.send(op, fields, buffers)
+            letter.check(TO_CONTROL)
+            self.link.forward(letter)
+        except WireError as error:
+            raise failures.failure(
+                "refused",
+                f"this cannot be sent to the lab: {error}",
+                "pass fewer arguments, or larger ones (stacked, or as handles: pw.device_put)",
+            ) from None
         except LinkClosed as error:
             raise PathwaysError(self.closed or _lost(str(error))) from None
         self.traffic.sent[op] += 1

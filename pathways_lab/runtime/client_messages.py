@@ -21,9 +21,8 @@ from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.acts import OnStuck
 from pathways_lab.runtime.codec import PACKED, Within
 from pathways_lab.runtime.edge import Count, Door, Id, Number, Plain, Seconds, Size
+from pathways_lab.runtime.wire import TO_CONTROL
 
-MOST_ARGUMENTS = 1 << 16
-"""Buffers that may come with a run."""
 _Layouts = tuple[Annotated[Layout, PACKED], ...]
 _Types = tuple[tuple[tuple[Count, ...], str], ...]
 """Shape and JAX type name per leaf."""
@@ -106,7 +105,7 @@ class Submit:
     dropped: buffers that nobody has any more once the run is submitted.
     """
 
-    parcels: ClassVar[tuple[int, int]] = 0, MOST_ARGUMENTS
+    parcels: ClassVar[tuple[int, int]] = 0, TO_CONTROL.buffers
     run: Id
     plan: str
     inputs: tuple[Id | None, ...]

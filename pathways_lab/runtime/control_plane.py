@@ -46,10 +46,7 @@ from pathways_lab.runtime.rim import Core, Rim
 from pathways_lab.runtime.tls import server_context
 from pathways_lab.runtime.trouble import Troubles
 from pathways_lab.runtime.watchdog import PERIOD
-from pathways_lab.runtime.wire import Limits
-
-_LIMITS = Limits(header=64 << 20, buffers=4096, body=1 << 30)
-"""Largest message: a plan of some hundred thousand steps; code or arguments of 1 GiB."""
+from pathways_lab.runtime.wire import TO_CONTROL
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ class ControlPlane:
         self._observers = itertools.count(1)
         self._idle = idle
         self.reactor = Reactor(
-            "control", self._message, self._closed, self._opened, limits=_LIMITS, awake=True
+            "control", self._message, self._closed, self._opened, limits=TO_CONTROL, awake=True
         )
         self.introductions = Introductions(
             folder,

@@ -73,6 +73,25 @@ class Limits:
     buffers: int = 1 << 16
     body: int = 1 << 38
 
+    def check(self, op: str, header: int, buffers: int, body: int) -> None:
+        """Raises WireError for a message that is over them."""
+        if header > self.header:
+            raise WireError(
+                f"message {op[:40]!r} has a header of {header:,} bytes; the limit is"
+                f" {self.header:,}"
+            )
+        if buffers > self.buffers or body > self.body:
+            raise WireError(
+                f"message {op[:40]!r} has {buffers:,} buffers of {body:,} bytes; the limits are"
+                f" {self.buffers:,} and {self.body:,}"
+            )
+
+
+TO_CONTROL = Limits(body=1 << 30)
+"""Of messages to the control plane: a plan of some hundred thousand steps; code or arguments of
+1 GiB.  Who builds a message sees to it (:meth:`Letter.check`): one that is over them ends its link.
+"""
+
 
 def bytes_of(buffer: Buffer) -> memoryview:
     """The memory of a buffer as bytes.  Raises WireError when it is not in one piece."""
@@ -131,6 +150,12 @@ class Letter:
         if self._pieces is None:
             self._pieces = encode(self.op, self.fields, self.buffers)
         return self._pieces
+
+    def check(self, limits: Limits) -> None:
+        """Raises WireError when it is over *limits*, which close the link at its other end."""
+        body = sum([bytes_of(buffer).nbytes for buffer in self.buffers])
+        limits.check(self.op, 0, len(self.buffers), body)
+        limits.check(self.op, sum(map(len, self.pieces)) - body, 0, 0)
 
 
 _pages = Pages()
@@ -278,9 +303,5 @@ class Decoder:
         if not all(type(length) is int and length >= 0 for length in lengths):
             raise WireError(f"message {op[:40]!r} has a buffer length that is no size")
         total = sum(lengths)
-        if len(lengths) > self._limits.buffers or total > self._limits.body:
-            raise WireError(
-                f"message {op[:40]!r} claims {len(lengths)} buffers of {total} bytes; "
-                f"the limits are {self._limits.buffers} and {self._limits.body}"
-            )
+        self._limits.check(op, 0, len(lengths), total)
         self._size += total

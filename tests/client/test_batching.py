@@ -18,7 +18,7 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.legality import check_plan
 from pathways_lab.core.program import Call
 from pathways_lab.core.series import Part, in_series
-from pathways_lab.runtime.wire import WireError
+from pathways_lab.runtime.wire import TO_CONTROL, Letter, Limits, WireError
 from tests.client.kit import FakeLab, fast
 from tests.runtime.launch_kit import PlanBuilder
 from tests.runtime.processes import until
@@ -79,6 +79,43 @@ def test_a_program_can_be_registered_while_calls_wait(
     thread = threading.Thread(target=work, args=(x,), daemon=True)
     thread.start()
     assert ended.wait(20), "registering waits for itself"
+
+
+def test_a_call_that_is_too_large_for_a_message_is_refused_at_its_line(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast(monkeypatch)
+    step = pw.jit(lambda *xs: sum(xs[:3]), on=fake.slice(2))
+    monkeypatch.setattr(connection, "TO_CONTROL", Limits(buffers=20))
+    with pytest.raises(PathwaysError, match=r"(?s)30 buffers.*test_batching\.py") as refused:
+        step(*[np.float32(n) for n in range(30)])
+    assert "the limits are 20" in str(refused.value)
+    assert step(*[np.float32(n) for n in range(9)]).result() == 3.0, "the lab goes on"
+
+
+def test_calls_that_are_each_within_the_limits_stay_there_together(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert TO_CONTROL.buffers >= batching.MOST * batching._ARGUMENTS
+    assert TO_CONTROL.body >= batching.MOST * batching._BYTES
+    fast(monkeypatch)
+    monkeypatch.setattr(batching, "_ARGUMENTS", 3)
+    step = pw.jit(lambda *xs: sum(xs), on=fake.slice(2))
+
+    def call(count: int) -> Any:
+        return step(*[np.float32(1)] * count)  # one line: another one would be another plan
+
+    jax.block_until_ready([call(3), call(4)])
+    calls = fake.session._calls
+    with monkeypatch.context() as patch:
+        patch.setattr(batching, "SOON", 60.0)
+        patch.setattr(batching.Burst, "over", lambda *_: False)
+        patch.setattr(type(fake.connection), "under_way", True)
+        made = [call(3)]
+        assert len(calls._entries) == 1
+        made.append(call(4))
+        assert not calls._entries
+    assert [handle.result(timeout=10) for handle in made] == [3.0, 4.0]
 
 
 def test_short_bursts_are_expected_to_be_as_long_as_the_last_one() -> None:
@@ -428,32 +465,32 @@ def test_what_a_failed_call_should_have_told_is_told_later(
     until(lambda: not fake.connection.under_way)
     gone = {handle.buffer.id for handle in others}
     failing = "function" if where == "registered" else "submit"
-    send, runs = link.send, list[Run]()
+    forward, runs = link.forward, list[Run]()
 
-    def fails(op: str, *message: Any) -> int:
-        if op == failing:
+    def fails(letter: Letter) -> int:
+        if letter.op == failing:
             runs.extend(fake.connection.runs)
             raise WireError("too large")
-        return send(op, *message)
+        return forward(letter)
 
-    def send_now() -> None:
-        if where == "batch":
-            fake.connection.flush()
-        else:
-            call(new if where == "registered" else step, x)
+    made = []
 
     with monkeypatch.context() as patch:
-        patch.setattr(link, "send", fails)
+        patch.setattr(link, "forward", fails)
         if where == "batch":
             patch.setattr(type(fake.connection), "under_way", True)
             made = [call(step, x) for _ in range(2)]
         others.clear()
-        with pytest.raises(WireError):
-            send_now()
-    if where == "batch":
-        for handle in made:
-            with pytest.raises(PathwaysError, match="before it was sent"):
-                handle.result(timeout=10)
+        if where == "batch":
+            fake.connection.flush()
+        elif where == "registered":
+            with pytest.raises(PathwaysError, match="cannot be sent"):
+                call(new, x)
+        else:
+            made = [call(step, x)]
+    for handle in made:
+        with pytest.raises(PathwaysError, match="cannot be sent"):
+            handle.result(timeout=10)
 
     def told() -> set[int]:
         return {b for fields in fake.of("drop") for b in fields["buffers"]}

@@ -118,6 +118,32 @@ def test_a_client_finds_hosts_binds_a_slice_and_watches(lab: Lab) -> None:
     assert kinds == ["host-joined", "client-joined", "slice-bound"]
 
 
+def test_a_run_with_thousands_of_arguments_comes_through(lab: Lab) -> None:
+    client, link = lab.connect(role="client", name="", pid=1)
+    one, many = 1 << 32, 5000
+    fields = {
+        "run": one, "plan": "p", "inputs": [None] * many, "outputs": [one],
+        "arguments": {n: n for n in range(many)},
+    }  # fmt: skip
+    link.send("submit", fields, [b"1234"] * many)
+    until(lambda: client.closed or any(isinstance(e, m.RunSubmitted) for e in lab.core.events))
+    assert not client.closed
+
+
+def test_malformed_messages_close_only_the_link_of_who_sent_them(lab: Lab) -> None:
+    other, host = lab.connect(**HOST)[0], lab.connect(role="client", name="other", pid=1)[0]
+    for hello, op in (
+        ({"role": "client", "name": "evil", "pid": 1}, "report"),
+        ({"role": "client", "name": "evil", "pid": 1}, "stuck"),
+        ({"role": "observer"}, "watch"),
+    ):
+        evil, link = lab.connect(**hello)
+        link.send(op, {"seconds": 1.0})
+        until(lambda evil=evil: evil.closed)
+    assert not other.closed
+    assert not host.closed
+
+
 def test_a_client_key_opens_no_host_door(lab: Lab) -> None:
     end = End()
     lab.ends.append(end)
