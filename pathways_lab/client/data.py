@@ -33,9 +33,10 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.arrays import element_of, index, upload_fields
+from pathways_lab.runtime.arrays import element_of, index
 from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.link import Link, LinkClosed
 
 _ANYWHERE: Mapping[str, int] = {}

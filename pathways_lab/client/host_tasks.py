@@ -35,8 +35,8 @@ from pathways_lab.client import lines
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Box, Layout, boxes
 from pathways_lab.runtime import tls
-from pathways_lab.runtime.arrays import upload_fields
 from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.link import Link
 from pathways_lab.runtime.reactor import Reactor
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from pathways_lab.core.array_types import ELEMENT_BYTES, shard_bytes
 from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
 from pathways_lab.core.program import SliceId, Value
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.pages import Pages
 
@@ -46,19 +46,6 @@ _KEY_IMPLEMENTATIONS = (
 
 
 # --- types --------------------------------------------------------------------------
-
-
-def upload_fields(
-    buffer: int, slice_id: SliceId, shape: Sequence[int], dtype: str, layout: Layout | None
-) -> dict[str, Any]:
-    """What messages say of an upload: the value that its shards make."""
-    return {
-        "buffer": buffer,
-        "slice": slice_id,
-        "shape": list(shape),
-        "dtype": dtype,
-        "layout": pack(layout),
-    }
 
 
 def is_key(dtype: str) -> bool:
@@ -90,7 +77,9 @@ def key_type(dtype: str) -> Any:
 
 @functools.cache
 def dtype_of(name: str) -> Any:
-    """JAX's dtype of this name, random key types among them.  Raises KeyError, TypeError."""
+    """JAX's dtype of this name, random key types among them.  Raises KeyError."""
+    if name not in ELEMENT_BYTES:
+        raise KeyError(name)  # NumPy would parse it, as Python if need be
     return key_type(name) if is_key(name) else jnp.dtype(name)
 
 
@@ -108,7 +97,7 @@ class Element:
 
 @functools.cache
 def element_of(dtype: str) -> Element:
-    """How elements of this JAX type name lie in memory.  Raises KeyError, TypeError."""
+    """How elements of this JAX type name lie in memory.  Raises KeyError."""
     if not is_key(dtype):
         return Element(np.dtype(dtype_of(dtype)), ())
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), key_type(dtype)))
@@ -147,13 +136,9 @@ def physical_of(value: Value) -> Physical:
 def with_bytes(shape: tuple[int, ...], dtype: str, slice_id: SliceId, layout: Layout) -> Value:
     """A value with the bytes of its shards worked out.
 
-    Raises TypeError, KeyError or ValueError for what is no array.
+    Raises ValueError for what is no array.
     """
-    if len(layout.spec) != len(shape) or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"shape {shape} does not go with layout {layout}")
-    kind = physical(shape, dtype, layout)
-    nbytes = math.prod(kind.shard) * kind.dtype.itemsize
-    return Value(shape, dtype, slice_id, layout, nbytes)
+    return Value(shape, dtype, slice_id, layout, shard_bytes(shape, dtype, layout))
 
 
 def logical_shard(value: Value) -> tuple[int, ...]:

@@ -140,14 +140,15 @@ class Carrier:
         if self._doing:
             return
         self._doing = True
-        while self._todo:
-            action = self._todo[0]
-            try:
-                self._do(action)
-            except Exception as error:
-                self._could_not(action, error)
-            self._todo.popleft()
-        self._doing = False
+        try:
+            while self._todo:
+                action = self._todo.popleft()
+                try:
+                    self._do(action)
+                except Exception as error:
+                    self._could_not(action, error)
+        finally:
+            self._doing = False
         launching = bool(self._handed)
         for lane, jobs in self._handed.items():
             self._lanes.put(lane, *jobs)
@@ -203,6 +204,9 @@ class Carrier:
                     f"{node.name} cannot be received", error, self._host, node.line
                 )
                 self.carry_out(self._launcher.received(key, failure=failure))
+            case Serve(slot=slot, reader=reader, fetch=Fetch() as fetch):
+                self._desk.refuse(fetch, failure_of("a value cannot be read", error, self._host))
+                self.carry_out(self._launcher.served(slot, reader))
             case _:
                 raise error
 

@@ -7,9 +7,10 @@ in the middle.  And clients may be curious, or worse: each has proved its number
 when it connected, and has no business with what bears another's.
 
 Rule for maintainers: runs in the reactor's thread; bytes are handled by the
-exchange.  What a client sends may be wrong: that raises ValueError, KeyError
-or TypeError, which closes its link and changes nothing.  Rights are checked
-before anything else is looked at.
+exchange.  What a client sends is typed and within its bounds
+(:mod:`pathways_lab.runtime.data_messages`) and may be wrong all the same: that raises
+ValueError, which closes its link and changes nothing.  Rights are checked
+before anything else is looked at.  What waits here is counted by client, never by a scan.
 
 Paper: section 4.2 (data move between client and hosts only on demand).
 """
@@ -17,18 +18,19 @@ Paper: section 4.2 (data move between client and hosts only on demand).
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import SliceId, Value
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action, Serve
 from pathways_lab.runtime.auth import ticket_of
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.data_messages import Ask, Put, read, upload_fields
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Exchange
 from pathways_lab.runtime.handshake import Refused
@@ -42,15 +44,38 @@ Where = Callable[[SliceId | None], Place | Failure | None]
 _UNFINISHED = 4
 """Memories of a device, of 1 GiB at least, that a client may fill on a host with uploads that are
 not complete."""
+_RECORD = 16 << 10
+"""Bytes that count for a message that waits, however little it carries."""
+_ASKED = 1 << 18
+"""Questions that one link may have open."""
+
+
+def unfinished_bytes(memory: int | None) -> int:
+    """Bytes that a client may leave incomplete where devices have so much memory."""
+    return _UNFINISHED * max(memory or 0, 1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A message with shards.  link: None from this host itself."""
+
+    link: Link | None
+    put: Put
+    buffers: Buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Counted for the client that sent it."""
+        return max(_RECORD, sum([len(data) for data in self.buffers]))
 
 
 @dataclass(slots=True)
 class _Upload:
-    """Parts of an upload, by device number."""
+    """Parts of an upload, by device number, and the messages in which they came."""
 
     value: Value
     parts: dict[int, Any] = field(default_factory=dict)
-    links: set[Link] = field(default_factory=set)
+    letters: list[_Letter] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,59 +121,62 @@ class Desk:
         self._carry_out = carry_out
         self._resident = resident
         self._uploads: dict[int, _Upload] = {}
-        self._early: dict[SliceId, list[tuple[Link | None, dict[str, Any], Buffers]]] = {}
+        self._early: dict[SliceId, list[_Letter]] = {}
+        self._waiting: Counter[int] = Counter()
+        """Bytes of what is not complete, by client."""
+        self._asked: Counter[Link] = Counter()
         self._links: dict[int, Link] = {}
         self._newest = 0
         self._present: frozenset[int] = frozenset()
 
     # --- uploads ------------------------------------------------------------------------
 
-    def put(self, link: Link, fields: dict[str, Any], buffers: Buffers) -> None:
+    def put(self, link: Link, put: Put, buffers: Buffers) -> None:
         """Shards of an upload for devices of this host; or of a slice that moves here."""
-        slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
         if link.peer["role"] != "host":
-            self._check_own(link, slice_id, "slice")
-            self._check_own(link, buffer, "buffer")
+            self._check_own(link, put.slice, "slice")
+            self._check_own(link, put.buffer, "buffer")
             self._check_room(link, buffers)
-            if self._launcher.buffers.get(buffer) is not None:
+            if self._launcher.buffers.get(put.buffer) is not None:
                 return  # who sent it did not live to hear of it, and it was sent again
-        moved = self.moved.get(slice_id)
-        if moved is not None and int(fields.get("generation", 0)) < moved.generation:
+        moved = self.moved.get(put.slice)
+        if moved is not None and put.generation < moved.generation:
             # Its client had not heard yet where the slice lies now.
-            _value(fields)
-            parts = _parts(fields, buffers)
+            parts = put.parts(buffers)
             if not parts.keys() <= set(range(len(moved.devices))):
                 devices = f"devices {sorted(parts)}, and has {len(moved.devices)}"
-                raise ValueError(f"an upload for slice {slice_id} is for its {devices}")
-            self.send_on(moved, _plain(fields), parts)
+                raise ValueError(f"an upload for slice {put.slice} is for its {devices}")
+            self.send_on(moved, _fields_of(put), parts)
             return
-        self._put(link, fields, buffers)
+        self._put(_Letter(link, put, buffers))
 
     def put_here(self, fields: dict[str, Any], buffers: Buffers) -> None:
         """Shards that lie on this host already, of a slice that moves within it."""
-        self._put(None, fields, buffers)
+        self._put(_Letter(None, read(Put, fields), buffers))
 
-    def _put(self, link: Link | None, fields: dict[str, Any], buffers: Buffers) -> None:
-        slice_id, buffer = int(fields["slice"]), int(fields["buffer"])
-        value, parts = _value(fields), _parts(fields, buffers)  # refused while its sender is known
+    def _put(self, letter: _Letter) -> None:
+        put = letter.put
+        slice_id, buffer, value = put.slice, put.buffer, put.value
+        parts = put.parts(letter.buffers)  # refused while its sender is known
         place, binding = self._where(slice_id), self._binding(slice_id)
         here = binding.generation if binding is not None else -1
-        if place is None or here < int(fields.get("generation", 0)):
+        if place is None or here < put.generation:
             # The client heard of the slice before we did, or its devices are being opened.
-            self._early.setdefault(slice_id, []).append((link, fields, buffers))
+            self._wait(letter)
             return
         if isinstance(place, Failure):
             self._uploaded(buffer, value, place, here)
             return
+        if strange := parts.keys() - set(place.numbers):
+            raise ValueError(
+                f"devices {sorted(strange)} of slice {slice_id} are not on {self._host}"
+            )
         upload = self._uploads.setdefault(buffer, _Upload(value))
-        if link is not None:
-            upload.links.add(link)
-        for device, data in parts.items():
-            if device not in place.numbers:
-                raise ValueError(f"device {device} of slice {slice_id} is not on {self._host}")
-            upload.parts[device] = data
+        upload.letters.append(letter)
+        upload.parts.update(parts)
+        self._count(letter, 1)
         if len(upload.parts) == len(place.numbers):
-            del self._uploads[buffer]
+            self._forget_upload(buffer)
             self._exchange.submit(
                 self._exchange.upload,
                 value,
@@ -160,17 +188,33 @@ class Desk:
 
     def _check_room(self, link: Link, more: Buffers) -> None:
         """What is not complete is counted by nobody else; a client may come by many links."""
-        holder = link.holder
-        uploads = [u for u in self._uploads.values() if any(k.holder == holder for k in u.links)]
-        early = [p for puts in self._early.values() for p in puts if p[0] and p[0].holder == holder]
-        parts = [d for u in uploads for d in u.parts.values()] + [d for p in early for d in p[2]]
-        waiting = sum([len(data) for data in parts])
-        most = _UNFINISHED * max(self._launcher.memory.limit or 0, 1 << 30)
+        waiting = self._waiting[link.holder]
+        most = unfinished_bytes(self._launcher.memory.limit)
         if waiting and waiting + sum([len(data) for data in more]) > most:
             raise ValueError(
                 f"uploads of client {link.holder} that are not complete take {waiting:,} bytes of"
                 f" {self._host}; {most:,} are allowed"
             )
+
+    def _count(self, letter: _Letter, sign: int) -> None:
+        if letter.link is not None:
+            self._waiting[letter.link.holder] += sign * letter.nbytes
+
+    def _wait(self, letter: _Letter) -> None:
+        """For the devices of its slice."""
+        self._early.setdefault(letter.put.slice, []).append(letter)
+        self._count(letter, 1)
+
+    def _take_early(self, slice_id: SliceId) -> list[_Letter]:
+        letters = self._early.pop(slice_id, [])
+        for letter in letters:
+            self._count(letter, -1)
+        return letters
+
+    def _forget_upload(self, buffer: int) -> None:
+        upload = self._uploads.pop(buffer, None)
+        for letter in upload.letters if upload is not None else ():
+            self._count(letter, -1)
 
     def _uploaded(self, buffer: int, value: Value, result: Any, generation: int) -> None:
         assert value.slice is not None
@@ -178,9 +222,7 @@ class Desk:
         if moved is not None and generation < moved.generation:
             # The slice has moved while its bytes were being put together.
             if isinstance(result, arrays.OnDemand) and (shards := result.shards()) is not None:
-                fields = arrays.upload_fields(
-                    buffer, value.slice, value.shape, value.dtype, value.layout
-                )
+                fields = upload_fields(buffer, value.slice, value.shape, value.dtype, value.layout)
                 parts = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
                 self.send_on(moved, fields, parts)
             return
@@ -191,19 +233,19 @@ class Desk:
 
     def opened(self, slice_id: SliceId) -> None:
         """The slice's devices are known now: take what came too early."""
-        for link, fields, buffers in self._early.pop(slice_id, []):
+        for letter in self._take_early(slice_id):
             try:
-                self._put(link, fields, buffers)
-            except (KeyError, TypeError, ValueError) as error:
-                if link is None:
+                self._put(letter)
+            except ValueError as error:
+                if letter.link is None:
                     raise
-                link.close(f"{self._host} did not understand 'put': {error!r}")
+                letter.link.close(f"{self._host} did not understand 'put': {error!r}")
 
     def unfinished(self, slice_id: SliceId) -> list[tuple[int, Value, dict[int, Any]]]:
         """Uploads to a slice of which parts are missing, taken out: buffer, value, parts."""
         found = [(b, u) for b, u in self._uploads.items() if u.value.slice == slice_id]
         for buffer, _ in found:
-            del self._uploads[buffer]
+            self._forget_upload(buffer)
         return [(buffer, upload.value, upload.parts) for buffer, upload in found]
 
     def take_early(self, binding: SliceBinding) -> list[tuple[dict[str, Any], dict[int, Any]]]:
@@ -211,10 +253,8 @@ class Desk:
 
         Nothing was known of these devices when they came: what is for others is dropped.
         """
-        early = [
-            (_plain(fields), _parts(fields, buffers))
-            for _, fields, buffers in self._early.pop(binding.slice, [])
-        ]
+        letters = self._take_early(binding.slice)
+        early = [(_fields_of(each.put), each.put.parts(each.buffers)) for each in letters]
         devices = set(range(len(binding.devices)))
         return [(fields, parts) for fields, parts in early if parts.keys() <= devices]
 
@@ -235,31 +275,36 @@ class Desk:
     def free(self, buffers: tuple[int, ...]) -> None:
         """The client has dropped these; parts of them may still be coming."""
         for buffer in buffers:
-            self._uploads.pop(buffer, None)
+            self._forget_upload(buffer)
 
     # --- fetches ------------------------------------------------------------------------
 
-    def fetch(self, link: Link, fields: dict[str, Any], _: Buffers) -> None:
+    def fetch(self, link: Link, ask: Ask, _: Buffers) -> None:
         """A client wants shards; it is answered when they are there."""
-        buffer = int(fields["buffer"])
-        ticket = fields.get("ticket")
-        if ticket is None:
+        buffer = ask.buffer
+        if ask.ticket is None:
             self._check_own(link, buffer, "buffer")
-        elif not hmac.compare_digest(bytes(ticket), ticket_of(self._key, buffer, link.holder)):
+        elif not hmac.compare_digest(ask.ticket, ticket_of(self._key, buffer, link.holder)):
             raise ValueError(f"this ticket does not let client {link.holder} read {buffer}")
-        devices = tuple(int(d) for d in fields["devices"])
-        fetch = Fetch(link, int(fields["id"]), devices, int(fields.get("slice", 0)))
-        moved = self.moved.get(fetch.slice)
-        if moved is not None and int(fields.get("generation", 0)) < moved.generation:
+        if self._asked[link] >= _ASKED:
+            raise ValueError(f"{_ASKED:,} questions of client {link.holder} are open already")
+        fetch = self._asking(Fetch(link, ask.id, ask.devices, ask.slice))
+        moved = self.moved.get(ask.slice)
+        if moved is not None and ask.generation < moved.generation:
             self._answer(fetch, "fetch-moved", {"binding": pack(moved)}, [])
             return
         self._carry_out(self._launcher.fetch(fetch, buffer))
+
+    def _asking(self, fetch: Fetch) -> Fetch:
+        self._asked[fetch.link] += 1
+        return fetch
 
     def expect(self, client: int, number: int, buffer: int) -> None:
         """A client that waits for each call is told when this is there, without asking."""
         link = self._links.get(client)
         if link is not None:
-            self._carry_out(self._launcher.fetch(Fetch(link, number, ()), buffer))
+            fetch = self._asking(Fetch(link, number, ()))
+            self._carry_out(self._launcher.fetch(fetch, buffer))
 
     def serve(self, serve: Serve) -> None:
         """The launcher has what a fetch asked for."""
@@ -299,6 +344,7 @@ class Desk:
         self._answer(fetch, "fetch-failed", {"failure": pack(failure)}, [])
 
     def _answer(self, fetch: Fetch, op: str, fields: dict[str, Any], buffers: Buffers) -> None:
+        self._asked[fetch.link] -= 1
         try:
             fetch.link.send(op, {"id": fetch.id, **fields}, buffers)
         except LinkClosed:
@@ -342,25 +388,17 @@ class Desk:
         if self._links.get(link.holder) is link:
             del self._links[link.holder]
         self._launcher.forget_fetches(lambda f: isinstance(f, Fetch) and f.link is link)
-        for buffer in [b for b, upload in self._uploads.items() if link in upload.links]:
-            del self._uploads[buffer]
-        for puts in self._early.values():
-            puts[:] = [put for put in puts if put[0] is not link]
+        self._asked.pop(link, None)
+        of_link = [b for b, u in self._uploads.items() if any(k.link is link for k in u.letters)]
+        for buffer in of_link:
+            self._forget_upload(buffer)
+        slices = [s for s, early in self._early.items() if any(k.link is link for k in early)]
+        for slice_id in slices:
+            for letter in self._take_early(slice_id):
+                if letter.link is not link:
+                    self._wait(letter)
 
 
-def _value(fields: Mapping[str, Any]) -> Value:
-    """What is uploaded.  Raises KeyError, ValueError and TypeError for what is no array."""
-    layout = unpack(Layout, fields["layout"])
-    return arrays.with_bytes(
-        tuple(fields["shape"]), str(fields["dtype"]), int(fields["slice"]), layout
-    )
-
-
-def _parts(fields: Mapping[str, Any], buffers: Buffers) -> dict[int, Any]:
-    """Shards by virtual device.  Raises ValueError and TypeError for what are none."""
-    return {int(device): part for device, part in zip(fields["devices"], buffers, strict=True)}
-
-
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a letter says of its array, whatever its devices."""
-    return {name: fields[name] for name in ("buffer", "slice", "shape", "dtype", "layout")}
+def _fields_of(put: Put) -> dict[str, Any]:
+    """What a message says of its array, whatever its devices."""
+    return upload_fields(put.buffer, put.slice, put.shape, put.dtype, put.layout)

@@ -37,7 +37,8 @@ from pathways_lab.core.program import Plan, Transfer, Value
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Key, Receive, Send
 from pathways_lab.runtime.buffers import Past
-from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.codec import pack_fields
+from pathways_lab.runtime.data_messages import Part
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.peers import Peers
 from pathways_lab.runtime.routes import Group, Route
@@ -191,15 +192,8 @@ class Exchange:
                 self._part(action.key, send.target, send.box, part, start)
                 continue
             data = arrays.as_bytes(np.asarray(part, order="C"))
-            fields = {
-                "run": run,
-                "step": step,
-                "target": send.target,
-                "source": send.source,
-                "box": send.box,
-                "sent": start,
-            }
-            self._peers.send(send.host, "piece", fields, [data], letters.add(data.nbytes))
+            message = pack_fields(Part(run, step, send.target, send.source, send.box, start))
+            self._peers.send(send.host, "piece", message, [data], letters.add(data.nbytes))
         return letters
 
     def _posted_all(
@@ -216,7 +210,7 @@ class Exchange:
 
     def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
         """There will be no data: those who wait for it shall know at once."""
-        fields = {"run": key[0], "step": key[1], "failure": pack(failure)}
+        fields = pack_fields(Part(*key, failure=failure))
         for host in route.receivers:
             if host != self._host:
                 self._peers.send(host, "piece", fields, [], lambda error: None)
@@ -261,22 +255,21 @@ class Exchange:
         if key[0] not in self._over and key not in self._cancelled:
             self._early.setdefault(key[0], []).append((key[1], take))
 
-    def piece(self, fields: dict[str, Any], data: Any) -> None:
+    def piece(self, message: Part, data: Any) -> None:
         """A message of another host: one part of a transfer, or that there will be none."""
-        key = (fields["run"], fields["step"])
+        key = (message.run, message.step)
         incoming = self._incoming.get(key)
         if incoming is None:
-            self._keep(key, lambda: self.piece(fields, data))
+            self._keep(key, lambda: self.piece(message, data))
             return
         try:
-            if fields.get("failure") is not None:
-                self._fail(key, unpack(Failure, fields["failure"]))
+            if message.failure is not None:
+                self._fail(key, message.failure)
                 return
-            box = tuple((int(a), int(b)) for a, b in fields["box"])
             dtype = arrays.physical_of(incoming.action.target.value).dtype
             incoming.nbytes += len(data)
-            part = arrays.from_bytes(data, _extent(box), dtype)
-            self._part(key, int(fields["target"]), box, part, float(fields["sent"]))
+            part = arrays.from_bytes(data, _extent(message.box), dtype)
+            self._part(key, message.target, message.box, part, message.sent)
         except Exception as error:
             self._fail(key, self._problem(error))
 

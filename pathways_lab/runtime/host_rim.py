@@ -32,7 +32,8 @@ from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
 from pathways_lab.runtime.carrier import Carrier
 from pathways_lab.runtime.codec import pack, unpack, unpack_fields
-from pathways_lab.runtime.desk import Desk
+from pathways_lab.runtime.data_messages import Ask, Part, Put, read
+from pathways_lab.runtime.desk import Desk, unfinished_bytes
 from pathways_lab.runtime.devices import IslandRuntime, lane_of
 from pathways_lab.runtime.exchange import Exchange
 from pathways_lab.runtime.formation import Formation
@@ -51,6 +52,7 @@ from pathways_lab.runtime.rows import Piece
 from pathways_lab.runtime.spanning import SpanningCpuRuntime
 from pathways_lab.runtime.story import Story
 from pathways_lab.runtime.tenants import Tenants, failure_of
+from pathways_lab.runtime.wire import Limits
 from pathways_lab.timeline.records import Sample
 
 _CUT_SECONDS = 0.25
@@ -60,6 +62,8 @@ _STAND_BACK = 0.01
 """Seconds for which lanes are expected to read again; a lane that will not says so."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
+_HEADER = 4 << 20
+"""Bytes of the fields of one message at the data door: decoded, they take some fifty times that."""
 
 Buffers = list[memoryview]
 Fields = dict[str, Any]
@@ -176,6 +180,9 @@ class HostRim:
             tag="data",
             context=server_context,
             bulk=True,
+            limits=Limits(
+                _HEADER, body=max(unfinished_bytes(runtime.memory), runtime.memory * runtime.count)
+            ),
         )
 
     def start(self, control: str, key: bytes, **hello: Any) -> None:
@@ -242,16 +249,24 @@ class HostRim:
         if link.tag == "control":
             self._from_control[op](self, fields, buffers)
         else:
-            # Others may be wrong: that closes their link and nothing else.
-            try:
-                self._from_data[op](self, link, fields, buffers)
-            except (KeyError, TypeError, ValueError) as error:
-                reason = f"{self.name} refused {op[:40]!r}: {error!r}"
-                link.close(reason)
-                self.tell_control("rejected", {"client": link.holder, "reason": reason[:500]})
+            self._from_data(link, op, fields, buffers)
         if self._carrier.unseen:
             self._carrier.see_ended()
         self.reports.due()
+
+    def _from_data(self, link: Link, op: str, fields: Fields, buffers: Buffers) -> None:
+        """Others may be wrong: that closes their link and nothing else."""
+        try:
+            kind, take = self.DATA.get(op, (None, None))
+            if kind is None or take is None:
+                raise ValueError("hosts take no such message")
+            take(self, link, read(kind, fields), buffers)
+        except Exception as error:
+            # Any error but a ValueError is a fault of this process, and costs no more than one.
+            done = "refused" if isinstance(error, ValueError) else "could not take"
+            reason = f"{self.name} {done} {op[:40]!r}: {error!r}"
+            link.close(reason)
+            self.tell_control("rejected", {"client": link.holder, "reason": reason[:500]})
 
     def _printed(self, run: int, device: int, text: str) -> None:
         """User code printed; in any thread."""
@@ -355,7 +370,7 @@ class HostRim:
     def _prepare(self, fields: Fields, buffers: Buffers) -> None:
         try:
             code = Code.from_wire(fields, buffers[0])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except Exception as error:
             text = "the description of a compiled function is malformed"
             failure = failure_of(text, error, self.name)
             self.reports.compiled(fields["function"], fields["slice"], 0, failure)
@@ -396,7 +411,7 @@ class HostRim:
         plan = self.launcher.plan(grant.plan)
         arguments: dict[int, Any] = {}
         for position, place in (fields.get("arguments") or {}).items():
-            arguments[int(position)] = self.tenants.argument(plan, int(position), buffers[place])
+            arguments[position] = self.tenants.argument(plan, position, buffers, place)
         work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
         actions = self.launcher.grant(grant, arguments, work, free=work.free)
         if hear := fields.get("hear"):
@@ -419,13 +434,11 @@ class HostRim:
 
     # --- transfers --------------------------------------------------------------------------
 
-    def _piece(self, link: Link, fields: Fields, buffers: Buffers) -> None:
+    def _piece(self, link: Link, part: Part, buffers: Buffers) -> None:
         if link.peer["role"] != "host":
             raise ValueError("only hosts send pieces")
-        if type(fields["run"]) is not int or type(fields["step"]) is not int:
-            raise ValueError("run and step are not numbers")
         data = buffers[0] if buffers else memoryview(b"")
-        self.exchange.submit(self.exchange.piece, fields, data, nbytes=len(data))
+        self.exchange.submit(self.exchange.piece, part, data, nbytes=len(data))
 
     def _resident(self, buffer: int) -> None:
         """An upload is complete."""
@@ -454,8 +467,9 @@ class HostRim:
         "clients": _clients,
         "pulse": lambda self, *_: self.tell_control("pulse", {}),
     }
-    _from_data: ClassVar[dict[str, Callable[[HostRim, Link, Fields, Buffers], None]]] = {
-        "piece": _piece,
-        "put": lambda self, *letter: self.desk.put(*letter),
-        "fetch": lambda self, *letter: self.desk.fetch(*letter),
+    DATA: ClassVar[dict[str, tuple[type, Callable[[HostRim, Link, Any, Buffers], None]]]] = {
+        "piece": (Part, _piece),
+        "put": (Put, lambda self, *letter: self.desk.put(*letter)),
+        "fetch": (Ask, lambda self, *letter: self.desk.fetch(*letter)),
     }
+    """What comes over data links, as what, and who takes it."""

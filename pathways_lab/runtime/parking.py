@@ -27,6 +27,7 @@ from pathways_lab.core.program import SliceId, Value
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action
+from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.desk import Desk
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Exchange
@@ -138,7 +139,7 @@ class Parking:
         self._desk.moved[slice_id] = binding
         self._desk.redirect(binding)
         for number, value, parts in values:
-            fields = arrays.upload_fields(number, slice_id, value.shape, value.dtype, value.layout)
+            fields = upload_fields(number, slice_id, value.shape, value.dtype, value.layout)
             self._send(binding, fields, parts)
         for fields, parts in early:
             self._send(binding, fields, parts)

@@ -110,7 +110,7 @@ class Reactor:
         self._asleep, self._patient = self._selector.select, stand_back
         self._awake_or_asleep = Vigil(self._asleep).select if awake else self._asleep
         self._links: dict[Link, int] = {}
-        self._reception = Reception(self._selector, self.call_later, self._limits)
+        self._reception = Reception(self._selector, self.call_later)
         self._comms = Comms(name)
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
@@ -144,6 +144,7 @@ class Reactor:
         tag: Any = None,
         context: ssl.SSLContext | None = None,
         bulk: bool = False,
+        limits: Limits | None = None,
     ) -> str:
         """Accept connections at *address*; the real one (port 0 becomes a number).
 
@@ -152,17 +153,16 @@ class Reactor:
             Refused to turn the other end away with a reason.
         tag: becomes ``link.tag`` of accepted links.
         bulk: large buffers go through shared memory where both ends say so and can.
+        limits: of this door, where they are others than the reactor's.
         """
         # Nothing but bytes goes through a comm.
         greet = functools.partial(self._greet, hello, tag, bulk and not is_comm(address))
+        limits = limits or self._limits
         if is_comm(address):
-            listener = Listener(None, address, key, None, greet)
+            listener = Listener(None, address, key, None, greet, limits)
             self.call_soon(self._reception.open, listener)
-            return self._comms.listen(
-                address,
-                context,
-                lambda sock: self.call_soon(self._reception.take, listener, sock),
-            )
+            take = functools.partial(self.call_soon, self._reception.take, listener)
+            return self._comms.listen(address, context, take)
         family, place = addresses.parse(address)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -176,7 +176,7 @@ class Reactor:
         except BaseException:
             sock.close()
             raise
-        listener = Listener(sock, addresses.of_listener(sock), key, context, greet)
+        listener = Listener(sock, addresses.of_listener(sock), key, context, greet, limits)
         self.call_soon(self._reception.open, listener)
         return listener.address
 

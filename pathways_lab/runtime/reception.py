@@ -37,6 +37,7 @@ _REST_SECONDS = 0.5
 class Listener:
     """A listening socket.  greet(arrival, messages): the hello, and what followed it, are there.
 
+    limits: what one message of an arrival may claim.
     sock: None when connections come from elsewhere, see :meth:`Reception.take`.
     """
 
@@ -45,6 +46,7 @@ class Listener:
     key: bytes
     context: ssl.SSLContext | None
     greet: Callable[[Arrival, list[Message]], None]
+    limits: Limits
 
 
 class Reception:
@@ -53,16 +55,10 @@ class Reception:
     rejected: connections that were closed before they became links.
     """
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        call_later: Callable[..., None],
-        limits: Limits,
-    ) -> None:
+    def __init__(self, selector: selectors.BaseSelector, call_later: Callable[..., None]) -> None:
         self.rejected = 0
         self._selector = selector
         self._call_later = call_later
-        self._limits = limits
         self._listeners: list[Listener] = []
         self._arrivals: dict[Arrival, Listener] = {}
 
@@ -127,7 +123,7 @@ class Reception:
                 sock = listener.context.wrap_socket(
                     sock, server_side=True, do_handshake_on_connect=False
                 )
-            arrival = Arrival(sock, listener.key, self._limits)
+            arrival = Arrival(sock, listener.key, listener.limits)
         except OSError:
             sock.close()
             return

@@ -129,14 +129,16 @@ class Tenants:
             self._host,
         )
 
-    def argument(self, plan: Plan | None, position: int, data: memoryview) -> Any:
-        """An argument that came with a grant; a Failure when it is malformed."""
-        value = plan.values[plan.inputs[position]] if plan is not None else None
-        if value is None:
+    def argument(
+        self, plan: Plan | None, position: int, buffers: Sequence[memoryview], place: int
+    ) -> Any:
+        """The argument in this place of those that came with a grant; a Failure if malformed."""
+        if plan is None:
             return None
         try:
-            return arrays.argument(data, value, lambda: self.place(value.slice))
-        except ValueError as error:
+            value = plan.values[plan.inputs[position]]
+            return arrays.argument(buffers[place], value, lambda: self.place(value.slice))
+        except Exception as error:
             return failure_of(f"argument {position} is malformed", error, self._host)
 
     # --- slices -------------------------------------------------------------------------

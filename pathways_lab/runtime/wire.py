@@ -120,7 +120,7 @@ def encode(
     if claim is not None:
         content.append(claim)
     try:
-        header: bytes = msgpack.packb(content)
+        header: bytes = _packed(content)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"message {op!r} cannot be encoded: {error}") from error
     head = _PREFIX.pack(len(header)) + header
@@ -129,6 +129,15 @@ def encode(
     if sum(view.nbytes for view in views) <= _JOIN:
         return [memoryview(b"".join((head, *views)))]
     return [memoryview(head), *(view for view in views if view.nbytes)]
+
+
+def _packed(content: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(content)
+    except UnicodeEncodeError:
+        # Half a character, in what user code said: shown as its number.
+        packed = msgpack.packb(content, unicode_errors="backslashreplace")
+    return packed
 
 
 class Letter:
@@ -162,8 +171,11 @@ _pages = Pages()
 
 
 def _memory(size: int) -> memoryview:
-    """Writable memory of *size* bytes, page aligned when it is large."""
-    return _pages.take(size) if size >= _PAGES else memoryview(bytearray(size))
+    """Writable memory of *size* bytes, page aligned when it is large.  Raises WireError."""
+    try:
+        return _pages.take(size) if size >= _PAGES else memoryview(bytearray(size))
+    except (MemoryError, OSError) as error:
+        raise WireError(f"there is no memory for {size:,} bytes of a message") from error
 
 
 class Decoder:

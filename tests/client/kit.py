@@ -34,6 +34,7 @@ from pathways_lab.runtime import jax_private, settings
 from pathways_lab.runtime.arrays import element_of, index
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.codec import pack, unpack
+from pathways_lab.runtime.data_messages import Put, read
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
 
@@ -407,9 +408,10 @@ class FakeLab:
         pass
 
     def _on_put(self, link: Link, fields: dict[str, Any], buffers: list[memoryview]) -> None:
-        _, parts = self._uploads.setdefault(fields["buffer"], (fields, {}))
-        parts.update(zip(fields["devices"], buffers, strict=True))
-        layout, shape = unpack(Layout, fields["layout"]), tuple(fields["shape"])
+        put = read(Put, fields)
+        _, parts = self._uploads.setdefault(put.buffer, (fields, {}))
+        parts.update(put.parts(buffers))
+        layout, shape = put.layout, put.shape
         if len(parts) < layout.devices or fields["buffer"] in self._gone:
             return
         element = element_of(fields["dtype"])

@@ -26,6 +26,7 @@ from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
 from pathways_lab.runtime.coordination import Coordination
+from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code
 from pathways_lab.runtime.lifeline import REMOVE, Child, spawn
@@ -275,9 +276,7 @@ class Lab:
         for host in binding.hosts:
             devices = [n for n, (h, _) in enumerate(binding.devices) if h == host]
             shards = [np.asarray(data[arrays.index(cuts[n])], kind.dtype, "C") for n in devices]
-            fields = arrays.upload_fields(
-                buffer, value.slice, value.shape, value.dtype, value.layout
-            )
+            fields = upload_fields(buffer, value.slice, value.shape, value.dtype, value.layout)
             fields["devices"] = devices
             self.clients[host].link.send("put", fields, [arrays.as_bytes(s) for s in shards])
         self.wait(lambda: all((h, buffer) in self.resident for h in binding.hosts))

@@ -16,6 +16,7 @@ import pytest
 
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import emulated as emulated_module
+from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.emulated import emulated
 from pathways_lab.timeline.records import Event, Sample
 from tests.runtime.fake_control import FetchFailed, Lab, Program, spans
@@ -210,17 +211,10 @@ def test_a_wrong_upload_hurts_only_itself(lab: Lab, what: str) -> None:
 
     on = row(lab, 0, 1)
     client = Data(lab, HOST)
-    fields = {
-        "buffer": 300 + next(numbers),
-        "slice": on.slice,
-        "shape": [2, 2] if what == "shape" else [4],
-        "dtype": "float32",
-        "layout": [[["a", 2]], [["a"]]],
-        "devices": [0, 5] if what == "device" else [0, 1],
-    }
-    from pathways_lab.runtime.codec import pack
-
-    fields["layout"] = pack(layout(on, "a"))
+    fields = upload_fields(300 + next(numbers), on.slice, [4], "float32", layout(on, "a"))
+    fields["devices"] = [0, 5] if what == "device" else [0, 1]
+    if what == "shape":
+        fields["shape"] = [2, 2]
     size = 12 if what == "size" else 8
     client.link.send("put", fields, [bytes(size), bytes(size)])
     if what == "size":

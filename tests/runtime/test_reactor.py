@@ -236,8 +236,8 @@ def test_ends_that_vanish_during_or_right_after_the_greeting_are_no_error(
 def test_a_listener_rests_while_there_is_no_room_for_a_connection() -> None:
     selector, later, door = Mock(), Mock(), Mock()
     door.accept.side_effect = OSError(errno.EMFILE, "too many open files")
-    reception = Reception(selector, later, Limits())
-    reception.open(Listener(door, "tcp://127.0.0.1:1", KEY, None, Mock()))
+    reception = Reception(selector, later)
+    reception.open(Listener(door, "tcp://127.0.0.1:1", KEY, None, Mock(), Limits()))
     ready = selector.register.call_args.args[2]
     ready(selectors.EVENT_READ)
     selector.unregister.side_effect = KeyError
@@ -484,3 +484,21 @@ def test_a_stranger_without_certificate_gets_nowhere(ends: Callable[..., End]) -
         )
     assert not server.opened
     assert client.reactor.connect(address, KEY, {}).name == "server"
+
+
+def test_a_door_has_limits_of_its_own(ends: Callable[..., End], where: str, tmp_path: Path) -> None:
+    """A client's message may claim less than one of the control plane."""
+    server, client = ends("server"), ends("client")
+    narrow = server.reactor.listen(where, KEY, {}, limits=Limits(header=1000, body=1 << 20))
+    wide = server.reactor.listen(f"unix:{tmp_path}/wide", KEY, {})
+    for address, expected in ((narrow, 0), (wide, 1)):
+        for fields, buffers in (({"text": "x" * 2000}, []), ({}, [bytes(2 << 20)])):
+            server.messages.clear()
+            server.closed.clear()
+            link = client.reactor.connect(address, KEY, {})
+            with contextlib.suppress(LinkClosed):
+                link.send("large", fields, buffers)
+            until(lambda: bool(server.messages or server.closed))
+            assert len(server.messages) == expected
+            link.close()
+    assert server.reactor.rejected == 2

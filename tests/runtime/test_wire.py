@@ -121,3 +121,21 @@ def test_malformed_frames_are_wire_errors(data: bytes, says: str) -> None:
 def test_random_bytes_never_raise_anything_else(data: bytes) -> None:
     with contextlib.suppress(WireError):
         Decoder(Limits(header=1000, buffers=4, body=1000)).feed(data)
+
+
+def test_half_a_character_is_shown_as_its_number() -> None:
+    """What user code raises or prints must not end the link that tells of it."""
+    (message,) = Decoder().feed(b"".join(encode("x", {"text": "a\ud800b", "data": b"\xff"})))
+    assert message.fields == {"text": "a\\ud800b", "data": b"\xff"}
+
+
+def test_a_buffer_for_which_there_is_no_memory_is_an_error_of_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(nbytes: int) -> memoryview:
+        raise MemoryError
+
+    monkeypatch.setattr("pathways_lab.runtime.wire._pages.take", none)
+    frame = b"".join(encode("x", {}, [bytes(100_000)]))
+    with pytest.raises(WireError, match="no memory for 100,000 bytes"):
+        Decoder().feed(frame[: len(frame) // 2])

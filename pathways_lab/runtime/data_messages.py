@@ -1,0 +1,123 @@
+"""What hosts take over their data links, as typed values within their bounds.
+
+Problem: clients and other hosts send fields of any type and size.  A number that is
+infinite, negative or too large, a mesh without devices or a type that a library would
+parse must be found before anything acts on them, or one message harms every client.
+
+How: each operation is a dataclass; :func:`read` builds it from the fields of a message.
+The type hints are the schema and the bounds (:mod:`pathways_lab.runtime.codec`), and
+what they cannot say, ``__post_init__`` checks.  Senders build the same classes.
+
+Rule for maintainers: a new operation is a class here and a line in ``HostRim.DATA``; no
+handler sees plain fields.  Whatever the fields hold, :func:`read` returns a value or
+raises ValueError.
+
+Paper: section 4.5 (data between hosts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pathways_lab.core.array_types import DEVICES, DIMENSIONS, shard_bytes
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.layout import Layout
+from pathways_lab.core.program import Value
+from pathways_lab.runtime.codec import Within, pack_fields, unpack_fields
+
+T = TypeVar("T")
+
+Number = Annotated[int, Within(0, (1 << 63) - 1)]
+"""An id, a count or a position."""
+Device = Annotated[int, Within(0, DEVICES - 1)]
+"""A row-major device number in a slice."""
+_Box = Annotated[tuple[tuple[Number, Number], ...], Within(0, DIMENSIONS)]
+"""A box of an array, see :data:`pathways_lab.core.layout.Box`."""
+
+
+def read(cls: type[T], fields: dict[str, Any]) -> T:
+    """The message of these fields.  Raises ValueError."""
+    return unpack_fields(cls, fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Shards of an upload, or of a value whose slice moves; the buffers are their bytes.
+
+    devices: whose shards these are, one per buffer.
+    generation: of the slice's binding for which the devices were chosen.
+    """
+
+    buffer: Number
+    slice: Number
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    devices: tuple[Device, ...] = ()
+    generation: Number = 0
+
+    def __post_init__(self) -> None:
+        _check_distinct(self.devices)
+        shard_bytes(self.shape, self.dtype, self.layout)
+
+    @property
+    def value(self) -> Value:
+        """The array that all shards make."""
+        nbytes = shard_bytes(self.shape, self.dtype, self.layout)
+        return Value(self.shape, self.dtype, self.slice, self.layout, nbytes)
+
+    def parts(self, buffers: Sequence[T]) -> dict[int, T]:
+        """Shards by device.  Raises ValueError when there is not one for each."""
+        return dict(zip(self.devices, buffers, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A client wants shards of a buffer, or without devices to hear when it is there.
+
+    id: goes back with the answer.
+    ticket: what allows a buffer of another client's.
+    slice, generation: where the client believes the buffer to be; 0: not said.
+    """
+
+    id: Number
+    buffer: Number
+    devices: tuple[Device, ...]
+    ticket: bytes | None = None
+    slice: Number = 0
+    generation: Number = 0
+
+    def __post_init__(self) -> None:
+        _check_distinct(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a transfer from another host, or why there will be none.
+
+    source, target: device numbers.  box: what the buffer holds of the array.
+    sent: seconds on the control plane's clock.
+    """
+
+    run: Number
+    step: Number
+    target: Device = 0
+    source: Device = 0
+    box: _Box = ()
+    sent: float = 0.0
+    failure: Failure | None = None
+
+
+def upload_fields(
+    buffer: int, slice_id: int, shape: Sequence[int], dtype: str, layout: Layout | None
+) -> dict[str, Any]:
+    """The fields of a :class:`Put` of this array, for no device yet."""
+    assert layout is not None
+    return pack_fields(Put(buffer, slice_id, tuple(shape), dtype, layout))
+
+
+def _check_distinct(devices: tuple[int, ...]) -> None:
+    if len(set(devices)) != len(devices):
+        raise ValueError("a device is named twice")
