@@ -4,13 +4,11 @@ Problem: clients and other hosts send fields of any type and size.  A number tha
 infinite, negative or too large, a mesh without devices or a type that a library would
 parse must be found before anything acts on them, or one message harms every client.
 
-How: each operation is a dataclass; :func:`read` builds it from the fields of a message.
-The type hints are the schema and the bounds (:mod:`pathways_lab.runtime.codec`), and
-what they cannot say, ``__post_init__`` checks.  Senders build the same classes.
+How: see :mod:`pathways_lab.runtime.edge`.  What type hints cannot say, ``__post_init__``
+checks.  Senders build the same classes.
 
-Rule for maintainers: a new operation is a class here and a line in ``HostRim.DATA``; no
-handler sees plain fields.  Whatever the fields hold, :func:`read` returns a value or
-raises ValueError.
+Rule for maintainers: a new operation is a class here and a line in :data:`DATA`; no handler
+sees plain fields.
 
 Paper: section 4.5 (data between hosts).
 """
@@ -19,37 +17,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pathways_lab.core.array_types import DEVICES, DIMENSIONS, shard_bytes
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Value
-from pathways_lab.runtime.codec import Within, pack_fields, unpack_fields
+from pathways_lab.runtime.codec import Within, pack_fields
+from pathways_lab.runtime.edge import Door, Number, Plain, Size
 
 T = TypeVar("T")
 
-Number = Annotated[int, Within(0, (1 << 63) - 1)]
-"""An id, a count or a position."""
 Device = Annotated[int, Within(0, DEVICES - 1)]
 """A row-major device number in a slice."""
-_Box = Annotated[tuple[tuple[Number, Number], ...], Within(0, DIMENSIONS)]
+_Box = Annotated[tuple[tuple[Size, Size], ...], Within(0, DIMENSIONS)]
 """A box of an array, see :data:`pathways_lab.core.layout.Box`."""
 
 
-def read(cls: type[T], fields: dict[str, Any]) -> T:
-    """The message of these fields.  Raises ValueError."""
-    return unpack_fields(cls, fields)
-
-
 @dataclass(frozen=True, slots=True)
-class Put:
+class Put(Plain):
     """Shards of an upload, or of a value whose slice moves; the buffers are their bytes.
 
     devices: whose shards these are, one per buffer.
     generation: of the slice's binding for which the devices were chosen.
     """
 
+    parcels: ClassVar[tuple[int, int]] = 0, DEVICES
     buffer: Number
     slice: Number
     shape: tuple[int, ...]
@@ -74,7 +67,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Plain):
     """A client wants shards of a buffer, or without devices to hear when it is there.
 
     id: goes back with the answer.
@@ -94,13 +87,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Plain):
     """A part of a transfer from another host, or why there will be none.
 
     source, target: device numbers.  box: what the buffer holds of the array.
     sent: seconds on the control plane's clock.
     """
 
+    parcels: ClassVar[tuple[int, int]] = 0, 1
     run: Number
     step: Number
     target: Device = 0
@@ -108,6 +102,10 @@ class Part:
     box: _Box = ()
     sent: float = 0.0
     failure: Failure | None = None
+
+
+DATA: Door = {"put": Put, "fetch": Ask, "piece": Part}
+"""What clients and other hosts say to a host."""
 
 
 def upload_fields(

@@ -29,8 +29,8 @@ from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Action, Serve
 from pathways_lab.runtime.auth import ticket_of
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.data_messages import Ask, Put, read, upload_fields
+from pathways_lab.runtime.codec import pack, unpack_fields
+from pathways_lab.runtime.data_messages import Ask, Put, upload_fields
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.exchange import Exchange
 from pathways_lab.runtime.handshake import Refused
@@ -152,7 +152,7 @@ class Desk:
 
     def put_here(self, fields: dict[str, Any], buffers: Buffers) -> None:
         """Shards that lie on this host already, of a slice that moves within it."""
-        self._put(_Letter(None, read(Put, fields), buffers))
+        self._put(_Letter(None, unpack_fields(Put, fields), buffers))
 
     def _put(self, letter: _Letter) -> None:
         put = letter.put

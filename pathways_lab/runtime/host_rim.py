@@ -32,9 +32,10 @@ from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
 from pathways_lab.runtime.carrier import Carrier
 from pathways_lab.runtime.codec import pack, unpack, unpack_fields
-from pathways_lab.runtime.data_messages import Ask, Part, Put, read
+from pathways_lab.runtime.data_messages import DATA, Part
 from pathways_lab.runtime.desk import Desk, unfinished_bytes
 from pathways_lab.runtime.devices import IslandRuntime, lane_of
+from pathways_lab.runtime.edge import parsed
 from pathways_lab.runtime.exchange import Exchange
 from pathways_lab.runtime.formation import Formation
 from pathways_lab.runtime.functions import Code, Compiler, Executable
@@ -257,10 +258,8 @@ class HostRim:
     def _from_data(self, link: Link, op: str, fields: Fields, buffers: Buffers) -> None:
         """Others may be wrong: that closes their link and nothing else."""
         try:
-            kind, take = self.DATA.get(op, (None, None))
-            if kind is None or take is None:
-                raise ValueError("hosts take no such message")
-            take(self, link, read(kind, fields), buffers)
+            message = parsed(DATA, op, fields, buffers)
+            self.from_data[op](self, link, message, buffers)
         except Exception as error:
             # Any error but a ValueError is a fault of this process, and costs no more than one.
             done = "refused" if isinstance(error, ValueError) else "could not take"
@@ -467,9 +466,8 @@ class HostRim:
         "clients": _clients,
         "pulse": lambda self, *_: self.tell_control("pulse", {}),
     }
-    DATA: ClassVar[dict[str, tuple[type, Callable[[HostRim, Link, Any, Buffers], None]]]] = {
-        "piece": (Part, _piece),
-        "put": (Put, lambda self, *letter: self.desk.put(*letter)),
-        "fetch": (Ask, lambda self, *letter: self.desk.fetch(*letter)),
+    from_data: ClassVar[dict[str, Callable[[HostRim, Link, Any, Buffers], None]]] = {
+        "piece": _piece,
+        "put": lambda self, *letter: self.desk.put(*letter),
+        "fetch": lambda self, *letter: self.desk.fetch(*letter),
     }
-    """What comes over data links, as what, and who takes it."""

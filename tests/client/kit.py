@@ -33,8 +33,8 @@ from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private, settings
 from pathways_lab.runtime.arrays import element_of, index
 from pathways_lab.runtime.auth import key_of
-from pathways_lab.runtime.codec import pack, unpack
-from pathways_lab.runtime.data_messages import Put, read
+from pathways_lab.runtime.codec import pack, unpack, unpack_fields
+from pathways_lab.runtime.data_messages import Put
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
 
@@ -408,7 +408,7 @@ class FakeLab:
         pass
 
     def _on_put(self, link: Link, fields: dict[str, Any], buffers: list[memoryview]) -> None:
-        put = read(Put, fields)
+        put = unpack_fields(Put, fields)
         _, parts = self._uploads.setdefault(put.buffer, (fields, {}))
         parts.update(put.parts(buffers))
         layout, shape = put.layout, put.shape

@@ -33,7 +33,7 @@ from pathways_lab.runtime import binding as bindings
 from pathways_lab.runtime.arrays import as_bytes
 from pathways_lab.runtime.auth import ticket_of
 from pathways_lab.runtime.codec import pack, pack_fields
-from pathways_lab.runtime.data_messages import Part, upload_fields
+from pathways_lab.runtime.data_messages import DATA, Part, upload_fields
 from pathways_lab.runtime.devices import CpuRuntime
 from pathways_lab.runtime.handshake import Refused
 from pathways_lab.runtime.host_rim import HostRim
@@ -44,7 +44,7 @@ from tests.runtime.mutate import Mutator, Said
 
 ROUND = 500
 """Inputs between two looks; the attacker comes anew after each."""
-ANN, BOB, EVE = 1, 2, 3
+ANN, BOB, EVE = 5, 7, 11
 PATIENCE = 60.0
 LIMITS = Limits(header=1 << 20, buffers=64, body=1 << 20)
 SIZE = 4
@@ -296,7 +296,7 @@ class Fuzz:
         rng, mutator = self.rng, self.mutators[role]
         message = rng.choice(self.known)
         if rng.random() < 0.8:
-            message = mutator.said(message, [*HostRim.DATA])
+            message = mutator.said(message, [*DATA])
         try:
             data = b"".join(bytes(piece) for piece in encode(*message))
             if rng.random() < 0.1:

@@ -14,8 +14,8 @@ from pathways_lab.core.array_types import ELEMENT_BYTES
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.codec import pack_fields
-from pathways_lab.runtime.data_messages import Ask, Part, Put, read, upload_fields
+from pathways_lab.runtime.codec import pack_fields, unpack_fields
+from pathways_lab.runtime.data_messages import Ask, Part, Put, upload_fields
 from tests.runtime.mutate import STRANGE, Mutator
 
 MESSAGES: tuple[Any, ...] = (
@@ -41,13 +41,13 @@ def test_types_are_those_of_jax() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_what_is_packed_is_read(message: Any) -> None:
-    assert read(type(message), pack_fields(message)) == message
+    assert unpack_fields(type(message), pack_fields(message)) == message
 
 
 def test_the_fields_of_an_upload_are_those_of_its_message() -> None:
     put = MESSAGES[0]
     fields = upload_fields(put.buffer, put.slice, put.shape, put.dtype, put.layout)
-    assert read(Put, {**fields, "devices": [0, 1], "generation": 3}) == put
+    assert unpack_fields(Put, {**fields, "devices": [0, 1], "generation": 3}) == put
 
 
 @pytest.mark.parametrize("message", MESSAGES)
@@ -59,10 +59,10 @@ def test_no_number_is_infinite_negative_huge_or_something_else(message: Any, str
     assert numbers
     for name in numbers:
         with pytest.raises(ValueError, match=name):
-            read(type(message), {**fields, name: strange})
+            unpack_fields(type(message), {**fields, name: strange})
     for name in lists:
         with pytest.raises(ValueError):
-            read(type(message), {**fields, name: [strange]})
+            unpack_fields(type(message), {**fields, name: [strange]})
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_no_number_is_infinite_negative_huge_or_something_else(message: Any, str
 )
 def test_no_upload_is_of_what_is_no_array(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        read(Put, {**pack_fields(MESSAGES[0]), **wrong})
+        unpack_fields(Put, {**pack_fields(MESSAGES[0]), **wrong})
 
 
 def test_a_ticket_is_bytes_and_no_size() -> None:
     fields = pack_fields(MESSAGES[1])
     for ticket in (1 << 40, -1, 1 << 62, [1], "ticket", 1.0):
         with pytest.raises(ValueError, match="ticket"):
-            read(Ask, {**fields, "ticket": ticket})
+            unpack_fields(Ask, {**fields, "ticket": ticket})
 
 
 @pytest.mark.parametrize("message", MESSAGES)
@@ -95,10 +95,10 @@ def test_whatever_comes_is_read_or_refused(message: Any) -> None:
     fields, read_well = pack_fields(message), 0
     for _ in range(2000):
         try:
-            found = read(type(message), mutator.fields(fields))
+            found = unpack_fields(type(message), mutator.fields(fields))
         except ValueError:
             continue
         read_well += 1
         # What was read can be written, and is then the same.
-        assert read(type(message), pack_fields(dataclasses.replace(found))) == found
+        assert unpack_fields(type(message), pack_fields(dataclasses.replace(found))) == found
     assert 20 < read_well < 1500

@@ -10,7 +10,8 @@ import pytest
 
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.data_messages import Put, read, upload_fields
+from pathways_lab.runtime.codec import unpack_fields
+from pathways_lab.runtime.data_messages import Put, upload_fields
 from pathways_lab.runtime.desk import Desk, Fetch
 
 ANN, EVE = 1, 2
@@ -49,14 +50,14 @@ def test_what_is_for_no_device_of_a_slice_that_moves_ends_nobody_but_its_sender(
     layout = Layout((("x", 2),), (("x",),))
     fields = upload_fields(high | 1, high | 1, [2], "uint8", layout)
     for right in (0, 1):
-        desk.put(link, read(Put, {**fields, "devices": [right]}), [memoryview(b"a")])
+        desk.put(link, unpack_fields(Put, {**fields, "devices": [right]}), [memoryview(b"a")])
     # Before anything is known of the slice.
-    desk.put(link, read(Put, {**fields, "devices": [2]}), [memoryview(b"a")])
+    desk.put(link, unpack_fields(Put, {**fields, "devices": [2]}), [memoryview(b"a")])
     moved = SliceBinding(high | 1, "eve", "i", (2,), ("x",), (("g", 0), ("g", 1)), "cpu", 1)
     assert [list(parts) for _, parts in desk.take_early(moved)] == [[0], [1]]
     desk.moved[high | 1] = moved
     with pytest.raises(ValueError, match="is for its devices"):
-        desk.put(link, read(Put, {**fields, "devices": [2]}), [memoryview(b"a")])
+        desk.put(link, unpack_fields(Put, {**fields, "devices": [2]}), [memoryview(b"a")])
     assert sent == []
 
 
@@ -69,7 +70,7 @@ def put(desk: Desk, link: Any, number: int) -> None:
     high = link.holder << 32
     layout = Layout((("x", 2),), (("x",),))
     fields = upload_fields(high | number, high | 1, [2 * GIB], "uint8", layout)
-    desk.put(link, read(Put, {**fields, "devices": [0]}), [PART])
+    desk.put(link, unpack_fields(Put, {**fields, "devices": [0]}), [PART])
 
 
 @pytest.mark.parametrize("links", [1, 7])

@@ -20,7 +20,8 @@ from pathways_lab.core.program import Plan, Transfer, Value
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.actions import Receive, Send
-from pathways_lab.runtime.data_messages import Part, read
+from pathways_lab.runtime.codec import unpack_fields
+from pathways_lab.runtime.data_messages import Part
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.exchange import Arrived, Exchange
 from pathways_lab.runtime.launch import Launcher
@@ -150,7 +151,9 @@ def deliver(benches: dict[str, Bench], wire: Wire) -> None:
     letters, wire.letters = wire.letters, []
     for host, fields, buffers in letters:
         data = memoryview(buffers[0] if buffers else b"")
-        benches[host].exchange.submit(benches[host].exchange.piece, read(Part, fields), data)
+        benches[host].exchange.submit(
+            benches[host].exchange.piece, unpack_fields(Part, fields), data
+        )
     for bench in benches.values():
         bench.settle()
 
@@ -210,7 +213,9 @@ def test_replicas_of_a_host_share_what_came_once(benches: dict[str, Bench], wire
     host, fields, (data,) = wire.letters.pop()
     memory = arrays.Memory().take((len(data),), np.dtype(np.uint8))
     memory[:] = np.frombuffer(data, np.uint8)
-    benches[host].exchange.submit(benches[host].exchange.piece, read(Part, fields), memory.data)
+    benches[host].exchange.submit(
+        benches[host].exchange.piece, unpack_fields(Part, fields), memory.data
+    )
     benches[host].settle()
     (arrived,) = benches[FAR].arrived
     assert arrived.payload is not None
