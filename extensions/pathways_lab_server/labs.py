@@ -20,6 +20,7 @@ import stat
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import JupyterHandler
@@ -131,7 +132,9 @@ class PageHandler(_Handler):
         query = f"?{self.request.query}" if self.request.query else ""
         try:
             answer = await client.fetch(
-                f"http://lab/{page}{query}", request_timeout=_PATIENCE, decompress_response=False
+                f"http://lab/{quote(page)}{query}",
+                request_timeout=_PATIENCE,
+                decompress_response=False,
             )
         except HTTPError as error:
             raise web.HTTPError(error.code if error.code < 500 else 502) from None

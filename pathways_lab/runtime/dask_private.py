@@ -85,6 +85,54 @@ def has_worker_plugin(scheduler: Any, name: str) -> bool:
     return name in scheduler.worker_plugins
 
 
+def unheard(kind: type[Any]) -> type[Any]:
+    """The Scheduler or Worker class whose web server has a port, and listens to nobody.
+
+    :func:`load_dashboard` has it listen.  Dask's web server asks nobody who he is, and every
+    account of the machine can reach a port.  Then, too, it answers only requests that name this
+    machine: a page of another site that has its name lead here is refused.
+    """
+    from distributed.http.routing import RoutingApplication
+    from tornado import httpserver, web
+
+    names = _names_of_this_machine()
+
+    class Guarded(RoutingApplication):
+        def find_handler(self, request: Any, **options: Any) -> Any:
+            status = 0 if not names or request.host_name.lower() in names else 403
+            if request.path == "/sitemap.json":
+                status = status or 404  # Dask's own fails where Bokeh's pages are loaded
+            if not status:
+                return super().find_handler(request, **options)
+            return self.get_handler_delegate(request, web.ErrorHandler, {"status_code": status})
+
+    web_application: Callable[[Any], Any] = Guarded
+
+    class Unheard(kind):  # type: ignore[misc]  # whichever of the two it is
+        def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
+            self.http_application = web_application(routes)
+            server: Any = httpserver.HTTPServer(self.http_application)
+            self.http_server = server
+            # Bound, so that nobody else has the port; nobody is let in before it listens.
+            server.door = socket.socket()
+            server.door.bind(("127.0.0.1", 0))
+            server.address, server.port = server.door.getsockname()
+            self.services["dashboard"] = server
+
+    Unheard.__name__ = Unheard.__qualname__ = kind.__name__
+    return Unheard
+
+
+def _names_of_this_machine() -> frozenset[str]:
+    """Hosts of the addresses at which browsers find the dashboard; none: those of any proxy."""
+    import dask
+
+    link = str(dask.config.get("distributed.dashboard.link"))
+    if link.startswith("/"):
+        return frozenset()
+    return frozenset({"localhost", "127.0.0.1", "[::1]", "::1", urlsplit(link).hostname or ""})
+
+
 def import_dashboard() -> None:
     """Load the modules of Dask's dashboard.  Any thread."""
     importlib.import_module("distributed.dashboard.scheduler")
@@ -93,11 +141,17 @@ def import_dashboard() -> None:
 def load_dashboard(scheduler: Any) -> str:
     """Add the pages of Dask's dashboard to a scheduler that runs without; its address.
 
+    One that is :func:`unheard` listens from now on.
     Importing them takes about a second, which the start of a lab must not cost.
     """
     from distributed.dashboard import scheduler as pages
 
     server = scheduler.services["dashboard"]
+    door = getattr(server, "door", None)
+    if door is not None:
+        door.listen()
+        door.setblocking(False)
+        server.add_sockets([door])
     pages.connect(scheduler.http_application, server, scheduler, prefix="")
     return f"http://127.0.0.1:{server.port}/status"
 

@@ -60,19 +60,19 @@ async def _serve(
 ) -> None:
     from distributed import Scheduler
 
+    from pathways_lab.runtime import dask_private
     from pathways_lab.runtime.dashboard import Pages
     from pathways_lab.runtime.plugins import ControlPlugin, adopt, mark_embedded
 
     security = security or _credentials()
     pages = Pages(**plain) if plain else None
-    scheduler = Scheduler(
+    scheduler: Scheduler = dask_private.unheard(Scheduler)(
         host="127.0.0.1",
         port=0,
         protocol="tls",
         security=security,
-        # Its pages are loaded when somebody asks for them; its web server is there already.
+        # Its pages are loaded when somebody asks for them, and its web server listens then.
         dashboard=False,
-        dashboard_address="127.0.0.1:0",
         plugins=[ControlPlugin(local=True, pages=pages)],
     )
     adopt(scheduler, control)

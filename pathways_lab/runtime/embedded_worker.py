@@ -95,7 +95,7 @@ async def serve(
         tls_worker_cert=tls["cert"],
         tls_worker_key=tls["key"],
     )
-    async with Worker(
+    async with dask_private.unheard(Worker)(
         cluster["address"],
         name=name,
         nthreads=1,

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tornado import web
 from tornado.httpclient import HTTPError
@@ -55,7 +56,7 @@ class PageHandler(web.RequestHandler):
         query = f"?{self.request.query}" if self.request.query else ""
         try:
             answer = await client.fetch(
-                f"http://dashboard/{page}{query}",
+                f"http://dashboard/{quote(page)}{query}",
                 request_timeout=_PATIENCE,
                 decompress_response=False,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import sys
 import urllib.request
 from pathlib import Path
@@ -107,3 +108,59 @@ def test_credentials_come_out_of_memory_and_files(tmp_path: Path) -> None:
 )
 def test_what_counts_as_loopback(address: str, local: bool) -> None:
     assert dask_private.is_loopback(address) is local
+
+
+@pytest.mark.cluster
+def test_a_web_server_lets_nobody_in_before_its_dashboard_is_loaded() -> None:
+    """Dask's asks nobody who he is, and every account of the machine reaches a port."""
+
+    def status(port: int, path: str, host: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", path, headers={"Host": host})
+        return connection.getresponse().status
+
+    async def look() -> None:
+        async with (
+            dask_private.unheard(distributed.Scheduler)(
+                host="127.0.0.1", port=0, dashboard=False
+            ) as scheduler,
+            dask_private.unheard(distributed.Worker)(scheduler.address, dashboard=False) as worker,
+            distributed.Client(scheduler.address, asynchronous=True) as client,
+        ):
+            ports = [node.services["dashboard"].port for node in (scheduler, worker)]
+            assert str(ports[0]) in client.dashboard_link
+            for port in ports:
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.to_thread(status, port, "/health", "localhost")
+            dask_private.load_dashboard(scheduler)
+            port = ports[0]
+            for path, host, expected in (
+                ("/status", "localhost", 200),
+                ("/status", f"127.0.0.1:{port}", 200),
+                ("/status", "[::1]:8787", 200),
+                ("/status", "evil.example", 403),
+                ("/info/main/workers.html", f"evil.example:{port}", 403),
+                ("/sitemap.json", "localhost", 404),
+                ("/no-such-page", "localhost", 404),
+            ):
+                assert await asyncio.to_thread(status, port, path, host) == expected, (path, host)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.to_thread(status, ports[1], "/health", "localhost")
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(
+    ("link", "names"),
+    [
+        ("{scheme}://{host}:{port}/status", {""}),
+        ("https://hub.example/lab/{port}/status", {"hub.example"}),
+        ("/user/ann/proxy/{port}/status", set()),
+    ],
+)
+def test_a_dashboard_answers_by_the_name_that_dask_says_it_has(link: str, names: set[str]) -> None:
+    """Behind a proxy of unknown name requests bear that name."""
+    dask = pytest.importorskip("dask")
+    with dask.config.set({"distributed.dashboard.link": link}):
+        found = dask_private._names_of_this_machine()
+    assert found == (names | {"localhost", "127.0.0.1", "[::1]", "::1"} if names else set())

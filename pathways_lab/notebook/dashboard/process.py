@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import time
 from pathlib import Path
@@ -43,6 +44,9 @@ FORGET = 10.0
 
 MOST = 32
 """Feeds at a time."""
+
+_LARGEST = 1e15
+"""Of the numbers in a request, either way."""
 
 ACTS = ("choose", "seek", "text")
 """What a page may want of its feed."""
@@ -177,22 +181,22 @@ class FeedHandler(Base):
 
     def get(self) -> None:
         ask = self.get_query_argument
-        names = tuple(filter(None, ask("panels", "").split(",")))
+        names = tuple(dict.fromkeys(filter(None, ask("panels", "").split(","))))
         if not set(names) <= set(PANELS):
             raise web.HTTPError(404)
-        since, do, value = _number(ask("since", "0")), ask("do", ""), ask("value", "")
+        since, do, value = _count(ask("since", "0")), ask("do", ""), ask("value", "")
         feed = self.gallery.feed(names or DEFAULT, ask("view", "")[:40])
         answer = feed.do(do, _number(value) if value else None) if do in ACTS else b""
         self.set_header("Content-Type", "application/octet-stream")
         self.set_header("Cache-Control", "no-store")
-        self.finish(answer + feed.since(int(since)))
+        self.finish(answer + feed.since(since))
 
 
 class StateHandler(Base):
     """``state?since=7``: what the side panel shows, as JSON."""
 
     def get(self) -> None:
-        since = int(_number(self.get_query_argument("since", "0")))
+        since = _count(self.get_query_argument("since", "0"))
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
         self.finish(self.gallery.state(since))
@@ -210,10 +214,22 @@ class FileHandler(web.RequestHandler):
 
 
 def _number(text: str) -> float:
+    """A gang, or seconds on the axis.  Raises HTTPError 400, as all that parses a request."""
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise web.HTTPError(400, f"{text[:40]!r} is no number") from None
+        number = math.nan
+    if not abs(number) <= _LARGEST:
+        raise web.HTTPError(400, "value is not a number, or too large")
+    return number
+
+
+def _count(text: str) -> int:
+    """The number of a message."""
+    number = _number(text)
+    if number < 0:
+        raise web.HTTPError(400, "since is a count of messages")
+    return int(number)
 
 
 def application(gallery: Gallery) -> web.Application:
