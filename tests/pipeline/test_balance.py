@@ -47,8 +47,8 @@ def test_the_user_s_python_runs_once_for_its_cost_and_its_result() -> None:
         ran.append(None)
         return x @ own
 
-    a, b = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((2, 4), jnp.float32)
-    assert estimated([(layer, a), (lambda own, x: x + own, jnp.ones(8))], b) == [128.0, 16.0]
+    a, x = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    assert estimated([(layer, a)], x) == [128]
     assert len(ran) == 1
 
 
