@@ -141,10 +141,10 @@ def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
 
 
 def _close_views(lab: Lab) -> None:
-    # Without the module there are no views.
+    # Without the module there are no views; nor while another thread is importing it.
     views = sys.modules.get("pathways_lab.notebook.view")
-    if views is not None:
-        views.freeze_all(lab.timeline)
+    if (freeze := getattr(views, "freeze_all", None)) is not None:
+        freeze(lab.timeline)
 
 
 def _open_dashboard(lab: Lab, folder: Path | None, page: str, height: int) -> Any:

@@ -366,32 +366,34 @@ class Lab(Elasticity, Care, Feeding, Sharing, UnderWay):
 
     def _end(self, reason: str, remedy: str = "") -> None:
         """Leave the lab.  reason, remedy: what its calls say from now on."""
-        global _gone
-        if self._closed or self.session.connection.forked:
+        connection = self.session.connection
+        if self._closed or connection.forked:
             return
         self._closed = True
-        if hooks.lab_closes is not None:
-            hooks.lab_closes(self)
         atexit.unregister(self.close)
         mine = self in _labs
         if mine:
             _labs.remove(self)
         self.leases.clear()
-        if "chaos" in self.__dict__:
-            self.chaos.close()
-        if "_host_tasks" in self.__dict__:
-            self._host_tasks.close()
-        connection = self.session.connection
-        try:
-            connection.close(reason, remedy)
-        finally:
-            if mine:
-                _gone = connection.closed
-            for entry in self.slices:
-                entry.end(connection.closed)
-            self.slices = []
-            if self.embedded is not None:
-                self.embedded.close()
+        with contextlib.ExitStack() as ends:  # last ones first, and all, whatever one comes to
+            ends.callback(self._end_here, mine)
+            ends.callback(connection.close, reason, remedy)
+            for name in ("_host_tasks", "chaos"):
+                if name in self.__dict__:
+                    ends.callback(self.__dict__[name].close)
+            if hooks.lab_closes is not None:
+                ends.callback(hooks.lab_closes, self)
+
+    def _end_here(self, mine: bool) -> None:
+        global _gone
+        closed = self.session.connection.closed
+        if mine:
+            _gone = closed
+        for entry in self.slices:
+            entry.end(closed)
+        self.slices = []
+        if self.embedded is not None:
+            self.embedded.close()
 
     def _left_alone(self, failure: Failure) -> None:
         """Nothing more will happen; if the control plane closed itself, what was started for it

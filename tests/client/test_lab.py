@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -308,6 +308,32 @@ def test_who_joins_a_lab_waits_for_its_first_host(tmp_path: Path) -> None:
         with pw.connect(file) as lab:
             assert lab.islands
             assert pw.current() is lab
+
+
+def test_a_lab_ends_whatever_its_front_end_does(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(lab: pw.Lab) -> None:
+        raise AttributeError("a view")
+
+    embedded = Mock(folder=None)
+    lab = pw.Lab(labs.ControlAddress(fake.address, KEY), embedded)
+    monkeypatch.setattr(labs.hooks, "lab_closes", broken)
+    with pytest.raises(AttributeError, match="a view"):
+        lab.close()
+    assert lab.session.connection.closed is not None
+    embedded.close.assert_called_once()
+
+
+def test_a_lab_closes_while_its_views_are_being_imported(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the cell after the one that loads the extension, whose thread imports them."""
+    monkeypatch.setitem(sys.modules, "pathways_lab.notebook.view", ModuleType("half"))
+    monkeypatch.setattr(labs.hooks, "lab_closes", pw._close_views)
+    with pw.Lab(labs.ControlAddress(fake.address, KEY)) as lab:
+        pass
+    assert lab.closed
 
 
 # --- on real processes --------------------------------------------------------------------------
