@@ -243,7 +243,13 @@ def _attach(
     tell: Tell,
 ) -> ControlAddress:
     from pathways_lab.runtime import dask_private
-    from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin, beyond, control_of
+    from pathways_lab.runtime.plugins import (
+        ControlPlugin,
+        HostsPlugin,
+        beyond,
+        control_of,
+        hosts_up,
+    )
 
     address: str = client.scheduler_info()["address"]
     local, here = dask_private.is_loopback(address), dask_private.place_of_client(client)
@@ -278,6 +284,9 @@ def _attach(
         if not control["hosts_come"]:
             tell("starting device processes on the workers")
             _install_hosts(client, HostsPlugin(control, *hosts))
+        # Somebody else may have begun at the same time: he has the same lab, and not half of it.
+        client.run_on_scheduler(hosts_up, timeout)
+        if not control["hosts_come"]:
             tell("the device processes are there")
     return ControlAddress(
         control["client_address"],

@@ -133,6 +133,11 @@ def _names_of_this_machine() -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "[::1]", "::1", urlsplit(link).hostname or ""})
 
 
+def plugin_of(worker: Any, name: str) -> Any:
+    """The plugin of this name that a worker has, set up or being set up; or None."""
+    return worker.plugins.get(name)
+
+
 def import_dashboard() -> None:
     """Load the modules of Dask's dashboard.  Any thread."""
     importlib.import_module("distributed.dashboard.scheduler")

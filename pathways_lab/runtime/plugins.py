@@ -26,6 +26,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -223,6 +224,25 @@ async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
     }
 
 
+async def hosts_up(patience: float, dask_scheduler: Any = None) -> None:
+    """For ``Client.run_on_scheduler``: wait until the device processes have come that somebody
+    else has begun to start on the workers; *patience* seconds at most."""
+    workers = dask_private.known_workers(dask_scheduler)
+    told = [dask_private.run_on_worker(dask_scheduler, w, _host_up, patience) for w in workers]
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*told, return_exceptions=True), patience)
+
+
+async def _host_up(patience: float, dask_worker: Any = None) -> None:
+    """On a worker: the plugin may still be on its way to it."""
+    plugin, left = None, time.monotonic() + patience
+    while not (plugin and plugin.up) and time.monotonic() < left:
+        await asyncio.sleep(0.02)
+        before, plugin = plugin, dask_private.plugin_of(dask_worker, HostsPlugin.name)
+        if before and not plugin:
+            return  # it could not be set up, and was taken back
+
+
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
     """For ``Client.run_on_scheduler``: trouble for what comes to the control plane.
 
@@ -249,10 +269,12 @@ class HostsPlugin(WorkerPlugin):
     control: what :func:`control_of` answers.
     devices_per_host, memory, platform, host_module, members: see
         :func:`pathways_lab.runtime.attach.attach`; members are its hosts_per_island.
+    up: its device process is there, or will not be.
     """
 
     name = "pathways-hosts"
     idempotent = True
+    up = False
 
     def __init__(
         self,
@@ -277,8 +299,13 @@ class HostsPlugin(WorkerPlugin):
         A worker for feeds owns no devices.
         """
         self._process: DeviceProcess | None = None
-        if FEEDS in dask_private.resources_of(worker):
-            return
+        try:
+            if FEEDS not in dask_private.resources_of(worker):
+                await self._start(worker)
+        finally:
+            self.up = True
+
+    async def _start(self, worker: Any) -> None:
         self._folder = private_folder()
         self._process = await asyncio.to_thread(
             DeviceProcess,

@@ -187,20 +187,23 @@ def test_life_of_a_lab_on_a_foreign_cluster(cluster: Any) -> None:
     # Two clients at the same time, one by object and one by Dask client: one control plane.
     with distributed.Client(cluster) as client:
         found: list[ControlAddress] = []
-        threads = [
-            threading.Thread(
-                target=lambda t=target: found.append(
-                    attach(t, devices_per_host=3, platform="cpu", host_module=FAKE)
-                )
-            )
-            for target in (cluster, client)
-        ]
+        hosts: list[int] = []
+
+        def join(target: Any) -> None:
+            control = attach(target, devices_per_host=3, platform="cpu", host_module=FAKE)
+            found.append(control)
+            first = Kernel(control)
+            hosts.append(len(first.hosts))
+            first.reactor.close()
+
+        threads = [threading.Thread(target=join, args=(each,)) for each in (cluster, client)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert len(found) == 2
         assert found[0] == found[1] == attach(cluster, host_module=FAKE)
+        assert hosts == [2, 2], "each has the whole lab"
 
     kernel = Kernel(found[0])
     until(lambda: len(kernel.hosts) == 2)
