@@ -235,12 +235,13 @@ async def hosts_up(patience: float, dask_scheduler: Any = None) -> None:
 
 async def _host_up(patience: float, dask_worker: Any = None) -> None:
     """On a worker: the plugin may still be on its way to it."""
-    plugin, left = None, time.monotonic() + patience
-    while not (plugin and plugin.up) and time.monotonic() < left:
+    seen, end = False, time.monotonic() + patience
+    while time.monotonic() < end:
+        plugin = dask_private.plugin_of(dask_worker, HostsPlugin.name)
+        if plugin.up if plugin else seen:
+            return  # or it could not be set up, and was taken back
+        seen = plugin is not None
         await asyncio.sleep(0.02)
-        before, plugin = plugin, dask_private.plugin_of(dask_worker, HostsPlugin.name)
-        if before and not plugin:
-            return  # it could not be set up, and was taken back
 
 
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
