@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from pathways_lab.client.devices import Slice
     from pathways_lab.client.functions import jit
     from pathways_lab.client.handles import Handle
-    from pathways_lab.client.lab import Lab, connect, current, make_virtual_device_set, start
+    from pathways_lab.client.lab import Lab, connect, current, start
     from pathways_lab.client.patch import patched
     from pathways_lab.client.pmap import pmap
     from pathways_lab.client.program import device_put, program
     from pathways_lab.client.simulation import Machine, compare_policies, simulate
     from pathways_lab.client.under_way import Cancelled
+    from pathways_lab.client.virtual import make_virtual_device_set
     from pathways_lab.core.errors import Failure, PathwaysError
     from pathways_lab.core.policies import (
         FIFO,
@@ -117,7 +118,7 @@ _HOMES = {
     "emulated": "runtime.emulated",
     "jit": "client.functions",
     "load": "timeline.log",
-    "make_virtual_device_set": "client.lab",
+    "make_virtual_device_set": "client.virtual",
     "patched": "client.patch",
     "pipeline": "pipeline",
     "pmap": "client.pmap",

@@ -224,8 +224,8 @@ class Capture:
         made = call_p.bind(*leaves, site=Site(call.function, call.body))
         return jax.tree.unflatten(call.body.out_tree, made)
 
-    def record_move(self, leaf: Any, move: Move) -> Any:
-        """An explicit ``device_put`` of one leaf."""
+    def record_move(self, leaf: Any, move: Move, name: str) -> Any:
+        """An explicit ``device_put`` of one leaf; what it becomes is called as what it was."""
         if not isinstance(leaf, Handle | Tracer) and host_type(leaf) is None:
             raise no_array(leaf, "a leaf given to device_put")
         return move_p.bind(self.lift(leaf), move=move)

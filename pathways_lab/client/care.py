@@ -68,17 +68,17 @@ class Care:
         request = requests.slice_request(len(at) if shape is None else shape, axes)
         return self._bound(dataclasses.replace(request, at=tuple(at)), wait)
 
-    def stuck(self, seconds: float = 1.0) -> Stuck | None:
+    def stuck(self, seconds: float = 1.0) -> Stuck:
         """What was launched so long ago and has not ended, and who waits there for whom.
 
         seconds: how long ago.
         Hosts are asked, and nothing is disturbed: long work is legal.  The answer
-        prints as a story, and shows as a figure in a notebook; None: nothing is late,
-        and all hosts answer.
+        prints as a story, and shows as a figure in a notebook; it is false when nothing
+        is late, and all hosts answer.
         """
         asked = {"seconds": requests.seconds("seconds", seconds)}
         packed = self.session.connection.questions.ask("stuck", asked).fields["story"]
-        return None if packed is None else unpack(Stuck, packed)
+        return Stuck() if packed is None else unpack(Stuck, packed)
 
     def memory(self) -> Memory:
         """Every value on devices: who has it, where, how many bytes, and why it is kept.

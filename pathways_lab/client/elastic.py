@@ -64,7 +64,7 @@ class Machine(Protocol):
 
 
 class Step(NamedTuple):
-    """step: its number, from 0.  state: after it, as handles.  out: values, on this host."""
+    """step: its number.  state: after it, as handles.  out: values, on this host."""
 
     step: int
     state: Tree
@@ -109,6 +109,7 @@ class Elastic:
     ahead: int
     state_sharding: Any
     batch_sharding: Any
+    start: int = 0
     story: list[tuple[int, str]] = field(default_factory=list)
     slices: dict[str, Slice] = field(default_factory=dict)
     members: list[str] = field(default_factory=list)
@@ -123,7 +124,7 @@ class Elastic:
     # --- the loop ------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Step]:
-        self._grow(0)
+        self._grow(self.start)
         if not self.members:
             raise failures.failure(
                 "refused",
@@ -133,10 +134,9 @@ class Elastic:
             )
         source = iter(self.batches)
         states = {name: self._put(self.state, name) for name in self._holders()}
-        self._copies = [_Copy(0, states)]
+        self._copies = [_Copy(self.start, states)]
         flying: list[_Flying] = []
-        at, fetched = 0, 0
-        self._given = 0
+        at = fetched = self._given = self.start
         try:
             while True:
                 try:
@@ -224,7 +224,7 @@ class Elastic:
                 continue
             self.members.append(name)
             come.append(name)
-        if come and step:
+        if come and step != self.start:
             self._tell(step, f"{' and '.join(come)} joined")
         return come
 

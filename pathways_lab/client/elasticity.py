@@ -204,6 +204,7 @@ class Elasticity:
         replicas: int = 2,
         every: int = 10,
         ahead: int = 1,
+        start: int = 0,
         state_sharding: Any = None,
         batch_sharding: Any = None,
     ) -> Elastic:
@@ -224,6 +225,8 @@ class Elasticity:
         devices: of each island that computes (default: those of the smallest).
         replicas, every: every so many steps the state is kept on so many islands.
         ahead: so many steps are submitted before the one that is waited for.
+        start: the number of the first step, of a loop that goes on where another one ended;
+            the batches begin with that step's.
         state_sharding, batch_sharding: of the mesh axis ``"data"`` (default: whole
             on each device; cut along the first axis).
 
@@ -256,4 +259,5 @@ class Elasticity:
             requests.count("ahead", ahead, least=0),
             P() if state_sharding is None else state_sharding,
             P("data") if batch_sharding is None else batch_sharding,
+            requests.count("start", start, least=0),
         )  # fmt: skip

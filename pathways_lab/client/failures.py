@@ -103,6 +103,20 @@ def at(line: Line) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def at_caller() -> Iterator[None]:
+    """What is refused in here by parts that know no lines is refused at the caller's.
+
+    Also a decorator, of functions that users call.
+    """
+    try:
+        yield
+    except PathwaysError as error:
+        if not error.failure.line.number:
+            error.failure = dataclasses.replace(error.failure, line=lines.of_caller())
+        raise
+
+
 def not_sent(error: BaseException) -> Failure:
     """Why a call that did not leave has no value."""
     if isinstance(error, PathwaysError):

@@ -58,7 +58,7 @@ class Group:
         operations = self._live(wanted)
         read = (x for op in operations for x in op.operands if isinstance(x, Ref))
         inputs = tuple(dict.fromkeys(ref for ref in read if ref not in self.made))
-        name, line = _name(operations), lines.of_equation(operations[-1].equation)
+        name, line = _name(operations), lines.of_node(operations[-1].equation)
         key = _key(operations, inputs, outputs)
         body = None if key is None else _bodies.get(key)
         if body is None:

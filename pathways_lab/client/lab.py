@@ -37,7 +37,7 @@ from pathways_lab.client.care import Care
 from pathways_lab.client.cluster import Device, Island
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.dcn import Dcn, emulate
-from pathways_lab.client.devices import Slice, VirtualDeviceSet
+from pathways_lab.client.devices import Slice
 from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.client.feed import Feeding
 from pathways_lab.client.functions import CompiledFunction
@@ -434,17 +434,22 @@ _gone: Failure | None = None
 
 
 def current() -> Lab:
-    """The lab of this kernel, of several the newest; the first use starts an embedded one.
+    """The lab of this kernel, of several the newest.
 
-    Raises PathwaysError when it is lost, or the last one was closed: another one has other
-    slices and values.
+    Raises PathwaysError when there is none, it is lost, or the last one was closed: another one
+    has other slices and values.
     """
     if _labs:
         _labs[-1].session.connection.check()
         return _labs[-1]
     if _gone is not None:
         raise PathwaysError(_gone)
-    return start()
+    raise failures.failure("refused", "this kernel has no lab", "start one: lab = pw.start()")
+
+
+def current_or_new() -> Lab:
+    """The same; the first use in a kernel starts one."""
+    return current() if _labs or _gone is not None else start()
 
 
 def is_running() -> bool:
@@ -587,14 +592,3 @@ def connect(
     lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
     _labs.append(lab)
     return lab
-
-
-def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:
-    """A set to which slices of virtual devices are added (of the kernel's lab)."""
-    if lab is not None and not callable(getattr(lab, "slice", None)):
-        raise failures.failure(
-            "refused",
-            f"lab={lab!r:.60} has no devices to make a set of",
-            "pw.make_virtual_device_set().add_slice(tpu_devices=4), or with a lab as its argument",
-        )
-    return VirtualDeviceSet(current() if lab is None else lab)

@@ -29,12 +29,15 @@ from pathways_lab.runtime import jax_private
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
+_LAYERS = ("client", "core", "notebook", "pipeline", "runtime", "timeline")
+
+
 def _folder(path: str | pathlib.Path) -> str:
     return str(path).rstrip("/") + "/"
 
 
 _MACHINERY = (
-    *(_folder(_PACKAGE / part) for part in ("client", "runtime", "core", "timeline", "notebook")),
+    *(_folder(_PACKAGE / part) for part in _LAYERS),
     _folder(pathlib.Path(jax.__file__).parent),
     _folder(pathlib.Path(np.__file__).parent),
     "<frozen",
@@ -166,6 +169,12 @@ def raised_by_user(trace: TracebackType | None) -> bool:
 def of_equation(equation: Any) -> Line:
     """The user's line that made an equation of a captured program."""
     return best(jax_private.user_frames(equation.source_info))
+
+
+def of_node(equation: Any) -> Line:
+    """The same; where all that made it is Pathways Lab's, the user's line that had it captured."""
+    line = of_equation(equation)
+    return line if line.number else of_caller()
 
 
 def of_function(function: Any) -> Line:

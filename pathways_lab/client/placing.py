@@ -184,7 +184,7 @@ class _Placer:
 
     def _call(self, equation: Any, operands: list[Any]) -> list[Item]:
         call: Site = equation.params["site"]
-        line = lines.of_equation(equation)
+        line = lines.of_node(equation)
         on = call.function.slice or self._common(operands, call.function.name, line)
         items = [
             x if isinstance(x, Item) else self.constant(x, kind)
@@ -229,7 +229,7 @@ class _Placer:
 
     def _move(self, equation: Any, operands: list[Any]) -> list[Item]:
         move: Move = equation.params["move"]
-        return [self._moved(operands[0], move, lines.of_equation(equation))]
+        return [self._moved(operands[0], move, lines.of_node(equation))]
 
     def _device_put(self, equation: Any, operands: list[Any]) -> list[Item]:
         """``jax.device_put``: a move when it names the mesh of a slice, else nothing."""
@@ -238,7 +238,7 @@ class _Placer:
             item = operand if isinstance(operand, Item) else self.constant(operand)
             on = layouts.slice_of_sharding(target)
             if on is not None:
-                item = self._moved(item, Move(on, target), lines.of_equation(equation))
+                item = self._moved(item, Move(on, target), lines.of_node(equation))
             results.append(item)
         return results
 

@@ -415,13 +415,16 @@ def device_put(tree: Any, to: Any) -> Any:
 
     Outside of a program: handles, at once.  Inside: a transfer of its own.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    paths, structure = jax.tree.flatten_with_path(tree)
     moves = _moves(to, tree, "the target of device_put")
     scope = scopes.current()
     if isinstance(scope, scopes.Body):
         # Inside of a compiled function it is JAX's business.
         return jax_device_put(tree, _as_shardings(moves, structure))
-    moved = [scope.record_move(leaf, move) for leaf, move in zip(leaves, moves, strict=True)]
+    moved = [
+        scope.record_move(leaf, move, f"device_put{jax.tree_util.keystr(path)}")
+        for (path, leaf), move in zip(paths, moves, strict=True)
+    ]
     return jax.tree.unflatten(structure, moved)
 
 

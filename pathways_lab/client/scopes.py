@@ -34,7 +34,7 @@ class Recorder(Protocol):
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a compiled function: its results."""
 
-    def record_move(self, leaf: Any, move: Any) -> Any:
+    def record_move(self, leaf: Any, move: Any, name: str) -> Any:
         """An explicit ``device_put`` of one leaf."""
 
     def apply(

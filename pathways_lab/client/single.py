@@ -59,9 +59,9 @@ class Immediate:
             function.repeats = with_new(function.repeats, key, again)
         return tree_unflatten(call.body.out_tree, handles)
 
-    def record_move(self, leaf: Any, move: Any) -> Handle:
-        """One array or handle to a slice, now."""
-        return put_leaf(leaf, move.slice, move.requested)
+    def record_move(self, leaf: Any, move: Any, name: str) -> Handle:
+        """One array or handle to a slice, now.  name: of what had none."""
+        return put_leaf(leaf, move.slice, move.requested, name)
 
     def apply(
         self,
@@ -201,8 +201,11 @@ def result_name(function: str, number: int, count: int) -> str:
 # --- moves --------------------------------------------------------------------------------
 
 
-def put_leaf(leaf: Any, on: Slice, requested: Requested) -> Handle:
-    """One array or handle on a slice, under a sharding (None: the nearest layout)."""
+def put_leaf(leaf: Any, on: Slice, requested: Requested, name: str = "") -> Handle:
+    """One array or handle on a slice, under a sharding (None: the nearest layout).
+
+    name: what the handle is called if the value had no name.
+    """
     session = session_of(on)
     failures.check_values((leaf,))
     if not isinstance(leaf, Handle):
@@ -210,10 +213,11 @@ def put_leaf(leaf: Any, on: Slice, requested: Requested) -> Handle:
         if kind is None:
             raise no_array(leaf, "a leaf given to device_put")
         if requested is None:
-            return session.put(leaf, kind, on, layouts.replicated(on, len(kind.shape)))
-        return session.put(leaf, kind, on, layouts.layout_of(requested, on, kind))
-    given = Ref(leaf.type, leaf.slice, leaf.layout, leaf.name, Argument(0))
-    moved = Ref(leaf.type, on, name=leaf.name)
+            return session.put(leaf, kind, on, layouts.replicated(on, len(kind.shape)), name)
+        return session.put(leaf, kind, on, layouts.layout_of(requested, on, kind), name)
+    name = leaf.name or name
+    given = Ref(leaf.type, leaf.slice, leaf.layout, name, Argument(0))
+    moved = Ref(leaf.type, on, name=name)
     node = TransferNode(given, moved, requested, lines.of_caller())
     (handle,) = session.run(prepare("device_put", [node], [moved]), [leaf])
     return handle

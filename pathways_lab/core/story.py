@@ -45,11 +45,11 @@ class Arrow:
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stuck:
-    """Who waits for whom.
+    """Who waits for whom; false where nobody does.
 
-    kind: ``"deadlock"`` (a cycle: it will never end), ``"late"`` (a chain to gangs
+    kind: ``"none"``, ``"deadlock"`` (a cycle: it will never end), ``"late"`` (a chain to gangs
         that run; the last one is what everything waits for), ``"possible"`` (a cycle
         that launching without order could lead to; hosts are as they would be),
         ``"silent"`` (hosts do not answer; no gang is known that waits for them).
@@ -57,10 +57,16 @@ class Stuck:
     silent: hosts that were asked and did not answer.
     """
 
-    kind: str
-    gangs: tuple[Member, ...]
-    arrows: tuple[Arrow, ...]
+    kind: str = "none"
+    gangs: tuple[Member, ...] = ()
+    arrows: tuple[Arrow, ...] = ()
     silent: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.kind != "none"
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def seconds(self) -> float:
@@ -91,6 +97,7 @@ class Stuck:
             "late": "late, and nothing is wrong with the order: ",
             "possible": "without order this can deadlock: ",
             "silent": "stuck, not dead: ",
+            "none": "nobody is stuck: nothing is late, and all hosts answer",
         }
         return "\n".join([titles[self.kind] + self.headline, *self.members()])
 

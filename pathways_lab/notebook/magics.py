@@ -144,7 +144,7 @@ class PathwaysMagics(magic.Magics):
                 print(captured.program.ir())
                 self._bind(options.name, program)
                 return None
-            lab = labs.current()
+            lab = labs.current_or_new()
             start = lab.timeline.clock()
             # What has no line of its own is wrong with the cell, not with the call of this magic.
             with failures.at(self._line(1)):
@@ -253,7 +253,7 @@ class PathwaysMagics(magic.Magics):
     def pw_devices(self, line: str) -> Any:
         """Every device of the cluster, and which slice of which client holds it."""
         options_of(self.pw_devices, line)
-        lab = labs.current()
+        lab = labs.current_or_new()
         packed = lab.session.connection.topology.get("slices", ())
         return device_table(lab.islands, [unpack(SliceBinding, entry) for entry in packed])
 
@@ -267,7 +267,7 @@ class PathwaysMagics(magic.Magics):
     def pw_dashboard(self, line: str) -> Any:
         """The lab's pages, below the cell: all clients, also while this kernel is busy."""
         options = options_of(self.pw_dashboard, line)
-        return labs.current().dashboard(options.page, height=options.height)
+        return labs.current_or_new().dashboard(options.page, height=options.height)
 
     # --- looking closer -------------------------------------------------------------------
 

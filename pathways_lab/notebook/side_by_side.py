@@ -22,8 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways_lab.client import failures, requests
 from pathways_lab.client import lab as labs
-from pathways_lab.client import requests
 from pathways_lab.client.lab import Lab
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.holdings import size
@@ -151,6 +151,7 @@ class SideBySide:
         return {"text/html": "\n".join(shown), "text/plain": repr(self)}, metadata
 
 
+@failures.at_caller()
 def compare(
     layers: Sequence[Any],
     ways: Sequence[str | Schedule],
@@ -189,7 +190,7 @@ def compare(
     >>> pw.compare(layers, ["multi-controller", "spmd", "pipeline-1f1b"],
     ...            loss=loss, optimizer=optax.sgd(0.1), batch=(x, y))        # doctest: +SKIP
     """
-    lab = lab or labs.current()
+    lab = lab or labs.current_or_new()
     known.check(ways)
     if not ways:
         raise PathwaysError(Failure("refused", "no ways to compare", "for example ['spmd']"))

@@ -55,6 +55,8 @@ def picture(story: Stuck) -> str:
 
 def as_html(story: Stuck) -> str:
     """The picture as HTML, with the sentence for those who cannot see it."""
+    if not story:
+        return html.escape(str(story))
     return image(picture(story), str(story))
 
 

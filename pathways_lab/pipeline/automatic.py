@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from pathways_lab.client import failures
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
@@ -115,6 +116,7 @@ class Pipeline:
             for stage in self.stages
         )
 
+    @failures.at_caller()
     def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
         """One step of training: the new state, and the mean loss; handles, at once.
 
@@ -249,6 +251,7 @@ class Pipeline:
         return jax.tree.broadcast(self._specs[layer], self._layers[layer][1], is_leaf=_is_spec)
 
 
+@failures.at_caller()
 def pipeline(
     layers: Sequence[Any],
     slices: Sequence[Slice],

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from pathways_lab.client import failures
 from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
@@ -98,6 +99,7 @@ class DataParallel:
         )
         return (row,) * len(self.slices)
 
+    @failures.at_caller()
     def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
         """One step of training: the new state, and the mean loss; handles, at once.
 
@@ -218,6 +220,7 @@ def _update(
     return jax.tree.map(lambda p, c: (p + c).astype(p.dtype), parameters, changes), memory
 
 
+@failures.at_caller()
 def data_parallel(
     layers: Sequence[Any],
     slices: Sequence[Slice],

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Layer = Callable[[Any, Any], Any]
 """``layer(parameters, x) -> y``, a plain JAX function."""
@@ -34,10 +35,12 @@ class Pull:
     """How a backward pass is put together again.  Compared by identity: it belongs to one tracing.
 
     tree: of the pullback.  own: by leaf of it, which parameter leaf it is, or None.
+    results: by layer, the types of its result.
     """
 
     tree: Any
     own: tuple[int | None, ...]
+    results: tuple[Any, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -54,7 +57,8 @@ class Kept:
         values = iter(self.values)
         leaves = [next(values) if own is None else given[own] for own in self.pull.own]
         pullbacks: list[Pullback] = jax.tree.unflatten(self.pull.tree, leaves)
-        return pullbacks
+        pairs = zip(pullbacks, self.pull.results, strict=True)
+        return [functools.partial(_pulled, pullback, result) for pullback, result in pairs]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class StageFunctions:
         parameters: one pytree per layer.  labels: of the last stage only.
         """
         pullbacks: list[Pullback] = []
+        results: list[Any] = []
         for number, (layer, own) in enumerate(zip(self.layers, parameters, strict=True)):
             if self.loss is not None and number == len(self.layers) - 1:
                 layer = self._with_loss(layer, labels)
@@ -82,11 +87,12 @@ class StageFunctions:
             else:
                 x, pullback = jax.vjp(layer, own, x)
             pullbacks.append(pullback)
+            results.append(jax.tree.map(jax.typeof, x))
         leaves, tree = jax.tree.flatten(pullbacks)
         places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(parameters))}
         own = tuple(places.get(id(leaf)) for leaf in leaves)
         values = tuple(leaf for leaf, n in zip(leaves, own, strict=True) if n is None)
-        return x, Kept(values, Pull(tree, own))
+        return x, Kept(values, Pull(tree, own, tuple(results)))
 
     def _with_loss(self, layer: Layer, labels: tuple[Any, ...]) -> Layer:
         assert self.loss is not None
@@ -101,7 +107,7 @@ class StageFunctions:
         gradient: of the stage's result; None in the last.  total: of earlier
         microbatches, or None.
         """
-        of_x = jnp.ones(()) if gradient is None else gradient
+        of_x = gradient if self.loss is None else jnp.ones(())
         found = []
         for pullback in reversed(kept.pullbacks(parameters)):
             of_own, *of_inputs = pullback(of_x)
@@ -113,7 +119,7 @@ class StageFunctions:
         self, parameters: Sequence[Any], kept: Kept, gradient: Any
     ) -> tuple[Any, list[Any]]:
         """The gradients of the input (None in the first stage), and of every layer's result."""
-        of_x = jnp.ones(()) if gradient is None else gradient
+        of_x = gradient if self.loss is None else jnp.ones(())
         between = []
         for number, pullback in reversed(list(enumerate(kept.pullbacks(parameters)))):
             between.append(of_x)
@@ -125,6 +131,19 @@ class StageFunctions:
         pullbacks = kept.pullbacks(parameters)
         found = tuple(pull(of_y)[0] for pull, of_y in zip(pullbacks, between, strict=True))
         return _add(total, found)
+
+
+def _pulled(pullback: Pullback, result: Any, of_y: Any) -> tuple[Any, ...]:
+    """The gradients of a layer's parameters and input.  result: types of the layer's result.
+
+    Integers between layers have no gradient, and None stands for it: JAX has arrays of a dtype of
+    their own for that, which no device can hold.
+    """
+    nothing = jax.dtypes.float0
+    given = jax.tree.map(lambda t, g: np.zeros(t.shape, nothing) if g is None else g, result, of_y)
+    of_own, *of_inputs = pullback(given)
+    real = [jax.tree.map(lambda g: None if g.dtype == nothing else g, x) for x in of_inputs]
+    return of_own, *real
 
 
 def _swapped(layer: Layer, x: Any, own: Any) -> Any:

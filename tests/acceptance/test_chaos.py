@@ -150,7 +150,7 @@ def test_what_never_ends_fails_and_then_frees_its_host_as_told(lab: pw.Lab) -> N
     try:
         assert lab.on_stuck("fail", after=3).owner == lab.name
         stuck = for_ever(V)
-        until(lambda: lab.stuck(0.5) is not None, 60)  # its code is compiled first
+        until(lambda: bool(lab.stuck(0.5)), 60)  # its code is compiled first
         behind = f(V)
         with pytest.raises(pw.PathwaysError, match="everybody has waited") as caught:
             stuck.result(timeout=60)

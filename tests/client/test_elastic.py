@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pathways_lab.client import elastic
 from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.core.errors import Failure, PathwaysError
+from tests.client.kit import FakeLab
 
 
 @pytest.mark.parametrize(("given", "on_from"), [(11, 9), (12, 12), (14, 12)])
@@ -60,3 +62,25 @@ def test_what_no_loop_could_use_is_refused_at_the_call(given: dict[str, Any], sa
         Elasticity.elastic(lab, max, 0, [], update=max, **given)
     assert Elasticity.elastic(lab, max, 0, [], update=max).parts == 2
     assert Elasticity.elastic(lab, max, 0, [], update=max, islands=["island1", "new"]).parts == 1
+
+
+def test_a_loop_goes_on_where_another_one_ended(fake: FakeLab) -> None:
+    lab: Any = SimpleNamespace(
+        islands=[SimpleNamespace(name="island0", devices=2)],
+        slice=lambda shape, axes, island, wait: fake.slice(shape, axes=(axes,), island=island),
+        session=fake.session,
+        release_slice=fake.release_slice,
+    )
+
+    def step(state: Any, batch: Any) -> Any:
+        return state + batch.sum(), batch.mean()
+
+    def loop(batches: list[Any], **options: Any) -> list[tuple[int, float]]:
+        made = Elasticity.elastic(lab, step, np.float32(0), batches, every=2, **options)
+        return [(number, float(out)) for number, _, out in made]
+
+    batches = [np.full(4, n, np.float32) for n in range(5)]
+    assert loop(batches) == [(n, float(n)) for n in range(5)]
+    assert loop(batches[3:], start=3) == [(3, 3.0), (4, 4.0)]
+    with pytest.raises(PathwaysError, match="start=-1 is no whole number from 0"):
+        loop([], start=-1)

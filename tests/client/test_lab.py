@@ -24,6 +24,7 @@ from pathways_lab.client.chaos import Chaos
 from pathways_lab.client.dcn import Dcn
 from pathways_lab.client.feed import Feeding
 from pathways_lab.client.sharing import Sharing
+from pathways_lab.notebook import waits
 from pathways_lab.runtime.outline import Wishes
 from pathways_lab.runtime.switching import Sooner
 from tests.client.kit import KEY, FakeLab, a_slice
@@ -146,6 +147,28 @@ def test_a_lab_is_not_told_what_cannot_be(fake: FakeLab) -> None:
     ):
         with pytest.raises(pw.PathwaysError, match=says):
             asked()
+
+
+def test_that_nobody_is_stuck_is_said() -> None:
+    questions = Mock(ask=lambda op, fields: {"story": None})
+    lab: Any = SimpleNamespace(session=Mock(connection=Mock(questions=questions)))
+    answer = Care.stuck(lab)
+    assert not answer
+    assert repr(answer) == "nobody is stuck: nothing is late, and all hosts answer"
+    assert waits.as_html(answer) == repr(answer)
+
+
+def test_a_question_starts_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Mock()
+    monkeypatch.setattr(labs, "_labs", [])
+    monkeypatch.setattr(labs, "_gone", None)
+    monkeypatch.setattr(labs, "start", started)
+    with pytest.raises(pw.PathwaysError, match="this kernel has no lab") as caught:
+        pw.current()
+    assert "pw.start()" in caught.value.failure.remedy
+    started.assert_not_called()
+    assert pw.make_virtual_device_set()
+    started.assert_called_once_with()
 
 
 def test_an_island_is_named_and_not_given() -> None:

@@ -162,6 +162,65 @@ def test_what_cannot_be_is_refused_before_anything_runs(fake: FakeLab) -> None:
     assert fake.connection.traffic.sent["submit"] == 1  # the optimizer's memory
 
 
+def test_what_is_refused_names_the_users_line_and_so_do_nodes(fake: FakeLab) -> None:
+    one = fake.slice(1, axes=("data",))
+    pipe = make([one], "gpipe")
+    state = pipe.init()
+    tries: list[Callable[[], Any]] = [
+        lambda: make([one] * 5, "gpipe"),
+        lambda: make([one], "pipedream"),
+        lambda: make([one, one], pw.pipeline.Schedule.read("bad", "F0 B0 F1 B1\nF1 F0 B1 B0")),
+        lambda: pw.pipeline(5, [one], loss=loss, optimizer=Descent(), example=X),  # type: ignore[arg-type]
+        lambda: pw.data_parallel(LAYERS, [], loss=loss, optimizer=Descent(), example=X),
+        lambda: pipe.step(state, X[:7], LABELS[:7]),
+    ]
+    for refused in tries:
+        with pytest.raises(PathwaysError) as caught:
+            refused()
+        assert caught.value.failure.line.file == __file__
+    prepared = pipe.program.capture(state, X, LABELS).prepared
+    assert prepared is not None
+    assert {s.node.line.file for s in prepared.plan.steps} == {__file__}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "interleaved"])
+def test_integers_may_go_from_layer_to_layer(fake: FakeLab, schedule: str) -> None:
+    """Positions, masks, tokens that a later layer looks at: they have no gradient."""
+    slices = [fake.slice(1) for _ in range(2)]
+
+    def embed(own: Any, tokens: Any) -> Any:
+        return own[tokens], tokens
+
+    def mix(own: Any, x: Any) -> Any:
+        h, tokens = x
+        return jnp.tanh(h @ own) * (tokens > 0)[:, None], tokens
+
+    def head(own: Any, x: Any) -> Any:
+        return x[0] @ own
+
+    table = RNG.normal(size=(5, 4)).astype(np.float32)
+    square = RNG.normal(size=(4, 4)).astype(np.float32)
+    layers = [(embed, table), (mix, square), (mix, square.T.copy()), (head, square[:, :2].copy())]
+    tokens, labels = np.arange(8, dtype=np.int32) % 5, LABELS[:, :2]
+
+    def whole(parameters: Any) -> Any:
+        x: Any = tokens
+        for (layer, _), own in zip(layers, parameters, strict=True):
+            x = layer(own, x)
+        return loss(x, labels)
+
+    first = [own for _, own in layers]
+    value, gradient = jax.value_and_grad(whole)(first)
+    pipe = pw.pipeline(
+        layers, slices, loss=loss, optimizer=Descent(), example=tokens[:2], schedule=schedule,
+        microbatches=4,
+    )  # fmt: skip
+    state, got = pipe.step(pipe.init(), tokens, labels)
+    np.testing.assert_allclose(got.result(), value, rtol=1e-5)
+    for own, before, slope in zip(pipe.parameters(state), first, gradient, strict=True):
+        np.testing.assert_allclose(own.result(), before - RATE * slope, rtol=1e-5, atol=1e-6)
+
+
 def test_it_shows_its_stages_and_its_bubble(fake: FakeLab) -> None:
     pipe = make([fake.slice(1), fake.slice(1)], costs=[1, 1, 1, 1])
     text = repr(pipe)
