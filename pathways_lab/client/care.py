@@ -1,5 +1,5 @@
 """What a lab has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.memory()``,
-``lab.verify()``, ``lab.chaos``.
+``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
 
 Problem: a lab that stands still, or is full, must say why, do as it was told, find the
 device that computes wrong, and let itself be tried.
@@ -26,7 +26,7 @@ from pathways_lab.client.verifying import Verification
 from pathways_lab.core.holdings import Holdings
 from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime import attach
+from pathways_lab.runtime import attach, settings
 from pathways_lab.runtime.acts import Action, OnStuck
 from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.codec import pack, unpack
@@ -34,6 +34,24 @@ from pathways_lab.runtime.embedded import EmbeddedCluster
 
 if TYPE_CHECKING:
     import distributed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checking:
+    """What ``lab.check_nans(...)`` has begun; as a block it ends with the block."""
+
+    session: Session
+    before: frozenset[str]
+
+    def __enter__(self) -> Checking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.checks = self.before
+
+    def __repr__(self) -> str:
+        found = " and ".join(name.removeprefix("debug_") for name in sorted(self.session.checks))
+        return f"<gangs are tested for {found or 'nothing'}>"
 
 
 class Care:
@@ -95,6 +113,29 @@ class Care:
         """
         answer = self.session.connection.questions.ask("memory", {}).fields["holdings"]
         return Memory.of(unpack(Holdings, answer), variables.of_caller())
+
+    def check_nans(self, on: bool = True, *, infs: bool = False) -> Checking:
+        """Have every gang tested on its devices for NaNs; the first one is said with its line.
+
+        on: for all that this kernel runs from now on; False ends it.  In a ``with`` block
+            only for what is called in the block, whenever that runs.
+        infs: for infinities too.
+
+        A gang that is given or makes one fails.  Its error names program, node, line, the
+        argument or result, the element, shard, host and device, and all that depends on it
+        fails of the same.  As with ``jax.debug_nans`` it costs time: functions are compiled
+        once more, gangs read their arguments and results once more, and they run one by one.
+        Off, it costs nothing.  Loops of :meth:`multi_controller` are not tested.
+
+        >>> with lab.check_nans():                           # doctest: +SKIP
+        ...     loss = train(params, batch)
+        >>> loss.result()                                    # doctest: +SKIP
+        PathwaysError: scale has made a NaN: element [0, 3] of its result 0 (float32[4,8]), ...
+        """
+        wanted = settings.TESTS if infs else settings.TESTS[:1]
+        checking = Checking(self.session, self.session.checks)
+        self.session.checks = frozenset(wanted if on else ())
+        return checking
 
     def on_stuck(
         self, action: Action, *, after: float = 30.0, silence: float | None = 60.0

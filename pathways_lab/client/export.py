@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -90,6 +90,11 @@ class Executable:
     held: float = 0.0
     loop: Loop | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def checked(self, check: frozenset[str]) -> Executable:
+        """The same, tested on its devices for what is no number (:mod:`.runtime.checks`)."""
+        key = hashlib.sha256(f"{self.key} {sorted(check)}".encode()).hexdigest()[:32]
+        return replace(self, key=key, settings={**self.settings, **dict.fromkeys(check, True)})
 
     def announced(self, place: SliceId) -> dict[str, Any]:
         """What goes along with the blob."""

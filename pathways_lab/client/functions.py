@@ -252,7 +252,8 @@ def jit(
     Arguments elsewhere are moved and resharded automatically.  A call returns a
     pytree of handles at once.  Also usable as ``@pw.jit(on=s)``.  JAX's settings of
     types, precision and promotion (``jax.enable_x64``, ...) count where a call stands, as in
-    ``jax.jit``; those that look at values (``jax.debug_nans``) do nothing: values come later.
+    ``jax.jit``; those that look at values (``jax.debug_nans``) do nothing: values come later,
+    and ``lab.check_nans()`` looks at them.
 
     Raises PathwaysError for shardings that name no slice or several.
     """

@@ -15,8 +15,9 @@ Paper: section 4.2 (lowering), section 4.3 (the compact graph).
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,7 @@ class Prepared:
         come results that only keep a node alive.
     donated: plan inputs that a run consumes, each with the node that does it.
     slices: all that it uses, also those where only calls without any value run.
+    tested: the same programs with tests, by what they are tested for.
     """
 
     name: str
@@ -141,6 +143,7 @@ class Prepared:
     donated: dict[int, tuple[str, Line]] = field(default_factory=dict)
 
     slices: tuple[Slice, ...] = ()
+    tested: dict[frozenset[str], Prepared] = field(default_factory=dict)
 
     @functools.cached_property
     def made(self) -> tuple[tuple[Placed, str], ...]:
@@ -156,6 +159,26 @@ class Prepared:
     def released(self) -> bool:
         """Whether a slice that it uses was released: it cannot be run any more."""
         return any(on.released for on in self.slices)
+
+    def checked(self, check: frozenset[str]) -> Prepared:
+        """The same program, every gang of which is tested for what is no number."""
+        if check not in self.tested:
+            functions = [(code.checked(check), code.key, place) for code, place in self.functions]
+            keys = {(key, place): code.key for code, key, place in functions}
+            steps = tuple(
+                replace(step, node=replace(node, function=keys[node.function, node.slice]))
+                if isinstance(node := step.node, Call)
+                else step
+                for step in self.plan.steps
+            )
+            key = hashlib.sha256(f"{self.plan.key} {sorted(check)}".encode()).hexdigest()[:32]
+            self.tested[check] = replace(
+                self,
+                plan=replace(self.plan, key=key, steps=steps),
+                functions=tuple((code, place) for code, _, place in functions),
+                tested={},
+            )
+        return self.tested[check]
 
     def check(self) -> None:
         """Raises PathwaysError when a slice that it uses was released, at the line that uses it."""

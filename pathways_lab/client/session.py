@@ -49,6 +49,7 @@ class Session:
     """One lab's connection, and what runs on it.
 
     outputs: text that user code printed on hosts and nobody has shown yet.
+    checks: what the gangs of runs are tested for from now on, as JAX's settings call it.
     show_output: a front end's own way to show it, called in the reactor's
         thread; it answers False for what shall be printed by whoever waits.
     """
@@ -58,6 +59,7 @@ class Session:
         self.data = DataLinks(connection)
         self.outputs: deque[dict[str, Any]] = deque(maxlen=_OUTPUTS)
         self.show_output: Callable[[dict[str, Any]], bool] | None = None
+        self.checks: frozenset[str] = frozenset()
         self._constants: weakref.WeakKeyDictionary[Prepared, dict[int, Handle]] = (
             weakref.WeakKeyDictionary()
         )
@@ -73,6 +75,7 @@ class Session:
 
         Raises PathwaysError when a handle is dead or a slice was released.
         """
+        prepared = self._as_wanted(prepared)
         binder, buffers = self._bind(prepared, leaves)
         with HeldBack():
             self.connection.registered.add(prepared)
@@ -84,6 +87,7 @@ class Session:
 
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
+        prepared = self._as_wanted(prepared)
         binder, buffers = self._bind(prepared, leaves)
         donate = functools.partial(binder.donate, prepared) if prepared.donated else None
         with HeldBack():
@@ -97,10 +101,14 @@ class Session:
 
         order: which of *leaves* each input is.
         """
+        prepared = self._as_wanted(prepared)
         self._check(prepared)
         buffers = [buffer_of(leaves[index], self) for index in order]
         with HeldBack():
             return self._handles(prepared, self._calls.add(prepared, buffers))
+
+    def _as_wanted(self, prepared: Prepared) -> Prepared:
+        return prepared.checked(self.checks) if self.checks else prepared
 
     def _check(self, prepared: Prepared) -> None:
         """Wait until there is room for a run.  Raises PathwaysError when a slice was released."""

@@ -35,7 +35,7 @@ import numpy as np
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Line, SliceId
-from pathways_lab.runtime import arrays, emulated, jax_private, settings
+from pathways_lab.runtime import arrays, checks, emulated, jax_private, settings
 from pathways_lab.runtime.client_messages import Function, Loop
 from pathways_lab.runtime.codec import unpack_fields
 from pathways_lab.runtime.devices import Footprint, Place
@@ -58,7 +58,8 @@ class Code:
     function: key of its content.  kind: ``"export"`` or ``"pickle"``.
     donated: positions of leaves that it may overwrite.
     loop: set where hosts repeat it by themselves.
-    settings: of JAX, under which it was traced where that is done again here.
+    settings: of JAX, under which it was traced where that is done again here; and what its
+        gangs are tested for (:data:`pathways_lab.runtime.settings.TESTS`).
     """
 
     function: str
@@ -91,14 +92,24 @@ class Executable:
     temporary: bytes per device that it needs while it runs.
     calls_python: it has callbacks, and may fail on one device only.
     alone: nothing else may be in flight with it.
+    check: its receipt says which elements are no numbers, if any are.
     gangs: which of its gangs runs now; only for those that call Python.
     seconds: what compiling took.
     """
 
-    def __init__(self, compiled: Any, gangs: Gangs, calls_python: bool, seconds: float) -> None:
+    def __init__(
+        self,
+        compiled: Any,
+        gangs: Gangs,
+        calls_python: bool,
+        seconds: float,
+        check: checks.Check | None = None,
+    ) -> None:
         self._compiled = compiled
         self.gangs = gangs
-        self.calls_python = self.alone = calls_python
+        self.calls_python = calls_python
+        self.check = check
+        self.alone = calls_python or check is not None
         self.seconds = seconds
         memory = compiled.memory_analysis()
         self.temporary = int(getattr(memory, "temp_size_in_bytes", 0) or 0)
@@ -162,6 +173,7 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
     outs = [arrays.physical(*t, layout) for t, layout in _pairs(code.out_types, code.out_layouts)]
     everywhere = place.sharding(Layout(_mesh(code, place), ()))
     gangs = Gangs(dict(zip(place.numbers, place.locals, strict=True)))
+    check = checks.Check.of(code.settings) if code.loop is None else None
     callbacks = 0
 
     def wrap(callback: Callable[..., Any], *how: Any) -> Callable[..., Any]:
@@ -185,7 +197,8 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
             if code.loop is not None:
                 # Nothing beside the user's own results: it is measured against plain JAX.
                 return data if len(data) > 1 else data[0]
-            return (*data, emulated.dear_zero() if _holds(code) else jnp.zeros((), jnp.uint8))
+            receipt = emulated.dear_zero() if _holds(code) else jnp.zeros((), jnp.uint8)
+            return (*data, receipt if check is None else receipt + check.verdict([*leaves, *data]))
 
         whole.__name__ = whole.__qualname__ = code.name or "function"
         results = [place.sharding(kind.layout) for kind in outs]
@@ -208,7 +221,7 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
         lane = place.footprint.number
         clocked = _holds(code) and emulated.keeps_clock(lowered, lane)
         compiled = lowered.compile()
-    how = (compiled, gangs, callbacks > 0, time.monotonic() - started)
+    how = (compiled, gangs, callbacks > 0, time.monotonic() - started, check)
     made = Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
     if any(jax.dtypes.itemsize_bits(kind.dtype) < 8 for kind in ins):
         # What JAX compiles ahead of time refuses its own arrays of 4 bits; what it jits does not.

@@ -23,7 +23,7 @@ from typing import Any
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen
-from pathways_lab.runtime import arrays
+from pathways_lab.runtime import arrays, checks
 from pathways_lab.runtime.actions import Key, Launch
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.functions import Executable
@@ -160,6 +160,10 @@ class GangJob:
         assert self._executable is not None
         if self._executable.calls_python and self._executable.gangs.errors:
             raise CallbackError(*self._executable.gangs.errors[0])
+        if self._executable.check is not None and self.launch.poison is None:
+            inputs = [slot.value for slot in self.launch.inputs]
+            outputs = [slot.value for slot in self.launch.outputs]
+            checks.complain(receipt, self.launch.call, inputs, outputs, self.place.binding)
 
     def over(self, times: Times, error: BaseException | None) -> None:
         self._on_over(self, times, None if error is None else self._failure(error))
@@ -213,13 +217,14 @@ def missing(call: Call, host: str) -> PathwaysError:
 def failure_in(error: BaseException, plan: Plan, call: Call, host: str) -> Failure:
     """What went wrong with a gang, with everything that is known."""
     known = error.failure if isinstance(error, PathwaysError) else None
-    device = getattr(error, "device", None)
+    device = known.device if known else getattr(error, "device", None)
     return Failure(
         known.kind if known else "execute",
         known.message if known else f"{call.name or 'a gang'} failed: {summary(error)}",
+        known.remedy if known else "",
         program=plan.name,
         node=call.name,
-        host=host,
+        host=known.host or host if known else host,
         device="" if device is None else str(device),
         line=call.line,
         details="".join(traceback.format_exception(error)),

@@ -26,6 +26,10 @@ _SETTINGS: dict[str, Any] = {
     "threefry_partitionable": jax.threefry_partitionable,
 }
 
+TESTS = ("debug_nans", "debug_infs")
+"""JAX's names of what gangs are tested for (:mod:`pathways_lab.runtime.checks`): no business of
+tracing, for values come later."""
+
 
 def in_force() -> dict[str, Any]:
     """What this thread has set."""
@@ -39,5 +43,7 @@ def under(settings: Mapping[str, Any]) -> Iterator[None]:
     """While active, this thread has *settings*.  Raises KeyError for one that is none of these."""
     with contextlib.ExitStack() as stack:
         for name, value in settings.items():
+            if name in TESTS:
+                continue
             stack.enter_context(_SETTINGS[name](value))
         yield

@@ -66,7 +66,7 @@ class Slices:
         self.tenant.executables = known if made is None else made(self.tenant)
 
 
-GOOD: Any = SimpleNamespace(calls_python=False)
+GOOD: Any = SimpleNamespace(calls_python=False, check=None)
 
 
 def test_it_ends_by_itself_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class Receipt:
 def job(*, free: bool) -> GangJob:
     launch: Any = SimpleNamespace(stamp=Work(0.0, 0.0, free=free))
     place: Any = SimpleNamespace(locals=(0,))
-    executable: Any = SimpleNamespace(calls_python=False)
+    executable: Any = SimpleNamespace(calls_python=False, check=None)
     return GangJob(launch, place, executable, "host", lambda _: None, lambda *_: None, 0.0)
 
 
