@@ -51,18 +51,24 @@ class Check:
         return jnp.stack([jnp.int32(0), *(number for leaf in found for number in leaf)])
 
     def _first(self, leaf: Any) -> list[Any]:
-        nan, infinite = jnp.isnan(leaf), jnp.isinf(leaf)
-        bad = (nan & self.nans) | (infinite & self.infs)
-        kind = jnp.int32(_FINE)
-        index = []
-        # One axis after the other: no reshaping, which would bring shards together.
-        for axis, size in enumerate(leaf.shape):
-            at = jax.lax.broadcasted_iota(jnp.int32, leaf.shape, axis)
-            first = jnp.min(jnp.where(bad, at, size), initial=size)
-            bad &= at == first
-            index.append(first.astype(jnp.int32))
-        kind = jnp.where(jnp.any(bad), jnp.where(jnp.any(bad & nan), _NAN, _INFINITY), _FINE)
-        return [kind.astype(jnp.int32), *index]
+        nan = jnp.isnan(leaf)
+        bad = (nan & self.nans) | (jnp.isinf(leaf) & self.infs)
+        # To ask whether is one quick look; where is asked of few.
+        fine = jnp.zeros(1 + leaf.ndim, jnp.int32)
+        return list(jax.lax.cond(jnp.any(bad), _where, lambda *_: fine, bad, nan))
+
+
+def _where(bad: Any, nan: Any) -> Any:
+    """The kind of the first one in row-major order, and its index."""
+    index = []
+    # One axis after the other: no reshaping, which would bring shards together.
+    for axis, size in enumerate(bad.shape):
+        at = jax.lax.broadcasted_iota(jnp.int32, bad.shape, axis)
+        first = jnp.min(jnp.where(bad, at, size), initial=size)
+        bad &= at == first
+        index.append(first.astype(jnp.int32))
+    kind = jnp.where(jnp.any(bad & nan), _NAN, _INFINITY)
+    return jnp.stack([kind.astype(jnp.int32), *index])
 
 
 class NotANumber(PathwaysError):
