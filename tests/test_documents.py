@@ -12,6 +12,7 @@ from tools import diagrams
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "extensions/README.md")
+REFERENCE = ("docs/api.md", "docs/all_that_a_lab_can_do.md")
 PACKAGE = ROOT / "pathways_lab"
 
 
@@ -36,7 +37,7 @@ def missing(document: str, folder: Path) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [*DOCUMENTS, *REFERENCE])
 def test_mentioned_files_exist(name):
     assert missing(text(name), (ROOT / name).parent) == []
 

@@ -158,6 +158,7 @@ class Slice:
 
     @property
     def island(self) -> str:
+        """The island on which its devices are."""
         return self.binding.island
 
     @property

@@ -114,22 +114,27 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the whole array."""
         return self.type.shape
 
     @property
     def dtype(self) -> Any:
+        """JAX's dtype; of random keys JAX's type of keys."""
         return dtype_of(self.type.dtype)
 
     @property
     def weak_type(self) -> bool:
+        """Whether it gives way to other types, as what Python numbers make does in JAX."""
         return self.type.weak
 
     @property
     def ndim(self) -> int:
+        """How many axes it has."""
         return len(self.type.shape)
 
     @property
     def size(self) -> int:
+        """How many elements it has."""
         return math.prod(self.type.shape)
 
     @property

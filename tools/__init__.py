@@ -1,0 +1,1 @@
+"""Tools of maintainers: what is written from the code, and looked at by tests."""
