@@ -67,7 +67,7 @@ def test_the_page_of_tasks_names_nothing_that_there_is_not() -> None:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the examples take: the preface has run, on a lab that they share."""
+    """The arguments of examples: the preface has run, on a lab that they share."""
     names: dict[str, Any] = {}
     exec(examples.PREFACE.replace("pw.start(", "pw.start(progress=False, "), names)
     names["folder"] = tmp_path_factory.mktemp("examples")

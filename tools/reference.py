@@ -77,7 +77,7 @@ class Entry:
 
 
 def anchor(heading: str) -> str:
-    """What a link to a heading ends with."""
+    """The end of a link to a heading."""
     return re.sub(r"[^a-z0-9_-]", "", heading.lower().replace(" ", "-"))
 
 
@@ -105,7 +105,7 @@ def entries() -> list[Entry]:
 
 
 def public() -> list[str]:
-    """What must have an example: public names, and what objects of public classes have."""
+    """The names that must have an example: public ones, and those of their members."""
     classes = {getattr(pw, name) for name in pw.__all__} | set(_GIVEN)
     found = []
     for entry in entries():
@@ -339,7 +339,7 @@ def _ended(block: list[str]) -> bool:
 
 
 def _names(value: Any) -> Collection[str] | None:
-    """What a docstring may describe: parameters of a function; of a class whatever it has."""
+    """The names that a docstring may describe: parameters; None: any, for a class."""
     return None if inspect.isclass(value) else set(inspect.signature(value).parameters)
 
 

@@ -1,4 +1,4 @@
-"""What a lab has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.memory()``,
+"""The part of a lab that has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.memory()``,
 ``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
 
 Problem: a lab that stands still, or is full, must say why, do as it was told, find the
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checking:
-    """What ``lab.check_nans(...)`` has begun; as a block it ends with the block."""
+    """Tests that ``lab.check_nans(...)`` has begun; they end with the block."""
 
     session: Session
     before: frozenset[str]

@@ -114,7 +114,7 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole array."""
+        """Sizes of the whole array, along its axes."""
         return self.type.shape
 
     @property

@@ -1,10 +1,10 @@
-"""What lies on the devices of a lab: a table of values, with what keeps each of them.
+"""The table of the values on the devices of a lab, with the reasons why each is kept.
 
 Problem: the control plane knows every byte and no variable; the kernel knows the
 variables.  The table joins them.
 
-Rule for maintainers: looks only, and plain data.  What a client may read is decided by
-the control plane (:mod:`pathways_lab.core.holdings`).
+Rule for maintainers: looks only, and plain data.  The control plane decides which rows a
+client may read (:mod:`pathways_lab.core.holdings`).
 
 Paper: section 4.2 (handles), section 4.6 (object store).
 """
@@ -53,7 +53,7 @@ class HeldValue:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Memory:
-    """What the devices of a lab hold (``lab.memory()``); prints as a table.
+    """The contents of the devices of a lab (``lab.memory()``); prints as a table.
 
     values: every :class:`HeldValue` that this client may read, the largest first: an
         owner of the lab all of them, others their own, and those that they have taken.

@@ -28,7 +28,7 @@ _LARGE = 100_000
 def of_caller() -> dict[int, str]:
     """By the number of its buffer, what the user calls a handle: ``"w"``, ``"params['w']"``.
 
-    Of several names the plainest; the notebook's own (``_``, ``Out[3]``) come last.
+    The plainest of several names; the notebook's own (``_``, ``Out[3]``) come last.
     """
     found: dict[int, str] = {}
     for scope in _scopes(sys._getframe(1)):

@@ -217,7 +217,7 @@ class Control:
         return self.sharing.count(name)
 
     def holdings(self, client: str) -> Holdings:
-        """What lies on devices, as far as *client* may read it."""
+        """The values on devices, as far as *client* may read of them."""
         return holdings(self.state, client, self.clients[client].owner)
 
     @property

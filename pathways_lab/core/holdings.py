@@ -1,4 +1,4 @@
-"""What lies on devices: every value with its size, its origin, and why it is kept.
+"""The values on devices: the size of each, its origin, and the reason why it is kept.
 
 Problem: a device is full, and somebody must find out what fills it.  The ledger
 knows sums; the store knows which buffers it counts and who still needs each of
@@ -50,7 +50,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What an admitted run may still need.  nbytes: on all its devices together."""
+    """The memory that an admitted run may still need.  nbytes: on all its devices together."""
 
     run: int
     owner: str
@@ -70,7 +70,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What one client may read of the memory of a lab.
+    """The memory of a lab, as far as one client may read it.
 
     values, runs: all of them for an owner of the lab, else the client's own, and
         values that it has taken.
@@ -86,7 +86,7 @@ class Holdings:
 
 
 def holdings(state: State, client: str, owner: bool) -> Holdings:
-    """What *client* may read; *owner*: it is an owner of the lab."""
+    """The memory of the lab as *client* may read it; *owner*: it is an owner of the lab."""
     readers = _readers(state.runs.values())
     values = []
     for buffer in state.store.buffers.values():
@@ -161,14 +161,13 @@ def _why(
     readers: Iterable[RunRecord],
     client: str | None,
 ) -> Iterator[str]:
-    """What keeps a value.  client: reads nothing of others' programs; None: it may."""
+    """The reasons why a value is kept.  client: reads nothing of others' programs; None: it may."""
     if buffer.kept:
         yield "a handle is held" if client in (None, buffer.owner) else "its owner has a handle"
     for name in sorted(buffer.names):
         yield f"published as {name!r}"
-    takers = sorted(set(buffer.references.values()))
-    if takers:
-        yield f"taken by {', '.join(takers)}"
+    if buffer.references:
+        yield f"taken by {', '.join(sorted(set(buffer.references.values())))}"
     if buffer.maker in state.runs and buffer.state == "promised":
         yield f"{_called(state.runs[buffer.maker], client)} makes it"
     groups: dict[tuple[str, str], list[RunRecord]] = {}

@@ -118,7 +118,7 @@ class Ledger:
             self.released = True
 
     def reserves(self, mine: Reservation) -> int:
-        """What a reservation holds now, on all devices together."""
+        """Bytes that a reservation holds now, on all devices together."""
         return sum([line[mine.position] * self.cells[c].devices for c, line in mine.need])
 
     def lacking(self, need: Need, given: Mapping[int, int]) -> tuple[int, ...]:

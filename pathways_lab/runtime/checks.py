@@ -34,14 +34,14 @@ _FINE, _NAN, _INFINITY = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a function is tested for."""
+    """The tests of a function."""
 
     nans: bool = False
     infs: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Check | None:
-        """What the settings of a function ask for; None: nothing."""
+        """The tests that the settings of a function ask for; None: they ask for none."""
         wanted = [bool(settings.get(name)) for name in TESTS]
         return cls(*wanted) if any(wanted) else None
 

@@ -445,7 +445,7 @@ class Rim:
         self.peers.answer(client.name, message.id, None, {"refused": refused})
 
     def _memory(self, client: ClientSeen, message: said.Memory) -> None:
-        """What lies on devices, as far as the client may read it."""
+        """The values on devices, as far as the client may read of them."""
         found = pack(self._core.holdings(client.name))
         self.peers.answer(client.name, message.id, None, {"holdings": found})
 

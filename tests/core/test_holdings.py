@@ -1,4 +1,4 @@
-"""What is said of the memory of devices explains every byte that the ledger counts."""
+"""The answer about the memory of devices explains every byte that the ledger counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def guest(script: Script, name: str = BOB) -> None:
 
 
 def by_device(found: Holdings) -> dict[tuple[str, int], int]:
-    """What the values that are told make of every device."""
+    """Bytes on every device, summed over the values of an answer."""
     where = {binding.slice: binding.devices for binding in found.slices}
     sums: Counter[tuple[str, int]] = Counter()
     for value in found.values:

@@ -1,4 +1,4 @@
-"""What is no number is found, with its element and shard, in the computation itself."""
+"""A gang's own computation finds NaNs and infinities, with element and shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def value(array: Any, name: str = "") -> Value:
 
 
 def said(check: Check, inputs: list[Any], outputs: list[Any], names: tuple[str, ...] = ()) -> str:
-    """What is complained of, or ""."""
+    """The complaint, or ""."""
     leaves = [jnp.asarray(leaf) for leaf in (*inputs, *outputs)]
     verdict = jax.jit(lambda *leaves: check.verdict(leaves))(*leaves)
     values = [
