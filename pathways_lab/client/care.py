@@ -1,5 +1,5 @@
-"""The part of a lab that has to do with faults: ``lab.stuck()``, ``lab.on_stuck(...)``, ``lab.memory()``,
-``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
+"""The part of a lab that looks after it: ``lab.stuck()``, ``lab.on_stuck(...)``,
+``lab.memory()``, ``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
 
 Problem: a lab that stands still, or is full, must say why, do as it was told, find the
 device that computes wrong, and let itself be tried.

@@ -96,14 +96,19 @@ def _kind(host: Host) -> str:
     return f"{host.devices} x {host.kind.upper()}{' (emulated)' if host.emulated else ''}"
 
 
-def as_html(islands: Sequence[Island]) -> str:
-    """A table with one row per host."""
+def as_html(islands: Sequence[Island], down: Sequence[dict[str, Any]] = ()) -> str:
+    """A table with one row per host.  down: hosts without a device process, see topology."""
     rows = "".join(
         f"<tr><td>{html.escape(island.name)}</td><td>{html.escape(host.name)}</td>"
         f"<td>{html.escape(_kind(host))}</td>"
         f"<td>{host.memory / 2**20:,.0f} MiB</td><td>{host.pid}</td></tr>"
         for island in islands
         for host in island.hosts
+    )
+    rows += "".join(
+        f"<tr><td>{html.escape(each['island'])}</td><td>{html.escape(each['name'])}</td>"
+        f"<td colspan=3>down: {html.escape(each['told'])}</td></tr>"
+        for each in down
     )
     head = "".join(f"<th>{t}</th>" for t in ("island", "host", "devices", "each", "process"))
     return f"<table><tr>{head}</tr>{rows}</table>"

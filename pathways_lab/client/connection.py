@@ -310,6 +310,11 @@ class Connection:
         """Whether a run was submitted that is not over."""
         return len(self._runs) > self._vouched
 
+    @property
+    def down(self) -> list[dict[str, Any]]:
+        """Hosts without a device process: name, island, told (why), again (it is started)."""
+        return list(self.topology["down"])
+
     def await_host(self, timeout: float) -> None:
         """Wait for the lab's first host: who makes the lab may still be at it.
 

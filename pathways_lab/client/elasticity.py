@@ -76,17 +76,27 @@ class Elasticity:
         """
         embedded = self._embedded("add an island to")
         there = {island.name for island in self.islands}
+        down = {each["island"]: each for each in self.session.connection.down}
         for what, count in (("hosts", hosts), ("devices_per_host", devices_per_host)):
             if count is not None and (type(count) is not int or count < 1):
                 raise failures.failure(
                     "refused", f"{what} is {count!r}", f"{what} is a whole number from 1 on"
                 )
         if name is None:
-            name = next(n for n in (f"island{i}" for i in range(10_000)) if n not in there)
+            name = next(
+                n for n in (f"island{i}" for i in range(10_000)) if n not in there and n not in down
+            )
         requests.name("name", name)
         if name in there:
             raise failures.failure(
                 "refused", f"there is an island {name!r} already", "choose another name"
+            )
+        if name in down:
+            raise failures.failure(
+                "refused",
+                f"there is an island {name!r} already: {down[name]['name']} is down:"
+                f" {down[name]['told']}",
+                f"lab.restart({name!r}), or lab.remove_island({name!r}) first",
             )
         embedded.add_island(name, hosts, devices_per_host)
         wanted = hosts or (embedded.recipe.hosts if embedded.recipe is not None else 1)
@@ -114,10 +124,12 @@ class Elasticity:
         """
         embedded = self._embedded("take an island from")
         fields = {"island": requests.name("name", name), "anyway": bool(anyway)}
-        lines = self._ask("leave", fields, f"the end of what runs on {name}", timeout)
+        lines: tuple[str, ...] = ()
+        if any(island.name == name for island in self.islands) or not self._down(name):
+            lines = self._ask("leave", fields, f"the end of what runs on {name}", timeout)
         embedded.remove_island(name)
         self._wait(
-            lambda: all(island.name != name for island in self.islands),
+            lambda: all(island.name != name for island in self.islands) and not self._down(name),
             f"the end of island {name}",
         )
         return Takeaway(lines)
@@ -128,6 +140,39 @@ class Elasticity:
         """Ask, and wait until it is done: what it was done to, in words."""
         answer = self.session.connection.questions.ask(op, fields, timeout, what=what)
         return tuple(answer.fields["lines"])
+
+    def restart(self, name: str, *, timeout: float | None = _SECONDS) -> tuple[Island, ...]:
+        """Give an island, or one host, new device processes; they are there when this returns.
+
+        name: of an island or a host, also of one that is down because its process ended again
+            and again (``lab.stuck()`` names those, and why).
+        timeout: seconds to wait for them (None: as long as it takes).
+
+        Handles on hosts that lived fail.  Returns the islands.  Only owners of the lab can do
+        it.  Raises PathwaysError with the reason when a process ends again and again.
+
+        >>> lab.restart("island0")                           # doctest: +SKIP
+        """
+        connection = self.session.connection
+        fields = {"name": requests.name("name", name)}
+        before: dict[str, int] = connection.questions.ask("restart", fields).fields["hosts"]
+
+        def found() -> bool:
+            hosts = {host.name: host.pid for island in self.islands for host in island.hosts}
+            return all(hosts.get(name, pid) != pid for name, pid in before.items())
+
+        def given_up() -> list[str]:
+            return [d["told"] for d in connection.down if d["name"] in before and not d["again"]]
+
+        self._wait(lambda: found() or bool(given_up()), f"new processes of {name}", timeout)
+        if not found():
+            raise failures.failure("lost", f"{name} is down again: {given_up()[0]}")
+        names = {host.partition("/")[0] for host in before}
+        return tuple(island for island in self.islands if island.name in names)
+
+    def _down(self, island: str) -> bool:
+        """Whether an island has hosts without a device process."""
+        return any(each["island"] == island for each in self.session.connection.down)
 
     def _embedded(self, what: str) -> EmbeddedCluster:
         self.session.connection.check()
@@ -140,9 +185,9 @@ class Elasticity:
             )
         return self.embedded
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
+    def _wait(self, done: Callable[[], bool], what: str, seconds: float | None = _SECONDS) -> None:
         """The topology comes as a message, which may be behind what was waited for."""
-        self.session.connection.board.wait(done, _SECONDS, what)
+        self.session.connection.board.wait(done, seconds, what)
 
     # --- slices ----------------------------------------------------------------------------
 

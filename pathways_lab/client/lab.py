@@ -416,10 +416,12 @@ class Lab(Elasticity, Care, Feeding, Sharing, UnderWay):
         islands = self.islands
         many, count = len(islands), sum(island.devices for island in islands)
         machine = f"{many} island{'s' * (many != 1)}, {count} device{'s' * (count != 1)}"
-        return f"<Lab {self.name}: {machine}>"
+        down = [f"{d['name']} is down" for d in self.session.connection.down]
+        return f"<Lab {self.name}: {', '.join([machine, *down])}>"
 
     def _repr_html_(self) -> str:
-        return repr(self).strip("<>") + ("" if self.closed else cluster.as_html(self.islands))
+        table = "" if self.closed else cluster.as_html(self.islands, self.session.connection.down)
+        return repr(self).strip("<>") + table
 
 
 # Calls outside of programs run at once, in whatever lab their slice belongs to.

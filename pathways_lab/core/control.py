@@ -27,6 +27,8 @@ from pathways_lab.core.decisions import Decisions
 from pathways_lab.core.elastic import Elastic
 from pathways_lab.core.elastic_messages import (
     Answer,
+    HostDown,
+    HostForgotten,
     HostsLeaving,
     RebindRequested,
     ResumeRequested,
@@ -125,6 +127,8 @@ class Control:
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostJoined: self._host_joined,
             HostLost: self._host_lost,
+            HostDown: self._host_down,
+            HostForgotten: self._host_forgotten,
             SlicesLost: self._slices_lost,
             ClientJoined: self._client_joined,
             ClientLeft: self._client_left,
@@ -166,6 +170,8 @@ class Control:
         state.time = state.accounts.time = event.time
         if self.uploads.since:
             self.uploads.abandon()
+        if state.resources.down and state.resources.expect_no_more(event.time):
+            self.bookings.moved = True
         client = getattr(event, "client", None)
         if client is None or client in self.clients or isinstance(event, ClientJoined):
             self._handlers[type(event)](event)
@@ -190,7 +196,7 @@ class Control:
     @property
     def due(self) -> float:
         """When it wants to hear the time (PatienceEnded); infinity: never."""
-        return self.uploads.due
+        return min(self.uploads.due, self.state.resources.due)
 
     def topology(self) -> Topology:
         """The machine, and the slices that are bound to it."""
@@ -240,12 +246,21 @@ class Control:
         if event.host in self.state.resources.hosts:
             self._lose_host(event.host, event.reason)
 
+    def _host_down(self, event: HostDown) -> None:
+        self.state.resources.fall(event)
+        self.bookings.moved = True
+
+    def _host_forgotten(self, event: HostForgotten) -> None:
+        self.state.resources.forget_down(event.host)
+        self.bookings.moved = True
+
     def _lose_host(self, host: str, reason: str) -> None:
         """Slices, runs and buffers of a dead host fail; everything else goes on."""
         state = self.state
         # Reasons often begin with the host's name.
         why = reason.replace(f"{host} ", "it ", 1)
-        failure = Failure("lost", f"host {host} was lost: {why}", AGAIN, host=host)
+        remedy = state.resources.remedy(host)
+        failure = Failure("lost", f"host {host} was lost: {why}", remedy, host=host)
         self.uploads.lose_host(host)
         state.order.end_epoch(state.resources.hosts[host].info.island)
         self._lose_slices(state.resources.lose(host, failure), failure)

@@ -90,6 +90,8 @@ class Elastic:
     clients: Mapping[str, ClientRecord]
     lose: Lose
     _rebinds: dict[SliceId, RebindRequested] = field(default_factory=dict)
+    _tried: dict[SliceId, int] = field(default_factory=dict)
+    """Slices for which there were no devices, of those: the version of the machine then."""
     _wishes: list[_Wish] = field(default_factory=list)
     _parking: dict[SliceId, set[str] | None] = field(default_factory=dict)
     """Slices that are being suspended: hosts that have not parked them (None: not asked)."""
@@ -266,23 +268,30 @@ class Elastic:
         for slice_id, event in list(self._rebinds.items()):
             record = state.resources.slices.get(slice_id)
             if record is None or record.state != "lost" or event.client not in self.clients:
-                del self._rebinds[slice_id]
-            elif record.told:
-                del self._rebinds[slice_id]
+                self._ended(slice_id)
+            elif record.told and self._tried.get(slice_id) != state.resources.version:
                 count = len(record.binding.devices)
-                found: SliceBinding | Failure | None = too_many_now(state, event.client, count)[0]
-                found = found or state.resources.bind_again(slice_id, event.island)
+                failure = too_many_now(state, event.client, count)[0]
+                found: SliceBinding | Failure
+                found = failure or state.resources.bind_again(slice_id, event.island)
                 if isinstance(found, Failure):
-                    failure = found
-                    state.out.append(
-                        Refused(event.cause, event.client, f"slice {slice_id}", failure)
-                    )
+                    if failure is None and state.resources.coming_back(event.island):
+                        self._tried[slice_id] = state.resources.version
+                        continue
+                    self._ended(slice_id)
+                    state.out.append(Refused(event.cause, event.client, f"slice {slice_id}", found))
                     continue
+                self._ended(slice_id)
                 state.divide()
                 state.out.append(SliceBound(state.cause, event.client, found))
                 self._work_out_again(slice_id, found.hosts)
 
     # --- steps -----------------------------------------------------------------------------
+
+    def _ended(self, slice_id: SliceId) -> None:
+        """Nobody waits any more for other devices for this slice."""
+        del self._rebinds[slice_id]
+        self._tried.pop(slice_id, None)
 
     def _forget_lost(self) -> None:
         """Slices that were lost, or are no more, keep nobody waiting."""

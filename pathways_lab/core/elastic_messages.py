@@ -79,6 +79,33 @@ class HostsLeaving:
     request: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HostDown:
+    """The worker of a host says that the device process has ended.
+
+    until: when another one should have joined; 0: the worker starts no other one by itself.
+    reason: why it ended.
+    compiling: keys of the functions that it was compiling.
+    """
+
+    time: float
+    cause: str
+    host: str
+    island: str
+    reason: str
+    until: float = 0.0
+    compiling: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostForgotten:
+    """The worker of a host that is down has gone too: no device process is to be expected."""
+
+    time: float
+    cause: str
+    host: str
+
+
 # --- commands -------------------------------------------------------------------
 
 
@@ -144,5 +171,7 @@ class Answer:
     failure: Failure | None = None
 
 
-ElasticEvent = RebindRequested | SuspendRequested | ResumeRequested | HostsLeaving
+ElasticEvent = (
+    RebindRequested | SuspendRequested | ResumeRequested | HostsLeaving | HostDown | HostForgotten
+)
 ElasticCommand = SliceWithdrawn | Park | SliceSuspended | SliceMoved | HostsLeft | Answer

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pathways_lab.core.elastic_messages import HostDown
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.lifecycles import SLICE
 from pathways_lab.core.messages import HostJoined
@@ -36,6 +37,8 @@ from pathways_lab.core.topology import (
 
 AGAIN = "get other devices for the slice (slice.rebind()) and compute the values again"
 """The remedy for what was on a slice that is lost."""
+_START = "lab.restart({island!r}) starts it again; its own log says more"
+"""The remedy where a host was given up."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,15 @@ class Lease:
     order: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Down:
+    """A host without a device process.  until: see :class:`HostDown`."""
+
+    island: str
+    reason: str
+    until: float
+
+
 @dataclass(slots=True)
 class _Host:
     info: HostInfo
@@ -86,13 +98,15 @@ class ResourceManager:
 
     leases: by island, who has it for himself.
     leaving: hosts that take no new slices, for they will be taken away.
-    version: changes whenever the cells do.
+    down: hosts whose device process has ended, and whose worker lives.
+    version: changes whenever the cells or the hosts do.
     """
 
     hosts: dict[str, _Host] = field(default_factory=dict)
     slices: dict[SliceId, SliceRecord] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
+    down: dict[str, _Down] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     cells_of: dict[SliceId, tuple[int, ...]] = field(default_factory=dict)
     version: int = 0
@@ -103,12 +117,46 @@ class ResourceManager:
             event.host, event.island, event.devices, event.kind, event.memory, event.block
         )
         self.hosts[event.host] = _Host(info, [0] * event.devices)
+        self.forget_down(event.host)
 
     def lose(self, host: str, failure: Failure) -> list[SliceRecord]:
         """Forget a host; returns the slices that are lost with it."""
         del self.hosts[host]
         self.leaving.discard(host)
         return self.lose_slices([s for s, r in self.slices.items() if host in r.hosts], failure)
+
+    def fall(self, event: HostDown) -> None:
+        """The device process of a host has ended."""
+        self.down[event.host] = _Down(event.island, event.reason, event.until)
+        self.version += 1
+
+    def forget_down(self, host: str) -> None:
+        """It has a device process again, or will never have one."""
+        self.down.pop(host, None)
+        self.version += 1
+
+    @property
+    def due(self) -> float:
+        """When the next host that was to come back is given up."""
+        return min((d.until for d in self.down.values() if d.until), default=math.inf)
+
+    def expect_no_more(self, now: float) -> bool:
+        """Give up hosts that should have been back; whether there were any."""
+        late = [host for host, down in self.down.items() if 0.0 < down.until <= now]
+        for host in late:
+            self.down[host] = replace(self.down[host], until=0.0)
+            self.version += 1
+        return bool(late)
+
+    def coming_back(self, island: str | None) -> str:
+        """Which hosts of an island (None: of any) are being started again, in words, or ""."""
+        hosts = [h for h, d in self.down.items() if d.until and island in (None, d.island)]
+        return f"{' and '.join(sorted(hosts))} to be started again" if hosts else ""
+
+    def remedy(self, host: str) -> str:
+        """For what was on a lost host."""
+        down = self.down.get(host)
+        return AGAIN if down is None or down.until else f"{_START.format(island=down.island)}"
 
     def lose_slices(self, slices: Iterable[SliceId], failure: Failure) -> list[SliceRecord]:
         """Nothing computes on these any more; returns those that were not lost before."""
@@ -256,8 +304,13 @@ class ResourceManager:
         }
 
     def kept_from(self, client: str, request: SliceRequest) -> str:
-        """Which leases of others keep a request from being met, or "" when they do not."""
+        """What keeps a request from being met that will end, or "" when nothing does.
+
+        Leases of others, and hosts that are being started again.
+        """
         found = []
+        if not _malformed(request) and (coming := self.coming_back(request.island)):
+            found.append(coming)
         for island in () if _malformed(request) else self.islands():
             if request.island in (None, island) and not self._open_to(island, client):
                 grid, devices, loads = self._ground(island, request)
@@ -355,13 +408,23 @@ class ResourceManager:
     def _unmet(self, client: str, request: SliceRequest) -> Failure:
         """What was asked, what exists, what is free, and what to do."""
         islands = self.islands()
-        if not islands:
-            return Failure(
-                "refused",
-                "there are no devices for the slice: no host has joined, or all have left",
-                "wait until lab.islands has some, or start workers on the lab's Dask cluster",
-            )
-        if request.island not in (None, *islands):
+        down = {h: d for h, d in self.down.items() if request.island in (None, d.island)}
+        lines = [f"{host} is down: {down[host].reason}" for host in sorted(down, key=_natural)]
+        given_up = [d.island for d in down.values() if not d.until]
+        start = _START.format(island=given_up[0]) if given_up else ""
+        if not islands or request.island not in (None, *islands):
+            if lines:
+                return Failure(
+                    "refused",
+                    f"there are no devices for the slice: {'; '.join(lines)}",
+                    start or "it is being started again: ask again in some seconds",
+                )
+            if not islands:
+                return Failure(
+                    "refused",
+                    "there are no devices for the slice: no host has joined, or all have left",
+                    "wait until lab.islands has some, or start workers on the lab's Dask cluster",
+                )
             return Failure(
                 "refused",
                 f"there is no island {request.island!r} for the slice;"
@@ -377,7 +440,6 @@ class ResourceManager:
         wishes += [f"at least {request.memory:,} bytes per device"] if request.memory else []
         wishes += [f"device {number} of {host}" for host, number in request.at]
         asked += f" with {', '.join(wishes)}" if wishes else ""
-        lines = []
         for island in islands:
             members = self._members(island)
             count = sum(h.info.devices for h in members)
@@ -392,7 +454,8 @@ class ResourceManager:
         return Failure(
             "refused",
             f"no island can hold the slice: asked for {asked}; {'; '.join(lines)}",
-            "a slice lies on one island: ask for fewer devices there, or drop a constraint",
+            start
+            or "a slice lies on one island: ask for fewer devices there, or drop a constraint",
         )
 
 

@@ -52,15 +52,18 @@ class Stuck:
     kind: ``"none"``, ``"deadlock"`` (a cycle: it will never end), ``"late"`` (a chain to gangs
         that run; the last one is what everything waits for), ``"possible"`` (a cycle
         that launching without order could lead to; hosts are as they would be),
-        ``"silent"`` (hosts do not answer; no gang is known that waits for them).
+        ``"silent"`` (hosts do not answer; no gang is known that waits for them),
+        ``"down"`` (hosts have no device process; nothing else is wrong).
     gangs: those that take part.  arrows: in the order in which they are told.
     silent: hosts that were asked and did not answer.
+    down: by host without a device process, a sentence that says why.
     """
 
     kind: str = "none"
     gangs: tuple[Member, ...] = ()
     arrows: tuple[Arrow, ...] = ()
     silent: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.kind != "none"
@@ -89,6 +92,7 @@ class Stuck:
             where = f" on {', '.join(last.inside)}" if last.inside else ""
             told.append(f"{last} has not ended{where}, {last.seconds:.1f} s after it was granted")
         told += [f"{host} does not answer" for host in self.silent]
+        told += self.down
         return "; ".join(told)
 
     def __str__(self) -> str:
@@ -98,6 +102,7 @@ class Stuck:
             "possible": "without order this can deadlock: ",
             "silent": "stuck, not dead: ",
             "none": "nobody is stuck: nothing is late, and all hosts answer",
+            "down": "nothing is late, but hosts are missing: ",
         }
         return "\n".join([titles[self.kind] + self.headline, *self.members()])
 

@@ -31,13 +31,14 @@ _TITLES = {
     "possible": "Possible without order: each would wait for the next",
     "late": "Late: what is waited for, and what that waits for",
     "silent": "Silent: these hosts do not answer",
+    "down": "Down: these hosts have no device process",
 }
 
 
 def picture(story: Stuck) -> str:
     """The waits of a story as one SVG file."""
     nodes, links = _graph(story)
-    where = _ring(len(nodes), closed=story.kind not in ("late", "silent"))
+    where = _ring(len(nodes), closed=story.kind not in ("late", "silent", "down"))
     tone = FAILED if story.kind == "deadlock" else INK
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"'

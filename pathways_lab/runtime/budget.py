@@ -131,7 +131,7 @@ def available_memory(root: Path = Path("/")) -> int:
     root: where the system's files are.
     """
     available = int(psutil.virtual_memory().available)
-    for group in _groups(root):
+    for group in groups(root):
         for limit, used, cache in _FILES:
             # What is not there, or is "max", limits nothing.
             with contextlib.suppress(OSError, ValueError):
@@ -143,15 +143,15 @@ def available_memory(root: Path = Path("/")) -> int:
     return available
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of the control groups that count this process's memory, its own and above.
+def groups(root: Path, controller: str = "memory") -> Iterator[Path]:
+    """The folders of the control groups that count something of this process, its own and above.
 
     A container may be told of groups that only its machine has: of those it sees none.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
+            if controllers in ("", controller):
                 own = PurePosixPath(path.lstrip("/"))
                 for part in (own, *own.parents):
                     yield root / "sys/fs/cgroup" / controllers / part

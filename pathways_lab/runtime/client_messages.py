@@ -292,6 +292,14 @@ class Memory(Plain):
 
 
 @dataclass(frozen=True, slots=True)
+class Restart(Plain):
+    """An island, or one host, shall have new device processes."""
+
+    id: Number
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Race(Plain):
     """Runs that follow are launched in orders of the client's choice: controllers by host."""
 
@@ -337,6 +345,7 @@ CLIENTS: Door = {
     "named": Named,
     "donation": Donation,
     "memory": Memory,
+    "restart": Restart,
     "race": Race,
     "race-go": RaceGo,
 }

@@ -48,6 +48,9 @@ from pathways_lab.runtime.trouble import Troubles
 from pathways_lab.runtime.watchdog import PERIOD
 from pathways_lab.runtime.wire import TO_CONTROL
 
+_WORD_SECONDS = 1.0
+"""When a host's link closes, its worker soon says why; for so long it is waited for that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -64,6 +67,7 @@ class ControlPlane:
     folder, interface: where hosts that compute together meet, see
         :class:`pathways_lab.runtime.coordination.Coordination`.
     end_process(host): have a device process ended by its parent.
+    start_process(host, worker): have that worker start one.
     client_address, host_address: the real ones of their listeners.
     idle: see :class:`pathways_lab.runtime.launching.ControlSettings`.
     """
@@ -80,10 +84,13 @@ class ControlPlane:
         end_process: Callable[[HostSeen], object] = lambda host: None,
         client_context: ssl.SSLContext | None = None,
         idle: float = 0.0,
+        start_process: Callable[[str, str], object] = lambda host, worker: None,
     ) -> None:
         self._keys = keys
         self._observers = itertools.count(1)
         self._idle = idle
+        self._closing: dict[str, Link] = {}
+        """Links of hosts that have closed, and for whose worker's word is waited."""
         self.reactor = Reactor(
             "control", self._message, self._closed, self._opened, limits=TO_CONTROL, awake=True
         )
@@ -107,6 +114,7 @@ class ControlPlane:
             lambda rim: PolicyDesk(rim, processes, time.monotonic, self.reactor.call_later),
             lambda buffer, client: auth.ticket_of(keys.data, buffer, client),
             end_process,
+            start_process,
         )
         self.client_address = self.reactor.listen(
             client_listen, keys.client, self._meet_client, context=client_context or context
@@ -132,6 +140,10 @@ class ControlPlane:
         """
         self.reactor.call_soon(self._worker_leaves, worker, reason)
 
+    def host_down(self, report: dict[str, Any]) -> None:
+        """Its worker says how a device process ended, see :mod:`.death_reports`.  Any thread."""
+        self.reactor.call_soon(self.rim.host_down, report)
+
     def restart_host(self, name: str, reason: str) -> None:
         """End a device process that does not come to an end; another takes its place.  Any thread.
 
@@ -144,6 +156,10 @@ class ControlPlane:
             if isinstance(link.tag, HostSeen) and link.tag.worker == worker:
                 self.rim.host_leaves(link.tag.name, reason)
                 self.reactor.call_later(PATIENCE, link.close, reason)
+        for host, link in self._closing.items():
+            if link.tag.worker == worker:
+                self.rim.host_lost(host, reason, link)
+        self.rim.worker_left(worker)
 
     def _look(self) -> None:
         self.rim.look()
@@ -249,9 +265,19 @@ class ControlPlane:
         elif isinstance(link.tag, ObserverSeen):
             self.rim.diary.broadcast.unwatch(link.name)
         elif isinstance(link.tag, HostSeen):
-            self.rim.host_lost(link.tag.name, reason, link)
+            if link.tag.worker:
+                self._closing[link.tag.name] = link
+                self.reactor.call_later(_WORD_SECONDS, self._lost, link, reason)
+            else:
+                self.rim.host_lost(link.tag.name, reason, link)
         elif not any(other is not link and other.tag == link.tag for other in self.reactor.links):
             self.assemblies.lost(link.tag.name, reason)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        """Its worker has said nothing: it may be gone with the whole machine."""
+        if self._closing.get(link.tag.name) is link:
+            del self._closing[link.tag.name]
+        self.rim.host_lost(link.tag.name, reason, link)
 
     def _message(
         self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
@@ -293,9 +319,10 @@ def main() -> None:
         Path(config["folder"]),
         config["host"],
         context,
-        lambda host: lifeline.report(worker=host.worker, host=host.name, pid=host.pid),
+        lambda host: _wish("kill", host.name, host.worker, host.pid),
         client_context=server_context(config["tls"], invited=True),
         idle=config["idle"],
+        start_process=lambda host, worker: _wish("restart", host, worker),
     )
     lifeline.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     lifeline.report(client_address=plane.client_address, host_address=plane.host_address)
@@ -306,13 +333,20 @@ def main() -> None:
     plane.reactor.run_forever()
 
 
+def _wish(do: str, host: str, worker: str, pid: int = 0) -> None:
+    """Have a worker do something to its device process, see :mod:`.sabotage`."""
+    lifeline.report(worker=worker, host=host, wish={"do": do, "pid": pid})
+
+
 def _obey(plane: ControlPlane) -> None:
-    """What the parent says later: which workers are gone, and what owners do to messages."""
+    """What the parent says later: of workers, of their processes, of trouble with messages."""
     troubles = Troubles(plane.reactor)
     while True:
         news = lifeline.configuration()
         if "trouble" in news:
             plane.reactor.call_soon(troubles.begin, news["trouble"])
+        elif "down" in news:
+            plane.host_down(news["down"])
         else:
             plane.worker_removed(news["removed"], news["reason"])
 

@@ -47,6 +47,7 @@ def fork(main: Callable[[], object], *, name: str, folder: Path) -> Child:
     ends: list[int] = []
     try:
         with open(log, "ab") as output:
+            since = output.tell()
             ends += os.pipe()
             ends += os.pipe()
             pid = os.fork()
@@ -58,7 +59,7 @@ def fork(main: Callable[[], object], *, name: str, folder: Path) -> Child:
         raise ChildDied(f"{name} could not be started: {error}") from error
     os.close(ends[0])
     os.close(ends[3])
-    return Child(_Copy(pid, ends[1], ends[2]), name, log)
+    return Child(_Copy(pid, ends[1], ends[2]), name, log, since)
 
 
 def _be_copy(

@@ -3,7 +3,7 @@
 Problem: an abort inside XLA kills a whole process, so the devices live in one
 that may die without taking the Dask worker along.  A new one takes its place
 (a new incarnation under the same name), as soon as the machine has room for a
-process; what crashes at every start must not be restarted for ever.
+process; what crashes again and again is not restarted until somebody says so.
 
 Rule for maintainers: no Dask here; the thread that watches never outlives
 :meth:`DeviceProcess.close`.
@@ -18,10 +18,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.deaths import Records, story
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 
 MODULE = "pathways_lab.runtime.host"
@@ -32,8 +34,8 @@ PATIENCE = 10.0
 """Seconds that a host of a worker which leaves may go on with what is admitted there."""
 _RESTARTS = 5
 _RESTART_WINDOW = 60.0
-"""More than so many restarts in so many seconds, and it stays down; not counted are those that
-were asked for, and those of a process that had lived for a while."""
+"""More than so many restarts in so many seconds, and it stays down until somebody restarts it;
+not counted are those that were asked for, and those of a process that had lived for a while."""
 _LIVED = 10.0
 _APART = 2.0
 """Seconds between two starts at least: the machine may have room for a process again by then."""
@@ -96,20 +98,38 @@ def label(name: str) -> str:
     return f"device process {name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of a device process.
+
+    state: ``"died"``: another one is started; ``"given up"``: none is.
+    pid: of the incarnation, 0 for one that could not be started.
+    code: its exit code, None for such a one.
+    reason: one sentence, without a subject.  words: the end of its log.
+    asked: it was ended on purpose.
+    """
+
+    state: Literal["ready", "died", "given up", "retired"]
+    pid: int = 0
+    code: int | None = None
+    reason: str = ""
+    words: str = ""
+    asked: bool = False
+
+
 class DeviceProcess:
     """One device process after the other, under one name.
 
     environment: variables to set in addition to this process's own.
     first: the first one, if it was started already and waits for its configuration.
-    on_change: called in the watching thread with ``"ready"``, ``"died: …"``,
-        ``"given up: …"`` or ``"retired"``.
+    on_change: called in the watching thread.
     """
 
     def __init__(
         self,
         configuration: dict[str, Any],
         folder: Path,
-        on_change: Callable[[str], None] = lambda state: None,
+        on_change: Callable[[Change], None] = lambda change: None,
         module: str = MODULE,
         environment: dict[str, str] | None = None,
         first: Child | None = None,
@@ -124,6 +144,7 @@ class DeviceProcess:
         processors = configuration["devices"] or os.cpu_count() or 1
         self._environment = {"NPROC": str(processors), **arenas(), **(environment or {})}
         self._closing = threading.Event()
+        self._revived = threading.Event()
         self._settled = threading.Event()
         self._failure = ""
         self._asked = False
@@ -158,6 +179,10 @@ class DeviceProcess:
         os.kill(pid, signal.SIGKILL)
         return True
 
+    def restart(self) -> None:
+        """Start another incarnation, if none is started by itself any more."""
+        self._revived.set()
+
     def retire(self, patience: float, lab_lost: bool = False) -> None:
         """Its worker leaves: let it end what it has begun.
 
@@ -166,7 +191,7 @@ class DeviceProcess:
         and with it the lab: the control plane ends everything and says why, so nothing is
         asked of it here.
         """
-        self._closing.set()
+        self._stop()
         with contextlib.suppress(ChildDied, ValueError):  # it may have ended already
             if not lab_lost:
                 self._child.tell({"leave": "its worker leaves"})
@@ -175,10 +200,14 @@ class DeviceProcess:
 
     def close(self) -> None:
         """End it and do not restart it.  Again is fine."""
-        self._closing.set()
+        self._stop()
         self._child.end()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
+
+    def _stop(self) -> None:
+        self._closing.set()
+        self._revived.set()
 
     def _start(self, there: Child | None = None) -> Child:
         # Its own, for sockets: it removes it when this process dies, and this one when it does.
@@ -199,8 +228,9 @@ class DeviceProcess:
     def _watch(self) -> None:
         starts: list[float] = []
         while True:
-            began = time.monotonic()
+            began, before = time.monotonic(), Records.read()
             starts.append(began)
+            ended, failed, silent = None, "", False
             try:
                 if self.restarts:
                     self._child = self._start()
@@ -208,39 +238,51 @@ class DeviceProcess:
                         self._child.end()
                         remove_folder(self._private)
                         return
-                self._child.hear(_READY_SECONDS)
+                ended = self._child
+                ended.hear(_READY_SECONDS)
                 self._settled.set()
-                self._on_change("ready")
-                self._child.wait()
-                story = f"ended with exit code {self._child.exit_code}; {self._child.last_words()}"
+                self._on_change(Change("ready", ended.pid))
+                ended.wait()
             except ChildDied as death:
+                failed, silent = str(death), ended is not None and ended.alive
                 self._child.end()
-                story = str(death)
             remove_folder(self._private)
             if self._closing.is_set():
                 self._settled.set()
                 return
             if self._child.exit_code == RETIRED:
-                self._on_change("retired")
+                self._on_change(Change("retired"))
                 return
+            pid, code, words = 0, None, failed
+            if ended is not None:
+                pid, words = ended.pid, words if silent else ended.last_words()
+                code = None if silent else ended.exit_code
+            reason = story(code, words, before, Records.read())
             if not self._settled.is_set():
                 # The first start failed: the reason is for whoever waits.
-                self._failure = story
+                self._failure = failed
                 self._settled.set()
-                self._on_change(f"given up: {story}")
+                self._on_change(Change("given up", pid, code, reason, words))
                 return
             now = time.monotonic()
             if self._asked or now - began > _LIVED:
                 starts.pop()
-            self._asked = False
+            asked, self._asked = self._asked, False
             starts = [start for start in starts if start > now - _RESTART_WINDOW]
-            if len(starts) > _RESTARTS:
-                self._on_change(f"given up: {story}")
-                return
-            self._on_change(f"died: {story}")
-            self.restarts += 1
             self._child.end()
-            if self._closing.wait(max(0.0, began + _APART - now)):
+            self.restarts += 1
+            if len(starts) > _RESTARTS:
+                self._revived.clear()
+                if self._closing.is_set():
+                    return
+                reason += f", for the {len(starts)}th time in {now - starts[0]:.0f} s"
+                self._on_change(Change("given up", pid, code, reason, words, asked))
+                starts.clear()
+                self._revived.wait()
+            else:
+                self._on_change(Change("died", pid, code, reason, words, asked))
+                self._closing.wait(max(0.0, began + _APART - now))
+            if self._closing.is_set():
                 return
 
 

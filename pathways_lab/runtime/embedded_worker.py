@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pathways_lab.runtime import copies, host, lifeline
+from pathways_lab.runtime.death_reports import DeathReports
 from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess, label
 from pathways_lab.runtime.lifeline import Child, ChildDied
 
@@ -52,9 +54,11 @@ def work(config: dict[str, Any], first: Child | None) -> None:
         # Links over Dask's comms need the cluster's certificates, so they wait for Dask.
         cluster = lifeline.configuration()
         settings |= {"control": cluster["control"], "tls": cluster["tls"]}
+    reports = DeathReports(settings)
     device = DeviceProcess(
         settings,
         folder,
+        reports.changed,
         module=config["module"],
         environment=config["environment"],
         first=first,
@@ -66,7 +70,8 @@ def work(config: dict[str, Any], first: Child | None) -> None:
 
     import distributed  # noqa: F401 (loaded while the scheduler starts)
 
-    lost = asyncio.run(serve(settings["name"], folder, cluster or lifeline.configuration()))
+    cluster = cluster or lifeline.configuration()
+    lost = asyncio.run(serve(settings["name"], folder, cluster, there=reports.attach))
     device.retire(PATIENCE, lab_lost=lost)
     lifeline.leave()
 
@@ -81,9 +86,16 @@ def _tell_when_ready(device: DeviceProcess) -> None:
 
 
 async def serve(
-    name: str, folder: Path, cluster: dict[str, Any], resources: dict[str, float] | None = None
+    name: str,
+    folder: Path,
+    cluster: dict[str, Any],
+    resources: dict[str, float] | None = None,
+    there: Callable[[Any], object] = lambda worker: None,
 ) -> bool:
-    """Until the worker has ended; whether because its scheduler is gone."""
+    """Until the worker has ended; whether because its scheduler is gone.
+
+    there(worker): called when Dask has it.
+    """
     from distributed import Security, Worker
 
     from pathways_lab.runtime import dask_private
@@ -107,6 +119,7 @@ async def serve(
         dashboard=False,
         resources=resources,
     ) as worker:
+        there(worker)
         lifeline.report(stage="worker", pid=os.getpid())
         await worker.finished()
     return not dask_private.has_scheduler(worker)

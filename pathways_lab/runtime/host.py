@@ -17,6 +17,7 @@ Paper: section 4.5 (one executor process per host).
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.deaths import ENDS, FAILED
 from pathways_lab.runtime.device_process import RETIRED
 from pathways_lab.runtime.switching import Sooner
 
@@ -43,8 +45,6 @@ their work may be, so they are long: between processes, where one may have much
 earlier work to do, the control plane finds the dead and the hung; within one,
 minutes must be enough."""
 
-FAILED = 70
-"""Exit code of a process that could not go on."""
 _FLUSH_SECONDS = 0.2
 
 
@@ -108,7 +108,7 @@ class _End:
     def __call__(self, reason: str, code: int = FAILED) -> None:
         if not self._once.acquire(blocking=False):
             return
-        print(f"the device process ends: {reason}", file=sys.stderr, flush=True)
+        print(f"{ENDS}{reason}", file=sys.stderr, flush=True)
         if self.rim is not None:
             with contextlib.suppress(Exception):
                 last = reason.strip().splitlines()[-1]
@@ -122,6 +122,8 @@ class _End:
 def main() -> None:
     """Serve until the parent is gone."""
     lifeline.begin()
+    # The last words of a process that a fatal signal ends: the user's line, in the log.
+    faulthandler.enable(all_threads=False)
     # The thread that launches must not wait long for the one that prepares what comes next.
     Sooner()
     settings: dict[str, Any] = lifeline.configuration()

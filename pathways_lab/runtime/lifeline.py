@@ -196,12 +196,13 @@ class Process(Protocol):
 class Child:
     """One child process, and this end of its lifeline.
 
-    log: the file with everything that it printed.
+    log: the file with everything that it printed, from the byte *since* on.
     """
 
-    def __init__(self, popen: Process, name: str, log: Path) -> None:
+    def __init__(self, popen: Process, name: str, log: Path, since: int) -> None:
         self.name = name
         self.log = log
+        self._since = since
         self.pid = popen.pid
         self._popen = popen
         self._heard = b""
@@ -269,9 +270,13 @@ class Child:
     def last_words(self, limit: int = 2000) -> str:
         """The end of its log, for error messages."""
         try:
-            text = self.log.read_bytes()[-limit:].decode(errors="replace").strip()
+            said = self.log.read_bytes()[self._since :]
+            lines = said[-8 * limit :].decode(errors="replace").splitlines()
         except OSError:
-            text = ""
+            lines = []
+        # After a fatal signal Python lists all that is loaded: as long as everything else.
+        kept = [line for line in lines if not line.startswith("Extension modules: ")]
+        text = "\n".join(kept)[-limit:].strip()
         return f"its last lines:\n{text}" if text else "it printed nothing"
 
     def let_go(self) -> None:
@@ -321,6 +326,7 @@ def spawn(
     log = log_of(folder, name)
     try:
         with open(log, "ab") as output:
+            since = output.tell()
             popen = subprocess.Popen(
                 [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
@@ -334,7 +340,7 @@ def spawn(
     except OSError as error:
         # No memory, no process, no room for its log is left.
         raise ChildDied(f"{name} could not be started: {error}") from error
-    child = Child(popen, name, log)
+    child = Child(popen, name, log, since)
     if configuration is not None:
         child.tell(configuration)
     return child

@@ -36,7 +36,13 @@ from distributed import SchedulerPlugin, WorkerPlugin
 from pathways_lab.runtime import dask_private
 from pathways_lab.runtime.address import private_folder, remove_folder
 from pathways_lab.runtime.dashboard import Door, Pages
-from pathways_lab.runtime.device_process import PATIENCE, DeviceProcess, device_configuration
+from pathways_lab.runtime.death_reports import TOPIC, DeathReports
+from pathways_lab.runtime.device_process import (
+    PATIENCE,
+    Change,
+    DeviceProcess,
+    device_configuration,
+)
 from pathways_lab.runtime.feeder import FEEDS
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE
@@ -139,15 +145,21 @@ class ControlPlugin(SchedulerPlugin):
             self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
 
     def _wanted(self, scheduler: Any, report: dict[str, Any]) -> None:
-        """The control plane has given a device process up: its worker can end it."""
+        """The control plane wants a device process ended or started: its worker can do it."""
         for address, name in self._names.items():
             if name == report["worker"]:
-                wish = {"do": "kill", "pid": report["pid"]}
-                ending = asyncio.ensure_future(
-                    dask_private.run_on_worker(scheduler, address, act, report["host"], wish)
+                doing = asyncio.ensure_future(
+                    dask_private.run_on_worker(
+                        scheduler, address, act, report["host"], report["wish"]
+                    )
                 )
-                self._endings.add(ending)
-                ending.add_done_callback(self._endings.discard)
+                self._endings.add(doing)
+                doing.add_done_callback(self._endings.discard)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """A worker says how its device process ended."""
+        if topic == TOPIC and self._plane.alive:
+            self._plane.tell({"down": msg})
 
     def _ended(self, scheduler: Any) -> None:
         if not self._closing:
@@ -308,9 +320,12 @@ class HostsPlugin(WorkerPlugin):
 
     async def _start(self, worker: Any) -> None:
         self._folder = private_folder()
+        configuration = self._configuration(worker)
+        self._reports = DeathReports(configuration)
+        self._reports.attach(worker)
         self._process = await asyncio.to_thread(
             DeviceProcess,
-            {**self._configuration(worker), REMOVE: [str(self._folder)]},
+            {**configuration, REMOVE: [str(self._folder)]},
             self._folder,
             self._changed,
             self.host_module,
@@ -360,9 +375,11 @@ class HostsPlugin(WorkerPlugin):
             members=self.members,
         )
 
-    def _changed(self, state: str) -> None:
-        if state != "ready":
-            log.warning("device process %s", state)
+    def _changed(self, change: Change) -> None:
+        self._reports.changed(change)
+        if change.state != "ready":
+            words = f"; {change.words}" if change.words else ""
+            log.warning("device process %s: it %s%s", change.state, change.reason, words)
 
 
 def beyond(other: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from pathways_lab.runtime.once import Once
 _NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
 _Name = Annotated[str, Within(1, 1000)]
 _USED = ("run", "buffer", "race")
+GIVEN_UP = "it was given up: lab.restart({!r}) starts it again"
 _OURS = re.compile(r"control|policy|kernel-\d+")
 
 
@@ -90,6 +91,26 @@ class HostSeen:
     """What its devices are made of: those of one make compute the same, to the bit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """A host whose device process has ended, and whose worker lives.
+
+    again: another process is being started.  reason: a sentence.
+    """
+
+    name: str
+    island: str
+    worker: str
+    reason: str
+    again: bool
+
+    @property
+    def told(self) -> str:
+        """Why, and what comes of it."""
+        how = "it is being started again" if self.again else GIVEN_UP.format(self.island)
+        return f"{self.reason}; {how}"
+
+
 @dataclass(slots=True)
 class Arguments:
     """What travels with a run: sent to each host with its first grant.
@@ -117,6 +138,7 @@ class Registry:
 
     clients: dict[str, ClientSeen] = field(default_factory=dict)
     hosts: dict[str, HostSeen] = field(default_factory=dict)
+    down: dict[str, Fallen] = field(default_factory=dict)
     bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
     plans: dict[str, tuple[str, Plan]] = field(default_factory=dict)
     """By key: the client that registered it, and the plan."""
@@ -246,7 +268,11 @@ class Registry:
                     "make": host.make,
                 }
             )
+        down = sorted(self.down.values(), key=lambda fallen: fallen.name)
         return {
+            "down": [
+                {"name": d.name, "island": d.island, "told": d.told, "again": d.again} for d in down
+            ],
             "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
             "slices": [pack(binding) for binding in self.bindings.values()],
             "away": dict(self.away),

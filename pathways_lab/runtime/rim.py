@@ -37,6 +37,7 @@ from pathways_lab.runtime.client_messages import CLIENTS
 from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.commands import Commands
 from pathways_lab.runtime.diary import Diary
+from pathways_lab.runtime.downs import Downs
 from pathways_lab.runtime.edge import Malformed, parsed
 from pathways_lab.runtime.formations import Formations, Services
 from pathways_lab.runtime.host_messages import HOSTS
@@ -82,6 +83,7 @@ class Rim:
     services: where the hosts of slices over several hosts meet.
     ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
     end_process(host): have it ended by its parent, whatever it does.
+    start_process(host, worker): have the worker start one for a host that was given up.
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
@@ -97,6 +99,7 @@ class Rim:
         policies: Callable[[Rim], PolicyDesk],
         ticket: Callable[[int, int], bytes],
         end_process: Callable[[HostSeen], object] = lambda host: None,
+        start_process: Callable[[str, str], object] = lambda host, worker: None,
     ) -> None:
         self.registry = Registry()
         self.rejected = 0
@@ -129,8 +132,11 @@ class Rim:
             self.happened,
             self.peers.host,
             self.diary.remember,
-            self._print_at,
+            self.print_at,
             self.restart_host,
+        )
+        self.downs = Downs(
+            self, core.overdue, self.diary.remember, self.peers.topology, start_process
         )
 
     # --- who is there ------------------------------------------------------------
@@ -174,6 +180,7 @@ class Rim:
         """A device process is there.  One of the same name before it counts as lost."""
         self.host_lost(host.name, f"{host.name} was replaced by a new device process")
         self.registry.hosts[host.name] = host
+        self.downs.joined(host.name)
         self.peers.hosts[host.name] = peer
         self.standstill.heard(host.name, self._clock())
         self.peers.data_addresses()
@@ -197,6 +204,7 @@ class Rim:
         if name not in self.peers.hosts or peer not in (None, self.peers.hosts[name]):
             return
         del self.peers.hosts[name]
+        self.downs.losing(name, self._clock())
         island = self.registry.hosts[name].island
         self._epochs[island] = self._epochs.get(island, 0) + 1
         # First: the other hosts may be waiting for this one, in the middle of a computation.
@@ -225,6 +233,14 @@ class Rim:
             self._end_process(self.registry.hosts[name])
         self.peers.host(name, "restart", {"reason": reason})
         self.host_lost(name, f"it was restarted: {reason}")
+
+    def host_down(self, report: dict[str, Any]) -> None:
+        """The worker of a host says how its device process ended."""
+        self.downs.reported(report, self._clock())
+
+    def worker_left(self, worker: str) -> None:
+        """A worker is gone, or will be, and starts no process any more."""
+        self.downs.worker_left(worker, self._clock())
 
     def _slices_lost(self, slices: tuple[int, ...], reason: str) -> None:
         self.happened(m.SlicesLost(self._clock(), "formation:broken", slices, reason))
@@ -364,7 +380,7 @@ class Rim:
             fields = {"host": host.name, "run": run, "device": device, "text": text}
             self.peers.client(client.name, "output", fields)
 
-    def _print_at(self, client: str, run: int, text: str) -> None:
+    def print_at(self, client: str, run: int, text: str) -> None:
         """For people: where a run was started."""
         fields = {"host": "watchdog", "run": run, "device": None, "text": text}
         self.peers.client(client, "output", fields)
@@ -415,6 +431,16 @@ class Rim:
     def _race_go(self, client: ClientSeen, message: said.RaceGo) -> None:
         own(client, [message.race], "race")
         self.races.close(message.race, self._clock())
+
+    def _restart(self, client: ClientSeen, message: said.Restart) -> None:
+        """An owner wants new device processes."""
+        if not client.owner:
+            raise Rejected("restart", *not_an_owner(client.name, "restart hosts"))
+        hosts = self.downs.restart(message.name, f"{client.name} wanted it", self._clock())
+        if not hosts:
+            name = message.name[:64]
+            raise Rejected("restart", f"there is no island and no host {name!r} to restart")
+        self.peers.answer(client.name, message.id, None, {"hosts": hosts})
 
     def _account(self, client: ClientSeen, message: said.Accounts) -> None:
         """What everybody has used, for whoever asks."""
@@ -523,6 +549,7 @@ _OWN: dict[type, Callable[[Rim, ClientSeen, Any], None]] = {
     said.Donation: Rim._donation,
     said.Memory: Rim._memory,
     said.Watchdog: Rim._on_stuck,
+    said.Restart: Rim._restart,
 }
 """Messages of clients of which the core hears nothing."""
 

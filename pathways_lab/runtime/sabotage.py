@@ -32,7 +32,8 @@ _PERIOD = 0.02
 def act(name: str, wish: dict[str, Any]) -> bool:
     """Do something to the device process of the host *name*; False: it is not a child of this.
 
-    wish["do"]: ``"kill"`` (the incarnation *pid*), ``"hang"`` (for *seconds*), ``"slow"``
+    wish["do"]: ``"kill"`` (the incarnation *pid*), ``"restart"`` (another one, where it was
+    given up), ``"hang"`` (for *seconds*), ``"slow"``
     (*factor* times, for *seconds*), ``"heal"`` (end of both), ``"trouble"`` (*rule*, see
     :class:`pathways_lab.runtime.trouble.Rule`), ``"flip"`` (*rule*, see
     :class:`pathways_lab.runtime.flips.Flips`).
@@ -43,6 +44,8 @@ def act(name: str, wish: dict[str, Any]) -> bool:
     match wish["do"]:
         case "kill":
             return process.kill(wish["pid"])
+        case "restart":
+            process.restart()
         case "hang":
             _begin(process, float("inf"), wish["seconds"])
         case "slow":

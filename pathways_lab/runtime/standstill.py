@@ -14,6 +14,7 @@ Paper: section 4.4.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -92,11 +93,14 @@ class Standstill:
     def wonder(self, now: float, late: float, told: Told) -> None:
         """A client asks what is late."""
 
-        def or_silent(story: Stuck | None) -> None:
+        def and_missing(story: Stuck | None) -> None:
             silent = tuple(self._silent)
-            told(Stuck("silent", (), (), silent) if story is None and silent else story)
+            down = tuple(f"{name} is down: {d.told}" for name, d in self._registry.down.items())
+            if story is None and (silent or down):
+                story = Stuck("silent" if silent else "down", (), (), silent)
+            told(story if story is None else dataclasses.replace(story, down=down))
 
-        self._watchdog.wonder(now, late, or_silent)
+        self._watchdog.wonder(now, late, and_missing)
 
     def answered(self, host: str, number: int, seen: tuple[Seen, ...], now: float) -> None:
         """A host says what it has launched."""

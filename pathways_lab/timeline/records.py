@@ -18,6 +18,8 @@ Span     ``gang`` (computation running on devices), ``transfer`` (first byte
          arrival, on the Dask worker *host*; args step, made: when its function
          had returned, nbytes; only its own client hears of it)
 Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
+         ``host-down`` (its worker says why its process has ended; args text, words: its
+         last ones, again: another one is started),
          ``slice-bound``, ``slice-freed``, ``slices-lost``, ``slice-withdrawn``
          (lost, and may be bound again), ``slice-suspended``, ``hosts-left`` (on
          purpose; args hosts, reason), ``plan`` (a program was

@@ -12,7 +12,7 @@ import pytest
 from pathways_lab.core import messages as m
 from pathways_lab.core.overdue import Overdue
 from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.runtime import auth, chronicle
+from pathways_lab.runtime import auth, chronicle, control_plane
 from pathways_lab.runtime.auth import AuthenticationError, new_key
 from pathways_lab.runtime.codec import pack
 from pathways_lab.runtime.control_plane import ControlPlane, Keys
@@ -196,3 +196,29 @@ def test_clients_hear_that_the_lab_closes(lab: Lab) -> None:
     lab.plane.close("the lab was closed")
     until(lambda: client.closed)
     assert client.of("closing") == [{"reason": "the lab was closed"}]
+
+
+def test_a_host_that_is_gone_is_lost_with_the_word_of_its_worker(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link closes first; whoever waits for it no longer is told that and no more."""
+    monkeypatch.setattr(control_plane, "_WORD_SECONDS", 60.0)
+
+    def lost() -> list[str]:
+        return [e.reason for e in lab.core.events if isinstance(e, m.HostLost)]
+
+    who = {"name": "i0/h", "island": "i0", "worker_name": "w", "pid": 3}
+    how = {"state": "died", "code": -11, "reason": "was ended by signal 11", "words": ""}
+    word = {**who, **how, "asked": False}
+    _, link = lab.connect(**HOST, worker="w")
+    link.close()
+    until(lambda: "i0/h" in lab.plane._closing)
+    assert not lost()
+    lab.plane.host_down(word)
+    until(lambda: lost() == ["its device process was ended by signal 11"])
+    _, link = lab.connect(**HOST, worker="w")
+    until(lambda: not lab.plane.rim.registry.down)
+    link.close()
+    until(lambda: lab.plane._closing["i0/h"].closed is not None)
+    lab.plane.worker_removed("w", "Dask removed it")
+    until(lambda: len(lost()) == 2)

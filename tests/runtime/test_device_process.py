@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from pathways_lab.runtime import device_process
-from pathways_lab.runtime.device_process import DeviceProcess, device_configuration
-from pathways_lab.runtime.lifeline import Child, ChildDied
+from pathways_lab.runtime.device_process import Change, DeviceProcess, device_configuration
+from pathways_lab.runtime.lifeline import Child, ChildDied, log_of
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -43,11 +43,16 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def make(folder: Path, name: str, changes: list[str]) -> DeviceProcess:
+    """changes: gets what has become of it, in words."""
+
+    def changed(change: Change) -> None:
+        changes.append(f"{change.state}: {change.reason}" if change.reason else change.state)
+
     config = device_configuration(
         control="", key=b"k" * 32, data_key=b"d" * 32, name=name, island="i", devices=2,
         platform="cpu", memory=None, data_listen=str(folder / "marker"),
     )  # fmt: skip
-    return DeviceProcess(config, folder, changes.append, module=FAKE)
+    return DeviceProcess(config, folder, changed, module=FAKE)
 
 
 def test_a_crashed_one_comes_back_under_the_same_name(tmp_path: Path) -> None:
@@ -56,7 +61,7 @@ def test_a_crashed_one_comes_back_under_the_same_name(tmp_path: Path) -> None:
     process.wait_ready()
     until(lambda: changes.count("ready") == 3)
     assert process.restarts == 2
-    assert "exit code -6" in changes[1]
+    assert "signal 6 (SIGABRT, Aborted)" in changes[1]
     pid = process.pid
     process.close()
     process.close()
@@ -68,7 +73,27 @@ def test_one_that_always_crashes_is_given_up(tmp_path: Path) -> None:
     changes: list[str] = []
     process = make(tmp_path, "i/crashes-99", changes)
     until(lambda: changes[-1:] != [] and changes[-1].startswith("given up"))
-    assert process.restarts == 5
+    assert process.restarts == 6
+    assert "for the 6th time" in changes[-1]
+    process.restart()
+    until(lambda: changes.count("ready") > 6)
+    process.close()
+
+
+def test_one_that_is_given_up_ends_with_its_worker(tmp_path: Path) -> None:
+    changes: list[str] = []
+    process = make(tmp_path, "i/crashes-99", changes)
+    until(lambda: changes[-1:] != [] and changes[-1].startswith("given up"))
+    process.retire(0.1)
+    assert not process._thread.is_alive()
+
+
+def test_its_last_words_are_not_those_of_the_one_before(tmp_path: Path) -> None:
+    log = log_of(tmp_path, device_process.label("i/stays"))
+    log.write_text("the one before was unhappy")
+    process = make(tmp_path, "i/stays", [])
+    process.wait_ready()
+    assert process._child.last_words() == "it printed nothing"
     process.close()
 
 
@@ -88,9 +113,11 @@ def test_one_for_which_there_is_no_process_is_tried_again(
     process = make(tmp_path, "i/crashes-1", changes)
     until(lambda: any(change.startswith(outcome) for change in changes[1:]))
     why = f"device process i/crashes-1 could not be started: [Errno {errno.EAGAIN}] no process left"
-    assert changes[2] == f"died: {why}"
-    assert changes[-1] in ("ready", f"given up: {why}")
-    assert len(rests) == process.restarts == min(times + 1, 5)
+    assert changes[2].startswith(f"died: {why}: ")
+    assert "processes and threads" in changes[2]
+    assert changes[-1] == "ready" or changes[-1].startswith(f"given up: {why}")
+    assert process.restarts == min(times + 1, 6)
+    assert len(rests) == min(times + 1, 5)
     assert min(rests[1:]) > 0.5 * device_process._APART, "not all of them in one moment"
     process.close()
 
