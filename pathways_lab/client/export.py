@@ -145,6 +145,7 @@ def make(
     code = jax_private.read_lowered(
         module, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]
     )
+    failures.check_axes(code.axes)
     in_layouts = _settled(wanted, code.inputs, body.in_types, place)
     out_layouts = _settled(out, code.outputs, body.out_types, place)
     identity = (body.in_types, body.out_types, in_layouts, out_layouts, body.donated, kind)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -206,6 +207,24 @@ def _in_other_words(error: Exception) -> tuple[str, str]:
 def _first_paragraph(error: Exception) -> str:
     """An error's text up to the first empty line: what follows is JAX's advice on tracing."""
     return " ".join(str(error).split("\n\n", 1)[0].split())
+
+
+def check_axes(names: Iterable[Any]) -> None:
+    """Raises PathwaysError for names of mesh axes that would end who compiles for the mesh."""
+    for name in names:
+        if isinstance(name, str) and not name.isascii():
+            raise failure(
+                "refused",
+                f"{name!r} cannot be the name of a mesh axis: XLA ends the process that compiles"
+                " for a mesh with a name that is not ASCII",
+                f"for example {_plain(name)!r}",
+            )
+
+
+def _plain(name: str) -> str:
+    """A name like this one, in ASCII."""
+    parts = unicodedata.normalize("NFKD", name.replace("ß", "ss"))
+    return parts.encode("ascii", "ignore").decode().strip() or "x"
 
 
 def in_transformation(transformation: str, *, program: str = "", node: str = "") -> PathwaysError:

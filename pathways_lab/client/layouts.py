@@ -95,6 +95,7 @@ def layout_of(requested: NamedSharding | PartitionSpec, on: Slice, kind: ArrayTy
                 "leave it out: values live in the devices' own memory",
             )
         spec, mesh = requested.spec, requested.mesh
+    failures.check_axes(mesh.shape)
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
     cuts = [_axes_of(entry, dict(axes), spec) for entry in spec]
     if len(cuts) > len(kind.shape):

@@ -69,6 +69,7 @@ def pmap(
             f"pmap of {label!r} with axis_size={axis_size} over {len(on)} devices",
             f"ask for a slice of {axis_size} devices",
         )
+    failures.check_axes([axis_name])
     static = frozenset((nums,) if isinstance(nums, int) else nums or ())
     mapped = _Mapped(function, axis_name or _DEFAULT_AXIS, on, in_axes, out_axes, static, label)
     sharded = functools.partial(jax.tree.map, mapped.sharding, is_leaf=_is_axis)

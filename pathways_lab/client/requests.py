@@ -75,6 +75,7 @@ def _names(axes: Any, sizes: tuple[int, ...]) -> tuple[str, ...]:
     names = tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else (axes,)
     texts = all(isinstance(each, str) and each for each in names)
     if texts and len(set(names)) == len(names) == len(sizes):
+        failures.check_axes(names)
         return names
     raise failures.failure(
         "refused",

@@ -183,6 +183,9 @@ class Control:
                 self._drain_slices()
             if self.elastic.busy:
                 self.elastic.bind_drained()
+            if state.functions.refused:
+                self._refuse_condemned()
+                self.grants.work()
             if self.bookings.moved and self.bookings.line:
                 self.bookings.serve()
             if self.forgetting.busy:
@@ -246,7 +249,20 @@ class Control:
         if event.host in self.state.resources.hosts:
             self._lose_host(event.host, event.reason)
 
+    def _refuse_condemned(self) -> None:
+        """What nobody will compile fails, as if its hosts had said so."""
+        functions = self.state.functions
+        refused, functions.refused = functions.refused, []
+        for key in refused:
+            failure = functions.condemned[key[0]]
+            self.grants.compiled(key, failure.host, 0, failure)
+
     def _host_down(self, event: HostDown) -> None:
+        if event.compiling:
+            gangs = any(event.host in gang.hosts for gang in self.overdue(0.0, event.time))
+            surely = len(event.compiling) == 1 and not gangs
+            blame = self.state.functions.blame
+            blame(event.compiling, event.host, event.how, surely=surely)
         self.state.resources.fall(event)
         self.bookings.moved = True
 

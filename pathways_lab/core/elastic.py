@@ -397,7 +397,8 @@ class Elastic:
         for function, record in state.functions.records.items():
             if function[1] == slice_id:
                 record.pending, record.failure = set(hosts), None
-                state.out.append(Prepare(state.cause, hosts, *function))
+                if state.functions.wanted(function):
+                    state.out.append(Prepare(state.cause, hosts, *function))
                 for run in state.queued.values():
                     if function in run.index.functions and run.id not in record.waiting:
                         record.waiting.add(run.id)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program import SliceId
+from pathways_lab.core.program import Line, SliceId
 from pathways_lab.core.topology import SliceBinding
 
 # --- events ---------------------------------------------------------------------
@@ -80,12 +80,22 @@ class HostsLeaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiling:
+    """A function that a host was compiling when its process ended.  function: its key."""
+
+    function: str
+    name: str
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
 class HostDown:
     """The worker of a host says that the device process has ended.
 
     until: when another one should have joined; 0: the worker starts no other one by itself.
-    reason: why it ended.
-    compiling: keys of the functions that it was compiling.
+    reason: why it ended, and what it was doing.
+    compiling: what it was compiling, if that may have ended it.
+    how: the end itself: ``"was ended by signal 6 ..."``.
     """
 
     time: float
@@ -94,7 +104,8 @@ class HostDown:
     island: str
     reason: str
     until: float = 0.0
-    compiling: tuple[str, ...] = ()
+    compiling: tuple[Compiling, ...] = ()
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)

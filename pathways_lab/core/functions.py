@@ -9,6 +9,9 @@ Rule for maintainers: a function is known per slice.  A published estimate
 changes only when the measured time has moved by a quarter, so that windows
 that were cut from it stay valid meanwhile.
 
+Compiling may end the process of a host.  A function that has done so is *condemned*: no host
+is asked to compile it any more, wherever it is wanted.
+
 Paper: section 4.2 (compilation in the background), section 4.5.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pathways_lab.core.elastic_messages import Compiling
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import SliceId
 
@@ -40,11 +44,18 @@ class FunctionRecord:
 
 @dataclass(slots=True)
 class Functions:
-    """version: changes whenever a published estimate does."""
+    """version: changes whenever a published estimate does.
+
+    condemned: by key of content, why nobody compiles it any more.
+    refused: condemned ones that were wanted, and about which nobody was told yet.
+    """
 
     assumed: float
     records: dict[FunctionKey, FunctionRecord] = field(default_factory=dict)
     version: int = 0
+    condemned: dict[str, Failure] = field(default_factory=dict)
+    refused: list[FunctionKey] = field(default_factory=list)
+    _suspected: set[str] = field(default_factory=set)
 
     def announce(self, key: FunctionKey, hosts: tuple[str, ...]) -> bool:
         """Whether *hosts* must compile it now: not when they did, or are at it."""
@@ -52,7 +63,33 @@ class Functions:
         if record is not None and record.failure is None:
             return False
         self.records[key] = FunctionRecord(set(hosts))
+        return self.wanted(key)
+
+    def wanted(self, key: FunctionKey) -> bool:
+        """Whether hosts may be asked to compile it."""
+        if key[0] in self.condemned:
+            self.refused.append(key)
+            return False
         return True
+
+    def blame(self, compiling: Sequence[Compiling], host: str, how: str, *, surely: bool) -> None:
+        """A process has ended while these were compiled.
+
+        surely: nothing else can have ended it.  Else a function is only suspected,
+        and condemned when it happens again.
+        """
+        for each in compiling:
+            if surely or each.function in self._suspected:
+                name = each.name or "a compiled function"
+                self.condemned[each.function] = Failure(
+                    "compile",
+                    f"{name} is not compiled again: the process of {host} compiled it and {how}",
+                    "change the function: what is changed is tried as a new one",
+                    node=each.name,
+                    line=each.line,
+                    host=host,
+                )
+            self._suspected.add(each.function)
 
     def compiled(
         self, key: FunctionKey, host: str, temporary: int, failure: Failure | None

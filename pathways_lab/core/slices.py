@@ -464,6 +464,8 @@ def _malformed(request: SliceRequest) -> str:
         return f"slice shape {request.shape} must have 1 to 3 sizes, each at least 1"
     if len(set(request.axes)) != len(request.shape):
         return f"shape {request.shape} needs one distinct axis name per size, got {request.axes}"
+    if not all(axis.isascii() for axis in request.axes):
+        return f"axis names {request.axes} must be ASCII: others end the process that compiles"
     if request.at and not len(request.at) == len(set(request.at)) == request.devices:
         return f"shape {request.shape} needs {request.devices} different devices, got {request.at}"
     return ""

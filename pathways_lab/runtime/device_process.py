@@ -18,11 +18,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.compiling import read
 from pathways_lab.runtime.deaths import Records, story
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 
@@ -107,6 +108,7 @@ class Change:
     code: its exit code, None for such a one.
     reason: one sentence, without a subject.  words: the end of its log.
     asked: it was ended on purpose.
+    compiling: what it was compiling, see :func:`pathways_lab.runtime.compiling.read`.
     """
 
     state: Literal["ready", "died", "given up", "retired"]
@@ -115,6 +117,7 @@ class Change:
     reason: str = ""
     words: str = ""
     asked: bool = False
+    compiling: list[list[Any]] = field(default_factory=list)
 
 
 class DeviceProcess:
@@ -246,6 +249,7 @@ class DeviceProcess:
             except ChildDied as death:
                 failed, silent = str(death), ended is not None and ended.alive
                 self._child.end()
+            compiling = read(self._private)
             remove_folder(self._private)
             if self._closing.is_set():
                 self._settled.set()
@@ -276,11 +280,11 @@ class DeviceProcess:
                 if self._closing.is_set():
                     return
                 reason += f", for the {len(starts)}th time in {now - starts[0]:.0f} s"
-                self._on_change(Change("given up", pid, code, reason, words, asked))
+                self._on_change(Change("given up", pid, code, reason, words, asked, compiling))
                 starts.clear()
                 self._revived.wait()
             else:
-                self._on_change(Change("died", pid, code, reason, words, asked))
+                self._on_change(Change("died", pid, code, reason, words, asked, compiling))
                 self._closing.wait(max(0.0, began + _APART - now))
             if self._closing.is_set():
                 return

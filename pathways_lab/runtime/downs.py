@@ -14,6 +14,7 @@ Paper: section 4.1.
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,11 +22,16 @@ from typing import Any, Protocol
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
 from pathways_lab.core.overdue import Overdue
+from pathways_lab.runtime.compiling import told as compiling_of
 from pathways_lab.runtime.registry import Fallen, Registry
 from pathways_lab.timeline.records import Event
 
 _BACK_SECONDS = 30.0
 """For so long it is waited for a process that is being started."""
+_OF_ITSELF = {
+    -s for s in (signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGBUS)
+}
+"""Exit codes of processes that were ended by what they did."""
 
 
 class _Rim(Protocol):
@@ -104,10 +110,14 @@ class Downs:
         if there is not None:
             self.losing(name, now)
         left, again = self._left.get(name, _Left()), report["state"] != "given up"
+        compiling = compiling_of(report["compiling"])
         reason = f"its device process {report['reason']}"
+        reason += "".join(f", while it compiled {c.name!r}, at {c.line.told}" for c in compiling)
         told = reason + left.where
+        if report["asked"] or report["code"] not in _OF_ITSELF:
+            compiling = ()
         fallen = Fallen(name, report["island"], report["worker_name"], told, again)
-        self._fall(fallen, now)
+        self._fall(fallen, now, compiling, report["reason"])
         if there is not None:
             self._rim.host_lost(name, reason)
         text = f"{name} is down: {fallen.told}"
@@ -145,10 +155,18 @@ class Downs:
         self._topology()
         return {h.name: h.pid for h in there} | {d.name: 0 for d in down}
 
-    def _fall(self, fallen: Fallen, now: float) -> None:
+    def _fall(
+        self,
+        fallen: Fallen,
+        now: float,
+        compiling: tuple[em.Compiling, ...] = (),
+        how: str = "",
+    ) -> None:
         self._rim.registry.down[fallen.name] = fallen
         until = now + _BACK_SECONDS if fallen.again else 0.0
         cause = f"{fallen.name}:down"
         self._rim.happened(
-            em.HostDown(now, cause, fallen.name, fallen.island, fallen.reason, until)
+            em.HostDown(
+                now, cause, fallen.name, fallen.island, fallen.reason, until, compiling, how
+            )
         )

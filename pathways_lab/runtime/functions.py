@@ -38,6 +38,7 @@ from pathways_lab.core.program import Line, SliceId
 from pathways_lab.runtime import arrays, checks, emulated, jax_private, settings
 from pathways_lab.runtime.client_messages import Function, Loop
 from pathways_lab.runtime.codec import unpack_fields
+from pathways_lab.runtime.compiling import NO_NOTES, Notes
 from pathways_lab.runtime.devices import Footprint, Place
 from pathways_lab.runtime.loops import Laps, run
 from pathways_lab.runtime.output import Gangs, Output
@@ -271,6 +272,7 @@ class Compiler:
 
     on_death: its own code failed, and somebody would wait for ever; the host must end.
     compilations: how many were done, for tests and statistics.
+    notes: of what is being compiled.
     """
 
     def __init__(
@@ -279,8 +281,10 @@ class Compiler:
         output: Output,
         on_death: Callable[[BaseException], None],
         threads: int = 2,
+        notes: Notes = NO_NOTES,
     ) -> None:
         self.compilations = 0
+        self._notes = notes
         self._on_death = on_death
         self._host = host
         self._output = output
@@ -343,7 +347,8 @@ class Compiler:
     def _compile(self, code: Code, place: Place, future: Future[Executable]) -> None:
         try:
             self.compilations += 1
-            future.set_result(compile_code(code, place, self._output))
+            with self._notes.of(code.function, code.name, code.line):
+                future.set_result(compile_code(code, place, self._output))
         except BaseException as error:
             future.set_exception(error)
 

@@ -131,6 +131,7 @@ def main() -> None:
     set_environment(settings["platform"], settings["devices"], stand_in)
 
     # Only now: these import JAX.
+    from pathways_lab.runtime.compiling import Notes
     from pathways_lab.runtime.flips import Flips
     from pathways_lab.runtime.host_rim import HostRim
     from pathways_lab.runtime.spanning import JoinedPlatformRuntime
@@ -154,6 +155,7 @@ def main() -> None:
         client_context=client_context(tls) if over_network else None,
         server_context=server_context(tls, invited=True) if over_network else None,
         retire=lambda reason: end(reason, RETIRED),
+        notes=Notes(Path(settings["private"])),
     )
     rim.start(
         settings["control"],

@@ -32,6 +32,7 @@ from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime import binding as bindings
 from pathways_lab.runtime.carrier import Carrier
 from pathways_lab.runtime.codec import pack, unpack, unpack_fields
+from pathways_lab.runtime.compiling import NO_NOTES, Notes
 from pathways_lab.runtime.data_messages import DATA, Part
 from pathways_lab.runtime.desk import Desk, unfinished_bytes
 from pathways_lab.runtime.devices import IslandRuntime, lane_of
@@ -75,6 +76,7 @@ class HostRim:
 
     fatal(reason): end the process.  retire(reason): end it for good.
     client_context, server_context: TLS of its links, or None.
+    notes: of what it compiles.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class HostRim:
         client_context: Any = None,
         server_context: Any = None,
         retire: Callable[[str], None] = lambda reason: None,
+        notes: Notes = NO_NOTES,
     ) -> None:
         self._retire = retire
         self.name = name
@@ -104,7 +107,7 @@ class HostRim:
         self._output = Output(self._printed)
         self._output.install()
         self._lanes = Lanes(self._thread_died, self.reactor)
-        self.compiler = Compiler(name, self._output, self._thread_died)
+        self.compiler = Compiler(name, self._output, self._thread_died, notes=notes)
         self._peers = Peers(self.reactor, data_key, name, context=client_context)
         self.exchange = Exchange(
             name,

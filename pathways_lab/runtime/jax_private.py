@@ -283,11 +283,13 @@ class LoweredCode:
     text: the module without source locations: equal for equal code.
     inputs, outputs: the layout of each argument and result as Shardy propagates
         them; None where it has no opinion or one that a Layout cannot express.
+    axes: the names of its meshes' axes.
     """
 
     text: str
     inputs: tuple[Layout | None, ...]
     outputs: tuple[Layout | None, ...]
+    axes: frozenset[str]
 
 
 def read_lowered(
@@ -307,12 +309,14 @@ def read_lowered(
         pipeline = "builtin.module(sdy-propagation-pipeline)"
         passmanager.PassManager.parse(pipeline).run(parsed.operation)
         meshes: dict[str, tuple[tuple[str, int], ...]] = {}
+        names: set[str] = set()
         main: Any = None
         for operation in parsed.body.operations:
             attributes = operation.operation.attributes
             name = ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
             if operation.operation.name == "sdy.mesh":
                 mesh = sdy.MeshAttr(attributes["mesh"])
+                names.update(sdy.MeshAxisAttr(axis).name for axis in mesh.axes)
                 if not mesh.device_ids:
                     axes = tuple(
                         (axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes)
@@ -324,6 +328,7 @@ def read_lowered(
             text,
             _layouts(main.attributes, "arg_attrs", input_ranks, meshes),
             _layouts(main.attributes, "res_attrs", output_ranks, meshes),
+            frozenset(names),
         )
 
 

@@ -267,3 +267,28 @@ def test_a_function_that_crashes_its_host_costs_its_own_client_and_says_why(lab:
     assert changed == {crashed}
     for part in (mine, other):
         part.release()
+
+
+def test_a_function_whose_compilation_ends_the_host_costs_one_crash(lab: pw.Lab) -> None:
+    on = lab.slice(1, island="island1")
+    kernel = os.getpid()
+
+    @pw.jit(on=on)
+    def bad(x: Any) -> Any:
+        if os.getpid() != kernel:  # it is traced again there, because it calls Python
+            ctypes.string_at(0)
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), "float32"), x)
+
+    with pytest.raises(
+        pw.PathwaysError, match=r"signal 11 .* while it compiled 'bad', at .*faults"
+    ):
+        bad(np.float32(1)).result(timeout=SECONDS)
+    on.rebind()
+    before = pids(lab)
+    with pytest.raises(pw.PathwaysError, match=r"bad is not compiled again") as refused:
+        bad(np.float32(1)).result(timeout=SECONDS)
+    assert refused.value.failure.line.file == __file__
+    assert float(pw.jit(lambda x: x + 1, on=on)(np.float32(1))) == 2.0
+    until(lambda: lab.stuck() is None, 60)
+    assert before.items() <= pids(lab).items()
+    on.release()

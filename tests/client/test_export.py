@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
@@ -91,3 +92,17 @@ def test_functions_that_keep_notes_of_their_tracing_work(fake: FakeLab) -> None:
         np.testing.assert_allclose(made.result(), np.sqrt(X))
         with pytest.raises(checkify.JaxRuntimeError, match="is negative"):
             jax.device_get(call(X - 1)[0]).throw()
+
+
+@pytest.mark.parametrize("where", ["in_shardings", "inside"])
+def test_a_mesh_that_ends_who_compiles_for_it_does_not_leave_the_kernel(
+    fake: FakeLab, where: str
+) -> None:
+    on = fake.slice(2)
+    cut = NamedSharding(Mesh(np.array(on.devices), ("größe",)), P("größe"))
+    constrained = jax.lax.with_sharding_constraint
+    f = pw.jit(abs, in_shardings=cut) if where == "in_shardings" else pw.jit(
+        lambda x: constrained(x, cut), on=on
+    )  # fmt: skip
+    with pytest.raises(pw.PathwaysError, match="'größe' cannot be the name of a mesh axis"):
+        f(X)

@@ -74,6 +74,8 @@ def words(**given: Any) -> Callable[[], object]:
         (words(axes=3), r"axes \(3,\) do not fit shape \(2,\)"),
         (words(shape=(2, 2), axes=(1, 2)), r"axes \(1, 2\) do not fit shape \(2, 2\)"),
         (words(axes=("",)), r"axes \(''\,\) do not fit"),
+        (words(axes=("größe",)), "'größe' cannot be the name of a mesh axis: XLA ends"),
+        (lambda: pw.pmap(abs, "größe", devices=a_slice(2)), "'größe' cannot be the name"),
         (words(island=0), "island=0 is no name"),
         (words(kind=0), "kind=0 is no name"),
         (lambda: requests.seconds("wait", -1), "wait=-1 is no number of seconds"),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.core.elastic_messages import HostDown, HostForgotten, RebindRequested
+from pathways_lab.core.elastic_messages import Compiling, HostDown, HostForgotten, RebindRequested
 from pathways_lab.core.messages import (
     HostLost,
+    Prepare,
     Refused,
     SliceBound,
     SliceRequested,
     SliceWaiting,
 )
+from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.core.upload_messages import PatienceEnded
-from pathways_lab.testing import Script
+from pathways_lab.testing import Script, Sketch
 from tests.core.stories import heavy, told
 
 ME, HOST = "kernel-1", "island0/host0"
@@ -103,3 +105,66 @@ def test_what_was_on_a_host_that_is_given_up_names_the_way_back() -> None:
     assert failure is not None
     assert failure.message == f"host {HOST} was lost: {WHY}"
     assert "lab.restart('island0')" in failure.remedy
+
+
+def compiling(*functions: str) -> tuple[Compiling, ...]:
+    return tuple(Compiling(f, f.upper(), Line("a.py", 7, "f(x)")) for f in functions)
+
+
+def crash(script: Script, *functions: str) -> None:
+    """Its process ends while it compiles, and another one comes."""
+    how = "was ended by signal 6"
+    what = compiling(*functions)
+    script.send(HostDown(script.time, "down", HOST, "island0", WHY, 30.0, what, how))
+    script.send(HostLost(script.time, "lost", HOST, WHY))
+    script.waiting.pop(HOST, None)
+    script.join(HOST)
+
+
+def prepared(script: Script) -> list[str]:
+    return [each.function for each in told(script, Prepare)]
+
+
+def test_what_ended_the_process_that_compiled_it_is_not_compiled_again() -> None:
+    """Neither where it was wanted, when that is there again, nor elsewhere; others are."""
+    script = Script(islands=1)
+    where = script.slice(2)
+    bad = script.register(Sketch("bad").chain(where, "f"))
+    good = script.register(Sketch("good").chain(where, "g"))
+    crash(script, "f")
+    before = prepared(script)
+    script.send(RebindRequested(script.time, "rebind", ME, where))
+    assert prepared(script)[len(before) :] == ["g"]
+    elsewhere = script.register(Sketch("elsewhere").chain(script.slice(1), "f"))
+    for plan in (bad, elsewhere):
+        failure = script.ended[script.submit(plan).run].failure
+        assert failure is not None
+        assert failure.kind == "compile"
+        assert f"F is not compiled again: the process of {HOST} compiled it and" in failure.message
+        assert (failure.line.file, failure.line.number) == ("a.py", 7)
+    run = script.submit(good)
+    script.finish_all()
+    assert script.ended[run.run].outcome == "finished"
+    assert "f" not in prepared(script)[len(before) :]
+
+
+@pytest.mark.parametrize("doubt", ["two at once", "a gang ran"])
+def test_in_doubt_a_function_has_a_second_try(doubt: str) -> None:
+    script = Script(islands=1)
+    where = script.slice(2)
+    plans = [script.register(Sketch(f).chain(where, f)) for f in "fg"]
+    functions = "fg" if doubt == "two at once" else "f"
+    for last in (False, True):
+        if doubt == "a gang ran":
+            script.submit(plans[1])
+        crash(script, *functions)
+        before = len(prepared(script))
+        script.send(RebindRequested(script.time, "rebind", ME, where))
+        assert ("f" in prepared(script)[before:]) == (not last)
+
+
+def test_axes_that_would_end_the_process_are_refused_on_the_wire_too() -> None:
+    script = Script(islands=1)
+    request = SliceRequest((2,), ("größe",))
+    script.send(SliceRequested(script.time, "slice", ME, 77, request, True))
+    assert "must be ASCII" in told(script, Refused)[-1].failure.message

@@ -106,6 +106,21 @@ def test_an_older_process_is_of_no_interest(lab: Lab) -> None:
     assert len(lab.core.events) == before
 
 
+@pytest.mark.parametrize(
+    ("code", "asked", "guilty"), [(-6, False, 1), (-9, False, 0), (-6, True, 0)]
+)
+def test_what_was_being_compiled_is_named_and_blamed_for_what_it_did(
+    lab: Lab, code: int, asked: bool, guilty: int
+) -> None:
+    """A signal from elsewhere is nobody's fault."""
+    report(lab, code=code, asked=asked, compiling=[["key", "loss", "b.py", 5, "loss(x)"]])
+    down, lost = lab.core.events[-2:]
+    assert isinstance(down, em.HostDown)
+    assert isinstance(lost, m.HostLost)
+    assert [c.function for c in down.compiling] == ["key"] * guilty
+    assert "while it compiled 'loss', at b.py:5" in lost.reason
+
+
 def test_who_joins_is_down_no_more_and_a_worker_takes_its_hosts_along(lab: Lab) -> None:
     host = lab.rim.registry.hosts["i0/h"]
     report(lab)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pathways_lab.core.elastic_messages import Compiling
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Value
-from pathways_lab.runtime import arrays, settings
+from pathways_lab.runtime import arrays, compiling, functions, settings
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.functions import Code, Compiler, Executable, compile_code
 from pathways_lab.runtime.output import Output
@@ -385,3 +387,22 @@ def test_callbacks_take_and_give_64_bits(place: Place) -> None:
     _, receipt = executable([put(place, np.arange(4) + 9, "float64", CUT, (4,))])
     receipt.block_until_ready()  # zeros that stand for a failed one are of 64 bits too
     assert len(executable.gangs.errors) == 1
+
+
+def test_what_is_being_compiled_can_be_read_by_whoever_outlives_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Compiling, ...]] = []
+
+    def look(*_: Any) -> None:
+        seen.append(compiling.told(compiling.read(tmp_path)))
+
+    monkeypatch.setattr(functions, "compile_code", look)
+    made = code_of(lambda: (), [], [], [], [], name="looked")
+    compiler = Compiler(HOST, no_output(), died, notes=compiling.Notes(tmp_path))
+    prepared(compiler, made, place)
+    compiler.close()
+    assert seen == [(Compiling(made.function, "looked", made.line),)]
+    assert compiling.read(tmp_path) == []
+    (tmp_path / "compiling-7").write_text("[half of")
+    assert compiling.read(tmp_path) == []
