@@ -79,6 +79,13 @@ def devices_of(islands: Sequence[Island]) -> tuple[Device, ...]:
     )
 
 
+def in_words(islands: Sequence[Island], down: Sequence[dict[str, Any]]) -> str:
+    """How much there is.  down: hosts without a device process, see topology."""
+    many, count = len(islands), sum(island.devices for island in islands)
+    machine = f"{many} island{'s' * (many != 1)}, {count} device{'s' * (count != 1)}"
+    return ", ".join([machine, *(f"{each['name']} is down" for each in down)])
+
+
 def as_text(islands: Sequence[Island]) -> str:
     """One line per host."""
     lines = []

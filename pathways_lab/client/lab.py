@@ -57,6 +57,7 @@ from pathways_lab.runtime.attach import ControlAddress
 from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.launching import IDLE
 from pathways_lab.runtime.outline import Transport, Wishes, outline
 from pathways_lab.runtime.progress import Progress
@@ -362,7 +363,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, UnderWay):
 
     def close(self) -> None:
         """Leave the lab; an embedded cluster ends with it.  Again is fine; nothing in a fork."""
-        self._end("the lab was closed")
+        with HeldBack():  # nothing stays behind; Ctrl-C counts when it is done, in seconds at most
+            self._end("the lab was closed")
 
     def _end(self, reason: str, remedy: str = "") -> None:
         """Leave the lab.  reason, remedy: what its calls say from now on."""
@@ -413,11 +415,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, UnderWay):
             return "<Lab, closed>"
         if self.session.connection.closed is not None:
             return f"<Lab, {self.session.connection.closed.message}>"
-        islands = self.islands
-        many, count = len(islands), sum(island.devices for island in islands)
-        machine = f"{many} island{'s' * (many != 1)}, {count} device{'s' * (count != 1)}"
-        down = [f"{d['name']} is down" for d in self.session.connection.down]
-        return f"<Lab {self.name}: {', '.join([machine, *down])}>"
+        machine = cluster.in_words(self.islands, self.session.connection.down)
+        return f"<Lab {self.name}: {machine}>"
 
     def _repr_html_(self) -> str:
         table = "" if self.closed else cluster.as_html(self.islands, self.session.connection.down)

@@ -12,7 +12,8 @@ notebook pays nothing for Dask until it asks for a Dask client, and a script
 needs no ``__main__`` guard.
 
 Rule for maintainers: whatever has been started is reachable from ``close``
-before anything can fail; ``close`` may be called at any time, any number of times.
+before anything can fail; ``close`` may be called at any time, any number of times,
+and waits for nobody but its own children, for seconds at most: Ctrl-C waits that long.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathways_lab.runtime.budget import Budget, available_memory, plan_budget
 from pathways_lab.runtime.comms import is_comm
 from pathways_lab.runtime.device_process import MODULE
 from pathways_lab.runtime.formation import why_hosts_stay_apart
+from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.launching import ControlSettings
 from pathways_lab.runtime.lifeline import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.outline import Transport, Wishes, outline
@@ -127,8 +129,9 @@ class EmbeddedCluster:
         workers = [recipe.worker(name, host, hosts, devices, {}) for host in range(hosts)]
         children: list[Child] = []
         try:
-            children.append(recipe.start(f"workers of {name}", workers))
-            self._children += children
+            with HeldBack():
+                children.append(recipe.start(f"workers of {name}", workers))
+                self._children += children
             children[0].tell(recipe.meeting)
             made = wait_for_workers(children[0], hosts, _START_SECONDS)
         except BaseException as error:
@@ -154,8 +157,9 @@ class EmbeddedCluster:
         try:
             for _ in range(count - len(self._feeders)):
                 self._made_feeders += 1
-                children.append(recipe.start_feeder(self._made_feeders))
-                self._children.append(children[-1])
+                with HeldBack():
+                    children.append(recipe.start_feeder(self._made_feeders))
+                    self._children.append(children[-1])
             for child in children:
                 child.hear(_START_SECONDS)
         except BaseException as error:
@@ -183,11 +187,12 @@ class EmbeddedCluster:
                 left -= report["stage"] == "ended" and report["host"].startswith(f"{name}/")
 
     def _end(self, children: list[Child]) -> None:
-        for child in children:
-            self._children.remove(child)
-            child.let_go()
-        for child in children:
-            child.end()
+        with HeldBack():
+            for child in children:
+                self._children.remove(child)
+                child.let_go()
+            for child in children:
+                child.end()
 
     @property
     def alive(self) -> bool:
@@ -195,16 +200,17 @@ class EmbeddedCluster:
         return bool(self._children) and all(child.alive for child in self._children)
 
     def close(self) -> None:
-        """End every process and remove the folder.  Again is fine, also after an interrupt."""
+        """End every process and remove the folder; Ctrl-C counts afterwards.  Again is fine."""
         if os.getpid() != self._owner:
             # A fork of the notebook must not close the notebook's lab.
             return
-        atexit.unregister(self.close)
-        for child in self._children:
-            child.let_go()
-        for child in self._children:
-            child.end()
-        remove_folder(self.folder)
+        with HeldBack():
+            atexit.unregister(self.close)
+            for child in self._children:
+                child.let_go()
+            for child in self._children:
+                child.end()
+            remove_folder(self.folder)
 
     def __enter__(self) -> EmbeddedCluster:
         return self
@@ -277,20 +283,15 @@ def start_cluster(
             {},
         )
         places = [(f"island{i}", h) for i in range(islands) for h in range(plan.hosts)]
-        _spawn_all(
-            cluster,
-            pages,
-            [
-                recipe.worker(*place, plan.hosts, plan.devices, plan.given.environment(number))
-                for number, place in enumerate(places)
-            ],
-        )
+        workers = [
+            recipe.worker(*place, plan.hosts, plan.devices, plan.given.environment(number))
+            for number, place in enumerate(places)
+        ]
+        with HeldBack():
+            _spawn_all(cluster, pages, workers)
         _Start(cluster, len(places), progress or (lambda progress: None), started).wait()
     except BaseException as error:
-        try:
-            cluster.close()
-        except KeyboardInterrupt:
-            cluster.close()
+        cluster.close()
         if isinstance(error, ChildDied):
             raise _error(
                 f"the lab did not start: {error}",

@@ -74,6 +74,8 @@ async def _serve(
         # Its pages are loaded when somebody asks for them, and its web server listens then.
         dashboard=False,
         plugins=[ControlPlugin(local=True, pages=pages)],
+        # Else Dask makes one for all its schedulers, and leaves files there.
+        local_directory=str(control.settings.folder),
     )
     adopt(scheduler, control)
     mark_embedded(scheduler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +46,19 @@ TOPOLOGY = {
 
 
 # --- pure ----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_a_lab_closes_counts_when_it_has_closed() -> None:
+    ended: list[str] = []
+
+    def end(reason: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        ended.append(reason)
+
+    with pytest.raises(KeyboardInterrupt):
+        pw.Lab.close(Mock(_end=end))
+    assert ended == ["the lab was closed"]
 
 
 def test_the_cluster_as_text_and_table() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -271,10 +272,28 @@ def test_the_first_islands_end_one_by_one() -> None:
         assert cluster.alive
 
 
+def test_an_end_that_is_interrupted_again_and_again_is_an_end(tmp_path: Path) -> None:
+    """Ctrl-C while it waits for a child, for each of them, counts when all is done."""
+    folder = tmp_path / "lab"
+    folder.mkdir()
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    children = [Mock(end=Mock(side_effect=interrupt)) for _ in range(3)]
+    ended = EmbeddedCluster(Mock(), folder, Mock(), _children=children)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        ended.close()
+    assert all(child.let_go.called and child.end.called for child in children)
+    assert not folder.exists()
+
+
 @pytest.mark.cluster
-def test_closing_twice_leaves_nothing(tmp_path: Path) -> None:
+def test_closing_twice_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     cluster = start_cluster(1, 2, 1, memory=MIB, platform="cpu", host_module=FAKE)
     pids = everything(cluster)
+    assert [*cluster.folder.glob("dask-scratch-space/scheduler-*")], "what Dask writes is ours"
     assert len(pids) == 6
     started = time.monotonic()
     cluster.close()
@@ -283,6 +302,7 @@ def test_closing_twice_leaves_nothing(tmp_path: Path) -> None:
     assert gone(pids, 1.0) == []
     assert not cluster.folder.exists()
     assert not cluster.alive
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.cluster
