@@ -192,7 +192,8 @@ class Studio:
                     # What was pushed out before anybody looked is not missed.
                     missed, self._sent = missed if self._sent else 0, sent
                     used, self._used = self._used, 0.0
-                    frame = ("records", entries, missed, used, self._idle.share())
+                    keep = self._written.capacity
+                    frame = ("records", entries, missed, used, self._idle.share(), keep)
                 self._connection.send_bytes(pickle.dumps(frame, protocol=5))
                 self._used += time.thread_time() - begun
 

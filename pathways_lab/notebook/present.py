@@ -72,8 +72,8 @@ class Present:
     def blank(self, origin: float) -> Scene:
         """A scene in which nothing has happened yet."""
         scene = Scene(origin, self.window, palette_of(self.timeline))
-        for plan in self.timeline.plans:
-            scene.flows.add(plan)
+        for record in self.timeline.kept:
+            scene.flows.add(record)
         return scene
 
     @property

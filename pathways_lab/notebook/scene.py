@@ -57,8 +57,9 @@ WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
 WORK = ("receive", "prepare", "launch", "send")
 """Kinds of control work of a host."""
 
-RUNS, PARTS = 256, 5_000
-"""Runs that are over and remembered whole, and gangs of each."""
+RUNS, PARTS = 256, 200_000
+"""Runs that are over and remembered whole: the newest ones that have so many gangs together, each
+counted once for each of its hosts, but always the last one."""
 
 AHEAD = 2_000
 """Runs that are remembered at all: more than are submitted ahead."""
@@ -126,7 +127,8 @@ class Scene:
         self.backlog = Backlog(self.flows)
         self.waits = Waits(self.flows)
         self.runs: dict[int, RunSeen] = {}
-        self._over: deque[int] = deque()
+        self._over: deque[tuple[int, int]] = deque()
+        self._held = 0
         self.memory: dict[Lane, float] = {}
         self.used: dict[str, Used] = {}
         self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
@@ -239,8 +241,7 @@ class Scene:
         self.machine.add_row(row)
         self.gangs.add_packed(row)
         run = self._run(row.run, about.program, about.client)
-        if run.count < PARTS:
-            run.add_row(waits)
+        run.add_row(waits)
         before = self._folded.get(row.host)
         if before and not (
             follows(before[-1].when, when) and alike(before[-1].row.abouts[0], about)
@@ -324,8 +325,7 @@ class Scene:
         if isinstance(record, Sample) or not record.run:
             return
         run = self._run(record.run, record.program, record.client)
-        if run.count < PARTS:
-            run.add(record, waits)
+        run.add(record, waits)
         for devices, wait in reversed(waits):  # the earliest first
             if wait.cause != NOTHING:
                 self._wait(devices, wait)
@@ -349,9 +349,15 @@ class Scene:
 
     def _run_ended(self, number: int) -> None:
         """A run is over: of such ones only the newest are remembered whole."""
-        self._over.append(number)
-        if len(self._over) > RUNS:
-            self.runs.pop(self._over.popleft(), None)
+        run = self.runs.get(number)
+        if run is None:
+            return
+        self._over.append((number, run.count))
+        self._held += run.count
+        while len(self._over) > RUNS or (self._held > PARTS and len(self._over) > 1):
+            oldest, count = self._over.popleft()
+            self._held -= count
+            self.runs.pop(oldest, None)
 
     def _feed(self, span: Span) -> None:
         """An element was made, and sent to its hosts."""

@@ -112,7 +112,10 @@ class Studio:
         except Exception as error:
             self._fail(number, error)
 
-    def _remember(self, batches: list[Counted], missed: int, used: float, idle: float) -> None:
+    def _remember(
+        self, batches: list[Counted], missed: int, used: float, idle: float, keep: int
+    ) -> None:
+        self.timeline.capacity = keep
         self.elsewhere += used
         self.idle = idle
         if missed:

@@ -21,7 +21,7 @@ from pathways_lab.timeline.records import Event, Record
 
 PLANS = 1000
 """Programs whose steps are remembered: those that were in use last."""
-_RUNS = 4096
+RUNS = 4096
 """Runs of which it is remembered what they are runs of."""
 
 
@@ -92,7 +92,7 @@ class Flows:
         elif record.kind == "submitted":
             self._runs[record.run] = key
             self._use(key, self._plans.get(key))
-            if len(self._runs) > _RUNS:
+            if len(self._runs) > RUNS:
                 del self._runs[next(iter(self._runs))]
 
     def _use(self, key: str, plan: Event | Flow | None) -> None:

@@ -27,12 +27,18 @@ def columns(records: Iterable[Record]) -> dict[str, list[Any]]:
 
 def frame(records: Iterable[Record]) -> Any:
     """The same as a frame.  Raises ModuleNotFoundError where pandas is not installed."""
+    return made_of(columns(records))
+
+
+def made_of(columns: dict[str, list[Any]]) -> Any:
+    """A frame of columns.  Raises ModuleNotFoundError where pandas is not installed."""
     try:
         import pandas  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"a timeline as a data frame needs pandas, which is not here ({error}): pip install"
-            " pandas, or use timeline.records, which are the same as plain objects",
+            " pandas, or use timeline.records and timeline.runs, which are the same as plain"
+            " objects",
             name=error.name,
         ) from None
-    return pandas.DataFrame(columns(records))
+    return pandas.DataFrame(columns)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries, waits
+from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries, runs, waits
 from pathways_lab.timeline.entries import Entries
-from pathways_lab.timeline.flow import PLANS
+from pathways_lab.timeline.flow import PLANS, RUNS
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Item, Packed, single, size
 from pathways_lab.timeline.queries import Flow, flows
@@ -56,6 +56,16 @@ class Batch:
     def records(self) -> tuple[Record, ...]:
         """One by one."""
         return tuple(single(self.items))
+
+
+def _checked(capacity: int) -> int:
+    """Raises ValueError for what is no number of records to keep."""
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+        raise ValueError(
+            f"capacity of a timeline is {capacity!r}: how many records it keeps, a whole number"
+            " from 1 on, like 2_000_000"
+        )
+    return capacity
 
 
 class Recording:
@@ -122,9 +132,7 @@ class Timeline:
     def __init__(
         self, capacity: int = 200_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"a timeline must hold at least one record, not {capacity}")
-        self.capacity = capacity
+        self._capacity = _checked(capacity)
         self.clock = clock
         self.loaded = ""
         self.over = False
@@ -137,9 +145,29 @@ class Timeline:
         self._programs: dict[str, int] = {}
         self._named = 0
         self._plans: dict[str, Event] = {}
+        self._submitted: dict[int, Event] = {}
         self._observers: list[Observer] = []
         self._later: deque[tuple[int, Callable[[], Iterable[Item]]]] = deque()
         self._waiting = 0
+
+    @property
+    def capacity(self) -> int:
+        """How many records are kept; what newer ones push out counts as :attr:`dropped`.
+
+            lab.timeline.capacity = 2_000_000  # some 500 bytes each
+
+        Holds from now on, also for views that are opened later.  Raises ValueError for what is
+        no whole number from 1 on.
+        """
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, records: int) -> None:
+        with self._lock:
+            self._capacity = _checked(records)
+            if self.written is not None:
+                self.written.capacity = self._capacity
+            self._bound()
 
     def extend(self, records: Iterable[Item]) -> None:
         """Remember *records* and tell the observers.  Any thread."""
@@ -227,6 +255,10 @@ class Timeline:
                     del self._programs[next(iter(self._programs))]
             if isinstance(item, Event) and item.kind in ("plan", "submitted"):
                 self._plan(item)
+            if isinstance(item, Event) and item.kind == "submitted":
+                self._submitted[item.run] = item
+                if len(self._submitted) > RUNS:
+                    del self._submitted[next(iter(self._submitted))]
 
     def _plan(self, event: Event) -> None:
         """A plan is known, or one that is known is used."""
@@ -340,15 +372,21 @@ class Timeline:
 
         The bound does not push these out.
         """
+        return tuple(item for item in self.kept if item.kind == "plan")
+
+    @property
+    def kept(self) -> tuple[Event, ...]:
+        """What the bound does not push out: :attr:`plans`, and the submissions of the last
+        :data:`~.flow.RUNS` runs, which say whose plans they are."""
         with self._lock:
             self._read()
-            return tuple(self._plans.values())
+            return (*self._plans.values(), *self._submitted.values())
 
     # --- to keep ---------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Write all records to a file of columns (see :mod:`.files`); returns its path."""
-        return files.save(path, self._with_plans(), self.clock(), self.dropped)
+        return files.save(path, self._with_kept(), self.clock(), self.dropped)
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
@@ -368,7 +406,7 @@ class Timeline:
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write it as trace events that Perfetto opens (see :mod:`.perfetto`)."""
-        return perfetto.save(path, self._with_plans(), self.dropped)
+        return perfetto.save(path, self._with_kept(), self.dropped)
 
     def to_dataframe(self) -> Any:
         """A pandas frame: a row per record, columns as in :mod:`.records` and ``type``.
@@ -389,17 +427,32 @@ class Timeline:
             )
         return open_view(self, *panels, **options)
 
-    def _with_plans(self) -> tuple[Record, ...]:
+    def _with_kept(self) -> tuple[Record, ...]:
+        """All records, and before them what the bound has pushed out and they still need."""
         records = self.records
-        held = {id(r) for r in records} if self.evicted else set()
-        lost = [plan for plan in self.plans if id(plan) not in held] if self.evicted else []
-        return (*lost, *records)
+        if not self.evicted:
+            return records
+        held = {id(record) for record in records}
+        runs = {record.run for record in records if not isinstance(record, Sample)}
+        needed = [r for r in self.kept if r.kind == "plan" or r.run in runs]
+        return (*[record for record in needed if id(record) not in held], *records)
 
     # --- questions --------------------------------------------------------------------
 
     def story(self, run: int | None = None, step: int | None = None) -> list[Record]:
         """Everything known about one run, or one gang of it, oldest first."""
         return queries.story(self.records, run, step)
+
+    @property
+    def runs(self) -> runs.Runs:
+        """A table of all runs: client, program, priority, when submitted, granted, begun, ended.
+
+            print(lab.timeline.runs)
+            lab.timeline.runs.to_dataframe().groupby("client").waited.mean()
+
+        Times are seconds on the records' clock; see :class:`~.runs.RunTimes`.
+        """
+        return runs.runs((*self.kept, *self.items))
 
     def utilisation(
         self, start: float | None = None, end: float | None = None
@@ -417,7 +470,7 @@ class Timeline:
 
         Default: from where the first gang starts to where the last one ends.
         """
-        found = waits.waits(self._with_plans(), *self._between(start, end))
+        found = waits.waits(self._with_kept(), *self._between(start, end))
         return {lane: waits.shares(parts) for lane, parts in found.items()}
 
     def _between(self, start: float | None, end: float | None) -> tuple[float, float]:
@@ -435,7 +488,7 @@ class Timeline:
 
         run: as in the records, or as views count: a client's own number, where no other's is.
         """
-        return planned.planned(self._with_plans(), run)
+        return planned.planned(self._with_kept(), run)
 
     def __len__(self) -> int:
         self._read()

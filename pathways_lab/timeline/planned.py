@@ -16,8 +16,9 @@ Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
@@ -235,38 +236,61 @@ def _gap(
 ) -> dict[str, float]:
     """Seconds by cause between two moments in which none of *gangs* ran.
 
-    others: gangs of other runs on the device.
+    others: gangs of other runs on the device.  *gangs* and *others* are in order of their starts.
     """
-    others = sorted(others, key=lambda g: g.end)
-    free: list[tuple[float, float]] = []
-    reached = begin
-    for gang in sorted(gangs, key=lambda g: g.start):
-        if gang.start > reached:
-            free.append((reached, gang.start))
-        reached = max(reached, gang.end)
+    waited = sorted(waited, key=lambda part: part[1])
+    before = _Before(others)
     out: dict[str, float] = {}
 
     def count(cause: str, seconds: float) -> None:
         if seconds > 0:
             out[cause] = out.get(cause, 0.0) + seconds
 
-    def count_others(start: float, until: float) -> None:
-        for gang in others:
-            if start < gang.end and gang.start < until:
-                count(behind(gang), min(gang.end, until) - start)
-                start = min(gang.end, until)
-        count(OTHERS, until - start)
-
-    for start, until in free:
-        for cause, a, b in sorted(waited, key=lambda part: part[1]):
-            a, b = max(a, start), min(b, until)
-            if b > a:
-                count_others(start, a)
-                count(cause, b - a)
-                start = b
-        count_others(start, until)
+    reached, at = begin, 0
+    for gang in gangs:
+        if gang.start > reached:
+            while at < len(waited) and waited[at][1] < gang.start:
+                cause, since, until = waited[at]
+                since, until = max(since, reached), min(until, gang.start)
+                if until > since:
+                    before.count(reached, since, count)
+                    count(cause, until - since)
+                    reached = until
+                if waited[at][2] > gang.start:
+                    break
+                at += 1
+            before.count(reached, gang.start, count)
+        reached = max(reached, gang.end)
     count(NOTHING, end - reached)
     return out
+
+
+class _Before:
+    """Gangs of other runs on a device, asked about one stretch of time after the other.
+
+    They may overlap: what is known of many gangs as one goes from the first to the last.
+    """
+
+    def __init__(self, gangs: Sequence[Span]) -> None:
+        self._later = iter(gangs)
+        self._next = next(self._later, None)
+        self._begun: list[tuple[float, int, Span]] = []
+        self._seen = 0
+
+    def count(self, start: float, until: float, count: Callable[[str, float], None]) -> None:
+        """Whom the time between two moments belongs to: whose gang ends first has it till then."""
+        while self._next is not None and self._next.start < until:
+            heappush(self._begun, (self._next.end, self._seen, self._next))
+            self._next = next(self._later, None)
+            self._seen += 1
+        while self._begun and start < until:
+            end, _, gang = self._begun[0]
+            if end > start:
+                count(behind(gang), min(end, until) - start)
+                start = min(end, until)
+            if end <= start:
+                heappop(self._begun)
+        count(OTHERS, until - start)
 
 
 def _of_plan(gap: dict[str, float], idle: float) -> dict[str, float]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +48,14 @@ compiling: a host still made a function of the run, which begins when all of the
 """
 
 LAST = 16
-"""Gangs of each host that may be in the way of others."""
+"""Gangs of each host that may be in the way of others, and transfers to it that may be inputs
+where nobody knows which are."""
 
 KEEP = 1024
 """Runs, and compiled functions, of which obstacles are remembered."""
+
+BLOCK = 64
+"""Steps whose times are kept together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +128,68 @@ class _Held(NamedTuple):
     end: Sequence[float] | Floats
 
 
+class _Latest:
+    """The latest time (seconds) of each step, -inf where none is known.
+
+    In blocks: as small as columns, and as quick to ask however many windows, rows and hosts there
+    were, whatever numbers steps have.
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Floats] = {}
+
+    def __getitem__(self, step: int) -> float:
+        block = self._blocks.get(step // BLOCK)
+        return float("-inf") if block is None else float(block[step % BLOCK])
+
+    def add(self, step: int, time: float) -> None:
+        """One step."""
+        block = self._block(step // BLOCK)
+        block[step % BLOCK] = max(time, block[step % BLOCK])
+
+    def add_many(self, first: int, times: Floats) -> None:
+        """Steps one after the other."""
+        for number, at, count, done in self._parts(first, len(times)):
+            part = self._block(number)[at : at + count]
+            np.maximum(part, times[done : done + count], out=part)
+
+    def _block(self, number: int) -> Floats:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = np.full(BLOCK, -np.inf)
+        return block
+
+    @staticmethod
+    def _parts(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """Block, place in it, how many there, and how many before, of *count* steps."""
+        done = 0
+        while done < count:
+            number, at = divmod(first + done, BLOCK)
+            many = min(count - done, BLOCK - at)
+            yield number, at, many, done
+            done += many
+
+
 @dataclass(slots=True)
 class _Run:
+    """ended: by step, on the last host that is known to have ended it.
+
+    arrived: transfers by host and step.
+    """
+
     submitted: float = float("-inf")
     first: float = float("inf")
     admitted: tuple[str, float, float] | None = None
     compiling: list[tuple[float, float]] | None = None
     hosts: set[str] = field(default_factory=set)
-    ended: dict[int, float] = field(default_factory=dict)
-    rows: list[tuple[int, Floats]] = field(default_factory=list)
-    arrived: dict[tuple[str, int], Span] = field(default_factory=dict)
-
-    def ended_at(self, step: int) -> float | None:
-        """When a step ended on the last host that is known to have ended it."""
-        known = [self.ended[step]] if step in self.ended else []
-        for first, ends in self.rows:
-            if first <= step < first + len(ends):
-                known.append(float(ends[step - first]))
-        return max(known, default=None)
+    ended: _Latest = field(default_factory=_Latest)
+    arrived: dict[str, dict[int, Span]] = field(default_factory=dict)
 
     def ends(self, steps: Iterable[int]) -> list[float]:
         """When *steps* ended, as far as that is known."""
-        return [end for step in steps if (end := self.ended_at(step)) is not None]
+        return [end for step in steps if (end := self.ended[step]) > float("-inf")]
 
 
 class Waits:
@@ -171,7 +216,7 @@ class Waits:
         if isinstance(record, Event):
             self._event(record, run)
         elif record.kind == "transfer":
-            run.arrived[record.host, record.step] = record
+            run.arrived.setdefault(record.host, {})[record.step] = record
         elif record.kind == "gang":
             return list(self._gang(record, run))
         return []
@@ -207,7 +252,7 @@ class Waits:
             inputs = self._inputs(row, run, row.count - 1)
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
-        run.rows.append((row.step, when.end))
+        run.ended.add_many(row.step, when.end)
         self.free.update(dict.fromkeys(lanes, float(when.end[-1])))
         self._held(row.host, _Held(about.devices, when.start[-LAST:], when.end[-LAST:]))
         return RowWaits(row, when, first, cut)
@@ -283,7 +328,7 @@ class Waits:
         for devices, cause, start, end in self._before(gang, run, lanes, span.start, span.end):
             yield devices, Wait(cause, start, end, span)
         run.hosts.add(span.host)
-        run.ended[span.step] = max(span.end, run.ended.get(span.step, span.end))
+        run.ended.add(span.step, span.end)
         self._held(span.host, _Held(span.devices, (span.start,), (span.end,)))
 
     def _before(
@@ -311,13 +356,14 @@ class Waits:
         begun = run.first if run.first < float("inf") else begin
         if run.admitted is not None:
             yield run.admitted
-        flow = self._flows.run(gang.run)
+        flow, arrived = self._flows.run(gang.run), run.arrived.get(gang.host, {})
+        arrivals: list[Span | None]
         if gang.step < len(flow):
             made = flow[gang.step].after
-            arrivals = [run.arrived.get((gang.host, step)) for step in made]
+            arrivals = [arrived.get(step) for step in made]
             ends = run.ends(made)
         else:
-            arrivals = [a for (host, _), a in run.arrived.items() if host == gang.host]
+            arrivals = list(islice(reversed(arrived.values()), LAST))
             ends = []
         for arrival in arrivals:
             if arrival is not None and arrival.end <= start:

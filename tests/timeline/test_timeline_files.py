@@ -54,6 +54,7 @@ def test_plans_are_saved_when_the_bound_has_pushed_them_out(tmp_path):
     assert not any(isinstance(r, Event) and r.kind == "plan" for r in timeline.records)
     again = load(timeline.save(tmp_path / "run.npz"))
     assert len(again.plans) == len(timeline.plans) == 1
+    assert len(again.runs) == len(timeline.runs) == 1
     assert again.dropped == timeline.dropped > 0
 
 

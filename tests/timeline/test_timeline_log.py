@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.flow import PLANS, Flows
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Sample
@@ -110,11 +111,6 @@ def test_many_threads_may_extend_at_once() -> None:
     assert log.version == len(log) == 4000
 
 
-def test_a_capacity_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one record, not 0"):
-        Timeline(capacity=0)
-
-
 def test_plans_are_known_as_long_as_their_programs_are_in_use() -> None:
     log = Timeline(capacity=10)
     flow = Flows()
@@ -134,3 +130,24 @@ def test_plans_are_known_as_long_as_their_programs_are_in_use() -> None:
     assert flow.run(10_000)
     assert flow.run(PLANS + 50)
     assert not flow.run(2)
+
+
+def test_how_many_records_are_kept_can_be_said_while_it_grows() -> None:
+    log = Timeline(capacity=3)
+    log.written = Entries(3)
+    log.extend(event(n) for n in range(5))
+    log.capacity = 6
+    log.extend(event(n) for n in range(5, 10))
+    assert [r.run for r in log.records if isinstance(r, Event)] == [4, 5, 6, 7, 8, 9]
+    assert log.written.capacity == 6
+    log.capacity = 2
+    assert [r.run for r in log.records if isinstance(r, Event)] == [8, 9]
+    assert log.dropped == 8
+
+
+@pytest.mark.parametrize("records", [0, -1, 2.5, "many", True, None])
+def test_a_bound_that_is_none_is_refused_at_once(records: object) -> None:
+    log = Timeline(capacity=3)
+    with pytest.raises(ValueError, match="a whole number from 1 on, like 2_000_000"):
+        log.capacity = records  # type: ignore[assignment]
+    assert log.capacity == 3

@@ -11,6 +11,7 @@ Paper: figure 3 (a program and its sharded representation).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,8 +137,7 @@ def plot(scene: Scene, now: float) -> Plot:
     depth = ranks(flow)
     columns = min(MOST_COLUMNS, 1 + max(depth.values(), default=0))
     boxes = _boxes(flow, depth, slices, columns)
-    stack = max((sum(1 for b in boxes if (b.row, b.column) == at) for at in
-                 {(b.row, b.column) for b in boxes}), default=1)  # fmt: skip
+    stack = max(Counter((box.row, box.column) for box in boxes).values(), default=1)
     of = {step: box for box in boxes for step in box.steps}
     across = max(columns - 1, 5) + 1.2
     each = FRAME / across
@@ -183,8 +183,9 @@ def _boxes(flow: Flow, depth: dict[int, int], slices: list[int], columns: int) -
     """Where every node stands; within a row, those of one column share its height."""
     wide = math.ceil((1 + max(depth.values(), default=0)) / columns)
     places: dict[tuple[int, int], list[int]] = {}
+    rows = {number: row for row, number in enumerate(slices)}
     for step, rank in depth.items():
-        places.setdefault((slices.index(flow[step].slice), rank // wide), []).append(step)
+        places.setdefault((rows[flow[step].slice], rank // wide), []).append(step)
     out = []
     for (row, column), steps in places.items():
         groups = [[step] for step in steps] if len(steps) <= MOST_STACK else [steps]
@@ -273,9 +274,11 @@ def _states(
 
 def _states_of(scene: Scene, run: RunSeen, box: Box, seconds: dict[int, float]) -> list[str]:
     known = scene.gangs.by_key
+    # The records of a run that has finished may be gone in part, and yet all of it is done.
+    finished = run.outcome == "finished"
     return [
         known[run.run, step].state if (run.run, step) in known
-        else "done" if step in seconds else UNSEEN
+        else "done" if finished or step in seconds else UNSEEN
         for step in box.steps
     ]  # fmt: skip
 
