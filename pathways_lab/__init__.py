@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.pmap import pmap
     from pathways_lab.client.program import device_put, program
     from pathways_lab.client.simulation import Machine, compare_policies, simulate
+    from pathways_lab.client.tags import tagged
     from pathways_lab.client.under_way import Cancelled
     from pathways_lab.client.virtual import make_virtual_device_set
     from pathways_lab.core.errors import Failure, PathwaysError
@@ -86,6 +87,7 @@ __all__ = [
     "save",
     "simulate",
     "start",
+    "tagged",
 ]
 
 _HOMES = {
@@ -128,6 +130,7 @@ _HOMES = {
     "save": "client.checkpoints",
     "simulate": "client.simulation",
     "start": "client.lab",
+    "tagged": "client.tags",
 }
 
 

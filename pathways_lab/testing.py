@@ -28,8 +28,9 @@ Paper: section 4.4 (policies).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pathways_lab.core.control import Control
 from pathways_lab.core.elastic_messages import Park, SliceMoved
@@ -329,14 +330,18 @@ class Script:
         *,
         client: str = "kernel-1",
         priority: int = 0,
+        data: Mapping[str, Any] | None = None,
     ) -> Submitted:
-        """Run a plan; inputs are buffers, None for small arguments."""
+        """Run a plan; inputs are buffers, None for small arguments.  data: for policies."""
         run = self._number()
         outputs = tuple(self._number() for _ in plan.outputs)
         given = tuple(inputs) if inputs is not None else (None,) * len(plan.inputs)
         self.send(
-            RunSubmitted(self.time, "submit", client, run, plan.key, given, outputs, priority)
-        )
+            RunSubmitted(
+                self.time, "submit", client, run, plan.key, given, outputs, priority,
+                tuple(sorted((data or {}).items())),
+            )
+        )  # fmt: skip
         return Submitted(run, outputs)
 
     def upload(

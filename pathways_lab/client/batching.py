@@ -34,6 +34,7 @@ from pathways_lab.client import failures
 from pathways_lab.client.connection import Connection
 from pathways_lab.client.graph import Prepared
 from pathways_lab.client.pending import Buffer
+from pathways_lab.client.tags import Tag, current
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program import Plan, SliceId
 from pathways_lab.core.series import Part, Source, in_series
@@ -60,13 +61,14 @@ _NONE: Mapping[int, int] = {}
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One call.  arguments: by plan input, its place in *payload*."""
+    """One call.  arguments: by plan input, its place in *payload*.  tag: for policies."""
 
     prepared: Prepared
     inputs: Sequence[Buffer | None]
     outputs: tuple[Buffer, ...]
     arguments: Mapping[int, int]
     payload: Sequence[bytes]
+    tag: Tag
 
 
 Shape = tuple[object, ...]
@@ -129,7 +131,10 @@ class Calls:
                 or len(payload) > _ARGUMENTS
                 or sum(map(len, payload)) > _BYTES
             )
-            if alone or (self._entries and self._entries[-1].prepared.place is not prepared.place):
+            tag, last = current(), self._entries[-1] if self._entries else None
+            if alone or (
+                last is not None and (last.prepared.place is not prepared.place or last.tag != tag)
+            ):
                 self._flush()
             if donate is not None:
                 donate()
@@ -140,7 +145,7 @@ class Calls:
             over = self._burst.over(now, connection.steps)
             if not self._entries:
                 self._since = now
-            self._entries.append(Entry(prepared, inputs, outputs, arguments, payload))
+            self._entries.append(Entry(prepared, inputs, outputs, arguments, payload, tag))
             if over or len(self._entries) >= MOST or not connection.under_way:
                 self._flush(whole=over)
             if self._entries and not self._ticking:
@@ -232,15 +237,16 @@ class Calls:
         if as_one is None:
             for entry in entries:
                 connection.submit(
-                    entry.prepared.plan, entry.inputs, entry.arguments, entry.payload,
+                    entry.prepared.plan, entry.inputs, entry.arguments, entry.payload, entry.tag,
                     outputs=entry.outputs, dropped=told if entry is entries[-1] else (),
                 )  # fmt: skip
         else:
             wires, plan = as_one
             connection.registered.add_series(plan, wires.keys)
             connection.submit(
-                plan, wires.inputs, wires.arguments, wires.payload, outputs=wires.kept, dropped=told
-            )
+                plan, wires.inputs, wires.arguments, wires.payload, entries[0].tag,
+                outputs=wires.kept, dropped=told,
+            )  # fmt: skip
             connection.traffic.runs += len(entries) - 1
         for number in told:
             del gone[number]

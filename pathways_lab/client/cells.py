@@ -294,9 +294,9 @@ class CapturedCell:
         """Whether a slice that it uses was released."""
         return self.program.released
 
-    def run(self, reads: _Reads, priority: int = 0) -> Names:
+    def run(self, reads: _Reads) -> Names:
         """Submit one run; what the cell assigns, and the changes of its containers."""
-        assigned, changed = self.program.run(reads.leaves, priority)
+        assigned, changed = self.program.run(reads.leaves)
 
         def restore(value: Any) -> Any | None:
             if isinstance(value, _Given):
@@ -357,7 +357,7 @@ class CellProgram:
         """The captured cell for what it reads now, without running it."""
         return self._find(values)[0]
 
-    def __call__(self, values: Names, priority: int = 0) -> Names:
+    def __call__(self, values: Names) -> Names:
         """Run the cell as one program.
 
         values: every name that it reads, with its value.
@@ -367,7 +367,7 @@ class CellProgram:
         Raises PathwaysError with the cell's own line; then nothing has changed.
         """
         cell, reads = self._find(values)
-        return cell.run(reads, priority)
+        return cell.run(reads)
 
     def _find(self, values: Names) -> tuple[CapturedCell, _Reads]:
         reads = _Reads(values)

@@ -34,6 +34,7 @@ from pathways_lab.client.pending import (
 from pathways_lab.client.questions import Questions
 from pathways_lab.client.registered import Registered
 from pathways_lab.client.stats import Traffic
+from pathways_lab.client.tags import NOTHING, Tag, current
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.client.witnesses import Witnesses
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -70,6 +71,7 @@ class Connection:
     a number.  number: in the high 32 bits of its ids.  owner: it may decide for all.
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
+    tag: of runs of which nothing else is said.
     traffic: counters.  steps: of runs that were submitted and are not over.
     on_records, on_output, on_policy: called in the reactor's thread.
     gone: what calls when a handle is gone; it only enqueues.
@@ -93,6 +95,7 @@ class Connection:
     ) -> None:
         self.context = context
         self.traffic = Traffic()
+        self.tag = NOTHING
         self.closed: Failure | None = None
         self.on_records: Callable[[list[Any]], None] = lambda _: None
         self.on_output: Callable[[dict[str, Any]], None] = lambda _: None
@@ -243,16 +246,18 @@ class Connection:
         inputs: Sequence[Buffer | None],
         arguments: Mapping[int, int],
         payload: Sequence[Bytes],
-        priority: int = 0,
+        tag: Tag | None = None,
         outputs: Sequence[Buffer] | None = None,
         dropped: Iterable[int] = (),
     ) -> tuple[Buffer, ...]:
         """One run of a registered plan: exactly one message.  Its output buffers, pending.
 
+        tag: what policies are told of it; None: what is said where this is called.
         outputs: those buffers, when they have been made already.
         dropped: nobody has a handle to these any more; inputs of the run may be among them.
         """
         identity = self.new_id("run")
+        tag = (current() if tag is None else tag).over(self.tag)
         if outputs is None:
             outputs = [self.new_buffer() for _ in plan.outputs]
         witnesses = self._witnesses.of(plan, inputs)
@@ -273,9 +278,11 @@ class Connection:
             "plan": plan.key,
             "inputs": [None if buffer is None else buffer.id for buffer in inputs],
             "outputs": [buffer.id for buffer in outputs],
-            "priority": priority,
+            "priority": tag.priority or 0,
             "arguments": arguments,
         }
+        if tag.data:
+            fields["data"] = tag.data
         if known := self._forgotten(dropped):
             fields["dropped"] = known
         try:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
 
-from pathways_lab.client import arrays, failures, layouts, lines, scopes
+from pathways_lab.client import arrays, failures, layouts, lines, scopes, tags
 from pathways_lab.client.arguments import Names, Numbers, Roles, Split, broadcast, is_placement
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.bodies import Body
@@ -68,6 +68,8 @@ class CompiledFunction:
         name: str | None = None,
         keep: bool = False,
         window: float | None = None,
+        priority: int | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"pw.jit takes a function, got {type(function).__name__}")
@@ -81,6 +83,7 @@ class CompiledFunction:
         self._roles = Roles(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
         )
+        self.tag = tags.Tag.of(priority, data)
         self.slice = _inferred(on, in_shardings, out_shardings, self.name)
         self._bodies: dict[Any, Body] = {}
         self.repeats: dict[Any, Any] = {}
@@ -90,7 +93,10 @@ class CompiledFunction:
         scope = scopes.current()
         if isinstance(scope, scopes.Body):
             return self.as_jit(*args, **kwargs)
-        return scope.call(self, args, kwargs)
+        if self.tag is tags.NOTHING:
+            return scope.call(self, args, kwargs)
+        with tags.beneath(self.tag):
+            return scope.call(self, args, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
         """Flatten the arguments and find (or make) the body for their types."""
@@ -202,6 +208,8 @@ def jit(
     name: str | None = ...,
     keep: bool = ...,
     window: float | None = ...,
+    priority: int | None = ...,
+    data: Mapping[str, Any] | None = ...,
 ) -> Callable[[Callable[..., Any]], CompiledFunction]: ...
 @overload
 def jit(
@@ -218,6 +226,8 @@ def jit(
     name: str | None = ...,
     keep: bool = ...,
     window: float | None = ...,
+    priority: int | None = ...,
+    data: Mapping[str, Any] | None = ...,
 ) -> CompiledFunction: ...
 def jit(
     function: Callable[..., Any] | None = None,
@@ -233,6 +243,8 @@ def jit(
     name: str | None = None,
     keep: bool = False,
     window: float | None = None,
+    priority: int | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Any:
     """Compile *function* into one sharded computation on a slice.
 
@@ -248,6 +260,7 @@ def jit(
         goes on, for what it does beside its results.  So do all that call back into Python.
     window: seconds of other work that may lie before its gang on the devices when that gets its
         place; 0: none.  The less, the less it holds up others (``lab.window`` has the rule).
+    priority, data: of calls outside of programs, as of :func:`pathways_lab.program`.
 
     Arguments elsewhere are moved and resharded automatically.  A call returns a
     pytree of handles at once.  Also usable as ``@pw.jit(on=s)``.  JAX's settings of
@@ -268,6 +281,8 @@ def jit(
         "name": name,
         "keep": keep,
         "window": window,
+        "priority": priority,
+        "data": data,
     }
     if function is None:
         return lambda given: CompiledFunction(given, **options)

@@ -42,7 +42,7 @@ from pathways_lab.client.elasticity import Elasticity
 from pathways_lab.client.feed import Feeding
 from pathways_lab.client.functions import CompiledFunction
 from pathways_lab.client.lease import Lease, require
-from pathways_lab.client.policies import Policies
+from pathways_lab.client.policies import Policies, Tagging
 from pathways_lab.client.session import Session
 from pathways_lab.client.sharing import Sharing
 from pathways_lab.client.stats import Stats
@@ -67,7 +67,7 @@ from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 
 
-class Lab(Elasticity, Care, Feeding, Sharing, UnderWay):
+class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
     """A cluster that this kernel drives.
 
     session: the connection and what runs on it.  timeline: what happened.

@@ -23,6 +23,8 @@ from typing import Any, get_args
 
 from pathways_lab.client import byvalue, failures, hooks, lines
 from pathways_lab.client.connection import Connection
+from pathways_lab.client.session import Session
+from pathways_lab.client.tags import Tag
 from pathways_lab.client.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.policies import BuiltIn, Policy, name_of, validate
@@ -183,3 +185,24 @@ def _pickled(policy: Policy) -> bytes:
 def _with_text(failure: Failure) -> Failure:
     """The source of the user's line is here and not where the policy ran."""
     return dataclasses.replace(failure, line=lines.with_text(failure.line))
+
+
+class Tagging:
+    """A lab whose client has a priority."""
+
+    session: Session
+
+    @property
+    def priority(self) -> int:
+        """Of all runs of this client whose programs, functions and blocks say nothing of it.
+
+            lab.priority = 2
+
+        A whole number; higher goes first under :class:`pathways_lab.Priority`.  Holds for what
+        is called from now on.  Setting raises PathwaysError for what is no priority.
+        """
+        return self.session.connection.tag.priority or 0
+
+    @priority.setter
+    def priority(self, priority: int) -> None:
+        self.session.connection.tag = Tag.of(priority, None)

@@ -13,14 +13,14 @@ Paper: section 3 (the program tracer), section 4.2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
 from jax import device_put as jax_device_put  # JAX's own, also while routed
 
-from pathways_lab.client import arrays, capture, failures, fusing, layouts, mlir, scopes
+from pathways_lab.client import arrays, capture, failures, fusing, layouts, mlir, scopes, tags
 from pathways_lab.client.arguments import Names, Numbers, Roles, broadcast
 from pathways_lab.client.arrays import ArrayType
 from pathways_lab.client.capture import Capture, Captured, Standin
@@ -41,6 +41,7 @@ from pathways_lab.client.layouts import Requested
 from pathways_lab.client.placing import Given, place
 from pathways_lab.client.running import USUAL, Running
 from pathways_lab.client.single import session_of
+from pathways_lab.client.tags import Tag
 from pathways_lab.core import lowering
 from pathways_lab.core.program import Program
 from pathways_lab.core.topology import SliceBinding
@@ -143,14 +144,14 @@ class CapturedProgram:
         """Whether a slice that it uses was released."""
         return self.prepared is not None and self.prepared.released
 
-    def run(self, leaves: Sequence[Any], priority: int = 0) -> Any:
+    def run(self, leaves: Sequence[Any]) -> Any:
         """Submit one run with these flat arguments; its results, at once."""
         failures.check_values(leaves, program=self.name)
         handles: list[Handle] = []
         if self.prepared is not None:
             self.prepared.check()
             session = session_of(self.prepared.place)
-            handles = session.run(self.prepared, leaves, priority)
+            handles = session.run(self.prepared, leaves)
         results = [self._leaf(leaf, leaves, handles) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, results)
 
@@ -233,6 +234,7 @@ class ProgramFunction:
     """A Python function whose calls are programs.
 
     on: where operations run that nothing else gives a place.
+    tag: of its runs.
     """
 
     def __init__(
@@ -247,6 +249,8 @@ class ProgramFunction:
         dispatch: str = "parallel",
         keep: bool = False,
         window: float | None = None,
+        priority: int | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"pw.program takes a function, got {type(function).__name__}")
@@ -255,6 +259,7 @@ class ProgramFunction:
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self._on = on
         self._how = How.of(fuse, dispatch, Running.of(keep, window))
+        self.tag = Tag.of(priority, data)
         self._roles = Roles(function, static_argnums, static_argnames)
         self._captured: dict[Any, CapturedProgram] = {}
         self.last: CapturedProgram | None = None
@@ -265,7 +270,10 @@ class ProgramFunction:
             # A program inside a program is part of it.
             return self.function(*args, **kwargs)
         program, leaves = self._find(args, kwargs)
-        return program.run(leaves)
+        if self.tag is tags.NOTHING:
+            return program.run(leaves)
+        with tags.beneath(self.tag):
+            return program.run(leaves)
 
     def capture(self, /, *args: Any, **kwargs: Any) -> CapturedProgram:
         """The captured program for these arguments, without running it."""
@@ -337,6 +345,8 @@ def program(
     dispatch: str = ...,
     keep: bool = ...,
     window: float | None = ...,
+    priority: int | None = ...,
+    data: Mapping[str, Any] | None = ...,
 ) -> Callable[[Callable[..., Any]], ProgramFunction]: ...
 @overload
 def program(
@@ -351,6 +361,8 @@ def program(
     dispatch: str = ...,
     keep: bool = ...,
     window: float | None = ...,
+    priority: int | None = ...,
+    data: Mapping[str, Any] | None = ...,
 ) -> ProgramFunction: ...
 def program(
     function: Callable[..., Any] | None = None,
@@ -364,6 +376,8 @@ def program(
     dispatch: str = "parallel",
     keep: bool = False,
     window: float | None = None,
+    priority: int | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Any:
     """Make a function that calls compiled functions into one program.
 
@@ -387,6 +401,8 @@ def program(
         the data; ``"sequential"``, for comparison, only for nodes whose inputs
         are there.
     keep, window: as of ``pw.jit``, for all of it.
+    priority, data: of its runs, for policies: a whole number, and a few names with plain
+        values; blocks of :func:`pathways_lab.tagged` around a call go before them.
 
     Raises PathwaysError with the user's own line for what cannot be captured.
     """
@@ -399,6 +415,8 @@ def program(
         "dispatch": dispatch,
         "keep": keep,
         "window": window,
+        "priority": priority,
+        "data": data,
     }
     if function is None:
         return lambda given: ProgramFunction(given, **options)

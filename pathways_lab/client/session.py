@@ -70,7 +70,7 @@ class Session:
 
     # --- runs -------------------------------------------------------------------------
 
-    def run(self, prepared: Prepared, leaves: Sequence[Any], priority: int = 0) -> list[Handle]:
+    def run(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """Submit one run.  leaves: the flat arguments.  Handles, one per output, at once.
 
         Raises PathwaysError when a handle is dead or a slice was released.
@@ -79,9 +79,7 @@ class Session:
         binder, buffers = self._bind(prepared, leaves)
         with HeldBack():
             self.connection.registered.add(prepared)
-            made = self.connection.submit(
-                prepared.plan, buffers, binder.arguments, binder.payload, priority
-            )
+            made = self.connection.submit(prepared.plan, buffers, binder.arguments, binder.payload)
             binder.donate(prepared)
             return self._handles(prepared, made, binder.large)
 

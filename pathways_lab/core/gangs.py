@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.plans import Window
+from pathways_lab.core.policies import APART
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.slices import Cell
@@ -122,16 +123,17 @@ class Lanes:
     """Runs whose next window waits for nothing but its turn.
 
     Runs of one program and priority are interchangeable: they lie in one lane
-    in order of submission, and only its head need be looked at.
+    in order of submission, and only its head need be looked at.  Those that clients say
+    something of (*data*) have a lane of their own, whose first :data:`APART` are told apart.
     """
 
-    lanes: dict[tuple[str, int], list[RunRecord]] = field(default_factory=dict)
+    lanes: dict[tuple[str, int, bool], list[RunRecord]] = field(default_factory=dict)
 
     def put(self, run: RunRecord) -> None:
         """The run may have its turn."""
         if not run.open:
             run.open = True
-            key = run.index.plan.key, run.priority
+            key = run.index.plan.key, run.priority, bool(run.data)
             lane = self.lanes.get(key)
             if lane is None:
                 self.lanes[key] = [run]
@@ -142,7 +144,7 @@ class Lanes:
         """The run leaves its lane."""
         if run.open:
             run.open = False
-            key = run.index.plan.key, run.priority
+            key = run.index.plan.key, run.priority, bool(run.data)
             lane = self.lanes[key]
             lane.remove(run)
             if not lane:
@@ -158,5 +160,11 @@ class Lanes:
             self.put(run)
 
     def heads(self) -> list[RunRecord]:
-        """The first run of every lane."""
-        return [lane[0] for lane in self.lanes.values()]
+        """The first run of every lane, and of each data in it."""
+        found: list[RunRecord] = []
+        for (_, _, told), lane in self.lanes.items():
+            if told:
+                found += {run.data: run for run in reversed(lane[:APART])}.values()
+            else:
+                found.append(lane[0])
+        return found

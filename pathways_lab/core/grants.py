@@ -102,6 +102,7 @@ class Grants:
             reads=list(map(len, index.readers)),
             uses=list(index.uses),
             gangs=["waiting"] * len(index.waits),
+            data=event.data,
         )
         state.runs[run.id] = state.queued[run.id] = run
         state.clients[run.client].add(run.id)

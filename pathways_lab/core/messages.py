@@ -25,6 +25,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import NO_LINE, Line, Plan, SliceId
 from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten, RunWaited
+from pathways_lab.core.tags import Data
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.core.upload_messages import UploadEvent
 
@@ -147,10 +148,8 @@ class BufferDeclared:
 
 @dataclass(frozen=True, slots=True)
 class RunSubmitted:
-    """inputs: per plan input a buffer, or None for an argument in the message.
-
-    outputs: the buffers that the plan's outputs become, chosen by the client.
-    """
+    """inputs: per plan input a buffer, or None for an argument in the message.  outputs: the
+    buffers that the plan's outputs become, chosen by the client.  data: see :mod:`.tags`."""
 
     time: float
     cause: str
@@ -160,6 +159,7 @@ class RunSubmitted:
     inputs: tuple[Buffer | None, ...]
     outputs: tuple[Buffer, ...]
     priority: int = 0
+    data: Data = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,18 @@ inside a run, how often a run may be overtaken.
 
     lab.policy = LongestWaiting()
 
+A policy is asked for every window of gangs, not for every run: a run that has begun
+yields between its windows to whatever the policy prefers then, and goes on afterwards.  That is
+all the preemption there is: gangs that have their places keep them, and memory is
+reserved for whole runs, so whoever goes first must find room beside those that have begun.
+
 An object's attributes are its memory: ``self.turns += 1`` works, on a copy that
 belongs to the lab.
 
 Rule for maintainers: the policies here have no state and no effects; what a
-policy may need to know is in the view.  Runs of one program, client and
-priority are interchangeable, so only the first of them is shown.
+policy may need to know is in the view.  Runs of one program, client, priority and
+data are interchangeable, so only the first of them is shown; where data differ, the
+first :data:`APART` runs of a program are looked at.
 
 Paper: section 4.4 (policies of the gang scheduler), section 5.3 (proportional
 share, Figure 9).
@@ -31,10 +37,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType, TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Line
+
+APART = 32
+"""Runs of one program, client and priority that are candidates at a time, each with its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class Candidate:
     remaining: the same of all that is not granted yet.
     devices: how many devices its slices have.
     begun: whether part of it is granted.  overtaken: how often it was passed.
+    data: what its client says of it, like ``{"deadline": 3.0}``: of :func:`pathways_lab.program`
+        (``data=``) and of :func:`pathways_lab.tagged`.
     """
 
     run: int
@@ -64,6 +75,7 @@ class Candidate:
     devices: int
     begun: bool
     overtaken: int
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.lifecycles import GANG, RUN
 from pathways_lab.core.plans import PlanIndex, Window
 from pathways_lab.core.store import BufferRecord
+from pathways_lab.core.tags import Data
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +30,7 @@ class RunRecord:
     """One run.
 
     order: its number in the order of submission.  priority: its own or that of
-        whoever waits for it.  position: steps before it have their places.
+        whoever waits for it.  data: see :mod:`.tags`.  position: steps before it have their places.
     waiting: per granted step, a mask of the hosts that have not reported it.
     left: per step, how many things it still waits for: its hosts (one thing
         together), each producer, each input.
@@ -74,6 +75,7 @@ class RunRecord:
     overtaken: int = 0
     charged: dict[int, int] = field(default_factory=dict)
     took: dict[int, float] = field(default_factory=dict)
+    data: Data = ()
 
     def move(self, move: str) -> None:
         """Go to the next state of the life cycle."""

@@ -230,6 +230,7 @@ class Turns:
             sum(run.index.devices.values()),
             run.position > 0,
             run.overtaken,
+            MappingProxyType(dict(run.data)),
         )
 
     def _barred(

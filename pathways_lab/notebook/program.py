@@ -19,6 +19,7 @@ from pathways_lab.client.graph import Prepared
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.pending import Buffer
 from pathways_lab.client.program import AHEAD, How
+from pathways_lab.client.tags import tagged
 from pathways_lab.core.program import Call
 from pathways_lab.notebook.cell import VALUE, Cell, at_home
 
@@ -94,7 +95,8 @@ class NotebookProgram:
 
         changed: other values for names that the cell reads, in this run only.
         """
-        assigned = self._program(self._values(changed), self._priority)
+        with tagged(priority=self._priority or None):
+            assigned = self._program(self._values(changed))
         done = Done(assigned.pop(VALUE, None))
         for name, value in assigned.items():
             self._names[name] = at_home(value, self._names, self._away)

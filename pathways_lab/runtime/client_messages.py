@@ -17,6 +17,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.policies import BuiltIn
 from pathways_lab.core.program import Line, Plan
+from pathways_lab.core.tags import Data
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.acts import OnStuck
 from pathways_lab.runtime.codec import PACKED, Within
@@ -112,6 +113,7 @@ class Submit:
     outputs: tuple[Id, ...]
     arguments: dict[Count, Count]
     priority: int = 0
+    data: Data = ()
     hear: Count = 0
     race: tuple[Id, Count] | None = None
     dropped: tuple[Id, ...] = ()

@@ -16,6 +16,7 @@ from typing import Any
 
 from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
+from pathways_lab.core import tags
 from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program import Call
@@ -208,13 +209,21 @@ def _submit(letter: _Letter) -> m.Event:
         )
     if message.hear and len(message.outputs) != 1:
         raise Rejected(f"run {run}", "hear is a number, with one output")
+    if why := tags.wrong(message.priority, message.data):
+        raise Rejected(f"run {run}", why)
     use(client, (run,), "run")
     use(client, message.outputs, "buffer")
     registry.programs[run] = (client.name, message.plan)
     if places or message.hear:
         registry.arguments[run] = Arguments(places, letter.buffers, message.hear)
     return m.RunSubmitted(
-        *letter.by, run, message.plan, message.inputs, message.outputs, message.priority
+        *letter.by,
+        run,
+        message.plan,
+        message.inputs,
+        message.outputs,
+        message.priority,
+        message.data,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
@@ -39,6 +39,7 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.policies import Policy
 from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Transfer, Value
 from pathways_lab.core.rules import Rules
+from pathways_lab.core.tags import wrong
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.sim.machine import Machine
 from pathways_lab.sim.result import Simulated
@@ -76,7 +77,8 @@ class Load:
         for compilation and what follows is the steady state.
     feeds: output position to the input position of the next run.
     islands: where a slice shall lie, by its number in the program.
-    start: seconds at which the client connects.  priority: of its runs.
+    start: seconds at which the client connects.
+    priority, data: of its runs, for policies, as of ``pw.program``.
     """
 
     program: Program | Plan | Homed
@@ -88,12 +90,15 @@ class Load:
     islands: Mapping[SliceId, str] = field(default_factory=dict)
     start: float = 0.0
     priority: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("runs", "flight"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of a load is {value!r}: a whole number from 1 on")
+        if why := wrong(self.priority, tuple(self.data.items())):
+            raise ValueError(f"of a load, {why}")
 
 
 def simulate(
@@ -312,10 +317,10 @@ class _Driver:
         work.fed = {into: outputs[out] for out, into in load.feeds.items()}
         fed = set(work.fed.values())
         work.flying.append((run, tuple(b for b in outputs if b not in fed)))
-        given = tuple(inputs)
+        given, data = tuple(inputs), tuple(sorted(load.data.items()))
         self._send(
             lambda t: RunSubmitted(
-                t, "submit", self.name, run, plan.key, given, outputs, load.priority
+                t, "submit", self.name, run, plan.key, given, outputs, load.priority, data
             )
         )
         self._drop(tuple(old))

@@ -238,7 +238,11 @@ def _submitted(event: m.RunSubmitted, registry: Registry) -> Event:
         "submitted",
         event.time,
         **_program_of(event.run, registry),
-        args={"priority": event.priority, "plan": event.plan},
+        args={
+            "priority": event.priority,
+            "plan": event.plan,
+            **({"data": dict(event.data)} if event.data else {}),
+        },
     )
 
 

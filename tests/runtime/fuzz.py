@@ -201,6 +201,7 @@ def run_of(number: int, run: int, output: int, given: int | None = None) -> dict
     return {
         "run": run, "plan": plan_of(number).key, "inputs": [given], "outputs": [output],
         "priority": 0, "arguments": {0: 0} if given is None else {}, "hear": 7,
+        "data": [["deadline", 1.0]],
     }  # fmt: skip
 
 

@@ -380,6 +380,14 @@ def test_submitting_twice_is_refused_and_leaves_the_first_alone(lab: Lab) -> Non
     assert lab.rim.rejected == 3
 
 
+def test_what_policies_are_told_of_a_run_is_checked(lab: Lab) -> None:
+    for wrong in ({"priority": 1 << 40}, {"data": [["a", [1]]]}, {"data": [["a", float("inf")]]}):
+        lab.say(1, "submit", b"arg", run=ONE + 9, plan="plan", inputs=[None], outputs=[ONE + 6],
+                arguments={0: 0}, **wrong)  # fmt: skip
+    assert len(lab.clients[0].of("refused")) == 3
+    assert not lab.rim.registry.programs
+
+
 def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
     lab.say(1, "watch")
     submitted(lab)
