@@ -56,6 +56,9 @@ class Machine(machines.Machine):
     islands, hosts_per_island, devices_per_host: how much of everything.
     memory: bytes per device, or text like ``"16 GB"``.
     streams: computations that a device runs at once.
+    kind: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"simulated"``: captured as for CPUs.
+    speed: of its devices.  unlike: by island, in which of these it differs:
+        ``{"island1": {"devices_per_host": 8, "speed": 0.5, "kind": "gpu"}}``.
     costs, default, functions: see :mod:`pathways_lab.sim.machine`.
     """
 
@@ -74,12 +77,11 @@ class Machine(machines.Machine):
     @functools.cached_property
     def _resources(self) -> ResourceManager:
         manager = ResourceManager()
-        kind = self.kind if self.kind in ("cpu", "gpu", "tpu") else "cpu"
         for host, island in self.hosts():
+            m = self.of(island)
+            kind = "cpu" if m.kind == "simulated" else m.kind
             manager.join(
-                HostJoined(
-                    0.0, "join", host, island, self.devices_per_host, kind, self.memory, self.block
-                )
+                HostJoined(0.0, "join", host, island, m.devices_per_host, kind, m.memory, m.block)
             )
         return manager
 
@@ -89,10 +91,11 @@ class Machine(machines.Machine):
         axes: str | tuple[str, ...] | None = None,
         *,
         island: str | None = None,
+        kind: str | None = None,
         memory: int | str = 0,
     ) -> Slice:
         """Virtual devices in a mesh, for programs to simulate (see :meth:`Lab.slice`)."""
-        request = slice_request(shape, axes, island, None, memory)
+        request = slice_request(shape, axes, island, kind, memory)
         bound = self._resources.bind(next(_numbers), "kernel-1", request)
         if isinstance(bound, Failure):
             raise PathwaysError(bound)

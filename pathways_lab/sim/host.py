@@ -36,7 +36,7 @@ class Host:
         self.world = world
         self.name = name
         self.island = island
-        count = world.machine.devices_per_host
+        count = world.machine.of(island).devices_per_host
         self.used = [0] * count
         self.most = 0
         self.launches: list[tuple[int, int, tuple[int, ...]]] = []
@@ -255,7 +255,7 @@ class Host:
         return self._fits(task.devices, need + max(made, 0))
 
     def _fits(self, devices: tuple[int, ...], nbytes: int) -> bool:
-        limit = self.world.machine.memory
+        limit = self.world.machine.of(self.island).memory
         return all(self.used[d] + nbytes <= limit for d in devices)
 
     def _take(self, value: HostValue) -> None:

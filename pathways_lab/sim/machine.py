@@ -12,6 +12,7 @@ Paper: section 5 (configurations A, B and C).
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -24,6 +25,13 @@ from typing import Any, NamedTuple, Self
 def figure(default: Any, unit: str, source: str) -> Any:
     """A field with its unit, and with where its default comes from."""
     return field(default=default, metadata={"unit": unit, "source": source})
+
+
+KINDS = ("simulated", "cpu", "gpu", "tpu")
+"""Kinds of devices that programs can be captured for."""
+
+DIFFERENCES = ("hosts_per_island", "devices_per_host", "block", "memory", "kind", "speed")
+"""In which islands of one machine may differ."""
 
 
 def _check(costs: FunctionCost | Costs) -> None:
@@ -117,6 +125,10 @@ class Machine:
     depth: launches in flight per device.
     cores: that all devices compute with, as those of CPUs do, in units of one that is
         alone; two hardware threads of one core are less than two.
+    kind: one of :data:`KINDS`; programs for "simulated" devices are captured as for CPUs.
+    speed: of its devices: a computation takes its seconds divided by this.
+    unlike: by island name, in which of :data:`DIFFERENCES` an island differs from the others:
+        ``{"island1": {"devices_per_host": 8, "speed": 0.5, "kind": "gpu"}}``.
     functions: costs by function key; others cost *default*.
     origin: where figures come from that are not defaults.
     """
@@ -126,10 +138,12 @@ class Machine:
     devices_per_host: int = figure(4, "", "published: hosts of configuration A have 4 TPUs")
     block: tuple[int, ...] = figure((), "", "assumed: a row")
     memory: int = figure(16 * 2**30, "bytes", "published: TPUv3 has 16 GiB per core")
-    kind: str = figure("simulated", "", "assumed: a name, nothing depends on it")
+    kind: str = figure("simulated", "", "assumed: what slices and programs are asked for")
     streams: int = figure(1, "", "published: TPUs run one computation at a time")
     depth: int = figure(8, "", "measured: it is the hosts' own bound")
     cores: float = figure(float("inf"), "", "published: accelerators compute by themselves")
+    speed: float = figure(1.0, "", "assumed: functions' seconds are those of these devices")
+    unlike: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     functions: Mapping[str, FunctionCost] = field(default_factory=dict)
     default: FunctionCost = field(default_factory=FunctionCost)
@@ -147,14 +161,49 @@ class Machine:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of a machine is {value!r}: a whole number from 1 on")
-        if not self.cores > 0:
-            raise ValueError(f"cores of a machine are {self.cores!r}: a number above 0")
+        for name in ("cores", "speed"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} of a machine is {value!r}: a number above 0")
+        if math.isinf(self.speed):
+            raise ValueError(f"speed of a machine is {self.speed!r}: a finite number above 0")
+        if self.kind not in KINDS:
+            raise ValueError(
+                f"kind of a machine is {self.kind!r}: one of {', '.join(map(repr, KINDS))};"
+                " what its devices are called else goes into origin="
+            )
         wired = isinstance(self.block, tuple) and all(isinstance(n, int) for n in self.block)
         if self.block and not (wired and math.prod(self.block) == self.devices_per_host):
             raise ValueError(
                 f"block of a machine is {self.block!r}: sizes, as a tuple, with the product"
                 f" {self.devices_per_host}, as many devices as a host has; or () for a row"
             )
+        names = [f"island{i}" for i in range(self.islands)]
+        if not isinstance(self.unlike, Mapping):
+            raise ValueError(
+                f"unlike of a machine is {self.unlike!r}: differences by island, like"
+                " {'island1': {'speed': 0.5}}"
+            )
+        for island, differences in self.unlike.items():
+            if island not in names:
+                raise ValueError(
+                    f"unlike of a machine names {island!r}: its islands are {names[0]} to"
+                    f" {names[-1]}"
+                )
+            if not isinstance(differences, Mapping) or not set(differences) <= set(DIFFERENCES):
+                raise ValueError(
+                    f"unlike of {island} is {differences!r}: a mapping, with the names"
+                    f" {', '.join(DIFFERENCES)}"
+                )
+        assert self._others is not None  # each checks itself
+
+    def of(self, island: str) -> Machine:
+        """The machine as it is on an island: one whose islands are all like that one."""
+        return self._others.get(island, self)
+
+    @functools.cached_property
+    def _others(self) -> dict[str, Machine]:
+        return {name: replace(self, unlike={}, **given) for name, given in self.unlike.items()}
 
     def cost(self, function: str) -> FunctionCost:
         """What a function costs."""
@@ -163,15 +212,26 @@ class Machine:
     @property
     def devices(self) -> int:
         """How many devices it has."""
-        return self.islands * self.hosts_per_island * self.devices_per_host
+        return sum(self.of(island).devices_per_host for _, island in self.hosts())
 
     def hosts(self) -> list[tuple[str, str]]:
         """``(host, island)`` of every host."""
         return [
             (f"island{i}/host{h}", f"island{i}")
             for i in range(self.islands)
-            for h in range(self.hosts_per_island)
+            for h in range(self.of(f"island{i}").hosts_per_island)
         ]
+
+    @property
+    def size(self) -> str:
+        """Islands, hosts of each and devices of each of these, in words."""
+        like = f"{self.hosts_per_island} x {self.devices_per_host}"
+        if not self.unlike:
+            return f"{self.islands} x {like}"
+        others = [self.of(island) for island in self.unlike]
+        parts = [f"{m.hosts_per_island} x {m.devices_per_host}" for m in others]
+        rest = self.islands - len(others)
+        return " + ".join([*([f"{rest} x {like}"] if rest else []), *parts])
 
     def calibrated(self, measured: str | Path | Mapping[str, Any]) -> Self:
         """The same machine with measured costs.

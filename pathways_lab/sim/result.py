@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import html
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -108,8 +109,10 @@ class Simulated:
         if self.end > self.start:
             for lane, share in utilisation(self.records, self.start, self.end).items():
                 found[lane.island] += share
-        count = machine.hosts_per_island * machine.devices_per_host
-        return {island: held / count for island, held in found.items()}
+        count = Counter[str]()
+        for _, island in machine.hosts():
+            count[island] += machine.of(island).devices_per_host
+        return {island: held / count[island] for island, held in found.items()}
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """What a reader wants to know first, in words."""
@@ -122,9 +125,8 @@ class Simulated:
         shown = ", ".join(f"{name} {share:.0%}" for name, share in list(busy.items())[:8])
         shown += f" and {len(busy) - 8} more" if len(busy) > 8 else ""
         costs = "default costs" if machine.costs == Costs() else f"costs {machine.origin}"
-        size = f"{machine.islands} x {machine.hosts_per_island} x {machine.devices_per_host}"
         found = [
-            ("machine", f"{machine.devices:,} devices ({size}), {costs}"),
+            ("machine", f"{machine.devices:,} devices ({machine.size}), {costs}"),
             ("makespan", f"{self.seconds:.6g} s"),
             ("devices busy", shown),
             ("runs", runs),

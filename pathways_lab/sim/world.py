@@ -257,7 +257,7 @@ class World:
         """A device process starts (and replaces one of the same name)."""
         self.lose(name, "its device process was replaced")
         host = self.hosts[name] = Host(self, name, island)
-        m = self.machine
+        m = self.machine.of(island)
 
         def joined(time: float) -> Event:
             self._linked[name] = host  # what was for one of the same name never comes here
@@ -329,7 +329,8 @@ class World:
             node = task.info.node
             assert isinstance(node, Call)
             hosts = tuple(self.local[node.slice])
-            seconds = self.vary(cost.seconds) * self.pace(hosts)
+            speed = self.machine.of(self.islands[node.slice]).speed
+            seconds = self.vary(cost.seconds) * self.pace(hosts) / speed
             found = Gang(*key, hosts, seconds, cost.cores, cost.collective)
             found.broken = any(not self.alive(h) for h in self._members[node.slice])
             self._gangs[key] = found

@@ -123,7 +123,7 @@ def test_the_same_seed_gives_the_same_timeline_and_another_one_another() -> None
 def test_every_figure_of_a_machine_says_where_it_comes_from() -> None:
     named = {f.name for f in Machine().figures()}
     for kind, prefix in ((Machine, ""), (Costs, "costs."), (FunctionCost, "default.")):
-        parts = {"costs", "functions", "default", "origin"} if kind is Machine else set()
+        parts = {"costs", "functions", "default", "origin", "unlike"} if kind is Machine else set()
         assert {prefix + f.name for f in fields(kind) if f.name not in parts} <= named
     for f in Machine().figures():
         assert f.source.startswith(("measured", "published", "assumed")), f
