@@ -153,6 +153,7 @@ def simulate(
     runs: int = 1,
     order: bool = True,
     until: float = float("inf"),
+    happens: Iterable[tuple[float, str, str]] = (),
 ) -> Simulation:
     """What *program* does on *machine*: a timeline like any other, in simulated time.
 
@@ -169,6 +170,10 @@ def simulate(
     runs: how often the program runs, submitted as by a loop; loads say it themselves.
     order: False switches the order of gangs off, to see what it is for.
     until: simulated seconds after which to stop looking.
+    happens: hosts and islands that are lost, and that come, with seconds from the beginning:
+        ``[(2.0, "lost", "island1/host0"), (5.0, "joined", "island1/host0")]``; what comes
+        before it was ever lost is not there at the beginning.  Runs that lose their devices
+        fail; those after them wait until their slices are bound again, as ``rebind()`` does.
 
     Raises PathwaysError when the machine cannot hold a slice, when the policy is
     none or fails, for what is no program or no machine; ValueError for figures that cannot
@@ -202,6 +207,7 @@ def simulate(
         seed,
         until=until,
         order=order,
+        happens=happens,
     )
     return Simulation(**{f.name: getattr(found, f.name) for f in fields(found)})
 
@@ -326,11 +332,12 @@ def compare_policies(
     *,
     times: Seconds | None = None,
     runs: int = 1,
+    happens: Sequence[tuple[float, str, str]] = (),
 ) -> PolicyComparison:
     """:func:`simulate` the same work under each policy: a small table.
 
     policies: one row each, named after its class; of two of one class, the second is
-        called what it is made of.  work, machine, seed, times, runs: as for
+        called what it is made of.  work, machine, seed, times, runs, happens: as for
         :func:`simulate`, which also says what is raised.
     """
     found: dict[str, Simulation] = {}
@@ -342,5 +349,5 @@ def compare_policies(
         name = type(policy).__name__
         # Two of one class are told apart by what they are made of.
         name = repr(policy) if name in found else name
-        found[name] = simulate(work, machine, policy, seed, times=times, runs=runs)
+        found[name] = simulate(work, machine, policy, seed, times=times, runs=runs, happens=happens)
     return PolicyComparison(found)

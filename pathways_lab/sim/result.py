@@ -34,7 +34,7 @@ class Simulated:
     records: what happened.  ended: by run, when, and why it failed if it did.
     start, end: of the first submission, and of the last run's end.
     events: how many the control plane handled.
-    open: runs that never ended.
+    open: runs that never ended, or were never submitted, for there were no devices any more.
     world: everything, for whoever wants to look closer.
     """
 

@@ -12,11 +12,13 @@ Paper: section 5 (experiments that can be repeated here).
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pathways_lab.core.elastic_messages import RebindRequested
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.legality import donated_of
@@ -27,6 +29,7 @@ from pathways_lab.core.messages import (
     Event,
     FunctionAnnounced,
     Grant,
+    HostJoined,
     PolicyChosen,
     PolicySet,
     ProgramRegistered,
@@ -41,6 +44,7 @@ from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, T
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.tags import wrong
 from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.sim.happens import absent, hosts_of, schedule
 from pathways_lab.sim.machine import Machine
 from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.world import World
@@ -73,6 +77,8 @@ class Load:
     program: captured, or a core program or plan; then its slices are numbers, and
         their sizes those of its layouts.
     runs: how many.  flight: how many are submitted and not ended, at most.
+    arrivals: seconds after *start* at which one run each is submitted, whether others have ended
+        or not; then *runs*, *flight* and *warm* say nothing.
     warm: the first run ends before any other is submitted, so that nothing waits
         for compilation and what follows is the steady state.
     feeds: output position to the input position of the next run.
@@ -91,12 +97,16 @@ class Load:
     start: float = 0.0
     priority: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
+    arrivals: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         for name in ("runs", "flight"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of a load is {value!r}: a whole number from 1 on")
+        for time in (self.start, *self.arrivals):
+            if not isinstance(time, int | float) or not 0 <= time < math.inf:
+                raise ValueError(f"start or arrivals of a load: {time!r} is no time from 0 on")
         if why := wrong(self.priority, tuple(self.data.items())):
             raise ValueError(f"of a load, {why}")
 
@@ -113,6 +123,7 @@ def simulate(
     order: bool = True,
     lag: Callable[[Grant], float] | None = None,
     world: World | None = None,
+    happens: Iterable[Any] = (),
 ) -> Simulated:
     """What *work* does on *machine*.
 
@@ -122,13 +133,20 @@ def simulate(
     order: False switches the order off: each grant finds its own way to its host.
     lag: the same, with the seconds that each grant takes longer.
     world: to use instead of a new one for *machine*, *seed* and *rules*.
+    happens: hosts and islands that are lost, and that come: see :mod:`.happens`.  Runs that lose
+        their devices fail; those after them wait until their slices are bound again.
     Raises PathwaysError when a slice cannot be had, or the policy is none.
     """
     if not isinstance(work, Load | Sequence):
         work = Load(work, runs=runs, flight=runs)
     loads = [work] if isinstance(work, Load) else list(work)
+    coming = hosts_of(happens, machine or (world.machine if world is not None else Machine()))
     if world is None:
-        world = World(machine or Machine(), seed, rules, keep_order=order and lag is None)
+        world = World(
+            machine or Machine(), seed, rules, keep_order=order and lag is None,
+            absent=absent(coming),
+        )  # fmt: skip
+    schedule(world, coming)
     if not world.keep_order:
         chance = world.random
         world.lag = lag or (lambda grant: chance.expovariate(1.0 / ADRIFT))
@@ -144,12 +162,13 @@ def simulate(
     for driver in drivers:
         driver.policy = policy if driver is drivers[0] else None
         start = min(load.start for load in driver.loads)
+        world.observers.append(driver.heard)
         world.agenda.at(start + 10 * world.machine.costs.control_latency, driver.begin)
     world.agenda.run(until)
     last = max((time for time, _ in watch.ended.values()), default=watch.first)
     return Simulated(
         tuple(world.memory.records), watch.ended, watch.first, last, watch.events,
-        watch.submitted - len(watch.ended), world,
+        watch.submitted - len(watch.ended) + sum(driver.waiting for driver in drivers), world,
     )  # fmt: skip
 
 
@@ -213,6 +232,8 @@ class _Work:
 
     large: positions of inputs that are uploaded.  donated: those that runs consume.
     kept: uploads that later runs use too, by position.
+    away: slices that were lost and are not bound again; refused: of these, the ones for which there
+        were no devices.  owed: runs that wait for them.
     """
 
     load: Load
@@ -226,6 +247,9 @@ class _Work:
     large: frozenset[int] = frozenset()
     donated: frozenset[int] = frozenset()
     kept: dict[int, int] = field(default_factory=dict)
+    away: set[SliceId] = field(default_factory=set)
+    refused: set[SliceId] = field(default_factory=set)
+    owed: int = 0
 
 
 class _Driver:
@@ -253,7 +277,7 @@ class _Driver:
         for load in self.loads:
             core = load.program
             program = core if isinstance(core, Program | Plan) else core.program
-            work = _Work(load, program, {}, left=load.runs)
+            work = _Work(load, program, {}, left=len(load.arrivals) or load.runs)
             self._works.append(work)
             for theirs, request in _requests(load, self.world.machine).items():
                 ours = work.slices[theirs] = self._number()
@@ -265,17 +289,69 @@ class _Driver:
         """See :class:`pathways_lab.sim.world.Client`."""
         if isinstance(command, SliceBound):
             work = self._of_slice[command.binding.slice]
+            if command.binding.slice in work.away:
+                work.away.discard(command.binding.slice)
+                self._go_on(work)
+                return
             work.waiting -= 1
             if not work.waiting:
                 self._register(work)
+        elif isinstance(command, Refused) and self._no_devices(command):
+            pass
         elif isinstance(command, Refused | PolicySet):
             if command.failure is not None:
                 raise PathwaysError(command.failure)
         elif isinstance(command, RunEnded):
             self._ended.add(command.run)
             work, load = self._of_run[command.run], self._of_run[command.run].load
+            if command.failure is not None:
+                self._look(work)
+            if load.arrivals:
+                return
             warmed = load.warm and work.left == load.runs - 1
             for _ in range(load.flight if warmed else 1):
+                self._submit(work)
+
+    @property
+    def waiting(self) -> int:
+        """Runs that are not submitted, for their slices have no devices."""
+        return sum(work.left for work in self._works if work.away)
+
+    def heard(self, event: Event, commands: Sequence[Command]) -> None:
+        """Something has happened: where hosts have come, slices without devices may get some."""
+        if isinstance(event, HostJoined):
+            for work in self._works:
+                again, work.refused = work.refused, set()
+                self._rebind(again)
+
+    def _look(self, work: _Work) -> None:
+        """A run has failed: slices that were lost with it are bound again, with new values."""
+        known = self.world.control.slices
+        lost = {s for s in work.slices.values() if s in known and known[s].state == "lost"}
+        lost -= work.away
+        if lost:
+            self._drop((*work.fed.values(), *work.kept.values()))
+            work.fed, work.kept = {}, {}
+            work.away |= lost
+            self._rebind(lost)
+
+    def _rebind(self, slices: Iterable[SliceId]) -> None:
+        for number in sorted(slices):
+            self._send(lambda t, s=number: RebindRequested(t, "rebind", self.name, s))
+
+    def _no_devices(self, command: Refused) -> bool:
+        """Whether it is a slice that cannot be bound again now."""
+        for work in self._works:
+            for number in work.away:
+                if command.subject == f"slice {number}":
+                    work.refused.add(number)
+                    return True
+        return False
+
+    def _go_on(self, work: _Work) -> None:
+        if not work.away:
+            owed, work.owed = work.owed, 0
+            for _ in range(owed):
                 self._submit(work)
 
     def _register(self, work: _Work) -> None:
@@ -295,7 +371,10 @@ class _Driver:
                     )
                 )
         self._send(lambda t: ProgramRegistered(t, "register", self.name, plan))
-        for _ in range(1 if work.load.warm else work.load.flight):
+        load = work.load
+        for time in sorted(load.arrivals):
+            self.world.agenda.at(max(self._thread, load.start + time), self._submit, work)
+        for _ in range(0 if load.arrivals else 1 if load.warm else load.flight):
             self._submit(work)
 
     def _submit(self, work: _Work) -> None:
@@ -305,6 +384,9 @@ class _Driver:
             _, unfed = work.flying.popleft()
             self._drop(unfed)
         if not work.left:
+            return
+        if work.away:
+            work.owed += 1
             return
         work.left -= 1
         costs = self.world.machine.costs

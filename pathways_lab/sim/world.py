@@ -82,6 +82,7 @@ class World:
     pace: how many times as long a gang takes, given its hosts.
     decide: asks the core; whoever wants to listen puts itself before it.
     memory: the records of what happened, when *remember*.
+    absent: hosts of the machine that are not there yet.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class World:
         keep_order: bool = True,
         launch_poisoned: bool = True,
         remember: bool = True,
+        absent: frozenset[str] = frozenset(),
         vary: Callable[[random.Random, float], float] | None = None,
     ) -> None:
         self.machine = machine
@@ -125,7 +127,8 @@ class World:
         self._vary = vary
         self._busy = 0.0
         for host, island in machine.hosts():
-            self.join(host, island)
+            if host not in absent:
+                self.join(host, island)
 
     # --- time and links ----------------------------------------------------------
 
