@@ -23,7 +23,7 @@ SURFACE = {
     *("save", "restore", "Saving"),
     # whose gangs go first
     *("FIFO", "Priority", "ProportionalShare", "ShortestFirst"),
-    *("Policy", "PolicyView", "Candidate", "Cancelled", "tagged"),
+    *("Policy", "PolicyView", "Candidate", "PlaceView", "Place", "Cancelled", "tagged"),
     # looking ahead
     "possible_deadlock",
     # looking at what happened

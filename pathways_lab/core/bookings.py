@@ -20,14 +20,18 @@ Paper: section 4.1 (resource manager).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Refused, SliceBound, SliceRequested, SliceWaiting
+from pathways_lab.core.policies import PlaceView, places
 from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.quotas import MORE
 from pathways_lab.core.state import State
 from pathways_lab.core.topology import SliceBinding
+
+CHOOSING = "the policy chooses an island"
+"""What a request waits for that may be met at once: nobody is told."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ class Bookings:
             self._wait(event, f"an earlier request of {client}")
         else:
             failure, why = self._meet(event)
-            if failure is not None and event.wait and why:
+            if why is CHOOSING or (failure is not None and event.wait and why):
                 self._wait(event, why)
             elif failure is not None:
                 self._refuse(event, failure)
@@ -69,7 +73,7 @@ class Bookings:
             if event.client in behind:
                 continue
             failure, why = self._meet(event)
-            if why:
+            if why and (event.wait or why is CHOOSING):
                 behind.add(event.client)
                 self.line[event.slice] = event, why
                 continue
@@ -96,18 +100,32 @@ class Bookings:
         failure, why = too_many_now(state, client, asked)
         if failure is not None:
             return failure, why
-        result = state.resources.bind(event.slice, client, event.request)
+        island = self._chosen(event)
+        if island is None:
+            return None, CHOOSING
+        request = replace(event.request, island=island or event.request.island)
+        result = state.resources.bind(event.slice, client, request)
+        if isinstance(result, Failure) and island:
+            result = state.resources.bind(event.slice, client, event.request)
         if isinstance(result, Failure):
             return result, state.resources.kept_from(client, event.request)
         self.bound(result)
         state.out.append(SliceBound(event.cause, client, result))
         return None, ""
 
+    def _chosen(self, event: SliceRequested) -> str | None:
+        """The island that the policy wants for a slice, "" for any; None while it is asked."""
+        request, turns = event.request, self.state.turns
+        if request.island is not None or request.at or not places(turns.policy):
+            return ""
+        found = tuple(self.state.resources.places(event.client, request))
+        return turns.place(event.slice, PlaceView(event.time, event.client, request.shape, found))
+
     def _tell(self) -> None:
         """Everybody who waits learns his place when it has changed."""
         count = len(self.line)
         for place, (event, why) in enumerate(self.line.values(), 1):
-            if self._told.get(event.slice) != (place, count, why):
+            if why is not CHOOSING and self._told.get(event.slice) != (place, count, why):
                 self._told[event.slice] = place, count, why
                 self.state.out.append(
                     SliceWaiting(event.cause, event.client, event.slice, place, count, why)
@@ -119,6 +137,7 @@ class Bookings:
 
     def _leave(self, slice_id: SliceId) -> None:
         del self.line[slice_id]
+        self.state.turns.questions.forget_place(slice_id)
         self._told.pop(slice_id, None)
 
     def _refuse(self, event: SliceRequested, failure: Failure) -> None:

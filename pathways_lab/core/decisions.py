@@ -80,6 +80,7 @@ class Decisions:
         if not self._owns(event, f"policy {event.request}", "set policies"):
             return
         turns = self.state.turns
+        self.bookings.moved = True
         failure: Failure | None = None
         if isinstance(event.policy, RemotePolicy):
             turns.install(event.policy, event.client)
@@ -99,14 +100,17 @@ class Decisions:
     def policy_answered(self, event: PolicyAnswered) -> None:
         if self._remote(event.policy):
             self.state.turns.answered(event.question, event.run)
+            self.bookings.moved = True
 
     def policy_late(self, event: PolicyLate) -> None:
         if self._remote(event.policy):
             self.state.turns.questions.overdue()
+            self.bookings.moved = True
 
     def policy_failed(self, event: PolicyFailed) -> None:
         if self._remote(event.policy):
             self.state.turns.remove(event.failure)
+            self.bookings.moved = True
 
     def tell_policy(self) -> None:
         """Ask what is new to be asked; say whose policy was removed."""

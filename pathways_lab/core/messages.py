@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathways_lab.core.cancel_messages import CancelAnswered, CancelRequested
 from pathways_lab.core.elastic_messages import ElasticCommand, ElasticEvent
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import Policy, PolicyView, RemotePolicy, name_of
+from pathways_lab.core.policies import PlaceView, Policy, PolicyView, RemotePolicy, name_of
 from pathways_lab.core.program import NO_LINE, Line, Plan, SliceId
 from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten, RunWaited
 from pathways_lab.core.tags import Data
@@ -216,7 +216,7 @@ class PolicyChosen:
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnswered:
-    """The remote policy of number *policy* has chosen *run*."""
+    """The remote policy of number *policy* has chosen *run*, or which of the islands."""
 
     time: float
     cause: str
@@ -505,7 +505,7 @@ class AskPolicy:
     cause: str
     policy: int
     question: int
-    view: PolicyView
+    view: PolicyView | PlaceView
 
 
 @dataclass(frozen=True, slots=True)

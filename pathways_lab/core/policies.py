@@ -96,9 +96,50 @@ class PolicyView:
     programs: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An island on which a slice could lie.
+
+    island: its name, which ``place`` returns.  kind, hosts, devices: what it has.
+    shared: how many slices hold the most shared of the devices that it would get there.
+    held: how many devices the slices on it hold, those that share one counted for each.
+    """
+
+    island: str
+    kind: str
+    hosts: int
+    devices: int
+    shared: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceView:
+    """What a policy decides from, where a slice shall lie.
+
+    time: seconds, on the control plane's clock.  client: who asks.  shape: of the mesh.
+    candidates: islands that have the devices, two or more; the first is where it lies if
+        nobody chooses.
+    """
+
+    time: float
+    client: str
+    shape: tuple[int, ...]
+    candidates: tuple[Place, ...]
+
+
 @runtime_checkable
 class Policy(Protocol):
-    """Anything with ``choose(view)``, which returns the ``run`` of one of ``view.candidates``."""
+    """Anything with ``choose(view)``, which returns the ``run`` of one of ``view.candidates``.
+
+    It may also have ``place(view)``: given a :class:`PlaceView`, it returns the ``island`` of one
+    of ``view.candidates`` for a new slice whose request names none.  Which devices of it is
+    the core's to say, and slices that are bound again stay near.
+
+        class Spread(pw.FIFO):
+            def place(self, view):
+                return min(view.candidates, key=lambda c: c.held / c.devices).island
+    """
 
     def choose(self, view: PolicyView) -> int:
         """The number of the run that goes first."""
@@ -184,11 +225,13 @@ BuiltIn = FIFO | Priority | ProportionalShare | ShortestFirst
 class RemotePolicy:
     """A policy that runs elsewhere: it is asked by a command and answers by an event.
 
-    name: what its author calls it.  number: which one; never used twice.
+    name: what its author calls it.  number: which one; never used twice.  places: whether it also
+    chooses islands.
     """
 
     name: str
     number: int
+    places: bool = False
 
 
 def name_of(policy: object) -> str:
@@ -196,20 +239,46 @@ def name_of(policy: object) -> str:
     return policy.name if isinstance(policy, RemotePolicy) else type(policy).__name__
 
 
-def ask(policy: Policy, view: PolicyView) -> int | Failure:
-    """The policy's choice, or why it is not one.  User code never raises out of here."""
+def places(policy: object) -> bool:
+    """Whether a policy also chooses islands for slices."""
+    if isinstance(policy, RemotePolicy):
+        return policy.places
+    return callable(getattr(policy, "place", None))
+
+
+def ask(policy: Policy, view: PolicyView | PlaceView) -> int | Failure:
+    """The policy's choice, or why it is not one.  User code never raises out of here.
+
+    A run, or of islands which of the candidates, from 0.
+    """
+    chosen: Any
     try:
-        chosen = policy.choose(view)
+        chosen = policy.choose(view) if isinstance(view, PolicyView) else _place(policy, view)
     except Exception as error:
+        method = "choose" if isinstance(view, PolicyView) else "place"
         return Failure(
             "policy",
             f"policy {name_of(policy)} raised {type(error).__name__}: {error}",
-            "correct choose() and set the policy again",
+            f"correct {method}() and set the policy again",
             line=_line_in(policy, error.__traceback__),
+        )
+    if isinstance(view, PlaceView):
+        islands = [c.island for c in view.candidates]
+        if isinstance(chosen, str) and chosen in islands:
+            return islands.index(chosen)
+        return Failure(
+            "policy",
+            f"policy {name_of(policy)} chose {repr(chosen)[:80]}, which is none of the islands"
+            f" ({', '.join(islands[:8])})",
+            "place() must return the island of one of view.candidates",
         )
     if any(c.run == chosen for c in view.candidates) and not isinstance(chosen, bool):
         return int(chosen)
     return ineligible(name_of(policy), chosen, (c.run for c in view.candidates))
+
+
+def _place(policy: Any, view: PlaceView) -> object:
+    return policy.place(view)
 
 
 def ineligible(name: str, chosen: object, runs: Iterable[int]) -> Failure:
@@ -257,7 +326,7 @@ def validate(policy: object) -> Failure | None:
             " and a lab keeps a copy of its own",
             "keep only plain data in its attributes",
         )
-    for view in _TRIALS:
+    for view in (*_TRIALS, *(_PLACES if places(trial) else ())):
         answer = ask(trial, view)
         if isinstance(answer, Failure):
             return answer
@@ -283,3 +352,10 @@ _TRIALS = (
     ),
 )
 """Views that a policy must have an answer for: nobody known, and somebody known."""
+
+_PLACES = (
+    PlaceView(
+        0.0, "kernel-1", (4,),
+        (Place("island0", "cpu", 1, 4, 0, 0), Place("island1", "cpu", 2, 8, 1, 4)),
+    ),
+)  # fmt: skip

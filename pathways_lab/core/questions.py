@@ -10,6 +10,8 @@ those in an open question wait for it; everything else goes on.
                                  is asked until the policy has caught up
     late   --answered-->  (nothing: the turn is over)
 
+Where a slice shall lie is asked in the same way, and only that slice waits.
+
 Rule for maintainers: no time here.  Who carries the questions says when one is
 late, and when the policy has had its chance.
 
@@ -21,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pathways_lab.core.policies import PolicyView
+from pathways_lab.core.policies import PlaceView, PolicyView
+from pathways_lab.core.program import SliceId
 from pathways_lab.core.runs import RunRecord
 
 
@@ -31,12 +34,16 @@ class Questions:
 
     new: asked in this step, to be sent.  open: by question, the runs to choose from.
     late: questions whose turn is over.  named: runs chosen by an answer in this step.
+    places: questions where a slice shall lie: it, and the islands.  placed: slices of which that
+        has been answered ("": nobody waits for the answer any more).
     """
 
-    new: list[tuple[int, PolicyView]] = field(default_factory=list)
+    new: list[tuple[int, PolicyView | PlaceView]] = field(default_factory=list)
     open: dict[int, tuple[int, ...]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     named: set[int] = field(default_factory=set)
+    places: dict[int, tuple[SliceId, tuple[str, ...]]] = field(default_factory=dict)
+    placed: dict[SliceId, str] = field(default_factory=dict)
     _asked: dict[int, int] = field(default_factory=dict)
     _last: int = 0
 
@@ -47,6 +54,20 @@ class Questions:
         self.open[self._last] = runs
         self._asked.update(dict.fromkeys(runs, self._last))
         self.new.append((self._last, view))
+
+    def ask_place(self, slice_id: SliceId, view: PlaceView) -> None:
+        """Where a slice shall lie, if that was not asked already."""
+        if all(slice_id != asked for asked, _ in self.places.values()):
+            self._last += 1
+            self.places[self._last] = slice_id, tuple(c.island for c in view.candidates)
+            self.new.append((self._last, view))
+
+    def forget_place(self, slice_id: SliceId) -> None:
+        """Nobody waits to hear where a slice shall lie."""
+        self.placed.pop(slice_id, None)
+        for question in [q for q, (asked, _) in self.places.items() if asked == slice_id]:
+            del self.places[question]
+            self.late.add(question)
 
     def waits(self, runs: Iterable[RunRecord]) -> bool:
         """Whether any of *runs* is in an open question."""
@@ -65,6 +86,12 @@ class Questions:
         if question in self.late:
             self.late.discard(question)
             return None
+        if question in self.places:
+            slice_id, islands = self.places.pop(question)
+            if not 0 <= run < len(islands):
+                return range(len(islands))
+            self.placed[slice_id] = islands[run]
+            return None
         runs = self.open.get(question)
         if runs is None or run not in runs:
             return runs or ()
@@ -75,6 +102,9 @@ class Questions:
     def overdue(self) -> None:
         """Nobody waits for the open questions any more."""
         self.late.update(self.open)
+        self.late.update(self.places)
+        self.placed.update({slice_id: "" for slice_id, _ in self.places.values()})
+        self.places.clear()
         for question in tuple(self.open):
             self._close(question)
 

@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from pathways_lab.core.elastic_messages import HostDown
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.lifecycles import SLICE
 from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.placement import Choice, Grid, place
+from pathways_lab.core.policies import Place
 from pathways_lab.core.program import SliceId, slice_name
 from pathways_lab.core.topology import (
     HostInfo,
@@ -185,6 +188,24 @@ class ResourceManager:
         self._divide()
         return binding
 
+    def places(self, client: str, request: SliceRequest) -> list[Place]:
+        """Islands on which a request could be met, the best one first; none for a malformed one."""
+        if _malformed(request):
+            return []
+        held = Counter(
+            record.binding.island
+            for record in self.slices.values()
+            if record.state == "bound"
+            for _ in record.binding.devices
+        )
+        found = []
+        for (key, chosen), island, devices in sorted(self._options(client, request)):
+            members = self._members(island)
+            kind = self.hosts[devices[chosen[0]][0]].info.kind
+            count = sum(host.info.devices for host in members)
+            found.append(Place(island, kind, len(members), count, key[0], held[island]))
+        return found
+
     def bind_again(self, slice_id: SliceId, island: str | None) -> SliceBinding | Failure:
         """Devices for a lost or suspended slice: a mesh of the same shape and kind.
 
@@ -228,16 +249,7 @@ class ResourceManager:
         old: SliceBinding | None = None,
     ) -> SliceBinding | Failure:
         """The best devices for a request.  old: where the slice was: preferred."""
-        best: tuple[Choice, str, list[tuple[str, int]]] | None = None
-        for island in self.islands():
-            if request.island not in (None, island):
-                continue
-            if not self._open_to(island, client):
-                continue
-            grid, devices, loads = self._ground(island, request)
-            choice = _chosen(grid, devices, loads, request)
-            if choice is not None and (best is None or choice < best[0]):
-                best = choice, island, devices
+        best = min(self._options(client, request), key=itemgetter(0), default=None)
         if best is None:
             return self._unmet(client, request)
         (key, chosen), island, devices = best
@@ -248,6 +260,17 @@ class ResourceManager:
                 where, island = old.devices, old.island
         kind = self.hosts[where[0][0]].info.kind
         return SliceBinding(slice_id, client, island, request.shape, request.axes, where, kind)
+
+    def _options(
+        self, client: str, request: SliceRequest
+    ) -> Iterator[tuple[Choice, str, list[tuple[str, int]]]]:
+        """The best devices of every island that would do, with its name and all its devices."""
+        for island in self.islands():
+            if request.island in (None, island) and self._open_to(island, client):
+                grid, devices, loads = self._ground(island, request)
+                choice = _chosen(grid, devices, loads, request)
+                if choice is not None:
+                    yield choice, island, devices
 
     def _most_shared(self, binding: SliceBinding) -> int | None:
         """Slices on its most shared device; None when not all its devices are to be had."""

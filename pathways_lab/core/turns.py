@@ -28,12 +28,14 @@ from pathways_lab.core.gangs import Lanes, Pace
 from pathways_lab.core.policies import (
     FIFO,
     Candidate,
+    PlaceView,
     Policy,
     PolicyView,
     RemotePolicy,
     ask,
     ineligible,
     name_of,
+    places,
 )
 from pathways_lab.core.program import SliceId
 from pathways_lab.core.questions import Questions
@@ -199,6 +201,24 @@ class Turns:
             return next(r for r in group if r.id == answer)
         self.remove(answer)
         return group[0]
+
+    def place(self, slice_id: SliceId, view: PlaceView) -> str | None:
+        """The island that the policy chooses for a slice, "" when it does not; None while it is
+        being asked."""
+        policy, questions = self.policy, self.questions
+        if len(view.candidates) < 2 or not places(policy):
+            return ""
+        if isinstance(policy, RemotePolicy):
+            known = questions.placed.get(slice_id)
+            if known is None and not questions.late:
+                questions.ask_place(slice_id, view)
+                return None
+            return known or ""
+        answer = ask(policy, view)
+        if isinstance(answer, int):
+            return view.candidates[answer].island
+        self.remove(answer)
+        return ""
 
     def _age(self, time: float) -> None:
         """What was used counts less as time goes on."""

@@ -97,6 +97,7 @@ class Author:
     link: Peer | None = None
     in_force: bool = False
     late: bool = False
+    places: bool = False
     look: float = math.inf
     asked: deque[tuple[int, float]] = field(default_factory=deque)
 
@@ -198,10 +199,11 @@ class PolicyDesk:
         elif op == "loaded":
             author.begun, author.limit, author.doing = now, CHOICE_SECONDS, "choose"
             author.name = str(fields["name"])[:100]
+            author.places = fields.get("places") is True
             self._watch(author)
         elif op == "ready":
             author.in_force = True
-            policy = RemotePolicy(author.name, author.number)
+            policy = RemotePolicy(author.name, author.number, author.places)
             cause = f"{author.client}:policy-{author.number}"
             self._told.happened(m.PolicyChosen(now, cause, author.client, policy, author.request))
         elif op in ("refused", "failed"):

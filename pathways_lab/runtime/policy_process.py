@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import Policy, PolicyView, ask, name_of, validate
+from pathways_lab.core.policies import PlaceView, Policy, PolicyView, ask, name_of, places, validate
 from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.link import Link, LinkClosed
@@ -85,7 +85,8 @@ class Asked:
             if op == "load":
                 self._load(link, buffers[0])
             elif op == "ask":
-                self._answer(link, fields["question"], unpack(PolicyView, fields["view"]))
+                view = unpack(PolicyView | PlaceView, fields["view"])
+                self._answer(link, fields["question"], view)
 
     def _load(self, link: Link, code: memoryview) -> None:
         try:
@@ -94,7 +95,7 @@ class Asked:
         except Exception as error:
             link.send("refused", {"failure": pack(_unloadable(error))})
             return
-        link.send("loaded", {"name": name_of(policy)})
+        link.send("loaded", {"name": name_of(policy), "places": places(policy)})
         with alarm(4 * CHOICE_SECONDS):
             failure = validate(policy)
         if failure is None:
@@ -104,7 +105,7 @@ class Asked:
         else:
             link.send("refused", {"failure": pack(failure)})
 
-    def _answer(self, link: Link, question: int, view: PolicyView) -> None:
+    def _answer(self, link: Link, question: int, view: PolicyView | PlaceView) -> None:
         assert self._policy is not None, "a policy is asked after it was ready"
         with alarm(4 * CHOICE_SECONDS):
             answer = ask(self._policy, view)

@@ -24,7 +24,7 @@ from pathways_lab.core.messages import (
     PolicyFailed,
     PolicyLate,
 )
-from pathways_lab.core.policies import Policy, RemotePolicy, ask, name_of
+from pathways_lab.core.policies import Policy, RemotePolicy, ask, name_of, places
 from pathways_lab.sim.world import World
 
 PATIENCE, BOUND = 0.03, 0.4
@@ -35,7 +35,7 @@ class Elsewhere:
     """Observes a world and answers what the core asks.  remote: what to install there."""
 
     def __init__(self, world: World, policy: Policy, rng: random.Random) -> None:
-        self.remote = RemotePolicy(name_of(policy), 1)
+        self.remote = RemotePolicy(name_of(policy), 1, places(policy))
         self._world = world
         self._policy = policy
         self._rng = rng

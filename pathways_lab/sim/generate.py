@@ -45,6 +45,7 @@ from pathways_lab.core.messages import (
 )
 from pathways_lab.core.policies import (
     FIFO,
+    PlaceView,
     Policy,
     PolicyView,
     Priority,
@@ -489,6 +490,10 @@ class Anyhow:
         if self.rng.random() < 0.01:
             raise RuntimeError("no idea")
         return self.rng.choice(view.candidates).run
+
+    def place(self, view: PlaceView) -> str:
+        """Anywhere, or nowhere."""
+        return "nowhere" if self.rng.random() < 0.01 else self.rng.choice(view.candidates).island
 
 
 def random_policy(rng: random.Random) -> Policy:

@@ -9,8 +9,8 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import FIFO, PolicyView, RemotePolicy
-from pathways_lab.runtime.codec import pack
+from pathways_lab.core.policies import FIFO, Place, PlaceView, PolicyView, RemotePolicy
+from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.policy_desk import PATIENCE, PolicyDesk
 from pathways_lab.runtime.policy_process import CHOICE_SECONDS, LOAD_SECONDS
 
@@ -112,6 +112,23 @@ def test_a_policy_is_in_force_after_it_was_tried() -> None:
     play.desk.keep(FIFO())
     assert play.ended == [token]
     assert link.closed
+
+
+def test_a_policy_that_chooses_islands_says_so_and_is_asked_in_the_same_way() -> None:
+    play = Play()
+    token, link = play.tried()
+    play.desk.said(token, "loaded", {"name": "Mine", "places": True})
+    play.desk.said(token, "ready", {})
+    (event,) = play.events
+    assert event.policy == RemotePolicy("Mine", 1, places=True)
+    place = Place("island0", "cpu", 1, 4, 0, 0)
+    view = PlaceView(0.0, "a", (4,), (place, place))
+    play.desk.ask(m.AskPolicy("c", 1, 5, view))
+    op, fields, _ = link.sent[-1]
+    assert op == "ask"
+    assert unpack(PolicyView | PlaceView, fields["view"]) == view
+    play.pass_time(PATIENCE + 0.01)
+    assert play.kinds()[-1] == "PolicyLate"
 
 
 def test_the_one_before_stays_in_force_while_another_is_tried() -> None:
