@@ -283,7 +283,9 @@ class Control:
 
     def _slices_lost(self, event: SlicesLost) -> None:
         failure = Failure("lost", f"the slice was lost: {event.reason}", AGAIN)
-        self._lose_slices(self.state.resources.lose_slices(event.slices, failure), failure)
+        known = self.state.resources.slices
+        slices = [s for s in event.slices if s in known and event.host in ("", *known[s].hosts)]
+        self._lose_slices(self.state.resources.lose_slices(slices, failure), failure)
 
     def _lose_slices(self, lost: list[SliceRecord], failure: Failure) -> None:
         """Whatever is on lost slices fails; everything else goes on."""

@@ -65,12 +65,16 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class SlicesLost:
-    """The hosts of these slices live, but cannot compute together there any more."""
+    """The hosts of these slices live, but cannot compute together there any more.
+
+    host: says so, of slices of which it has something; "": the control plane does.
+    """
 
     time: float
     cause: str
     slices: tuple[SliceId, ...]
     reason: str
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

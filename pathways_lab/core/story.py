@@ -45,6 +45,16 @@ class Arrow:
     host: str = ""
 
 
+_TITLES = {
+    "deadlock": "deadlock: ",
+    "late": "late, and nothing is wrong with the order: ",
+    "possible": "without order this can deadlock: ",
+    "silent": "stuck, not dead: ",
+    "none": "nobody is stuck: nothing is late, and all hosts answer",
+    "down": "nothing is late, but hosts are missing: ",
+}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Stuck:
     """Who waits for whom; false where nobody does.
@@ -64,6 +74,13 @@ class Stuck:
     arrows: tuple[Arrow, ...] = ()
     silent: tuple[str, ...] = ()
     down: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """A story comes in failures from other processes: one that cannot be told is none."""
+        named = [n for arrow in self.arrows for n in (arrow.gang, arrow.behind)]
+        known = all(0 <= n < len(self.gangs) for n in named)
+        if self.kind not in _TITLES or not known or (self.kind == "late" and not self.gangs):
+            raise ValueError(f"no story of {len(self.gangs)} gangs: {self.kind[:40]!r}, {named}")
 
     def __bool__(self) -> bool:
         return self.kind != "none"
@@ -96,15 +113,7 @@ class Stuck:
         return "; ".join(told)
 
     def __str__(self) -> str:
-        titles = {
-            "deadlock": "deadlock: ",
-            "late": "late, and nothing is wrong with the order: ",
-            "possible": "without order this can deadlock: ",
-            "silent": "stuck, not dead: ",
-            "none": "nobody is stuck: nothing is late, and all hosts answer",
-            "down": "nothing is late, but hosts are missing: ",
-        }
-        return "\n".join([titles[self.kind] + self.headline, *self.members()])
+        return "\n".join([_TITLES[self.kind] + self.headline, *self.members()])
 
     def members(self) -> list[str]:
         """One line for each gang: its program, and the user's own line."""

@@ -128,12 +128,15 @@ class Formations:
     def formed(self, number: int, host: str, why: str | None) -> None:
         """A host says "joined": that it is in, or *why* it is not."""
         if why is not None:
-            self.broken(number, f"{host} could not join: {why}")
+            self.broken(number, f"{host} could not join: {why}", host)
 
-    def broken(self, number: int, reason: str) -> None:
-        """Its hosts cannot compute together (any more); a slice bound later gets a new one."""
+    def broken(self, number: int, reason: str, host: str = "") -> None:
+        """Its hosts cannot compute together (any more); a slice bound later gets a new one.
+
+        host: says so, if it is one of them; "": it is said here.
+        """
         entry = self._entries.get(number)
-        if entry is not None:
+        if entry is not None and host in ("", *(name for name, _ in entry.formation.parts)):
             slices = tuple(sorted(entry.slices))
             self._end(number, reason)
             self._lost(slices, reason)

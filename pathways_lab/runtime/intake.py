@@ -305,7 +305,8 @@ def _name(name: str) -> str:
     if not 0 < len(name) <= _NAME_LENGTH:
         raise Rejected(
             "name",
-            f"{name[:40]!r}... has {len(name)} characters: a name has 1 to {_NAME_LENGTH}",
+            f"{name[:40]!r}{'...' * (len(name) > 40)} has {len(name)} characters: a name has 1 to"
+            f" {_NAME_LENGTH}",
             "give it a shorter name",
         )
     return name

@@ -337,9 +337,12 @@ class Rim:
             case told.Leaving(reason=reason):
                 self.host_leaves(name, f"{name} leaves: {reason[:500]}")
             case told.Unmoved(slice=slice_id, reason=reason):
-                self._slices_lost((slice_id,), reason[:2000])
+                lost = m.SlicesLost(
+                    self._clock(), f"{name}:unmoved", (slice_id,), reason[:2000], name
+                )
+                self.happened(lost)
             case told.Broken(number=number, reason=reason):
-                self.formations.broken(number, reason[:2000])
+                self.formations.broken(number, reason[:2000], name)
             case told.Progress(number=number, gangs=gangs):
                 self.standstill.answered(name, number, gangs, self._clock())
             case told.RejectedClient(client=number, reason=reason):

@@ -1,14 +1,17 @@
-"""Malformed, replayed and foreign messages, by the million; another client must notice nothing.
+"""Messages that are almost right, by the million, at every door; nobody else may notice.
 
-``python -m tests.runtime.fuzz --inputs 1000000`` drives the real rim and the real core
-in this process, with the real wire format before them: messages of every kind that
-clients send are made, changed at random (fields, numbers, types, other clients' ids,
-bytes of the encoded message, repeats) and delivered.  Hosts are played here, and end
-everything at once.  After every round it must hold that
+``python -m tests.runtime.fuzz --inputs 1000000`` drives the real rim and the real core in
+this process, with the real wire format before them, once for each door: of clients, of
+hosts, of observers.  Whoever is behind the door says what its table allows, changed in one
+place (:mod:`tests.runtime.mutate`), again, in another order, with numbers of others, or as
+damaged bytes.  Hosts are played here; they believe what they are told, and say when it is
+wrong.  Two good clients work all the time.  After every round it must hold that
 
-* nothing was raised: not by the decoder, the rim, or the core,
+* nothing was raised: not by the decoder, the rim, or the core; nothing is a bug of ours,
 * the core's invariants hold,
-* the other client's run has ended well and its kept value is still there,
+* both good clients' runs have ended well, and their kept, published and taken values are there,
+* a good client that watches could read every record,
+* no host was told anything that real ones could not do,
 * who was refused was told, and counted,
 * nothing is left of the attacker when it has left.
 """
@@ -19,364 +22,334 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pathways_lab.core.control import Control
-from pathways_lab.core.errors import Failure
-from pathways_lab.core.invariants import check
 from pathways_lab.core.layout import Layout
-from pathways_lab.core.lowering import lower
-from pathways_lab.core.policies import FIFO
-from pathways_lab.core.program import Call, Line, Plan, Program, Signature, Value
+from pathways_lab.core.policies import ProportionalShare
+from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime.codec import pack, unpack
-from pathways_lab.runtime.registry import HostSeen
-from pathways_lab.runtime.rim import Rim
-from pathways_lab.runtime.wire import Decoder, Letter, Limits, WireError, encode
-from tests.runtime.rim_kit import Peer, Services, ticket
+from pathways_lab.runtime import chronicle
+from pathways_lab.runtime.client_messages import CLIENTS
+from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.edge import Door, Malformed, parsed
+from pathways_lab.runtime.host_messages import HOSTS, NOBODY
+from pathways_lab.runtime.wire import Decoder, Limits, WireError, encode
+from pathways_lab.timeline.records import Event as Told
+from pathways_lab.timeline.records import Sample
+from tests.runtime.door_messages import Messages
+from tests.runtime.fuzz_lab import (
+    EVIL_HOST,
+    GOOD_HOSTS,
+    LAYOUT,
+    Broken,
+    Closed,
+    Lab,
+    failing,
+    function_of,
+    plan_of,
+    run_of,
+)
+from tests.runtime.mutate import Mutator, Said
 
 ROUND = 500
 """Inputs between two looks; the attacker comes anew after each."""
-HOSTS = ("i0/h0", "i0/h1")
-Said = tuple[str, dict[str, Any], list[bytes]]
+_ANEW = 0.02
 
 
-class Desk:
-    """Nobody's code gets this far."""
+class ClientDoor:
+    """An attacker that was invited.  Its link is closed by what is malformed, and it comes back.
 
-    def try_out(self, client: str, request: int, name: str, code: Any) -> None:
-        raise AssertionError(f"code of {client} was taken")
+    operations: those that it begins with, some of them more often.
+    """
 
-    def ask(self, command: Any) -> None:
-        raise AssertionError("nobody may have set a policy")
+    door: Door = CLIENTS
 
-    def keep(self, policy: Any) -> None:
-        """A built-in one."""
+    def __init__(self, lab: Lab) -> None:
+        self.lab, rng = lab, lab.rng
+        often = ("submit",) * 8 + ("program", "function", "drop") * 3
+        self.operations: tuple[str, ...] = (*CLIENTS, *often)
+        self._count = 9
+        self._key, self._plans = "f", list[str]()
+        pools: dict[Any, Callable[[], Any]] = {
+            "slice": lambda: self._id(rng.choice((1, 1, 2, 3))),
+            "run": lambda: self._some(),
+            "buffer": lambda: self._some(),
+            "race": lambda: self._id(rng.randrange(3)),
+            "buffers": lambda: [self._some() for _ in range(rng.randrange(3))],
+            "dropped": lambda: [self._some() for _ in range(rng.randrange(2))],
+            "plans": lambda: [plan_of(lab.evil_number).key],
+            "functions": lambda: [["f", self._id(1)]],
+            "island": lambda: rng.choice(("i1", "i1", "i0", "nowhere")),
+            "name": lambda: rng.choice(("weights", "mine", "other")),
+            "whom": lambda: rng.choice(("ann", "evil", "")),
+            "whose": lambda: rng.choice(("ann", "evil", "evil")),
+            "orders": lambda: {EVIL_HOST: [0, 1]},
+            Stuck: Stuck,
+            SliceRequest: lambda: SliceRequest((rng.choice((1, 2)),), ("x",), "i1"),
+            Layout: lambda: LAYOUT,
+            ProportionalShare: ProportionalShare,
+        }
+        makers = {
+            "submit": self._submit,
+            "function": self._function,
+            "program": self._program,
+            "release-slice": lambda: {"slice": self._id(1 if rng.random() < 0.1 else 2)},
+            "forget": lambda: {"plans": self._plans[:1], "functions": [["g", self._id(1)]]},
+            "suspend": lambda: {"whose": "evil" if rng.random() < 0.1 else "ann"},
+        }
+        parcels: dict[str, Callable[[dict[str, Any]], Sequence[bytes]]] = {
+            "submit": lambda fields: [b"1234"] * len(fields["arguments"]),
+            "policy": lambda fields: [],
+        }
+        self.messages = Messages(rng, CLIENTS, pools, makers, parcels)
 
+    @property
+    def foreign(self) -> list[Any]:
+        """What belongs to others."""
+        return [g.high | n for g in self.lab.good for n in (1, 400, 500, 700, 1001)] + [
+            "ann", "weights", "i0", GOOD_HOSTS[0], self.lab.good[0].number,
+        ]  # fmt: skip
 
-class HostPeer(Peer):
-    """A host that does what it is told, at once."""
+    def _id(self, count: int) -> int:
+        return self.lab.evil_number << 32 | count
 
-    def __init__(self, lab: Lab, name: str) -> None:
-        super().__init__()
-        self.lab, self.name = lab, name
+    def _some(self) -> int:
+        """A number that was used, or is new."""
+        self._count += self.lab.rng.random() < 0.3
+        return self._id(self._count - self.lab.rng.choice((0, 0, 1, 2, 3)))
 
-    def forward(self, letter: Letter) -> int:
-        op, fields = letter.op, letter.fields
-        assert fields is not None
-        if op == "prepare":
-            done = [(fields["function"], fields["slice"], 0, None)]
-            self.lab.reports.append((self.name, {"compiled": done}))
-        elif op == "grant":
-            steps = range(fields["first"], fields["last"])
-            done = [(fields["run"], step, 0.001) for step in steps]
-            self.lab.reports.append((self.name, {"finished": done}))
-        return 100
+    def _submit(self) -> dict[str, Any]:
+        given = self._some() if self.lab.rng.random() < 0.4 else None
+        self._count += 1
+        run, output = self._id(self._count), self._id(self._count)
+        fields = run_of(self.lab.evil_number, run, output, given)
+        if not given and self._plans and self.lab.rng.random() < 0.5:
+            fields["plan"] = self._plans[-self.lab.rng.choice((1, 1, len(self._plans)))]
+        return {**fields, "race": [self._id(1), 0] if self.lab.rng.random() < 0.1 else None}
 
+    def _function(self) -> dict[str, Any]:
+        """A new one: a key is given once."""
+        self._key = f"f{self._some()}"
+        return {**function_of(self._id(1)), "function": self._key}
 
-class ClientPeer(Peer):
-    """Counts what is refused, and remembers the ends of runs."""
+    def _program(self) -> dict[str, Any]:
+        """A new one, of a function that was announced."""
+        plan = plan_of(self.lab.evil_number)
+        (step,) = plan.steps
+        if self.lab.rng.random() < 0.5:
+            step = replace(step, node=replace(step.node, function=self._key))
+        self._count += 1
+        self._plans = [*self._plans[-2:], f"plan {self._count}"]
+        return {"plan": pack(replace(plan, key=self._plans[-1], steps=(step,)))}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused = 0
-        self.internal: list[str] = []
-        self.ended: dict[int, str] = {}
-        self.lost: list[int] = []
+    def right(self) -> Said:
+        """A message as it should be."""
+        return self.messages.one(self.lab.rng.choice(self.operations))
 
-    def forward(self, letter: Letter) -> int:
-        op, fields = letter.op, letter.fields
-        assert fields is not None
-        if op == "refused":
-            self.refused += 1
-            failure = unpack(Failure, fields["failure"])
-            if failure.kind == "internal":
-                self.internal.append(f"{fields['subject']}: {failure.details}")
-        elif op == "run-ended":
-            self.ended[fields["run"]] = fields["outcome"]
-        for buffers_, failure in fields.get("resolved", ()):
-            self.lost += buffers_ if failure is not None else ()
-        return 100
+    def say(self, said: Said) -> None:
+        """Raises Closed."""
+        self.lab.say("evil", *said)
 
-
-class Lab:
-    """The rim and the core, two hosts, a client that works, and an attacker."""
-
-    def __init__(self) -> None:
-        self.control = Control()
-        self.now = 0.0
-        self.reports: list[tuple[str, dict[str, Any]]] = []
-        desk: Any = Desk()
-        self.rim = Rim(
-            self.control, self._clock, lambda: None, Services(), lambda rim: desk, ticket
-        )
-        for name in HOSTS:
-            seen = HostSeen(name, "i0", 2, "cpu", 1 << 50, 1, 2, "d", False, assembled=True)
-            self.rim.host_joined(seen, HostPeer(self, name))
-        self.good, self.good_number = self.join("good", owner=True)
-        self.evil, self.evil_number = ClientPeer(), 0
-        self.say("good", "quota", {"whom": "evil", "devices": 64, "nbytes": 1 << 40, "id": 1})
-        for letter in letters(self.good_number)[:3]:
-            self.say("good", *letter)
-        high = self.good_number << 32
-        self.kept = high | 500
-        self.say("good", "submit", run_of(self.good_number, high | 400, self.kept), [b"1234"])
-        self.runs = 1000
-        self.check_good(high | 400)
-        self.come()
-
-    def _clock(self) -> float:
-        self.now += 1e-5
-        return self.now
-
-    def join(self, name: str, owner: bool = False) -> tuple[ClientPeer, int]:
-        """A client comes."""
-        peer = ClientPeer()
-        seen = self.rim.new_client(name, 1, owner)
-        self.rim.client_joined(seen, peer)
-        return peer, seen.number
-
-    def come(self) -> None:
-        """The attacker, with honest intentions at first."""
-        self.evil, self.evil_number = self.join("evil")
-        for letter in letters(self.evil_number)[:3]:
-            self.say("evil", *letter)
-        assert not self.evil.refused
-
-    def say(
-        self, name: str, op: str, fields: dict[str, Any], buffers: Sequence[bytes] = ()
-    ) -> None:
-        """A message of a client, and what hosts do about it."""
-        self.rim.from_client(name, op, fields, [memoryview(b) for b in buffers], 100)
-        while self.reports:
-            host, report = self.reports.pop(0)
-            self.rim.from_host(host, "report", report, [], 100)
-
-    def check_good(self, run: int) -> None:
-        """The other client has noticed nothing."""
-        assert self.good.ended.pop(run, None) == "finished", f"run {run} did not end well"
-        assert not self.good.refused, "it was refused something"
-        assert not self.good.lost, f"it lost {self.good.lost}"
-        kept = self.control.state.store.buffers.get(self.kept)
-        assert kept is not None, "its kept value is gone"
-        assert kept.state == "resident", "its kept value is gone"
-
-    def look(self) -> None:
-        """After every round."""
-        assert not self.evil.internal, self.evil.internal[0]
-        check(self.control)
-        high = self.good_number << 32
-        self.runs += 1
-        run, output = high | self.runs, high | (1 << 20) + self.runs
-        self.say("good", "submit", run_of(self.good_number, run, output, self.kept))
-        self.check_good(run)
-        self.say("good", "drop", {"buffers": [output]})
-        self.rim.client_left("evil", "enough")
-        state, registry = self.control.state, self.rim.registry
-        assert {b.owner for b in state.store.buffers.values()} == {"good"}, "buffers are left"
-        assert {r.binding.client for r in self.control.slices.values()} == {"good"}
-        assert not state.runs
-        assert not self.control.bookings.line
-        assert {name for name, _ in registry.plans.values()} <= {"good"}
-        assert not registry.programs
-        assert not registry.arguments
-        assert isinstance(registry.policy, FIFO)
-        self.rim.diary.flush()
-        self.come()
+    def again(self) -> None:
+        """The link was closed."""
+        self.lab.leave("it sent a malformed message")
+        self.lab.come()
+        self._key, self._plans = "f", []
 
 
-def plan_of(number: int) -> Plan:
-    """One call on the client's slice."""
-    where = number << 32 | 1
-    layout = Layout((("x", 2),), ((),))
-    values = tuple(Value((4,), "uint8", where, layout, 4, name) for name in ("in", "out"))
-    signature = Signature("f", where, (layout,), (layout,))
-    call = Call("f", where, (0,), (1,), (), "f", Line("a.py", 1, "f(x)"))
-    return lower(Program(f"of {number}", values, (call,), (0,), (1,), {"f": signature}))
+class HostDoor:
+    """A device process that something went wrong in."""
+
+    door: Door = HOSTS
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, rng = lab, lab.rng
+        self._runs = 9
+        about = chronicle.about("p", "f", "evil", "a.py:1", 1, (0, 1))
+        gang = chronicle.Ended(about, 5, 0, 0, False, False, True, *[1.0] * 8)
+        some = [
+            chronicle.write(Told("launched", 1.0, "i1", EVIL_HOST, 5, 0)),
+            chronicle.write(Sample("memory", 1.0, 5.0, "i1", EVIL_HOST)),
+            chronicle.gangs("i1", EVIL_HOST, False, [gang], 0.0),
+        ]
+        pools: dict[Any, Callable[[], Any]] = {
+            Stuck: Stuck,
+            "records": lambda: rng.sample(some, rng.randrange(3)),
+            "finished": lambda: [[self._run(), 0, 0.1]],
+            "rows": lambda: [[self._run(), 0, [0.1]]],
+            "resident": lambda: [self._id(rng.randrange(20))],
+            "parked": lambda: [self._id(1)] if rng.random() < 0.2 else [],
+            "moved": lambda: [self._id(1)] if rng.random() < 0.2 else [],
+            "compiled": lambda: [["f", self._id(1), 0, None]],
+            "run": self._run,
+            "slice": lambda: self._id(rng.choice((1, 2))),
+            "number": lambda: rng.randrange(9),
+            "client": lambda: rng.choice((lab.evil_number, lab.good[0].number)),
+        }
+        self.messages = Messages(rng, HOSTS, pools, {}, {})
+
+    @property
+    def foreign(self) -> list[Any]:
+        """What belongs to others."""
+        return [g.high | n for g in self.lab.good for n in (1, 400, 500, 1001)]
+
+    def _id(self, count: int) -> int:
+        return self.lab.evil_number << 32 | count
+
+    def _run(self) -> int:
+        return self._id(self.lab.rng.randrange(max(0, self._runs - 3), self._runs + 1))
+
+    def right(self) -> Said:
+        """A message as it should be; now and then a client begins a run there."""
+        if self.lab.rng.random() < 0.2:
+            self._runs += 1
+            run = run_of(self.lab.evil_number, self._id(self._runs), self._id(self._runs))
+            self.lab.say("evil", "submit", run, [b"1234"])
+        return self.messages.one(self.lab.rng.choice((*HOSTS, "report", "report")))
+
+    def say(self, said: Said) -> None:
+        """Raises Closed."""
+        op, fields, buffers = said
+        with failing(f"a host said {op} {fields!r:.300}"):
+            try:
+                self.lab.rim.from_host(EVIL_HOST, op, fields, [memoryview(b) for b in buffers], 1)
+            except Malformed as error:
+                raise Closed(str(error)) from None
+        self.lab.rest()
+        if op in ("closing", "leaving"):
+            self.again()
+
+    def again(self) -> None:
+        """The link was closed: another process takes the place, and its client begins anew."""
+        self.lab.rim.host_lost(EVIL_HOST, "it sent a malformed message")
+        self.lab.reports.clear()
+        self.lab.host_comes(EVIL_HOST)
+        self.lab.leave("its host is gone")
+        self.lab.come()
+        self._runs = 9
 
 
-def run_of(number: int, run: int, output: int, given: int | None = None) -> dict[str, Any]:
-    """A run of that program."""
-    return {
-        "run": run, "plan": plan_of(number).key, "inputs": [given], "outputs": [output],
-        "priority": 0, "arguments": {0: 0} if given is None else {}, "hear": 7,
-        "data": [["deadline", 1.0]],
-    }  # fmt: skip
+class ObserverDoor:
+    """A process that follows the lab, and has nothing to say: any message closes its link."""
+
+    door: Door = NOBODY
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self._clients = ClientDoor(lab)
+
+    @property
+    def foreign(self) -> list[Any]:
+        """What belongs to others."""
+        return self._clients.foreign
+
+    def right(self) -> Said:
+        """What a client would say."""
+        return self._clients.right()
+
+    def say(self, said: Said) -> None:
+        """Raises Closed."""
+        op, fields, buffers = said
+        try:
+            parsed(NOBODY, op, fields, buffers)
+        except Malformed as error:
+            raise Closed(str(error)) from None
+        raise Broken(f"an observer was heard: {op}")
+
+    def again(self) -> None:
+        """Nothing of it was there."""
 
 
-def letters(number: int) -> list[Said]:
-    """Every message that a client sends, as it should be; the first three are a beginning."""
-    high = number << 32
-    where = high | 1
-    function = {
-        "function": "f", "slice": where, "kind": "export", "name": "f", "in_layouts": [],
-        "out_layouts": [], "in_types": [], "out_types": [], "donated": [],
-        "line": pack(Line("a.py", 1, "f(x)")), "loop": None,
-    }  # fmt: skip
-    request = pack(SliceRequest((2,), ("x",)))
-    return [
-        ("slice", {"slice": where, "request": request, "wait": True}, []),
-        ("function", function, [b"code"]),
-        ("program", {"plan": pack(plan_of(number))}, []),
-        ("forget", {"plans": [plan_of(number).key], "functions": [["f", where]]}, []),
-        ("submit", run_of(number, high | 10, high | 11), [b"1234"]),
-        ("submit", run_of(number, high | 12, high | 13, high | 11), []),
-        ("declare", {"buffer": high | 20, "slice": where, "nbytes": 4}, []),
-        ("drop", {"buffers": [high | 11, high | 20]}, []),
-        ("cancel", {"runs": [high | 12], "buffers": [high | 13], "id": high | 14}, []),
-        ("release-slice", {"slice": high | 2}, []),
-        ("slice", {"slice": high | 2, "request": request, "wait": True}, []),
-        ("policy", {"policy": pack(FIFO()), "request": 1}, []),
-        ("policy", {"name": "Mine", "request": 2}, [b"code"]),
-        ("quota", {"whom": "good", "devices": 0, "nbytes": 0, "id": 5}, []),
-        ("lease", {"island": "i0", "order": False, "patience": 1.0}, []),
-        ("return-lease", {"island": "i0"}, []),
-        ("publish", {"name": "mine", "buffers": [high | 11]}, [b"about"]),
-        ("unpublish", {"name": "mine"}, []),
-        ("take", {"name": "mine", "buffers": [high | 30]}, []),
-        ("named", {"name": "mine", "id": 9}, []),
-        ("stuck", {"seconds": 1.0, "id": 6}, []),
-        ("accounts", {"id": 7}, []),
-        ("donation", {"buffers": [high | 11], "id": 8}, []),
-        ("memory", {"id": 8}, []),
-        ("race", {"race": high | 1, "island": "i0", "orders": {"i0/h0": [0]}}, []),
-        ("race-go", {"race": high | 1}, []),
-        ("watch", {"on": False}, []),
-        ("topology", {}, []),
-    ]
-
-
-class Mutator:
-    """Changes messages.  other: the number of the client whose ids are tried."""
-
-    def __init__(self, rng: random.Random, other: int) -> None:
-        self.rng = rng
-        self.other = other
-
-    def value(self, old: Any) -> Any:
-        """Something else in its place."""
-        rng = self.rng
-        kind = rng.randrange(12)
-        if kind == 0 and isinstance(old, int):
-            return old + rng.choice((-1, 1, 1 << 31, 1 << 32, -(1 << 40)))
-        if kind <= 2 and isinstance(old, int):
-            return (self.other << 32) | (old & 0xFFFFFFFF)
-        if kind <= 5 and isinstance(old, int):
-            return (self.other << 32) | rng.choice((1, 400, 500, 500, 1000))
-        if kind <= 8 and isinstance(old, list) and old:
-            place = rng.randrange(len(old))
-            return [self.value(v) if n == place else v for n, v in enumerate(old)]
-        if kind <= 6 and isinstance(old, dict) and old:
-            return self.fields(old)
-        if kind == 9 and isinstance(old, list):
-            return old * rng.choice((0, 2, 50))
-        return rng.choice(
-            (None, True, -1, 0, 1 << 63, 1e308, float("nan"), "", "x" * 300, b"\xff", [], {},
-             [[]], {"": 1}, "good", "i0", (self.other << 32) | 500)
-        )  # fmt: skip
-
-    def fields(self, old: dict[str, Any]) -> dict[str, Any]:
-        """A field less, more, or another."""
-        found = dict(old)
-        names = list(found)
-        for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
-            chance = self.rng.random()
-            if names and chance < 0.15:
-                found.pop(self.rng.choice(names), None)
-            elif names and chance < 0.95:
-                name = self.rng.choice(names)
-                found[name] = self.value(found.get(name))
-            else:
-                found[self.rng.choice(("race", "client", "time", "cause", "loop"))] = self.value(1)
-        return found
-
-    def letter(self, letter: Said) -> Said:
-        """A message that is wrong, perhaps."""
-        op, fields, buffers = letter
-        chance = self.rng.random()
-        if chance < 0.05:
-            op = self.rng.choice(("", "hello", "report", "grant", "x" * 100, "submit", "drop"))
-        if chance < 0.9:
-            fields = self.fields(fields)
-        if self.rng.random() < 0.1:
-            buffers = [b"z" * self.rng.choice((0, 1, 70_000))] * self.rng.choice((0, 1, 3))
-        return op, fields, buffers
-
-    def bytes(self, data: bytes) -> bytes:
-        """An encoded message, damaged."""
-        found = bytearray(data)
-        for _ in range(self.rng.choice((1, 1, 2, 8))):
-            if found:
-                found[self.rng.randrange(len(found))] = self.rng.randrange(256)
-        if self.rng.random() < 0.3:
-            del found[self.rng.randrange(len(found) + 1) :]
-        return bytes(found)
+DOORS = {"clients": ClientDoor, "hosts": HostDoor, "observers": ObserverDoor}
 
 
 class Fuzz:
-    """inputs: delivered so far.  unreadable: of these, what was no message at all."""
+    """inputs: delivered so far.  unreadable: of these, what was no message at all.
 
-    def __init__(self, seed: int) -> None:
+    closed: what closed the link.
+    """
+
+    def __init__(self, seed: int, door: str = "clients") -> None:
         self.rng = random.Random(seed)
-        self.lab = Lab()
-        self.inputs = self.unreadable = 0
+        self.lab = Lab(self.rng)
+        self.door = DOORS[door](self.lab)
+        self.inputs = self.unreadable = self.closed = self.rounds = 0
         self.limits = Limits(header=1 << 20, buffers=64, body=1 << 20)
 
-    def once(self, mutator: Mutator, known: list[Said], sent: list[Said]) -> None:
+    def once(self, mutator: Mutator, sent: list[Said]) -> None:
         """One input."""
         rng, self.inputs = self.rng, self.inputs + 1
-        letter = rng.choice(known)
         chance = rng.random()
-        if chance < 0.1 and sent:
-            letter = rng.choice(sent)  # again, as it was
-        elif chance < 0.85:
-            letter = mutator.letter(letter)
-        if rng.random() < 0.3:
+        if chance < 0.15 and sent:
+            said = rng.choice(sent[-12:])  # again, a little later
+        else:
+            said = self.door.right()
+            if chance > 0.45:
+                said = mutator.said(said, tuple(self.door.door))
+        for message in self._over_the_wire(said, mutator if rng.random() < 0.1 else None):
+            sent.append(message)
             try:
-                data = b"".join(bytes(part) for part in encode(*letter))
-                messages = Decoder(self.limits).feed(mutator.bytes(data))
-            except (WireError, TypeError, ValueError, OverflowError):
-                # What could not even be encoded, or is no message: its link is closed.
-                self.unreadable += 1
-                return
-            if not messages:
-                self.unreadable += 1
-            for message in messages:
-                self.lab.say(
-                    "evil", message.op, message.fields, [bytes(b) for b in message.buffers]
-                )
-            return
-        sent.append(letter)
-        self.lab.say("evil", *letter)
+                self.door.say(message)
+            except Closed:
+                self.closed += 1
+                # What is malformed has changed nothing; to come anew each time takes long.
+                if rng.random() < _ANEW:
+                    self.door.again()
+                    sent.clear()
+
+    def _over_the_wire(self, said: Said, mutator: Mutator | None) -> list[Said]:
+        """What arrives; nothing when the bytes are no messages, which closes the link."""
+        try:
+            data = b"".join(bytes(part) for part in encode(*said))
+            if mutator is not None:
+                data = mutator.damaged(data)
+            messages = Decoder(self.limits).feed(data)
+        except WireError:
+            self.unreadable += 1
+            return []
+        return [(m.op, m.fields, [bytes(b) for b in m.buffers]) for m in messages]
 
     def round(self) -> None:
         """An attacker's stay."""
-        known = letters(self.lab.evil_number)
-        mutator = Mutator(self.rng, self.lab.good_number)
         sent: list[Said] = []
-        for _ in range(ROUND):
-            self.once(mutator, known, sent)
+        for number in range(ROUND):
+            if number % 50 == 0:
+                # Else a slice that it has released would end all that hangs on it.
+                self.door.again()
+                sent.clear()
+                mutator = Mutator(self.rng, self.door.foreign)
+            self.once(mutator, sent)
+            if number % 100 == 99:
+                for good in self.lab.good:
+                    good.work()
+                self.lab.rim.look()
+                self.lab.rest()
+        self.rounds += 1
         self.lab.look()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="to each door")
+    parser.add_argument("--door", choices=DOORS, help="only to this one")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    fuzz, begun = Fuzz(chosen.seed), time.monotonic()
-    while fuzz.inputs < chosen.inputs:
-        fuzz.round()
-        if fuzz.inputs % 100_000 == 0:
-            print(f"{fuzz.inputs:,} inputs, {time.monotonic() - begun:.0f} s", flush=True)
-    lab = fuzz.lab
-    print(
-        f"{fuzz.inputs:,} inputs in {time.monotonic() - begun:.0f} s: {fuzz.unreadable:,} no"
-        f" messages, {lab.rim.rejected:,} rejected and counted, nothing raised; the other client"
-        f" ended {lab.runs - 1000:,} runs, all well"
-    )
+    for door in [chosen.door] if chosen.door else DOORS:
+        fuzz, begun = Fuzz(chosen.seed, door), time.monotonic()
+        while fuzz.inputs < chosen.inputs:
+            fuzz.round()
+            if fuzz.inputs % 100_000 == 0:
+                print(f"{door}: {fuzz.inputs:,}, {time.monotonic() - begun:.0f} s", flush=True)
+        print(
+            f"{door}: {fuzz.inputs:,} inputs in {time.monotonic() - begun:.0f} s:"
+            f" {fuzz.unreadable:,} no messages, {fuzz.closed:,} closed the link,"
+            f" {fuzz.lab.rim.rejected:,} closed or refused and counted, nothing raised; two other"
+            f" clients worked {fuzz.rounds * (ROUND // 100 + 1):,} times, always well",
+            flush=True,
+        )
     return 0
 
 

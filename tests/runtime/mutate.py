@@ -47,7 +47,7 @@ class Mutator:
     def value(self, old: Any) -> Any:
         """*old* with one change somewhere in it, at any depth."""
         rng = self.rng
-        if isinstance(old, list | tuple | dict) and old and rng.random() < 0.8:
+        if isinstance(old, list | tuple | dict) and old and rng.random() < 0.9:
             return self._inside(old)
         return self._another(old)
 
@@ -101,7 +101,9 @@ class Mutator:
         if isinstance(old, dict):
             return self._entry(old)
         rng, found = self.rng, list(old)
-        place, chance = rng.randrange(len(found)), rng.random()
+        # Where most is, most can be wrong.
+        (place,) = rng.choices(range(len(found)), [_size(entry) for entry in found])
+        chance = rng.random()
         if chance < 0.06:
             del found[place]
         elif chance < 0.12:
@@ -139,3 +141,10 @@ class Mutator:
         if type(old) is bytes and chance < 0.5:
             return self.damaged(old)
         return rng.choice(STRANGE)
+
+
+def _size(value: Any) -> int:
+    """How many values are in it."""
+    if isinstance(value, dict):
+        return 1 + sum(map(_size, value.values()))
+    return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1

@@ -17,6 +17,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
+from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.codec import (
     PACKED,
@@ -61,12 +62,18 @@ ENDS = (m.PolicyChosen, m.PolicySet)
 """Made and read at the rim: they hold objects."""
 
 
+STORIES = st.builds(
+    Stuck, st.sampled_from(["none", "deadlock", "silent"]), arrows=st.just(())
+)  # others check themselves
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_every_event_and_command_survives(data: st.DataObject) -> None:
     union = data.draw(st.sampled_from([m.Event, m.Command]))
     classes = [c for c in typing.get_args(union) if c not in ENDS]
     cls = data.draw(st.sampled_from(classes))
+    st.register_type_strategy(Stuck, STORIES)
     value = data.draw(
         st.from_type(cls).filter(
             lambda v: not {"nan", "inf"} & {*re.findall(r"\b(?:nan|inf)\b", repr(pack(v)))}
