@@ -18,6 +18,7 @@ Paper: section 4.2 (registering computations), section 4.5.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import traceback
 import warnings
@@ -267,6 +268,14 @@ def _check_results(code: Code, outs: list[arrays.Physical], results: list[Any]) 
         )
 
 
+def _content(code: Code) -> tuple[object, ...]:
+    """All that is compiled.  Its key was chosen by its client, and others share the devices."""
+    return (
+        code.kind, hashlib.sha256(code.blob).digest(), code.in_types, code.out_types,
+        code.in_layouts, code.out_layouts, code.donated, code.loop, repr(code.settings),
+    )  # fmt: skip
+
+
 class Compiler:
     """The pool that compiles in the background.
 
@@ -322,7 +331,7 @@ class Compiler:
     def _prepare(
         self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
     ) -> None:
-        key = (code.function, code.in_layouts, code.out_layouts, code.donated, place.devices)
+        key = code.function, _content(code), place.devices
         footprint = place.footprint
         start = time.monotonic()
         with footprint.compiling:

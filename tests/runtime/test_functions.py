@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -215,6 +216,17 @@ def test_nothing_is_compiled_twice_for_one_placement() -> None:
     assert prepared(compiler, made, runtime.open(other)) is not first
     assert compiler.compilations == 2
     compiler.close()
+
+
+def test_code_of_another_client_under_the_same_key_is_other_code(place: Place) -> None:
+    compiler = Compiler(HOST, no_output(), died)
+    kind = [((4,), "float32")]
+    first = code_of(lambda x: (x + 1,), kind, [CUT], kind, [CUT])
+    second = code_of(lambda x: (x + 2,), kind, [CUT], kind, [CUT])
+    second = dataclasses.replace(second, function=first.function)
+    made = [prepared(compiler, code, place) for code in (first, second)]
+    compiler.close()
+    assert made[0] is not made[1]
 
 
 def test_a_broken_function_is_a_failure_with_its_line(place: Place) -> None:
