@@ -304,6 +304,9 @@ class Borrower:
         """
         if self._memory is not None or type(size) is not int:
             raise SegmentError("an arena came twice, or without its size")
+        if size > SPAN:
+            # Address space costs its maker nothing, and its reader memory.
+            raise SegmentError(f"an arena of {size:,} bytes; {SPAN:,} are allowed")
         if not self._arrived:
             return False
         descriptor = self._arrived.popleft()
