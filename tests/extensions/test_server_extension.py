@@ -7,6 +7,7 @@ import http.client
 import http.server
 import json
 import os
+import random
 import shutil
 import socket
 import socketserver
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from pathways_lab_server.labs import KERNELS, SOCKET
 from pathways_lab.notebook.dashboard import kernels
 from pathways_lab.runtime import dashboard
 from pathways_lab.runtime.address import private_folder
+from tests.runtime.mutate import Mutator
 
 TOKEN = "a-token-of-this-test"
 BASE = "/user/ada/"
@@ -259,3 +262,17 @@ def test_without_bokeh_the_server_starts_and_says_so(monkeypatch):
     monkeypatch.setattr(pathways_lab_server, "bokehjs_folder", lambda: None)
     pathways_lab_server._load_jupyter_server_extension(Server)
     assert "pip install bokeh" in Server.log.warnings[0]
+
+
+def test_no_request_is_a_fault_of_the_server(server, lab):
+    """Whatever is asked for, and however: it is answered, and not with an error of ours."""
+    mutator = Mutator(random.Random(0))
+    known = ["labs", f"labs/{lab.name}/pathways", f"labs/{lab.name}/feed", "bokehjs/bokeh.min.js"]
+    statuses = set()
+    for _ in range(150):
+        path = str(mutator.value(mutator.rng.choice(known))).encode(errors="replace")
+        fields = mutator.fields({"since": "7", "v": "1"})
+        query = urllib.parse.urlencode({str(k): str(v)[:500] for k, v in fields.items()})
+        statuses.add(get(f"{server}pathways-lab/{urllib.parse.quote(path)[:900]}?{query}")[0])
+    assert {200, 404} <= statuses
+    assert max(statuses) < 500
