@@ -1,0 +1,203 @@
+"""Ctrl-C at random moments of start, close, upload and download: nothing stays.
+
+``python -m tests.acceptance.interrupted --moments 1000`` interrupts each of the four so many
+times, a quarter each, and compares what there is with what there was: bytes on devices, folders,
+processes (also those that nobody has asked for their exit code), descriptors and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+import pathways_lab as pw
+from tests.acceptance.strikes import HANG, Wrong, alarm, struck
+
+ROUND = 20
+"""Moments of uploads and downloads between two looks at what is left."""
+
+
+def start() -> pw.Lab:
+    return pw.start(
+        islands=1, hosts_per_island=1, devices_per_host=2, memory="256 MB", progress=False
+    )
+
+
+class Left:
+    """What there is beside the things of a lab.
+
+    folders: those that this process has made, and everything in its temporary folder, in which
+        its children make theirs.
+    """
+
+    def __init__(self, temporary: Path) -> None:
+        self._temporary = temporary
+        self._made: list[str] = []
+        make = tempfile.mkdtemp
+
+        def noted(*args: Any, **options: Any) -> str:
+            self._made.append(make(*args, **options))
+            return self._made[-1]
+
+        tempfile.mkdtemp = noted
+
+    def now(self) -> dict[str, list[str]]:
+        gc.collect()
+        children = psutil.Process().children(recursive=True)
+        return {
+            "folders": sorted(
+                [name for name in self._made if os.path.exists(name)]
+                + [str(path) for path in self._temporary.rglob("*")]
+            ),
+            "processes": sorted(f"{child.pid}" for child in children),
+            "descriptors": sorted(os.listdir("/proc/self/fd"), key=int),
+            "threads": sorted(thread.name for thread in threading.enumerate()),
+        }
+
+    def beyond(self, before: dict[str, list[str]], seconds: float = 15.0) -> list[str]:
+        """What there is more than *before*, when it has had so long to go."""
+        until = time.monotonic() + seconds
+        while True:
+            now = self.now()
+            more = {
+                kind: now[kind]
+                for kind in now
+                if len(now[kind]) > len(before[kind])
+            }  # fmt: skip
+            if not more or time.monotonic() > until:
+                return [f"{kind}: {found} after {before[kind]}" for kind, found in more.items()]
+            time.sleep(0.05)
+
+
+class Interrupts:
+    """Counts what was interrupted, and what stayed.  chance: of the moments."""
+
+    def __init__(self, left: Left, chance: random.Random) -> None:
+        self.left = left
+        self.chance = chance
+        self.struck: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.stayed: list[str] = []
+
+    def strike(self, kind: str, longest: float, do: Callable[[], Any]) -> Any:
+        """do(), interrupted within *longest* ms."""
+        delay = self.chance.randint(0, int(longest))
+        with alarm(f"{kind}, interrupted after {delay} ms,"):
+            found = struck(delay, do)
+        self.struck[kind] += found is None
+        self.done[kind] += 1
+        return found
+
+    def note(self, kind: str, what: list[str]) -> None:
+        self.stayed += [f"{kind} {self.done[kind]}: {one}" for one in what]
+
+    def starts(self, moments: int, longest: float) -> None:
+        before = self.left.now()
+        for _ in range(moments):
+            lab = self.strike("start", longest, start)
+            if lab is not None:
+                lab.close()
+            self.note("start", self.left.beyond(before))
+
+    def closes(self, moments: int, longest: float) -> None:
+        before = self.left.now()
+        for _ in range(moments):
+            lab = start()
+
+            def close(lab: pw.Lab = lab) -> bool:
+                lab.close()
+                return True
+
+            self.strike("close", longest, close)
+            self.note("close", self.left.beyond(before))
+
+    def transfers(self, uploads: int, downloads: int) -> None:
+        """All on one lab, which stays as it is."""
+        with start() as lab:
+            on = lab.slice(2)
+            to = on.sharding(jax.P(None, "x"))
+            data = np.arange(1 << 22, dtype=np.int32).reshape(1 << 11, 1 << 11)
+            held = pw.device_put(data, to)
+            self._check(held, data)
+            before, bytes_ = self.left.now(), self._bytes(lab)
+            for number in range(max(uploads, downloads)):
+                if number < uploads:
+                    self.strike("upload", 40, lambda: pw.device_put(data, to))
+                if number < downloads:
+                    self.strike("download", 40, held.result)
+                    held._value = None  # or it would be there already
+                if number % ROUND == ROUND - 1 or number == max(uploads, downloads) - 1:
+                    self._check(held, data)
+                    self.note("upload or download", self.left.beyond(before))
+                    until = time.monotonic() + 15
+                    while self._bytes(lab) > bytes_ and time.monotonic() < until:
+                        time.sleep(0.05)
+                    if self._bytes(lab) > bytes_:
+                        self.note("upload", [f"{self._bytes(lab):,} bytes after {bytes_:,}"])
+
+    @staticmethod
+    def _check(held: pw.Handle, data: np.ndarray[Any, Any]) -> None:
+        if not np.array_equal(held.result(timeout=HANG), data):
+            raise Wrong("the value of a handle has changed")
+        held._value = None
+
+    @staticmethod
+    def _bytes(lab: pw.Lab) -> int:
+        return lab.accounts().clients[lab.name].nbytes
+
+
+def interrupts(moments: dict[str, int], seed: int = 0) -> Interrupts:
+    """So many of each."""
+    before = os.environ.get("TMPDIR"), tempfile.tempdir, tempfile.mkdtemp
+    with tempfile.TemporaryDirectory(prefix="pwtmp-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        try:
+            made = Interrupts(Left(Path(folder)), random.Random(seed))
+            empty = made.left.now()["folders"]
+            began = time.monotonic()
+            lab = start()  # also what is made once, and kept
+            started = time.monotonic()
+            lab.close()
+            ended = time.monotonic()
+            folders = made.left.now()["folders"]
+            made.note("a lab without an interrupt", [f for f in folders if f not in empty])
+            made.transfers(moments.get("upload", 0), moments.get("download", 0))
+            made.starts(moments.get("start", 0), 1200 * (started - began))
+            made.closes(moments.get("close", 0), 1200 * (ended - started))
+        finally:
+            os.environ.pop("TMPDIR")
+            if before[0] is not None:
+                os.environ["TMPDIR"] = before[0]
+            tempfile.tempdir, tempfile.mkdtemp = before[1:]
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=1000)
+    parser.add_argument("--of", nargs="*", default=["start", "close", "upload", "download"])
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args()
+    made = interrupts({kind: wanted.moments // len(wanted.of) for kind in wanted.of}, wanted.seed)
+    print(*made.stayed, sep="\n")
+    told = ", ".join(f"{made.struck[kind]} of {made.done[kind]} {kind}s" for kind in wanted.of)
+    print(f"interrupted: {told}; what stayed: {len(made.stayed)}")
+    return int(bool(made.stayed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
