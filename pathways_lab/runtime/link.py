@@ -76,9 +76,6 @@ class Owner(Protocol):
         broken: writing found its end, so what had come before is delivered first.
         """
 
-    def wants_return(self, link: Link) -> None:
-        """Have the link give back what it borrowed, in the reactor's thread."""
-
     def is_current(self) -> bool:
         """Whether the calling thread is the reactor's."""
 
@@ -255,7 +252,7 @@ class Link:
         if SUPPORTED and self._sock.family == socket.AF_UNIX and not self._tls:
             self._connected = connected
             self._lender = Lender()
-            self._borrower = Borrower(lambda: self._owner.wants_return(self))
+            self._borrower = Borrower()
             self._decoder.borrower = self._borrower
 
     @property
@@ -420,6 +417,7 @@ class Link:
                 self._between(message)
             self._came += 1
             self.received_messages += 1
+        self.give_back()
         return [message for message in messages if message.op[:1] != "\0"] if ours else messages
 
     def _between(self, message: Message) -> None:

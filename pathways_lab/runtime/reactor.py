@@ -45,6 +45,7 @@ from pathways_lab.runtime.comms import Comms, is_comm
 from pathways_lab.runtime.handshake import Arrival, Refused, meet
 from pathways_lab.runtime.interrupts import HeldBack
 from pathways_lab.runtime.link import Link, LinkClosed
+from pathways_lab.runtime.pages import tidy
 from pathways_lab.runtime.reception import Listener, Reception
 from pathways_lab.runtime.vigil import Ready, Vigil
 from pathways_lab.runtime.wire import Limits, Message, WireError, encode
@@ -362,9 +363,6 @@ class Reactor:
     def wants_write(self, link: Link) -> None:
         self.call_soon(self._watch, link)
 
-    def wants_return(self, link: Link) -> None:
-        self.call_soon(link.give_back)
-
     def wants_close(self, link: Link, reason: str, broken: bool = False) -> None:
         self.call_soon(self._broke if broken else self._close_link, link, reason)
 
@@ -429,7 +427,9 @@ class Reactor:
             for link in tuple(self._links):
                 if link.backlog:
                     self._watch(link)
+                link.give_back()
                 link.count()
+            tidy()
 
     def _patience(self) -> float:
         if self._calls or self._stopping:

@@ -34,11 +34,11 @@ import resource
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pathways_lab.runtime.budget import available_memory
-from pathways_lab.runtime.pages import owned, size_class
+from pathways_lab.runtime.pages import Loan, owned, size_class
 
 SUPPORTED = (
     hasattr(os, "memfd_create") and hasattr(socket, "SCM_RIGHTS") and hasattr(fcntl, "F_ADD_SEALS")
@@ -269,17 +269,13 @@ class Lender:
 
 
 class Borrower:
-    """The receiving end of a link: the arena of the other end, mapped here.
+    """The receiving end of a link: the arena of the other end, mapped here."""
 
-    wants_return(): called, in any thread at any moment, when there is something to give back.
-    """
-
-    def __init__(self, wants_return: Callable[[], None]) -> None:
-        self._wants_return = wants_return
+    def __init__(self) -> None:
         self._arrived: deque[int] = deque()
         self._memory: mmap.mmap | None = None
-        self._on_loan: dict[int, int] = {}
-        self._unused: deque[int] = deque()
+        self._on_loan: dict[int, Loan] = {}
+        self._unused: deque[Loan] = deque()
 
     def receive(self, sock: socket.socket, space: memoryview) -> int:
         """``recv_into`` that keeps descriptors.  Raises SegmentError, OSError.
@@ -337,38 +333,32 @@ class Borrower:
             raise SegmentError(f"the place {claim!r:.40} of its buffers is none, or in use")
         if not (0 <= claim < claim + end <= len(raw)) or claim % mmap.PAGESIZE:
             raise SegmentError(f"its buffers, {end} bytes at {claim}, are not in the arena")
-        self._on_loan[claim] = end
-        whole = owned(raw, end, lambda: self._gone(raw, claim, end), claim)
+        whole, self._on_loan[claim] = owned(raw, end, self._unused.append, claim)
         return [
             whole[start : start + length] for start, length in zip(starts, lengths, strict=True)
         ]
 
-    def _gone(self, raw: mmap.mmap, claim: int, end: int) -> None:
-        self._unused.append(claim)
-        if self._memory is None:
-            _remove(raw, claim, claim + end)
-        else:
-            self._wants_return()
-
     def unused(self) -> list[int]:
         """Parts to give back now."""
-        claims = [self._unused.popleft() for _ in range(len(self._unused))]
+        claims = [self._unused.popleft().start for _ in range(len(self._unused))]
         for claim in claims:
             del self._on_loan[claim]
         return claims
 
     def close(self) -> None:
-        """The link is closed.  What is still seen stays until nobody sees it, and nothing else."""
+        """The link is closed.  What is still seen stays until nobody sees any of it."""
         raw, self._memory = self._memory, None
         while self._arrived:
             os.close(self._arrived.popleft())
         if raw is None:
             return
         self.unused()
+        # Watched no longer: who watches would keep the mapping.
+        loans, self._on_loan = self._on_loan, {}
         place = 0
-        for claim, end in sorted(self._on_loan.items()):
+        for claim, loan in sorted(loans.items()):
             _remove(raw, place, claim)
-            place = claim + end
+            place = claim + loan.nbytes
         _remove(raw, place, len(raw))
 
 
