@@ -103,7 +103,17 @@ class Interrupts:
         return found
 
     def note(self, kind: str, what: list[str]) -> None:
-        self.stayed += [f"{kind} {self.done[kind]}: {one}" for one in what]
+        for one in what:
+            self.stayed.append(f"{kind} {self.done[kind]}: {one}")
+            print(self.stayed[-1], flush=True)
+        if self.done[kind] and self.done[kind] % ROUND == 0:
+            print(self, flush=True)
+
+    def __str__(self) -> str:
+        told = ", ".join(
+            f"{self.struck[kind]} of {done} {kind}s" for kind, done in self.done.items()
+        )
+        return f"interrupted: {told or 'nothing'}; what stayed: {len(self.stayed)}"
 
     def starts(self, moments: int, longest: float) -> None:
         before = self.left.now()
@@ -193,9 +203,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
     made = interrupts({kind: wanted.moments // len(wanted.of) for kind in wanted.of}, wanted.seed)
-    print(*made.stayed, sep="\n")
-    told = ", ".join(f"{made.struck[kind]} of {made.done[kind]} {kind}s" for kind in wanted.of)
-    print(f"interrupted: {told}; what stayed: {len(made.stayed)}")
+    print(made)
     return int(bool(made.stayed))
 
 
