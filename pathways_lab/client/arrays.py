@@ -33,6 +33,9 @@ SMALL = 64 * 1024
 """Arguments up to this many bytes ride in the message that submits the run."""
 
 
+FLOAT0 = "of float0, JAX's gradient of an integer, of which there are no bytes"
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayType:
     """What is known of an array before it exists.  dtype: JAX's name of it."""
@@ -74,9 +77,10 @@ def as_here(call: Callable[..., Any], kinds: Iterable[ArrayType]) -> Callable[..
 def host_type(leaf: Any) -> ArrayType | None:
     """The type that JAX gives to a host leaf; None when it is no array or number of JAX's."""
     try:
-        return type_of(jax.typeof(leaf))
+        aval = jax.typeof(leaf)
     except (TypeError, OverflowError):
         return None
+    return None if aval.dtype == jax.dtypes.float0 else type_of(aval)
 
 
 def host_bytes(leaf: Any, kind: ArrayType, what: str = "") -> np.ndarray[Any, Any]:
@@ -126,6 +130,8 @@ def no_array(leaf: Any, what: str) -> Exception:
             "pass a float, an array of a wider type (64 bits need jax_enable_x64), or declare it"
             " static (static_argnums, static_argnames)",
         )
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+        return failures.capture_failure(f"{what} is {FLOAT0}", "leave it out")
     if (dtype := getattr(leaf, "dtype", None)) is not None:
         return failures.capture_failure(
             f"{what} is an array of dtype {dtype}, which JAX does not have",

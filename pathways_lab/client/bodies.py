@@ -85,6 +85,12 @@ class Body:
                 self.jaxpr = jax.make_jaxpr(self.call)(*structs)
         except Exception as error:
             failures.reraise(error, node=name, called=self._called())
+        if any(aval.dtype == jax.dtypes.float0 for aval in self.jaxpr.out_avals):
+            raise failures.capture_failure(
+                f"a result of {name!r} is {arrays.FLOAT0}",
+                "differentiate by arguments that are no integers (argnums=), or leave it out",
+                node=name,
+            )
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)
         self.out_tree = getattr(call, "out_tree", None)
         self.calls_python = jaxprs.calls_python(self.jaxpr.jaxpr)

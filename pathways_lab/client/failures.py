@@ -113,9 +113,14 @@ def at_caller() -> Iterator[None]:
     try:
         yield
     except PathwaysError as error:
-        if not error.failure.line.number:
-            error.failure = dataclasses.replace(error.failure, line=lines.of_caller())
+        error.failure = told(error.failure).failure
         raise
+
+
+def told(failure: Failure) -> PathwaysError:
+    """What the lab has answered, at the caller's own line."""
+    known = failure.line.number
+    return PathwaysError(failure if known else dataclasses.replace(failure, line=lines.of_caller()))
 
 
 def not_sent(error: BaseException) -> Failure:

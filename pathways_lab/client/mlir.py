@@ -24,7 +24,7 @@ from pathways_lab.client.graph import Prepared
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.program import Call, SliceId, Value
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.jax_private import Fragment
+from pathways_lab.runtime.jax_private import Fragment, quoted
 
 Code = tuple[str, SliceId]
 
@@ -45,6 +45,7 @@ class _Printer:
         self._meshes: dict[tuple[SliceId, tuple[tuple[str, int], ...]], str] = {}
         self._fragments: dict[Code, tuple[str, Fragment]] = {}
         self._tensors: dict[int, str] = {}
+        self._names: dict[str, int] = {}
 
     def module(self) -> str:
         for executable, slice_id in self._prepared.functions:
@@ -57,7 +58,6 @@ class _Printer:
 
     def _add_fragment(self, executable: Executable, slice_id: SliceId) -> None:
         on = self._slices[slice_id]
-        taken = {name for name, _ in self._fragments.values()}
         if executable.kind != "export":
             raise failures.failure(
                 "refused",
@@ -66,11 +66,9 @@ class _Printer:
                 program=self._plan.name,
                 node=executable.name,
             )
-        base = f"{_symbol(executable.name)}_{on.name}"
-        name, number = base, 1
-        while name in taken:
-            number += 1
-            name = f"{base}_{number}"
+        base = _symbol(f"{executable.name}_{on.name}")
+        count = self._names[base] = self._names.get(base, 0) + 1
+        name = base if count == 1 else f"{base}_{count}"
         mesh = self._mesh_name(slice_id, on.axis_sizes)
         module = str(jax_export.deserialize(bytearray(executable.blob)).mlir_module())
         made = jax_private.fragment(module, name, mesh, on.axis_sizes)
@@ -101,8 +99,8 @@ class _Printer:
                 made = ", ".join(f"%{v}" for v in map(_name, node.outputs))
                 given = ", ".join(f"%{v}" for v in map(_name, node.inputs))
                 types = f"({self._types(node.inputs)}) -> ({self._types(node.outputs)})"
-                origin = node.name or name
-                call = f'mpmd.fragment_call<mesh="{mesh}", origin=["{origin}"]> @{name}'
+                origin = quoted(node.name or name)
+                call = f"mpmd.fragment_call<mesh={quoted(mesh)}, origin=[{origin}]> @{name}"
                 lines.append(f"{made} = {call}({given}) : {types}" if made else "")
             else:
                 types = f"({self._types((node.input,))}) -> {self._types((node.output,))}"
@@ -112,7 +110,7 @@ class _Printer:
         given = ", ".join(f"%{_name(v)}: {self._types((v,))}" for v in plan.inputs)
         results = ", ".join(f"%{_name(v)}" for v in plan.outputs)
         topology = ", ".join(
-            f'<"{on.name}" : {_mesh(on.axis_sizes)}>' for on in self._prepared.slices
+            f"<{quoted(on.name)} : {_mesh(on.axis_sizes)}>" for on in self._prepared.slices
         )
         head = f"func.func public @{_symbol(plan.name)}({given}) -> ({self._types(plan.outputs)})"
         head += f" attributes {{topology = #mpmd.topology<{topology}>}} {{"
@@ -125,13 +123,14 @@ class _Printer:
         assert value.slice is not None
         on = self._slices[value.slice]
         tensor = self._tensors[number]
-        return f'!mpmd.mesh_tensor<"{on.name}", {tensor}{self._sharding(on, value.layout, tensor)}>'
+        cut = self._sharding(on, value.layout, tensor)
+        return f"!mpmd.mesh_tensor<{quoted(on.name)}, {tensor}{cut}>"
 
     def _sharding(self, on: Slice, layout: Layout | None, tensor: str) -> str:
         if layout is None or not any(layout.spec):
             return ""
         mesh = self._mesh_name(on.id, layout.mesh)
-        axes = ["{" + ", ".join(f'"{axis}"' for axis in cut) + "}" for cut in layout.spec]
+        axes = ["{" + ", ".join(map(quoted, cut)) + "}" for cut in layout.spec]
         # A key array has a dimension more in MLIR, which is never cut.
         axes += ["{}"] * (len(re.findall(r"\d+x", tensor)) - len(axes))
         return f", sharding=<@{mesh}, [{', '.join(axes)}]>"
@@ -139,7 +138,7 @@ class _Printer:
     def _mesh_name(self, slice_id: SliceId, axes: tuple[tuple[str, int], ...]) -> str:
         on = self._slices[slice_id]
         own = axes == on.axis_sizes
-        name = f"mesh_{on.name}" if own else f"mesh_{on.name}_{len(self._meshes)}"
+        name = f"mesh_{_symbol(on.name)}" + ("" if own else f"_{len(self._meshes)}")
         return self._meshes.setdefault((slice_id, axes), name)
 
 
@@ -152,4 +151,4 @@ def _name(value: int) -> str:
 
 
 def _mesh(axes: tuple[tuple[str, int], ...]) -> str:
-    return "<[" + ", ".join(f'"{name}"={size}' for name, size in axes) + "]>"
+    return "<[" + ", ".join(f"{quoted(name)}={size}" for name, size in axes) + "]>"

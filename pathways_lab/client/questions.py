@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pathways_lab.client import in_line
+from pathways_lab.client import failures, in_line
 from pathways_lab.client.pending import Answer, Buffer, SliceAnswer
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -87,7 +87,7 @@ class Questions:
                 with contextlib.suppress(PathwaysError):
                     self._connection.send("release-slice", {"slice": identity})
         if answer.failure is not None or answer.binding is None:
-            raise PathwaysError(answer.failure or Failure("lost", "the lab is gone: no answer"))
+            raise failures.told(answer.failure or Failure("lost", "the lab is gone: no answer"))
         return answer.binding
 
     def ask(
@@ -113,7 +113,7 @@ class Questions:
         finally:
             self._questions.pop(identity, None)
         if answer.failure is not None:
-            raise PathwaysError(answer.failure)
+            raise failures.told(answer.failure)
         return answer
 
     def not_donated(self, buffers: Sequence[Buffer]) -> tuple[int, str, str] | None:

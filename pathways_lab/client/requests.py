@@ -124,9 +124,12 @@ def seconds(what: str, given: Any, remedy: str = "give seconds, from 0 on") -> f
     raise failures.failure("refused", f"{what}={given!r} is no number of seconds", remedy)
 
 
+_PATIENCE = "True: as long as it takes; or so many seconds, from 0 on; False: none"
+
+
 def patience(what: str, given: Any) -> float | None:
     """How long to wait at most, in seconds; None: as long as it takes.  what: the argument."""
-    return None if given is True else seconds(what, given, "True: as long as it takes")
+    return None if given is True else seconds(what, given, _PATIENCE)
 
 
 def duration(what: str, given: Any) -> float:

@@ -75,6 +75,7 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
     from pathways_lab.runtime import accelerators
     from pathways_lab.runtime.address import parse
     from pathways_lab.runtime.devices import PlatformRuntime
+    from pathways_lab.runtime.jax_private import read_flags
     from pathways_lab.runtime.spanning import JoinedPlatformRuntime, SpanningCpuRuntime
 
     folder = Path(settings["private"])
@@ -90,6 +91,7 @@ def find_runtime(settings: dict[str, Any], end: _End) -> IslandRuntime:
 
         if jax.default_backend() != "cpu":
             return PlatformRuntime(settings["name"], settings["memory"])
+    read_flags()
     _, place = parse(settings["data_listen"])
     # Other hosts of the island reach this one where they reach its data address.
     interface = "127.0.0.1" if isinstance(place, str) else place[0]

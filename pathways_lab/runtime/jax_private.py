@@ -51,6 +51,14 @@ from jaxlib.mlir.dialects import stablehlo as _stablehlo
 from pathways_lab.core.layout import Layout
 
 
+def read_flags() -> None:
+    """Have XLA read ``XLA_FLAGS``: what it does not know ends the process, with a word about it.
+
+    It would do so at the first use of a device, where others have begun to wait.
+    """
+    xla_client.CompileOptions()
+
+
 def make_cpu_client(devices: int) -> Any:
     """A CPU client with *devices* devices, beside the global backend, not in it.
 
@@ -361,7 +369,7 @@ def fragment(module: str, name: str, mesh: str, axes: tuple[tuple[str, int], ...
                 new = name
                 kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
                 inputs, outputs = tuple(map(str, kind.inputs)), tuple(map(str, kind.results))
-                sizes = ", ".join(f'"{axis}"={size}' for axis, size in axes)
+                sizes = ", ".join(f"{quoted(axis)}={size}" for axis, size in axes)
                 op.attributes["mesh_shape"] = ir.Attribute.parse(f"#sdy.mesh<[{sizes}]>")
             ir.SymbolTable.replace_all_symbol_uses(symbol, new, parsed.operation)
             ir.SymbolTable.set_symbol_name(op, new)
@@ -370,6 +378,12 @@ def fragment(module: str, name: str, mesh: str, axes: tuple[tuple[str, int], ...
                 functions.append(op)
         text = "\n".join(str(op.get_asm(enable_debug_info=False)) for op in functions)
         return Fragment(text, inputs, outputs)
+
+
+def quoted(text: str) -> str:
+    """Text as MLIR writes it: whatever is in it, and without an end in its middle."""
+    plain = (chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:02X}" for b in text.encode())
+    return f'"{"".join(plain)}"'
 
 
 def verified_mlir(text: str) -> str:

@@ -13,6 +13,7 @@ Paper: section 5 (configurations A, B and C).
 from __future__ import annotations
 
 import functools
+import html
 import json
 import math
 from collections.abc import Mapping
@@ -265,7 +266,8 @@ class Machine:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{f.name}</td><td>{f.value} {f.unit}</td><td>{f.source}</td></tr>"
+            f"<tr><td>{f.name}</td><td>{html.escape(f'{f.value} {f.unit}')}</td>"
+            f"<td>{html.escape(f.source)}</td></tr>"
             for f in self.figures()
         )
         islands = f"{self.islands} island{'s' * (self.islands != 1)}"

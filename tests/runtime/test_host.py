@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -324,3 +327,23 @@ def test_the_process_ends_with_its_parent() -> None:
         assert not lab.children[HOST].alive
     finally:
         lab.close()
+
+
+def test_flags_that_xla_does_not_know_end_a_host_before_anybody_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """At the first use of a device it would be a host that cannot be reached."""
+    code = (
+        "from pathways_lab.runtime import host;"
+        " host.set_environment('cpu', 1);"
+        f" made = {{'name': 'i0/h0', 'private': {str(tmp_path)!r}, 'platform': 'cpu', 'devices': 1,"
+        f" 'memory': 1 << 20, 'data_listen': 'unix:{tmp_path}/data'}};"
+        " host.find_runtime(made, None); print('went on')"
+    )
+    for flags, said in (("", "went on"), ("--no_flag=1", "Unknown flag in XLA_FLAGS: --no_flag=1")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "XLA_FLAGS": flags},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert said in done.stdout + done.stderr
+        assert (done.returncode == 0) == (not flags)
