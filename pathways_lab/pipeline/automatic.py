@@ -30,6 +30,7 @@ from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.apart import check_optimizer
 from pathways_lab.pipeline.balance import operations, partition
 from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
@@ -291,7 +292,9 @@ def pipeline(
     >>> state = pipe.init()                                                  # doctest: +SKIP
     >>> state, value = pipe.step(state, x, labels)                           # doctest: +SKIP
 
-    Raises PathwaysError for what cannot be: too few layers, an illegal schedule.
+    Raises PathwaysError for what cannot be: too few layers, an illegal schedule; and for what
+    would be trained otherwise than on one device: arrays that two layers share, optimizers that
+    look at the parameters of all stages together (``optax.clip_by_global_norm``).
     """
     layers = as_layers(layers)
     made = _schedule(schedule, len(slices), microbatches)
@@ -312,6 +315,7 @@ def pipeline(
             Failure("refused", f"{len(dear)} costs for {len(layers)} layers", "one for each layer")
         )
     stages = partition(dear, made.stages)
+    check_optimizer(optimizer, [own for _, own in layers], stages)
     batch = data_spec(slices, batch)
     spread = specs if specs is not None else [PartitionSpec()] * len(layers)
     return Pipeline(

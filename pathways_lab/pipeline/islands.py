@@ -30,6 +30,7 @@ from pathways_lab.client.devices import Slice
 from pathways_lab.client.functions import CompiledFunction, jit
 from pathways_lab.client.program import ProgramFunction, device_put, program
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.apart import check_optimizer
 from pathways_lab.pipeline.automatic import data_spec, estimated, state_types
 from pathways_lab.pipeline.balance import partition
 from pathways_lab.pipeline.modules import as_layers
@@ -246,7 +247,8 @@ def data_parallel(
     name: of the program, in errors and in the timeline.
 
     Every slice sends its gradients to every other one, so this is for few slices.
-    Raises PathwaysError for what cannot be: no slices, more chunks than layers.
+    Raises PathwaysError for what cannot be: no slices, more chunks than layers; and, as
+    ``pw.pipeline``, for what would be trained otherwise than on one device.
 
     >>> both = pw.data_parallel(layers, [left, right], loss=loss, optimizer=optax.sgd(0.1),
     ...                         example=x, chunks=4)                        # doctest: +SKIP
@@ -265,4 +267,5 @@ def data_parallel(
     layers = as_layers(layers)
     dear = costs if costs is not None else estimated(layers, example)
     cut = partition(dear, chunks)
+    check_optimizer(optimizer, [own for _, own in layers], cut)
     return DataParallel(layers, slices, loss, optimizer, cut, parts, data_spec(slices, batch), name)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.apart import check_shared
 from pathways_lab.pipeline.stages import Layer
 
 
@@ -26,7 +27,8 @@ def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
     """``(function, parameters)`` for each of: such a pair, an NNX module, an Equinox module.
 
     An NNX module is called with a batch, an Equinox module with one example at a time
-    (by ``jax.vmap``), as is usual for each.  Raises PathwaysError for anything else.
+    (by ``jax.vmap``), as is usual for each.  Raises PathwaysError for anything else, and for
+    layers that share an array.
     """
     if not isinstance(given, Iterable):
         raise PathwaysError(
@@ -36,11 +38,25 @@ def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
                 "give [(function, parameters), ...], with function(parameters, x) -> y",
             )
         )
-    return [as_layer(entry) for entry in given]
+    layers = [_parted(entry) for entry in given]
+    check_shared([parameters for _, parameters in layers])
+    return [_here(*pair) for pair in zip(given, layers, strict=True)]
 
 
 def as_layer(given: Any) -> tuple[Layer, Any]:
     """One of :func:`as_layers`."""
+    return _here(given, _parted(given))
+
+
+def _here(given: Any, layer: tuple[Layer, Any]) -> tuple[Layer, Any]:
+    """What a module had on a device of this process, as arrays of NumPy."""
+    if isinstance(given, tuple):
+        return layer
+    return layer[0], jax.tree.map(np.asarray, layer[1])
+
+
+def _parted(given: Any) -> tuple[Layer, Any]:
+    """The function and the parameters, as they are."""
     if isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
         return given
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
@@ -73,7 +89,7 @@ def _nnx(nnx: Any, module: Any) -> tuple[Layer, Any]:
     def layer(own: Any, x: Any) -> Any:
         return nnx.merge(graph, own, rest)(x)
 
-    return layer, jax.tree.map(np.asarray, parameters)
+    return layer, parameters
 
 
 def _equinox(equinox: Any, module: Any) -> tuple[Layer, Any]:
@@ -82,4 +98,4 @@ def _equinox(equinox: Any, module: Any) -> tuple[Layer, Any]:
     def layer(own: Any, x: Any) -> Any:
         return jax.vmap(equinox.combine(own, static))(x)
 
-    return layer, jax.tree.map(np.asarray, parameters)
+    return layer, parameters

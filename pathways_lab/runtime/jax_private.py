@@ -270,6 +270,11 @@ def _code(jaxpr: Any) -> tuple[Any, ...]:
     )
 
 
+def needed(jaxpr: Any, outputs: Sequence[bool]) -> list[bool]:
+    """Which inputs of a jaxpr these of its outputs depend on."""
+    return list(_partial_eval.dce_jaxpr(jaxpr, list(outputs))[1])
+
+
 def whole_tracebacks() -> Any:
     """A context in which JAX leaves tracebacks whole, so that they tell who raised an error."""
     context: Any = _config.traceback_filtering
