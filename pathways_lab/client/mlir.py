@@ -99,7 +99,8 @@ class _Printer:
                 made = ", ".join(f"%{v}" for v in map(_name, node.outputs))
                 given = ", ".join(f"%{v}" for v in map(_name, node.inputs))
                 types = f"({self._types(node.inputs)}) -> ({self._types(node.outputs)})"
-                origin = quoted(node.name or name)
+                # The dialect reads any text, and prints it without its escapes.
+                origin = quoted(re.sub(r'[\x00-\x1f\\"]', "'", node.name or name))
                 call = f"mpmd.fragment_call<mesh={quoted(mesh)}, origin=[{origin}]> @{name}"
                 lines.append(f"{made} = {call}({given}) : {types}" if made else "")
             else:

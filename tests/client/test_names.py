@@ -9,6 +9,7 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.client import sharing
+from pathways_lab.runtime import jax_private
 from tests.client.kit import FakeLab
 
 X = np.arange(4, dtype=np.float32)
@@ -71,3 +72,4 @@ def test_a_program_says_any_name_in_mlir(fake: FakeLab) -> None:
     )
     assert text.count("mpmd.fragment_call") == 2
     assert "quoted" in text.partition("origin=")[2].partition("]")[0]
+    assert jax_private.verified_mlir(text) == text, "it is read again as it was printed"
