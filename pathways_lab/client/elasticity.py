@@ -77,11 +77,10 @@ class Elasticity:
         embedded = self._embedded("add an island to")
         there = {island.name for island in self.islands}
         down = {each["island"]: each for each in self.session.connection.down}
-        for what, count in (("hosts", hosts), ("devices_per_host", devices_per_host)):
-            if count is not None and (type(count) is not int or count < 1):
-                raise failures.failure(
-                    "refused", f"{what} is {count!r}", f"{what} is a whole number from 1 on"
-                )
+        if hosts is not None:
+            hosts = requests.count("hosts", hosts)
+        if devices_per_host is not None:
+            devices_per_host = requests.count("devices_per_host", devices_per_host)
         if name is None:
             name = next(
                 n for n in (f"island{i}" for i in range(10_000)) if n not in there and n not in down

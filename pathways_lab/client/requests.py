@@ -18,9 +18,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pathways_lab.client import failures
 from pathways_lab.core.topology import SliceRequest
 
+_Number = int | float | np.integer | np.floating
 _AXES = ("x", "y", "z")
 _MOST = 2**31 - 1
 """No count is larger."""
@@ -119,7 +122,7 @@ def name_or_none(what: str, given: Any) -> str | None:
 
 def seconds(what: str, given: Any, remedy: str = "give seconds, from 0 on") -> float:
     """A number of seconds.  what: the argument for it."""
-    if isinstance(given, int | float) and 0 <= given < math.inf:
+    if isinstance(given, _Number) and 0 <= given < math.inf:
         return float(given)
     raise failures.failure("refused", f"{what}={given!r} is no number of seconds", remedy)
 
@@ -134,7 +137,7 @@ def patience(what: str, given: Any) -> float | None:
 
 def duration(what: str, given: Any) -> float:
     """How long something is to last that ends by itself, in seconds.  what: the argument for it."""
-    if isinstance(given, int | float) and 0 < given <= _LONGEST:
+    if isinstance(given, _Number) and 0 < given <= _LONGEST:
         return float(given)
     raise failures.failure(
         "refused",

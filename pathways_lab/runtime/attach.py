@@ -152,9 +152,10 @@ def attach(
 
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
-    Wishes(
+    wished = Wishes(
         hosts_per_island=hosts_per_island, devices_per_host=devices_per_host, memory=memory
-    ).check()
+    )
+    wished.check()
     if platform not in ("auto", "cpu"):
         raise _error(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
     if not isinstance(timeout, int | float) or not timeout > 0:
@@ -171,8 +172,8 @@ def attach(
         return read_lab_file(target)
     client, ours = _client_of(target, timeout, tell)
     try:
-        members = hosts_per_island or 1
-        wishes = (devices_per_host, memory, platform, host_module, members)
+        members = wished.hosts_per_island or 1
+        wishes = (wished.devices_per_host, memory, platform, host_module, members)
         return _attach(client, wishes, timeout, pages, tell)
     finally:
         if ours:

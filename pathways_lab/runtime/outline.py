@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -35,6 +36,12 @@ class Wishes:
     transcript: str | Path = ""
     idle_close: float | None = None
     transport: Transport = "sockets"
+
+    def __post_init__(self) -> None:
+        """Counts as plain integers, whatever library's they are."""
+        for name in ("islands", "hosts_per_island", "devices_per_host"):
+            if isinstance(number := getattr(self, name), Integral):
+                object.__setattr__(self, name, int(number))
 
     def check(self) -> None:
         """Raises PathwaysError for what cannot be on any machine."""

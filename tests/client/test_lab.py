@@ -197,6 +197,13 @@ def test_sizes_of_a_mesh_may_be_any_librarys_whole_numbers() -> None:
     asked = requests.slice_request((np.int64(2), np.uint8(3)))  # type: ignore[arg-type]
     assert asked.shape == (2, 3)
     assert {type(size) for size in asked.shape} == {int}
+    wishes = Wishes(np.int64(1), np.uint8(2), np.int32(3))  # type: ignore[arg-type]
+    wishes.check()
+    given = (wishes.islands, wishes.hosts_per_island, wishes.devices_per_host)
+    assert given == (1, 2, 3)
+    assert {type(count) for count in given} == {int}
+    for seconds in (np.int64(2), np.float32(2)):
+        assert requests.patience("wait", seconds) == requests.duration("for", seconds) == 2.0
 
 
 SIZES = [("512 MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("7", 7), (9, 9)]
