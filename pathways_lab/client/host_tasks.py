@@ -34,6 +34,7 @@ import numpy as np
 from pathways_lab.client import lines
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Box, Layout, boxes
+from pathways_lab.core.program import Line
 from pathways_lab.runtime import tls
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.data_messages import upload_fields
@@ -88,7 +89,7 @@ class Parcel:
 class Made:
     """What a step gave: flat leaves and their tree, or why there are none.
 
-    start, end: seconds since 1970, while the user's function ran.
+    start, end: seconds since 1970, while the user's function ran.  line: of that function.
     """
 
     step: int
@@ -97,6 +98,7 @@ class Made:
     failure: Failure | None
     start: float
     end: float
+    line: Line = field(default_factory=Line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def make_element(make: Callable[[int], Any], step: int, feed: str) -> Made:
     try:
         tree = make(step)
         leaves = tuple([np.asarray(leaf) for leaf in jax.tree.leaves(tree)])
-        return Made(step, leaves, jax.tree.map(lambda _: 0, tree), None, start, time.time())
+        tree, line = jax.tree.map(lambda _: 0, tree), lines.of_function(make)
+        return Made(step, leaves, tree, None, start, time.time(), line)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
         failure = Failure(
@@ -159,6 +162,7 @@ def send(made: Made, feed: str, door: Door, like: tuple[Leaf, ...], to: tuple[Pa
             "return the same for every step: pad a last, smaller one, or leave it out",
             node=feed,
             host=_worker(),
+            line=made.line,
         )
     nbytes = 0
     if failure is None:

@@ -138,6 +138,7 @@ def test_a_failure_is_that_of_its_readers_and_tells_the_users_line(lab: pw.Lab) 
     assert "test_feed.py" in told[0]
     assert "element 4 of pictures is the array float32[5]" in told[1]
     assert "first one was the array float32[3]" in told[1]
+    assert "test_feed.py" in told[1]
     s.release()
 
 
