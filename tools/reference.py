@@ -30,15 +30,14 @@ from tools import examples
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 OURS = {
-    "Account.add", "Account.settle", "Accounts.of", "Checking.before", "Checking.session",
-    "Chaos.close", "Comparison.bundle", "CompiledFunction.as_jit", "CompiledFunction.bind",
-    "Dcn.of", "Handle.buffer", "Handle.buffer_id", "Handle.mark_donated",
-    "Handle.session",  "Lab.rebind_slice", "Lab.release_slice",
-    "Lab.slice_state", "Machine.rebind_slice", "Machine.release_slice", "Machine.session",
-    "Machine.slice_state", "Memory.of", "OnStuck.wrong", "Slice.check", "Slice.end",
-    "Slice.mesh_of", "Slice.placed", "Timeline.end", "Timeline.evicted", "Timeline.extend",
-    "Timeline.extend_later", "Timeline.grows", "Timeline.items", "Timeline.plans",
-    "Timeline.since", "Timeline.version",
+    "Account.add", "Account.settle", "Accounts.of", "Chaos.close", "Checking.before",
+    "Checking.session", "Comparison.bundle", "CompiledFunction.as_jit", "CompiledFunction.bind",
+    "Dcn.of", "Handle.buffer", "Handle.buffer_id", "Handle.mark_donated", "Handle.session",
+    "Lab.rebind_slice", "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice",
+    "Machine.release_slice", "Machine.session", "Machine.slice_state", "Memory.of", "OnStuck.wrong",
+    "Planned.seen", "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of", "Slice.placed",
+    "Timeline.end", "Timeline.evicted", "Timeline.extend", "Timeline.extend_later",
+    "Timeline.grows", "Timeline.items", "Timeline.plans", "Timeline.since", "Timeline.version",
 }  # fmt: skip
 """Attributes without an underscore that are there for other modules, and not for users."""
 _GIVEN = (Timeline, CompiledFunction, ProgramFunction, CapturedProgram)
@@ -131,7 +130,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     """Public methods and properties of a class, in alphabetical order."""
     if not inspect.isclass(value):
         return
-    fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else ()
+    fields = {name for name, _ in _fields(value)}
     for name, _, home, member in sorted(inspect.classify_class_attrs(value)):
         if name.startswith("_") or not home.__module__.startswith("pathways_lab"):
             continue
@@ -156,23 +155,22 @@ def _documented(member: Any) -> bool:
 
 def _returned(value: Any) -> list[type]:
     """Public classes that a function, or a member of a class, gives."""
-    functions = (
-        [value] if not inspect.isclass(value) else [_function(m) for _, m in _members(value)]
-    )
-    found: dict[type, None] = {}
-    for function in functions:
-        if callable(function):
-            for each in _classes(_hint(inspect.unwrap(function))):
-                found[each] = None
+    is_class = inspect.isclass(value)
+    functions = [_function(member) for _, member in _members(value)] if is_class else [value]
+    hints = [_hints(inspect.unwrap(f)).get("return") for f in functions if callable(f)]
+    if is_class:
+        known = _hints(value)
+        hints += [known.get(name) for name, _ in _fields(value)]
+    found = {each for hint in hints for each in _classes(hint)}
     return sorted(found, key=lambda each: each.__name__)
 
 
-def _hint(function: Any) -> Any:
-    """The type that a function gives; None where its module does not know the name at run time."""
+def _hints(value: Any) -> dict[str, Any]:
+    """Types by name; none where the module does not know them at run time."""
     try:
-        return typing.get_type_hints(function).get("return")
+        return typing.get_type_hints(value)
     except NameError:
-        return None
+        return {}
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -206,7 +204,8 @@ def _entry(entry: Entry, shown: dict[str, str]) -> Iterator[str]:
     value = entry.value
     yield f"### {entry.name}\n"
     if inspect.isclass(value) and not _is_made(value):
-        yield f"*class `{value.__name__}`*\n"
+        fields = "".join(f"\n    {name}: {kind}" for name, kind in _fields(value))
+        yield _code(f"class {value.__name__}:{fields}" if fields else f"class {value.__name__}")
     else:
         yield _code(_signature(entry.name, value))
     yield _prose(inspect.getdoc(value) or "", _names(value))
@@ -240,6 +239,18 @@ def _example(name: str, shown: dict[str, str]) -> Iterator[str]:
         first = next(each for each, text in shown.items() if text == shown[name])
         same = f"Example: at [`{first}`](#{anchor(first)}).\n"
         yield _code(shown[name]) if first == name else same
+
+
+def _fields(value: type) -> Iterator[tuple[str, str]]:
+    """Public fields of a class of plain data, with their types."""
+    if dataclasses.is_dataclass(value):
+        named = [(field.name, field.type) for field in dataclasses.fields(value)]
+    else:
+        kinds = inspect.get_annotations(value)
+        named = [(name, kinds[name]) for name in getattr(value, "_fields", ())]
+    for name, kind in named:
+        if not name.startswith("_") and f"{value.__name__}.{name}" not in OURS:
+            yield name, _annotation(kind)
 
 
 def _is_made(value: type) -> bool:
@@ -282,7 +293,8 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 
 def _annotation(value: Any) -> str:
-    return value if isinstance(value, str) else getattr(value, "__name__", str(value))
+    text = getattr(value, "__forward_arg__", value)
+    return text if isinstance(text, str) else getattr(value, "__name__", str(value))
 
 
 def _default(value: Any) -> str:

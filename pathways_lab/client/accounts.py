@@ -34,7 +34,7 @@ _HEADS = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Accounts:
-    """What each client has used since the lab began (:class:`Account`), and its quota.
+    """The use of each client since the lab began (:class:`Account`), and its quota.
 
     An Account has ``gangs``, ``device_seconds`` (seconds times devices),
     ``dcn_bytes`` (brought to other islands), ``byte_seconds`` (bytes on all its
@@ -55,7 +55,7 @@ class Accounts:
 
     @property
     def total(self) -> Account:
-        """What all have used together."""
+        """The use of all clients together."""
         total = Account()
         for account in self.clients.values():
             total.add(account)

@@ -38,7 +38,7 @@ FLOAT0 = "of float0, JAX's gradient of an integer, of which there are no bytes"
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """What is known of an array before it exists.  dtype: JAX's name of it."""
+    """The type of an array, which is known before the array exists.  dtype: JAX's name of it."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -87,7 +87,7 @@ class Care:
         return self._bound(dataclasses.replace(request, at=tuple(at)), wait)
 
     def stuck(self, seconds: float = 1.0) -> Stuck:
-        """What was launched so long ago and has not ended, and who waits there for whom.
+        """The gangs that were launched so long ago and have not ended, and who waits for whom.
 
         seconds: how long ago.
         Hosts are asked, and nothing is disturbed: long work is legal.  The answer
@@ -164,7 +164,7 @@ class Care:
 
     @property
     def watchdog(self) -> OnStuck:
-        """What the lab does about what is stuck, and who has said so (:meth:`on_stuck`)."""
+        """The lab's reaction to what is stuck, and who has said so (:meth:`on_stuck`)."""
         answer = self.session.connection.questions.ask("watchdog", {})
         return unpack(OnStuck, answer.fields["told"])
 
@@ -179,8 +179,8 @@ class Care:
         """Find a device that computes wrong and says nothing.
 
         Without arguments every device runs the same computation, alone: products of
-        matrices, sums, functions, sorting, integers, copies.  What most devices of one
-        make agree on, to the bit, is right.
+        matrices, sums, functions, sorting, integers, copies.  The answer on which
+        most devices of one make agree, to the bit, is right.
 
         step, args: a compiled function of your own, and what it is called with.  It runs
             again where it is, and then on other devices, until it shows which one spoils it.

@@ -104,8 +104,8 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
     meanwhile, also if it donates the values; :meth:`Saving.wait` says when all is written.
 
     Types are kept, but for whether they are weak: as with JAX's own ways to save, what was a
-    weak ``float32`` comes back as ``float32``.  What is left by a process that died while it
-    saved to *folder* is removed by the next one that does.
+    weak ``float32`` comes back as ``float32``.  The files of a process that died while it
+    saved to *folder* are removed by the next one that saves there.
 
     Raises PathwaysError when something cannot be kept or written; an old checkpoint stays then.
     """
@@ -145,7 +145,7 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
 
 
 def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) -> Any:
-    """What :func:`save` has written: handles at once, which the hosts fill.
+    """Read a checkpoint of :func:`save`: handles at once, which the hosts fill.
 
     like: a pytree of the same structure and types, of handles (each value comes to where its
         handle is), or of arrays, numbers and ``jax.ShapeDtypeStruct``.

@@ -94,7 +94,7 @@ class Feeding:
 
 
 class Feed(Iterator[Any]):
-    """What :meth:`Lab.feed` returns: iterate over it, or call ``next``; a context manager.
+    """The elements of :meth:`Lab.feed`: iterate over it, or call ``next``; a context manager.
 
     name: in errors and in the timeline.
     """

@@ -116,7 +116,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         return cluster.islands_of(self.session.connection.topology)
 
     def devices(self) -> tuple[Device, ...]:
-        """All physical devices."""
+        """All physical devices, island by island: host, number, kind, bytes of memory."""
         return cluster.devices_of(self.islands)
 
     @property
@@ -126,7 +126,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
 
     @property
     def policy(self) -> Any:
-        """Whose gangs go first: the policy in force, for all clients of the lab.
+        """The policy in force, for all clients of the lab: it says whose gangs go first.
 
             lab.policy = pw.ProportionalShare({"ann": 1, "bob": 2})
 
@@ -144,7 +144,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         fails later (it raises, names no candidate, takes longer than 0.4 s
         to choose) is removed at once, below the cell that set it you read why, and
         FIFO goes on.  A choice that takes more than some 30 ms comes too late:
-        FIFO has made it.  What is never up to a policy: the order inside of a
+        FIFO has made it.  Never up to a policy are the order inside of a
         run, memory, and that a run may be overtaken 64 times and no more.
         """
         return self._policies.in_force
@@ -358,7 +358,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can run on it any more: it was closed, or lost."""
+        """Whether nothing can run on it any more, because it was closed or lost."""
         return self._closed or self.session.connection.closed is not None
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class Operators:
 
 
 class At:
-    """What ``handle.at`` is."""
+    """Updates of a handle, as of JAX's arrays: ``handle.at[index].set(value)``."""
 
     def __init__(self, array: Operators) -> None:
         self._array = array

@@ -125,7 +125,7 @@ class Machine(machines.Machine):
 
 
 class Simulation(Simulated):
-    """What was simulated: ``.timeline`` as of a lab, ``.view()``, ``.seconds``, ``.stuck``."""
+    """Results of a simulation: ``.timeline`` as of a lab, ``.view()``, ``.seconds``, ``.stuck``."""
 
     def view(self, *panels: str, **options: Any) -> Any:
         """The picture of it, as :meth:`Lab.view` shows a lab, with the same options."""
@@ -155,7 +155,7 @@ def simulate(
     until: float = float("inf"),
     happens: Iterable[tuple[float, str, str]] = (),
 ) -> Simulation:
-    """What *program* does on *machine*: a timeline like any other, in simulated time.
+    """Simulate *program* on *machine*: a timeline like any other, in simulated time.
 
     program: a program that was captured (``f.capture(x)``, or ``f`` itself after a
         call), a core program or plan, or :class:`Load` s: how several clients use

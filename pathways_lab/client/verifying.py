@@ -63,7 +63,7 @@ class Lab(Protocol):
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``lab.verify`` has found.
+    """The findings of ``lab.verify``.
 
     story: in one sentence.  ok: nobody computes wrong, as far as was compared.
     suspects: the device that does; several, where nobody can tell which of them it is.

@@ -27,7 +27,7 @@ _ROWS = 1000
 
 @dataclass(slots=True)
 class Account:
-    """What one client has used.
+    """The use of one client.
 
     gangs, device_seconds, dcn_bytes: of what has ended.
     nbytes: counted now, on all devices; byte_seconds: over time, up to *since*.

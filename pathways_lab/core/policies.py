@@ -80,7 +80,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
-    """What a policy decides from.
+    """The view from which a policy decides.
 
     time: seconds, on the control plane's clock.
     candidates: runs that compete for devices, in order of submission; two or
@@ -172,7 +172,7 @@ class ProportionalShare:
     by: ``"client"``: names are those of clients (``lab.name``, ``lab.clients``);
         ``"program"``: those of programs, whoever runs them.
 
-    What nobody wants goes to the others.  Shares hold from the moment at which
+    The others get what nobody wants.  Shares hold from the moment at which
     somebody comes (back, after a second or more): who was alone before owes
     nothing.  Among those who stay the past counts half after ten seconds.
     Raises ValueError for weights that are none.

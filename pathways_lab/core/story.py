@@ -57,7 +57,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stuck:
-    """Who waits for whom; false where nobody does.
+    """A story of gangs that wait for each other; false where nobody waits.
 
     kind: ``"none"``, ``"deadlock"`` (a cycle: it will never end), ``"late"`` (a chain to gangs
         that run; the last one is what everything waits for), ``"possible"`` (a cycle
@@ -95,7 +95,7 @@ class Stuck:
 
     @property
     def culprit(self) -> Member | None:
-        """Of a ``"late"`` story: the gang that everything waits for."""
+        """The gang that everything waits for, where the story is ``"late"``."""
         if self.kind != "late":
             return None
         return self.gangs[self.arrows[-1].behind if self.arrows else 0]

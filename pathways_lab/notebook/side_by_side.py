@@ -54,7 +54,7 @@ NAMES = "white-space:nowrap;text-align:left"
 
 
 class SideBySide:
-    """What several ways of the same training did; the value of the cell that compares them.
+    """The results of several ways of the same training; the value of the cell that compares them.
 
     measured: by way, its numbers.  recordings: by way, what happened.
     difference (in each): the largest difference of a parameter from the first way's,
@@ -124,7 +124,7 @@ class SideBySide:
 
     @property
     def title(self) -> str:
-        """What was compared, and how sure one can be of it."""
+        """The comparison in words, and how sure one can be of it."""
         first = next(iter(self.measured.values()))
         devices = "on JAX CPU devices" if self.emulated else "measured"
         return (

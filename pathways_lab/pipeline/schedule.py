@@ -117,7 +117,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        """What it is, its bubble, its memory."""
+        """Its name, its bubble, its memory."""
         peak = max(self.schedule.peak, default=0)
         return f"{self.schedule.name}: bubble {self.bubble:.1%}, {peak} microbatches kept at most"
 
@@ -177,7 +177,7 @@ class Schedule:
         return Schedule(name, count, tuple(where.get(s, s) for s in stages), order)
 
     def text(self) -> str:
-        """What :meth:`read` reads, without the dots."""
+        """The text that :meth:`read` reads, without the dots."""
         return "\n".join(
             " ".join(str(task).removesuffix(f"/{number}") for task in tasks)
             for number, tasks in enumerate(self.order)

@@ -27,7 +27,7 @@ Action = Literal["report", "fail", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class OnStuck:
-    """What happens when everybody has waited for one gang for *after* seconds.
+    """The reaction of a lab when everybody has waited for one gang for *after* seconds.
 
     action: ``"report"``: it is told where the run was started, and that is all.
         ``"fail"``: the run fails, with the story.  ``"restart"``: the hosts that hold it up are

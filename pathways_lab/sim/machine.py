@@ -47,7 +47,7 @@ def _check(costs: FunctionCost | Costs) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCost:
-    """What a compiled function costs.
+    """The cost of a compiled function.
 
     seconds: of each device.  collective: whether its devices wait for each other.
     temporary: bytes per device beside inputs and outputs.  compile: seconds.
@@ -66,7 +66,7 @@ class FunctionCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What everything else costs: seconds, and bytes per second.
+    """Costs of everything but compiled functions: seconds, and bytes per second.
 
     submit: the client, per run that it submits.
     control_latency: one way between control plane and host or client.
@@ -207,7 +207,7 @@ class Machine:
         return {name: replace(self, unlike={}, **given) for name, given in self.unlike.items()}
 
     def cost(self, function: str) -> FunctionCost:
-        """What a function costs."""
+        """The cost of a function, by its key."""
         return self.functions.get(function, self.default)
 
     @property

@@ -29,7 +29,7 @@ from pathways_lab.timeline.records import Record, Span
 
 @dataclass(frozen=True)
 class Simulated:
-    """What was simulated, and what came of it.  Times are seconds from its beginning.
+    """A simulation, and what came of it.  Times are seconds from its beginning.
 
     records: what happened.  ended: by run, when, and why it failed if it did.
     start, end: of the first submission, and of the last run's end.
@@ -53,7 +53,7 @@ class Simulated:
 
     @property
     def machine(self) -> Machine:
-        """What was simulated."""
+        """The machine that was simulated."""
         return self.world.machine
 
     @functools.cached_property
@@ -77,7 +77,7 @@ class Simulated:
         return self.world.stuck() if self.open else ()
 
     def story(self) -> str:
-        """Who waits for whom for ever, a line each; "" when everything ended."""
+        """The waits that never end, a line each; "" when everything ended."""
         runs = self.world.control.state.runs
 
         def name(gang: object) -> str:
@@ -115,7 +115,7 @@ class Simulated:
         return {island: held / count[island] for island, held in found.items()}
 
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """What a reader wants to know first, in words."""
+        """The most important results, in words."""
         machine = self.machine
         failed = sum(failure is not None for _, failure in self.ended.values())
         runs = f"{len(self.ended)} ended"

@@ -69,7 +69,7 @@ def _checked(capacity: int) -> int:
 
 
 class Recording:
-    """What happened between two moments of a timeline; records that arrive late count too.
+    """The records between two moments of a timeline; records that arrive late count too.
 
     start, end: seconds on the records' clock; end is None while it goes on.
     """
@@ -118,9 +118,9 @@ def within(record: Record, start: float, end: float = float("inf")) -> bool:
 
 
 class Timeline:
-    """What happened on a lab, newest last, at most *capacity* records.
+    """The record of all that happened on a lab, newest last, at most *capacity* records.
 
-    What comes in columns stays so until somebody asks for single records.
+    Columns stay columns until somebody asks for single records.
 
     clock: seconds on the same clock as the records' times (the control
         plane's); the client passes one that is aligned with it.
