@@ -109,7 +109,7 @@ class Care:
         have taken, and sums of the rest.  It is asked for now and costs nothing before.
 
         >>> lab.memory().values[0].why                       # doctest: +SKIP
-        ('a handle is held', 'published as 'weights'')
+        ('a handle is held', "published as 'weights'")
         """
         answer = self.session.connection.questions.ask("memory", {}).fields["holdings"]
         return Memory.of(unpack(Holdings, answer), variables.of_caller())
