@@ -195,7 +195,7 @@ class DeviceProcess:
         asked of it here.
         """
         self._stop()
-        with contextlib.suppress(ChildDied, ValueError):  # it may have ended already
+        with contextlib.suppress(ChildDied):  # it may have ended already
             if not lab_lost:
                 self._child.tell({"leave": "its worker leaves"})
             self._thread.join(patience)

@@ -222,12 +222,13 @@ class Child:
         return self._popen.poll()
 
     def tell(self, configuration: dict[str, Any]) -> None:
-        """Send one configuration.  Raises ChildDied when nobody reads it."""
+        """Send one configuration.  Raises ChildDied when nobody reads it, or it was let go."""
         assert self._popen.stdin is not None
+        line = json.dumps(configuration).encode() + b"\n"
         try:
-            self._popen.stdin.write(json.dumps(configuration).encode() + b"\n")
+            self._popen.stdin.write(line)
             self._popen.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):
             raise self._died("ended early") from None
 
     def fileno(self) -> int:
@@ -253,7 +254,11 @@ class Child:
         deadline = time.monotonic() + timeout
         while not self._waiting:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self], [], [], left)[0]:
+            try:
+                ready = select.select([self], [], [], left)[0]
+            except ValueError:  # another thread has ended it
+                raise self._died("was ended") from None
+            if not ready:
                 raise self._died(f"said nothing for {timeout:g} s")
             self._waiting.extend(self.reports())
         return self._waiting.popleft()

@@ -45,7 +45,7 @@ from pathways_lab.runtime.device_process import (
 )
 from pathways_lab.runtime.feeder import FEEDS
 from pathways_lab.runtime.launching import ControlProcess, ControlSettings
-from pathways_lab.runtime.lifeline import REMOVE
+from pathways_lab.runtime.lifeline import REMOVE, ChildDied
 from pathways_lab.runtime.membership import devices_of, place_of
 from pathways_lab.runtime.sabotage import act
 
@@ -141,8 +141,9 @@ class ControlPlugin(SchedulerPlugin):
         A worker that retires is removed before it ends, and ends what runs on it first.
         """
         name = self._names.pop(worker, None)
-        if name is not None and self._plane.alive:
-            self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
+        if name is not None:
+            with contextlib.suppress(ChildDied):  # the lab has ended before its cluster
+                self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
 
     def _wanted(self, scheduler: Any, report: dict[str, Any]) -> None:
         """The control plane wants a device process ended or started: its worker can do it."""
@@ -158,8 +159,9 @@ class ControlPlugin(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: Any) -> None:
         """A worker says how its device process ended."""
-        if topic == TOPIC and self._plane.alive:
-            self._plane.tell({"down": msg})
+        if topic == TOPIC:
+            with contextlib.suppress(ChildDied):
+                self._plane.tell({"down": msg})
 
     def _ended(self, scheduler: Any) -> None:
         if not self._closing:
@@ -186,10 +188,14 @@ class ControlPlugin(SchedulerPlugin):
         del _planes[scheduler]
 
     async def close(self) -> None:
-        """The scheduler ends, or the lab: the control plane tells its clients and ends too."""
+        """The scheduler ends, or the lab: the control plane tells its clients and ends too.
+
+        Again is fine.
+        """
         self._closing = True
-        if self._door is not None:
-            self._door.close()
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()
         try:
             await asyncio.to_thread(self._plane.close)
         except RuntimeError:  # this process ends, and begins no thread any more

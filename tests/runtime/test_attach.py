@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -27,6 +29,10 @@ from pathways_lab.runtime.attach import (
     write_lab_file,
 )
 from pathways_lab.runtime.auth import key_of
+from pathways_lab.runtime.death_reports import TOPIC
+from pathways_lab.runtime.launching import ControlProcess
+from pathways_lab.runtime.lifeline import spawn
+from pathways_lab.runtime.plugins import ControlPlugin
 from pathways_lab.runtime.reactor import Reactor
 from tests.runtime.processes import children, gone, runs, stop, tree, until
 
@@ -35,6 +41,19 @@ FAKE = "tests.runtime.fake_host"
 
 
 # --- pure ------------------------------------------------------------------------
+
+
+def test_workers_may_leave_and_report_after_the_lab_has_ended(tmp_path: Path) -> None:
+    """A cluster and its lab are closed in any order."""
+    child = spawn(FAKE, None, name="control plane", folder=tmp_path)
+    child.end()
+    gone = Mock(spec=ControlProcess, alive=True, tell=child.tell)
+    gone.worker_removed = functools.partial(ControlProcess.worker_removed, gone)
+    plugin = ControlPlugin(local=True)
+    plugin._plane, plugin._names = gone, {"tcp://there": "w"}
+    plugin.log_event(TOPIC, {"worker": "tcp://there"})
+    plugin.remove_worker(None, "tcp://there")
+    assert plugin._names == {}
 
 
 def test_an_invitation_is_all_that_a_client_needs(

@@ -74,6 +74,18 @@ def test_a_child_that_dies_tells_why(start: Callable[..., Child]) -> None:
     child.end()
 
 
+def test_who_tells_or_hears_one_that_was_ended_knows_one_kind_of_end(
+    start: Callable[..., Child],
+) -> None:
+    """Two threads may end and tell one child; neither sees a closed file."""
+    child = start()
+    child.end()
+    with pytest.raises(ChildDied, match="ended early with exit code 0"):
+        child.tell({"more": 1})
+    with pytest.raises(ChildDied, match="was ended with exit code 0"):
+        child.hear(1.0)
+
+
 def test_a_stopped_child_is_woken_by_end(start: Callable[..., Child]) -> None:
     child = start(deaf=True)
     child.hear(20)
