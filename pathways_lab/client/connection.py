@@ -188,13 +188,10 @@ class Connection:
             letter.check(TO_CONTROL)
             self.link.forward(letter)
         except WireError as error:
-            half = isinstance(error.__cause__, UnicodeError)
             raise failures.failure(
                 "refused",
                 f"this cannot be sent to the lab: {error}",
-                "names are text of whole characters: repr(name) shows them"
-                if half
-                else "pass fewer arguments, or larger ones (stacked, or as handles: pw.device_put)",
+                "pass fewer arguments, or larger ones (stacked, or as handles: pw.device_put)",
             ) from None
         except LinkClosed as error:
             raise PathwaysError(self.closed or _lost(str(error))) from None

@@ -13,7 +13,7 @@ Paper: section 4.1 (resource manager).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pathways_lab.client import failures, in_line
@@ -21,6 +21,7 @@ from pathways_lab.client.pending import Answer, Buffer, SliceAnswer
 from pathways_lab.client.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import SliceId
+from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime.codec import pack, unpack
 
@@ -121,6 +122,24 @@ class Questions:
         message, a remedy."""
         fields = self.ask("donation", {"buffers": [buffer.id for buffer in buffers]}).fields
         return fields["refused"] and tuple(fields["refused"])
+
+    @contextlib.contextmanager
+    def wondering(self, seconds: float) -> Iterator[Callable[[], Stuck | None]]:
+        """Ask what is late, as long ago as that; in the block the answer can be had, if it is
+        there."""
+        identity, answer = self._connection.new_id("question"), Answer()
+        self._questions[identity] = answer
+
+        def story() -> Stuck | None:
+            packed = answer.fields["story"] if answer.done and answer.failure is None else None
+            return None if packed is None else unpack(Stuck, packed)
+
+        try:
+            with contextlib.suppress(PathwaysError):
+                self._connection.send("stuck", {"seconds": seconds, "id": identity})
+            yield story
+        finally:
+            self._questions.pop(identity, None)
 
     # --- what is answered: in the reactor's thread -----------------------------------
 

@@ -108,6 +108,14 @@ def function(what: str, given: Any) -> Any:
 def name(what: str, given: Any) -> str:
     """A name that is text.  what: the argument for it."""
     if isinstance(given, str):
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise failures.failure(
+                "refused",
+                f"{what}={given!r:.60} cannot be sent: {error.reason}",
+                "names are text of whole characters: repr(name) shows them",
+            ) from None
         return given
     example = getattr(given, "name", what)
     raise failures.failure(

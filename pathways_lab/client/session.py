@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways_lab.client import arrays, failures
+from pathways_lab.client import arrays, failures, lateness
 from pathways_lab.client.arrays import SMALL, ArrayType, shard_bytes
 from pathways_lab.client.batching import Calls
 from pathways_lab.client.connection import Connection
@@ -196,13 +197,17 @@ class Session:
         self.connection.flush()
         self.data.hurry(handle.buffer)
         what = f"the value of {handle.name or 'the handle'} ({handle.type})"
-        board = self.connection.board
+        begun, left = time.monotonic(), timeout
         try:
             while True:
-                board.wait(lambda: done() or self._unshown(), timeout, what)
+                lateness.wait(
+                    self.connection, lambda: done() or self._unshown(), left, what, timeout
+                )
                 self.flush_outputs()
                 if done():
                     return
+                if timeout is not None:
+                    left = max(0.0, begun + timeout - time.monotonic())
         except KeyboardInterrupt:
             with contextlib.suppress(PathwaysError):
                 self.connection.cancel([handle.buffer])

@@ -18,7 +18,11 @@ from pathways_lab.core.program import Line
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A gang in a story.  inside: hosts whose devices are in it.  seconds: since it was granted."""
+    """A gang in a story, or a transfer.
+
+    inside: hosts whose devices are in it.  missing: hosts on which it has not ended.
+    seconds: since it was granted.
+    """
 
     run: int
     step: int
@@ -28,6 +32,7 @@ class Member:
     line: Line
     inside: tuple[str, ...]
     seconds: float
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.node or 'a gang'!r}"
@@ -106,7 +111,8 @@ class Stuck:
         told = [self._told(arrow) for arrow in self.arrows]
         last = self.culprit
         if last is not None:
-            where = f" on {', '.join(last.inside)}" if last.inside else ""
+            hosts = last.inside or last.missing
+            where = f" on {', '.join(hosts)}" if hosts else ""
             told.append(f"{last} has not ended{where}, {last.seconds:.1f} s after it was granted")
         told += [f"{host} does not answer" for host in self.silent]
         told += self.down

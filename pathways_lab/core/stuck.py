@@ -133,6 +133,7 @@ def _story(
         holds = [host for _, behind, host in waits if behind == gang and host]
         launched = [host for host in k.hosts if state.get((gang, host)) == LAUNCHED]
         inside = tuple(dict.fromkeys(holds or launched))
-        members.append(Member(k.run, k.step, k.client, k.program, k.node, k.line, inside, k.since))
+        who = (k.run, k.step, k.client, k.program, k.node, k.line)
+        members.append(Member(*who, inside, k.since, k.hosts))
     arrows = [Arrow(ids.index(gang), ids.index(behind), host) for gang, behind, host in waits]
     return Stuck(kind, tuple(members), tuple(arrows), tuple(silent))

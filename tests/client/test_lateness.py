@@ -1,0 +1,84 @@
+"""Who waits for a value in vain is told what the lab knows, and waits no longer for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pathways_lab.client import lateness
+from pathways_lab.client.questions import Questions
+from pathways_lab.core.program import Line
+from pathways_lab.core.story import Member, Stuck
+from pathways_lab.runtime.codec import pack
+
+STORY = Stuck(
+    "late",
+    (Member(1, 0, "ann", "train", "x to s2", Line("a.py", 3, "train(x)"), (), 4.0, ("i1/h",)),),
+    (),
+    ("i0/h",),
+)
+
+
+class Connection:
+    """Time passes when somebody waits; a question is answered at once with *story*, or never."""
+
+    closed = None
+
+    def __init__(self, story: Stuck | None, answers: bool = True) -> None:
+        self.waited: list[float | None] = []
+        self.asked: list[str] = []
+        self.board: Any = self
+        self.questions = Questions(self)
+        self._story, self._answers = story, answers
+
+    def wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
+        self.waited.append(timeout)
+        if not done():
+            raise TimeoutError(f"{what} took longer than {timeout} s; it goes on")
+
+    def settle(self, entries: Any, failure: Any) -> None:
+        for entry in entries:
+            entry.done = True
+
+    def new_id(self, kind: str) -> int:
+        return 7
+
+    def send(self, op: str, fields: Any = None, buffers: Any = ()) -> None:
+        self.asked.append(op)
+        if self._answers:
+            story = None if self._story is None else pack(self._story)
+            self.questions.answered({"id": fields["id"], "story": story})
+
+
+def told(connection: Connection, timeout: float) -> str:
+    with pytest.raises(TimeoutError) as late:
+        lateness.wait(connection, lambda: False, timeout, "x", timeout)  # type: ignore[arg-type]
+    assert connection.questions.open == []
+    return str(late.value)
+
+
+def test_what_is_late_and_where_is_part_of_the_error() -> None:
+    connection = Connection(STORY)
+    text = told(connection, 5.0)
+    assert text.startswith("x took longer than 5.0 s; it goes on; late, and nothing is wrong")
+    assert "'x to s2' has not ended on i1/h" in text
+    assert "i0/h does not answer" in text
+    assert "a.py:3" in text
+    assert sum(seconds or 0.0 for seconds in connection.waited) == 5.0
+
+
+@pytest.mark.parametrize(("story", "answers"), [(None, True), (STORY, False)])
+def test_nothing_to_tell_is_no_reason_to_wait_longer(story: Stuck | None, answers: bool) -> None:
+    connection = Connection(story, answers)
+    assert told(connection, 5.0) == "x took longer than 5.0 s; it goes on"
+    assert sum(seconds or 0.0 for seconds in connection.waited) == 5.0
+
+
+def test_who_polls_or_has_the_value_asks_nobody() -> None:
+    connection = Connection(STORY)
+    assert told(connection, 0.5) == "x took longer than 0.5 s; it goes on"
+    for timeout in (5.0, 0.5, None):
+        lateness.wait(connection, lambda: True, timeout, "x", timeout)  # type: ignore[arg-type]
+    assert connection.asked == []
