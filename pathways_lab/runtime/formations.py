@@ -11,6 +11,9 @@ there, ``dissolve`` when it is over: the last slice is gone, a host was lost,
 it could not be formed, or its collectives broke.  Then its slices are lost even
 if all hosts live, and the rim is told.
 
+To JAX the end of a service is the end of the process that still uses it, with everybody's
+values; so a service ends only when every living host has said that it has left.
+
 Rule for maintainers: pure; one thread (the reactor's); no order of gangs here.
 
 Paper: section 4.1, section 4.5.
@@ -74,6 +77,8 @@ class Formations:
         self._lost = lost
         self._numbers = itertools.count(1)
         self._entries: dict[int, _Entry] = {}
+        self._staying: dict[int, set[str]] = {}
+        """Of formations that are over: hosts that live and have not said that they have left."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,6 +129,17 @@ class Formations:
         for number, entry in list(self._entries.items()):
             if host in entry.formation.hosts:
                 self._end(number, f"{host} was lost: {reason}", without=host)
+        for number in list(self._staying):
+            self.left(number, host)
+
+    def left(self, number: int, host: str) -> None:
+        """A host says that it uses the service of a formation no more."""
+        staying = self._staying.get(number)
+        if staying is not None:
+            staying.discard(host)
+            if not staying:
+                del self._staying[number]
+                self._services.close(number)
 
     def formed(self, number: int, host: str, why: str | None) -> None:
         """A host says "joined": that it is in, or *why* it is not."""
@@ -150,7 +166,7 @@ class Formations:
             if entry.slices.isdisjoint(slices):
                 continue
             del self._entries[number]
-            self._services.close(number)
+            self._staying[number] = set(entry.formation.hosts)
             formation = replace(entry.formation, number=next(self._numbers))
             self._entries[formation.number] = _Entry(formation, entry.slices)
             fields = {
@@ -197,7 +213,8 @@ class Formations:
 
     def _end(self, number: int, reason: str, without: str = "") -> None:
         formation = self._entries.pop(number).formation
+        self._staying[number] = {*formation.hosts, without}
         for host in formation.hosts:
             if host != without:
                 self._tell(host, "dissolve", {"number": number, "reason": reason})
-        self._services.close(number)
+        self.left(number, without)

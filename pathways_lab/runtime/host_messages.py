@@ -51,6 +51,13 @@ class Joined(Plain):
 
 
 @dataclass(frozen=True, slots=True)
+class Left(Plain):
+    """The host has left a formation, and minds the end of its services no more."""
+
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving(Plain):
     """The host takes nothing new, and goes."""
 
@@ -105,6 +112,7 @@ HOSTS: Door = {
     "report": Report,
     "output": Output,
     "joined": Joined,
+    "left": Left,
     "leaving": Leaving,
     "unmoved": Unmoved,
     "broken": Broken,

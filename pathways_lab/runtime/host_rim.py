@@ -319,6 +319,7 @@ class HostRim:
         if not isinstance(self.runtime, SpanningCpuRuntime):
             return
         joint = self.runtime.dissolve(number, reason)
+        self.tell_control("left", {"number": number})
         if joint is not None:
             lane = self._lanes.find(lane_of(joint.formation.footprint))
             oldest = lane.oldest if lane is not None else None

@@ -341,6 +341,8 @@ class Rim:
                     self._clock(), f"{name}:unmoved", (slice_id,), reason[:2000], name
                 )
                 self.happened(lost)
+            case told.Left(number=number):
+                self.formations.left(number, name)
             case told.Broken(number=number, reason=reason):
                 self.formations.broken(number, reason[:2000], name)
             case told.Progress(number=number, gangs=gangs):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.codec import unpack
 from pathways_lab.runtime.formation import Formation
@@ -87,8 +88,14 @@ def test_from_the_first_slice_to_the_last(world: World) -> None:
     assert world.take() == []
     world.book.unbind(2)
     assert world.take() == [("a", "dissolve", 1), ("b", "dissolve", 1)]
-    assert world.closed == [1]
+    assert world.closed == [], "it would end whoever has not heard of it yet"
     assert len(world.book) == 0
+    for host in "aab":
+        assert world.closed == []
+        world.book.left(1, host)
+    assert world.closed == [1]
+    world.book.left(1, "b")
+    assert world.closed == [1]
 
 
 def test_a_lost_host_ends_its_formations_at_once_and_no_others(world: World) -> None:
@@ -99,7 +106,10 @@ def test_a_lost_host_ends_its_formations_at_once_and_no_others(world: World) -> 
     world.book.host_lost("b", "killed")
     assert world.take() == [("a", "dissolve", 1), ("a", "dissolve", 2), ("c", "dissolve", 2)]
     assert world.fields["reason"] == "b was lost: killed"
-    assert world.closed == [1, 2]
+    assert world.closed == []
+    for number in (1, 2):
+        world.book.left(number, "a")
+    assert world.closed == [1], "it is not waited for the host that was lost"
     # Late news of what is over changes nothing.
     world.book.opened(1, "unix:/there")
     world.book.formed(1, "a", "b was lost")
@@ -161,3 +171,19 @@ def test_an_orphan_lives_on_but_takes_no_new_slices(world: World) -> None:
     world.take()
     world.book.unbind(1)
     assert world.take() == [("a", "dissolve", 1), ("b", "dissolve", 1)]
+
+
+def test_a_service_ends_when_every_living_host_has_left_it(world: World) -> None:
+    """Also of one that is formed again, and of one whose last hosts die meanwhile."""
+    world.book.bind(slice_over(1, A0, B0), 0)
+    world.book.renew({1}, Failure("stuck", "it hung"))
+    world.book.left(1, "a")
+    assert world.closed == []
+    world.book.left(1, "b")
+    assert world.closed == [1]
+    world.book.unbind(1)
+    world.book.left(2, "b")
+    assert world.closed == [1]
+    world.book.host_lost("a", "killed")
+    assert world.closed == [1, 2]
+    world.book.left(77, "a")

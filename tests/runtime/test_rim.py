@@ -61,6 +61,9 @@ def test_hosts_of_a_wide_slice_are_introduced(lab: Lab) -> None:
     lab.core.answer = lambda event: [m.SliceFreed("c", ("i0/h", "i1/h"), ONE + 7)]
     lab.say(1, "release-slice", slice=ONE + 7)
     assert [op for op, _, _ in lab.hosts["i1/h"].sent][-2:] == ["unbind", "dissolve"]
+    for name in lab.hosts:
+        assert lab.services.said == [("open", 1)]
+        lab.rim.from_host(name, "left", {"number": 1}, [], 10)
     assert lab.services.said == [("open", 1), ("close", 1)]
 
 

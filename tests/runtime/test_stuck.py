@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pathways_lab.runtime.host_rim import HostRim
+from pathways_lab.runtime.spanning import SpanningCpuRuntime
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,16 @@ def test_what_does_not_let_go_ends_the_process(
     assert len(ends) == bool(why)
     assert bool(later) == (stuck and not empty), "it is looked at again"
     assert all(why in end and "h1 was lost" in end for end in ends)
+
+
+def test_a_host_says_that_it_has_left_a_formation_when_it_has() -> None:
+    """From then on the service may end."""
+    said: list[str] = []
+    runtime = Mock(spec=SpanningCpuRuntime)
+    runtime.dissolve.side_effect = lambda number, reason: said.append(f"dissolved {number}")
+    rim: Any = SimpleNamespace(
+        runtime=runtime,
+        tell_control=lambda op, fields: said.append(f"{op} {fields['number']}"),
+    )
+    HostRim._end_formation(rim, 7, "a host was lost")
+    assert said == ["dissolved 7", "left 7"]
