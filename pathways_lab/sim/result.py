@@ -62,6 +62,7 @@ class Simulated:
         last = max((queries.time_of(r) for r in self.records), default=0.0)
         made = Timeline(max(1, len(self.records)), clock=lambda: max(last, self.end))
         made.extend(self.records)
+        made.end()
         return made
 
     @property

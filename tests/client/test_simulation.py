@@ -314,3 +314,12 @@ def test_what_cannot_be_simulated_is_named() -> None:
     with pytest.raises(PathwaysError, match="'a lab' is no machine to simulate") as caught:
         pw.simulate(stages, "a lab")
     assert "pw.Machine.like(lab)" in caught.value.failure.remedy
+
+
+def test_the_timeline_of_a_simulation_is_over_and_its_view_is_a_picture() -> None:
+    machine = pw.Machine(**MACHINE)
+    found = pw.simulate(staged(machine).capture(np.zeros((8, 4), np.float32)), machine)
+    assert not found.timeline.grows
+    view = found.timeline.view("planned")
+    assert view.outcome == "ended"
+    assert "text/html" in view.bundle()[0]
