@@ -127,6 +127,7 @@ class Gangs:
     def __init__(self, keep: int = 0) -> None:
         self.keep = keep
         self._by_key: dict[GangKey, Gang] = {}
+        self._of_run: dict[int, dict[int, Gang]] = {}
         self._gone: dict[str, int] = {}
         self._done: dict[int, int] = {}
         self._all_done = 0
@@ -333,6 +334,7 @@ class Gangs:
         gang = self._by_key.get(key)
         if gang is None:
             gang = self._by_key[key] = Gang(record.run, record.step)
+            self._of_run.setdefault(record.run, {})[record.step] = gang
             gang.abandoned = record.run in self._ended_runs
             self._forget_one()
         elif record.kind != "granted" and gang.granted is not None and gang.place[1] >= 0:
@@ -366,7 +368,10 @@ class Gangs:
             self._forget(key)
 
     def _forget(self, key: GangKey) -> None:
-        gang = self._by_key.pop(key)
+        gang, (run, step) = self._by_key.pop(key), key
+        del self._of_run[run][step]
+        if not self._of_run[run]:
+            del self._of_run[run]
         if gang.island:
             self._orders[gang.island].remove(gang)
         self._gone[gang.island] = self._gone.get(gang.island, 0) + 1
@@ -388,9 +393,8 @@ class Gangs:
         self._ended_runs[run] = None
         if self.keep and len(self._ended_runs) > self.keep:
             del self._ended_runs[next(iter(self._ended_runs))]
-        for gang in self._by_key.values():
-            if gang.run == run:
-                gang.abandoned = True
+        for gang in self._of_run.get(run, {}).values():
+            gang.abandoned = True
 
     def order(self, island: str, last: int = 0) -> list[Gang]:
         """Gangs of an island in granted order; only the *last* ones unless 0."""
