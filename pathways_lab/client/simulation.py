@@ -69,10 +69,14 @@ class Machine(machines.Machine):
     @classmethod
     def like(cls, lab: Lab, **figures: Any) -> Self:
         """As many islands, hosts and devices as a lab has.  figures: any others."""
-        islands = lab.islands
-        hosts = max(len(island.hosts) for island in islands)
-        devices = max(island.devices // len(island.hosts) for island in islands)
-        return cls(len(islands), hosts, devices, **figures)
+        sizes = [(len(i.hosts), i.devices // len(i.hosts)) for i in lab.islands]
+        hosts, devices = max(sizes)
+        unlike = {
+            f"island{number}": {"hosts_per_island": size[0], "devices_per_host": size[1]}
+            for number, size in enumerate(sizes)
+            if size != (hosts, devices)
+        }
+        return cls(len(sizes), hosts, devices, **{"unlike": unlike, **figures})
 
     @functools.cached_property
     def _resources(self) -> ResourceManager:

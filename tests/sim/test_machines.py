@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_slices_of_a_machine_are_of_the_kind_that_is_asked_for() -> None:
     assert machine.slice(4, kind="cpu").binding.island == "island0"
     with pytest.raises(pw.PathwaysError, match="gpu"):
         machine.slice(4, kind="gpu")
+
+
+def test_a_machine_like_a_lab_has_its_unlike_islands() -> None:
+    class Lab:
+        islands = tuple(
+            SimpleNamespace(hosts=("h",) * hosts, devices=devices)
+            for hosts, devices in ((1, 2), (2, 8))
+        )
+
+    machine = pw.Machine.like(Lab(), memory="1 GB")  # type: ignore[arg-type]
+    assert machine.size == "1 x 2 x 4 + 1 x 2"
+    assert machine.of("island0").memory == machine.of("island1").memory == 10**9
 
 
 @pytest.mark.parametrize("kind", ["v5p", "", "CPU", 5, None])
