@@ -101,6 +101,16 @@ class GoodAtFirst:
         return view.candidates[0].run
 
 
+class Planner(pw.FIFO):
+    """Deadlines first; slices on the last island that will do."""
+
+    def choose(self, view: pw.PolicyView) -> int:
+        return min(view.candidates, key=lambda c: (c.data.get("deadline", 1e9), c.order)).run
+
+    def place(self, view: pw.PlaceView) -> str:
+        return max(candidate.island for candidate in view.candidates)
+
+
 def test_the_policy_in_force_is_one_for_all(lab: pw.Lab, bob: pw.Lab) -> None:
     assert lab.policy == bob.policy == pw.FIFO()
     until(lambda: set(lab.clients) == {"ann", "bob"})
@@ -224,6 +234,28 @@ def test_a_policy_that_turns_bad_is_removed_and_holds_nobody_up(
         islands = [r.island for r in meanwhile]
         assert islands.count("island0") >= 5
         assert removed.time - late.time < 1.0
+
+
+def test_an_own_policy_is_told_deadlines_and_chooses_islands(lab: pw.Lab) -> None:
+    lab.policy = Planner()
+    assert lab.slice((2,), ("x",)).binding.island == "island1"
+    held, first, wanted = holding(lab, 30), busy(lab), []
+    for n in range(12):
+        with pw.tagged(priority=n, data={"deadline": float(-n)}):
+            wanted.append(held(X))
+    for handle in (first, *wanted):
+        handle.result(timeout=60)
+    numbers = [handle.buffer.run for handle in wanted]
+    assert len(order_of(lab, wanted)) == 12
+    known = {row.run: row for row in lab.timeline.runs}
+    rows = [known[number] for number in numbers]
+    assert [(row.priority, row.data) for row in rows[:2]] == [
+        (0, {"deadline": 0.0}), (1, {"deadline": -1.0}),
+    ]  # fmt: skip
+    # The first ones to come may have been alone.
+    last = sorted(rows, key=lambda row: row.granted or 0.0)[-4:]
+    assert [row.run for row in last] == sorted([row.run for row in last], reverse=True)
+    assert last[-1].run in numbers[:4]
 
 
 def test_who_set_it_may_leave(lab: pw.Lab) -> None:
