@@ -162,6 +162,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         kind: str | None = None,
         memory: int | str = 0,
         wait: bool | float = True,
+        window: float | None = None,
     ) -> Slice:
         """Virtual devices in a mesh, bound to physical devices of one island.
 
@@ -169,15 +170,15 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         axes: a name per mesh axis (default ``x``, ``y``, ``z``).
         island, kind (``"cpu"``, ``"gpu"``, ``"tpu"``), memory (least bytes per
             device, or text like ``"2 GB"``): constraints.
-        wait: while an island is leased to another client, or while slices of this one
-            hold all devices of its quota: wait in line (True: as long as it takes, or
-            so many seconds); the cell shows the place.  Ctrl-C leaves the line.
-            False: say so at once.
+        wait: while an island is leased to another client, or slices of this one hold all devices of
+            its quota: in line (True: as long as it takes, or so many seconds), whose place the cell
+            shows.  Ctrl-C leaves the line.  False: say so at once.
+        window: seconds of work that may be ahead of its gangs (see :attr:`window`).
 
         Devices are shared, so nothing else makes anybody wait.  Raises PathwaysError
         that says what was asked, what exists, what is free.
         """
-        return self._bound(requests.slice_request(shape, axes, island, kind, memory), wait)
+        return self._bound(requests.slice_request(shape, axes, island, kind, memory, window), wait)
 
     def _bound(self, request: SliceRequest, wait: bool | float) -> Slice:
         patience = requests.patience("wait", wait)

@@ -47,6 +47,7 @@ def slice_request(
     island: str | None = None,
     kind: str | None = None,
     memory: int | str = 0,
+    window: float | None = None,
 ) -> SliceRequest:
     """The request for a slice (see :meth:`pathways_lab.client.lab.Lab.slice`).
 
@@ -55,7 +56,8 @@ def slice_request(
     sizes = _sizes(shape)
     names = _AXES[: len(sizes)] if axes is None else _names(axes, sizes)
     island, kind = name_or_none("island", island), name_or_none("kind", kind)
-    return SliceRequest(sizes, names, island, kind, bytes_of(memory))
+    ahead = None if window is None else seconds("window", window)
+    return SliceRequest(sizes, names, island, kind, bytes_of(memory), window=ahead)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

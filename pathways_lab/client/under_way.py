@@ -1,7 +1,8 @@
-"""What a lab does about runs that are under way: ``handle.cancel()``, ``lab.cancel(...)``.
+"""What a lab does about runs that are under way: ``lab.cancel(...)``, ``lab.window``.
 
 Problem: what was asked for may not be wanted any more while it waits.  The control plane ends
-what has no place yet, and says what came too late.
+what has no place yet, and says what came too late.  The further ahead places are given, the
+longer others wait behind them.
 
 Rule for maintainers: a part of :class:`pathways_lab.Lab`; thin, like it.
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pathways_lab.client import arrays, failures
+from pathways_lab.client import arrays, failures, requests
 from pathways_lab.client.handles import Handle
 from pathways_lab.client.session import Session
 
@@ -62,6 +63,30 @@ class UnderWay:
             connection.flush()
             answer = self.session.cancel(runs=[run.id for run in connection.runs])
         return Cancelled(answer["cancelled"], answer["begun"], answer["going"])
+
+    @property
+    def window(self) -> float:
+        """Seconds of device time that may be granted and unfinished on a device (0.1).
+
+            lab.window = 0.0
+
+        A gang whose place is granted cannot be overtaken any more: so long do runs of the
+        highest priority wait for others, or for two gangs where one takes longer than half of
+        it.  Until a gang of a function has ended on a slice, two of it have their places.  0: a
+        gang has its place when its devices have nothing left to do, which costs them the time
+        of a message between any two gangs.  A slice (``lab.slice(..., window=...)``) and a
+        function or program (``pw.jit(..., window=...)``) may ask for less: the least holds.
+
+        Setting holds for all clients, from the next grants on; only owners of the lab can.
+        """
+        return float(
+            self.session.connection.questions.ask("window", {"seconds": None}).fields["seconds"]
+        )
+
+    @window.setter
+    def window(self, seconds: float) -> None:
+        told = {"seconds": requests.seconds("window", seconds)}
+        self.session.connection.questions.ask("window", told)
 
     def _handles(self, trees: tuple[Any, ...]) -> list[Handle]:
         found = []

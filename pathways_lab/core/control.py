@@ -101,6 +101,7 @@ from pathways_lab.core.store import BufferRecord
 from pathways_lab.core.topology import SliceBinding, Topology
 from pathways_lab.core.upload_messages import PatienceEnded, UploadLost
 from pathways_lab.core.uploads import Uploads
+from pathways_lab.core.window_messages import WindowChosen
 
 NOWHERE: SliceId = -1
 """The slice of buffers that never were anywhere."""
@@ -149,6 +150,7 @@ class Control:
             PolicyLate: self.decisions.policy_late,
             PolicyFailed: self.decisions.policy_failed,
             QuotaChosen: self.decisions.quota_chosen,
+            WindowChosen: self.decisions.window_chosen,
             LeaseRequested: self.decisions.lease_requested,
             LeaseReturned: self.decisions.lease_returned,
             GangsGivenUp: self._gangs_given_up,
@@ -390,6 +392,9 @@ class Control:
 
     def _slice_bound(self, binding: SliceBinding) -> None:
         self.clients[binding.client].slices.add(binding.slice)
+        window = self.slices[binding.slice].request.window
+        if window is not None:
+            self.state.pace.limits[binding.slice] = round(window * 1e6)
         self.state.divide()
 
     def _slice_released(self, event: SliceReleased) -> None:

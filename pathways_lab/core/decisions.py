@@ -39,6 +39,7 @@ from pathways_lab.core.quotas import Quota
 from pathways_lab.core.requests import ClientRecord, not_an_owner, refusal
 from pathways_lab.core.state import State
 from pathways_lab.core.uploads import Uploads
+from pathways_lab.core.window_messages import WindowChosen, WindowKept
 
 
 @dataclass(slots=True)
@@ -52,7 +53,10 @@ class Decisions:
     uploads: Uploads
 
     def _owns(
-        self, event: PolicyChosen | QuotaChosen | LeaseRequested, subject: str, to: str
+        self,
+        event: PolicyChosen | QuotaChosen | LeaseRequested | WindowChosen,
+        subject: str,
+        to: str,
     ) -> bool:
         """Whether a client may decide for all; else it is told who may."""
         if self.clients[event.client].owner:
@@ -75,6 +79,18 @@ class Decisions:
                 self.outcomes.fail(entry.run, failure)
             elif failure is not None and entry.buffer is not None:
                 self.uploads.lose(entry.buffer, failure)
+
+    def window_chosen(self, event: WindowChosen) -> None:
+        """What waits is cut anew, and what is granted stays."""
+        pace, functions, seconds = self.state.pace, self.state.functions, event.seconds
+        if seconds is not None:
+            if not self._owns(event, f"question {event.request}", "say how far ahead grants run"):
+                return
+            pace.limit = round(seconds * 1e6)
+            functions.assumed = max(self.state.rules.assumed, seconds)
+            functions.version += 1
+        kept = WindowKept(event.cause, event.client, pace.limit / 1e6, event.request)
+        self.state.out.append(kept)
 
     def policy_chosen(self, event: PolicyChosen) -> None:
         if not self._owns(event, f"policy {event.request}", "set policies"):
@@ -134,6 +150,8 @@ class Decisions:
         if failure is not None:
             self._refuse(event, subject, failure)
         else:
+            # Nothing is bounded where the order is off: see Grants.
+            state.functions.version += not event.order
             state.out += [
                 Leased(event.cause, event.client, event.island, event.order, event.patience),
                 Answer(event.cause, event.client, event.request),
@@ -141,6 +159,7 @@ class Decisions:
 
     def lease_returned(self, event: LeaseReturned) -> None:
         if self.state.resources.end_lease(event.island, event.client):
+            self.state.functions.version += 1
             self.bookings.moved = True
             self.state.out += [
                 LeaseEnded(event.cause, event.client, event.island),
@@ -151,7 +170,7 @@ class Decisions:
 
     def _refuse(
         self,
-        event: PolicyChosen | QuotaChosen | LeaseRequested | LeaseReturned,
+        event: PolicyChosen | QuotaChosen | LeaseRequested | LeaseReturned | WindowChosen,
         subject: str,
         why: str | Failure,
     ) -> None:

@@ -32,19 +32,23 @@ TOLERANCE = 0.25
 
 @dataclass(slots=True)
 class FunctionRecord:
-    """pending: hosts that have not compiled it.  waiting: queued runs that need it."""
+    """pending: hosts that have not compiled it.  waiting: queued runs that need it.
+
+    gangs: how many were measured, as far as that matters.
+    """
 
     pending: set[str]
     temporary: int = 0
     failure: Failure | None = None
     waiting: set[int] = field(default_factory=set)
-    measured: float | None = None
+    gangs: int = 0
+    measured: float = 0.0
     published: float | None = None
 
 
 @dataclass(slots=True)
 class Functions:
-    """version: changes whenever a published estimate does.
+    """assumed: seconds of what was never measured.  version: changes with every estimate.
 
     condemned: by key of content, why nobody compiles it any more.
     refused: condemned ones that were wanted, and about which nobody was told yet.
@@ -112,9 +116,13 @@ class Functions:
         record = self.records.get(key)
         if record is None:
             return
-        new = times[0] if record.measured is None else record.measured
+        new = record.measured
         for seconds in times:
-            new += SMOOTHING * (seconds - new)
+            if record.gangs < 2:  # what only a first gang does is no part of the estimate
+                new = min(new, seconds) if record.gangs else seconds
+                record.gangs += 1
+            else:
+                new += SMOOTHING * (seconds - new)
         record.measured = new
         shown = record.published
         if shown is None or abs(new - shown) > TOLERANCE * shown:

@@ -72,7 +72,8 @@ class Order:
 class Pace:
     """How far grants run ahead: what is granted and not finished, per cell.
 
-    limit: device microseconds; least: gangs (see :class:`Rules`).
+    limit: device microseconds; least: gangs (see :class:`Rules`).  limits: by slice, where its
+        client wants less.
     ahead, gangs: of each cell; by_slice: both, of each slice.
     """
 
@@ -82,6 +83,11 @@ class Pace:
     by_slice: dict[SliceId, tuple[int, int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)
     gangs: list[int] = field(default_factory=list)
+    limits: dict[SliceId, int] = field(default_factory=dict)
+
+    def limit_of(self, slice_id: SliceId) -> int:
+        """What may be ahead on a slice."""
+        return min(self.limit, self.limits.get(slice_id, self.limit))
 
     def divide(self, cells: tuple[Cell, ...], cells_of: Mapping[SliceId, tuple[int, ...]]) -> None:
         """The slices changed."""
@@ -97,9 +103,10 @@ class Pace:
     def allows(self, window: Window) -> bool:
         """Whether every device of the window is near enough to its end of work."""
         ahead, gangs = self.ahead, self.gangs
-        for slice_id, _, _ in window.slices:
+        least = self.least if window.limit else 1
+        for slice_id, cost, _ in window.slices:
             for cell in self.cells_of[slice_id]:
-                if ahead[cell] >= self.limit and gangs[cell] >= self.least:
+                if gangs[cell] >= least and ahead[cell] + cost > window.limit:
                     return False
         return True
 

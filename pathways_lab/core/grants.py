@@ -32,12 +32,18 @@ from pathways_lab.core.functions import FunctionKey
 from pathways_lab.core.liveness import Profile, profile, thrifty_profile
 from pathways_lab.core.messages import Grant, RunSubmitted, ShareProgram
 from pathways_lab.core.outcomes import Outcomes, explain
-from pathways_lab.core.plans import PlanIndex
+from pathways_lab.core.plans import PlanIndex, Window
+from pathways_lab.core.program import SliceId
 from pathways_lab.core.program_messages import RunWaited
 from pathways_lab.core.runs import RunRecord
 from pathways_lab.core.state import State
 from pathways_lab.core.store import BufferRecord
 from pathways_lab.core.uploads import Uploads
+
+FAR = 10**12
+"""Device microseconds ahead that nobody reaches."""
+PROMPT = 50_000
+"""Device microseconds ahead: with less, devices may have nothing to do before a report comes."""
 
 
 class Grants:
@@ -48,6 +54,7 @@ class Grants:
         self.outcomes = outcomes
         self.uploads = uploads
         self._starved: list[RunRecord] = []
+        self._prompt = False
 
     def work(self) -> None:
         """Do everything that can be done now, until nothing moves."""
@@ -276,8 +283,32 @@ class Grants:
             if run.over:
                 self.outcomes.end(run)
             return
-        run.window = run.index.window(run.position, state.functions, state.rules)
+        run.window = self._window(run)
         self._gate(run)
+
+    def _window(self, run: RunRecord) -> Window:
+        state = self.state
+        return run.index.window(run.position, state.functions, state.rules, self._limit)
+
+    def _limit(self, slice_id: SliceId) -> int:
+        """What may be ahead on a slice; where order is off, to show what happens, anything."""
+        resources = self.state.resources
+        lease = resources.leases.get(resources.slices[slice_id].binding.island)
+        return FAR if lease is not None and not lease.order else self.state.pace.limit_of(slice_id)
+
+    def _measure_again(self) -> None:
+        """What waits for its turn is cut anew when it is known better how long gangs take."""
+        state = self.state
+        version = state.functions.version
+        self._prompt = False
+        for run in state.lanes.heads():
+            if run.window is None:
+                continue
+            self._prompt |= run.window.limit < PROMPT
+            if run.window.version != version:
+                state.lanes.take(run)
+                run.window = self._window(run)
+                self._gate(run)
 
     def _gate(self, run: RunRecord) -> None:
         """Rules 2 and 9: a window is granted after what it depends on."""
@@ -315,6 +346,7 @@ class Grants:
                 state.lanes.put(run)
         self._starved.clear()
         while True:
+            self._measure_again()
             first = state.turns.choose(state.lanes, state.pace, state.time)
             if first is None:
                 return False
@@ -341,11 +373,12 @@ class Grants:
         inputs = tuple([None if b is None else b.id for b in run.inputs])
         outputs = tuple([b.id for b in run.outputs])
         key, first, last = index.plan.key, window.first, window.last
+        prompt = self._prompt or window.limit < PROMPT
         for host, epoch, place, previous in state.order.place(window):
             state.out.append(
                 Grant(
                     state.cause, host, run.id, key, first, last, epoch, place, previous,
-                    inputs, outputs,
+                    inputs, outputs, prompt,
                 )
             )  # fmt: skip
         run.grant(last, state.time)

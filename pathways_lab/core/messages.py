@@ -28,6 +28,7 @@ from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotte
 from pathways_lab.core.tags import Data
 from pathways_lab.core.topology import SliceBinding, SliceRequest
 from pathways_lab.core.upload_messages import UploadEvent
+from pathways_lab.core.window_messages import WindowChosen, WindowKept
 
 Buffer = int
 Run = int
@@ -361,7 +362,8 @@ Event = (
     SliceReleased | FunctionAnnounced | ProgramRegistered | BufferDeclared | RunSubmitted |
     CancelRequested | BuffersDropped | HostReport | PolicyChosen | PolicyAnswered | PolicyLate |
     PolicyFailed | QuotaChosen | LeaseRequested | LeaseReturned | GangsGivenUp | RunsGivenUp |
-    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadEvent | ProgramsDropped
+    HandlePublished | HandleUnpublished | HandleTaken | ElasticEvent | UploadEvent |
+    ProgramsDropped | WindowChosen
 )  # fmt: skip
 
 
@@ -438,6 +440,7 @@ class Grant:
     this host under this *epoch* (-1: none), so that repeats are ignored and gaps
     are reported.  inputs and outputs bind the plan's inputs and outputs, as in
     RunSubmitted; they are filled in every window (hosts may see a late one).
+    prompt: the next grants wait for the end of this one: it is reported at once.
     """
 
     cause: str
@@ -451,6 +454,7 @@ class Grant:
     previous: int
     inputs: tuple[Buffer | None, ...]
     outputs: tuple[Buffer, ...]
+    prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,5 +593,5 @@ Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | Leased |
     LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten |
-    RunWaited | CancelAnswered
+    RunWaited | CancelAnswered | WindowKept
 )  # fmt: skip

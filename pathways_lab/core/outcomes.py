@@ -86,14 +86,11 @@ class Outcomes:
             costs = [run.charged.pop(step) for step in alike]
             state.pace.add(key[1], -sum(costs), -len(costs))
             took = [run.took.pop(step, 0.0) for step in alike]
-            timed = [seconds for seconds in took if seconds]
             devices = index.devices[key[1]]
-            state.accounts.gang(run.client, sum(timed) * devices, len(took))
-            if timed:
-                state.functions.measure(key, timed)
-                assumed = sum(cost for cost, s in zip(costs, took, strict=True) if s) / 1e6
-                spent = (sum(timed) - assumed) * devices
-                state.turns.charge(run, spent, state.time)
+            state.accounts.gang(run.client, sum(took) * devices, len(took))
+            state.functions.measure(key, took)
+            spent = (sum(took) - sum(costs) / 1e6) * devices
+            state.turns.charge(run, spent, state.time)
         self._go_on(run)
 
     def failed(self, run: RunRecord, step: int, host: str, failure: Failure) -> None:
@@ -126,14 +123,14 @@ class Outcomes:
         key, cost = index.step_function[step], run.charged.pop(step)
         if key is not None:
             state.pace.add(key[1], -cost, -1)
-            took = run.took.pop(step, None)
-            if took is not None or run.gangs[step] == "finished":
+            devices, known = index.devices[key[1]], step in run.took
+            took = run.took.pop(step, 0.0)
+            if known or run.gangs[step] == "finished":
                 # One that was over at once counts too.
-                state.accounts.gang(run.client, (took or 0.0) * index.devices[key[1]])
-            if took is not None and step not in run.poison:
+                state.accounts.gang(run.client, took * devices)
+            if run.gangs[step] == "finished":
                 state.functions.measure(key, (took,))
-                spent = (took - cost / 1e6) * index.devices[key[1]]
-                state.turns.charge(run, spent, state.time)
+            state.turns.charge(run, (took - cost / 1e6) * devices, state.time)
         elif run.gangs[step] == "finished" and step not in run.poison:
             crossed = index.crossing(step)
             if crossed:

@@ -13,7 +13,7 @@ subgraph).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.functions import FunctionKey, Functions
@@ -37,6 +37,8 @@ class Window:
     costs: estimated device microseconds of each step; slices: of each slice, with
         the number of its gangs.
     seconds: of the busiest slice.
+    limit: device microseconds that may be granted and unfinished where it gets its places,
+        its own included.  version: of the estimates.
     """
 
     first: int
@@ -50,6 +52,8 @@ class Window:
     costs: tuple[int, ...]
     slices: tuple[tuple[SliceId, int, int], ...]
     seconds: float
+    limit: int
+    version: int
 
 
 @dataclass(slots=True)
@@ -104,14 +108,16 @@ class PlanIndex:
     _estimates: int = -1
     _remaining: tuple[int, list[float]] | None = None
 
-    def window(self, first: int, functions: Functions, rules: Rules) -> Window:
-        """The window that begins at step *first*."""
+    def window(
+        self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
+    ) -> Window:
+        """The window that begins at step *first*.  limits: see :attr:`Window.limit`."""
         if self._estimates != functions.version:
             self._windows.clear()
             self._estimates = functions.version
         found = self._windows.get(first)
         if found is None:
-            found = self._windows[first] = self._cut(first, functions, rules)
+            found = self._windows[first] = self._cut(first, functions, rules, limits)
         return found
 
     def remaining(self, position: int, functions: Functions) -> float:
@@ -147,8 +153,19 @@ class PlanIndex:
         assembled = {(host, box) for (host, _), box in zip(to.devices, where, strict=True)}
         return len(assembled) * target.nbytes
 
-    def _cut(self, first: int, functions: Functions, rules: Rules) -> Window:
-        most = round(rules.window * 1e6)
+    def _limit(self, step: int, limits: Callable[[SliceId], int]) -> int:
+        """What the lab, the slices and the program let be ahead of a step."""
+        node = self.plan.steps[step].node
+        least = min([limits(slice_id) for slice_id in self.step_slices[step]])
+        if isinstance(node, Call) and node.window is not None:
+            return min(least, round(node.window * 1e6))
+        return least
+
+    def _cut(
+        self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
+    ) -> Window:
+        limit = self._limit(first, limits)
+        most = min(round(rules.window * 1e6), limit // 2)
         slices: dict[SliceId, int] = {}
         gangs: dict[SliceId, int] = {}
         costs: list[int] = []
@@ -157,7 +174,12 @@ class PlanIndex:
             key = self.step_function[last]
             cost = round(functions.seconds(key) * 1e6) if key else 0
             total = slices.get(key[1], 0) + cost if key else 0
-            if last > first and (last in self.gates or not rules.peak or total > most):
+            if last > first and (
+                last in self.gates
+                or not rules.peak
+                or total > most
+                or self._limit(last, limits) != limit
+            ):
                 break
             if key:
                 slices[key[1]] = total
@@ -185,6 +207,8 @@ class PlanIndex:
             tuple(costs),
             tuple((s, cost, gangs[s]) for s, cost in slices.items()),
             max(slices.values(), default=0) / 1e6,
+            limit,
+            functions.version,
         )
 
 

@@ -31,12 +31,14 @@ class Rules:
     stalemate: when nothing can ever move again, say so and fail one run.
     quotas: nothing is given to a client beyond its quota.
     overtaking: how many times a waiting run may be overtaken; None: for ever.
-    window: estimated device seconds that one grant covers.
-    ahead: estimated device seconds that may be granted and unfinished on a
-        device before the next window waits.
+    ahead: estimated device seconds that may be granted and unfinished on a device,
+        where nobody asks for less (0: nothing is granted ahead).
+    window: estimated device seconds that one grant covers: half of that at most, so
+        that the next one is there before the devices have nothing to do.
     least: gangs granted and unfinished on a device below which no window waits,
         however long they take: one runs, and the next one is there already.
-    assumed: device seconds of a function that was never measured (assumed).
+    assumed: device seconds of a function that was never measured on its slice, and at
+        least what may be ahead: of what may take any time one gang runs and one is ahead.
     """
 
     predecessors: bool = True
@@ -46,7 +48,7 @@ class Rules:
     stalemate: bool = True
     quotas: bool = True
     overtaking: int | None = 64
-    window: float = 0.1
-    ahead: float = 0.2
+    ahead: float = 0.1
+    window: float = 0.05
     least: int = 2
-    assumed: float = 0.005
+    assumed: float = 0.1

@@ -491,6 +491,8 @@ def _malformed(request: SliceRequest) -> str:
         return f"axis names {request.axes} must be ASCII: others end the process that compiles"
     if request.at and not len(request.at) == len(set(request.at)) == request.devices:
         return f"shape {request.shape} needs {request.devices} different devices, got {request.at}"
+    if request.window is not None and not 0 <= request.window < math.inf:
+        return f"a window is a number of seconds from 0 on, got {request.window!r}"
     return ""
 
 

@@ -125,6 +125,7 @@ class State:
     def forget_slice(self, slice_id: SliceId) -> None:
         """Nothing uses the slice any more."""
         self.functions.forget(slice_id)
+        self.pace.limits.pop(slice_id, None)
         self.users.pop(slice_id, None)
         self.withheld.discard(slice_id)
         self.store.by_slice.pop(slice_id, None)

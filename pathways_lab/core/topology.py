@@ -27,6 +27,8 @@ class SliceRequest:
     island, kind: constraints; None means any.
     memory: least bytes per device; 0 means any.
     at: the devices themselves, as in a binding: for who looks into devices and not for programs.
+    window: seconds of work that may be ahead on its devices when one of its gangs gets its place;
+        None: as the lab says.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +37,7 @@ class SliceRequest:
     kind: str | None = None
     memory: int = 0
     at: tuple[Owned, ...] = ()
+    window: float | None = None
 
     @property
     def devices(self) -> int:

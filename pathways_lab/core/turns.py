@@ -80,8 +80,8 @@ class Usage:
             self.left[name] = time
 
     def add(self, name: str, seconds: float) -> None:
-        """Somebody used devices."""
-        self.used[name] = self.used.get(name, 0.0) + seconds
+        """Somebody used devices; or less than was said, perhaps before all was forgotten."""
+        self.used[name] = max(0.0, self.used.get(name, 0.0) + seconds)
 
     def discount(self, factor: float, time: float) -> None:
         """What was used counts less; what counts nothing is forgotten."""

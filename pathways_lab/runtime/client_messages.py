@@ -173,6 +173,14 @@ class QuotaFor(Plain):
 
 
 @dataclass(frozen=True, slots=True)
+class Window(Plain):
+    """See :class:`pathways_lab.core.window_messages.WindowChosen`."""
+
+    id: Number
+    seconds: Seconds | None
+
+
+@dataclass(frozen=True, slots=True)
 class Lease(Plain):
     """See :class:`pathways_lab.core.messages.LeaseRequested`."""
 
@@ -331,6 +339,7 @@ CLIENTS: Door = {
     "drop": Drop,
     "policy": Policy,
     "quota": QuotaFor,
+    "window": Window,
     "lease": Lease,
     "return-lease": ReturnLease,
     "publish": Publish,

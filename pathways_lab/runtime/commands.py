@@ -20,6 +20,7 @@ from pathways_lab.core import messages as m
 from pathways_lab.core.cancel_messages import CancelAnswered
 from pathways_lab.core.program_messages import ProgramsForgotten
 from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.window_messages import WindowKept
 from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.diary import Diary
 from pathways_lab.runtime.formations import Formations
@@ -157,6 +158,8 @@ class Commands:
                 self._tell.answer(client, request, failure, {"lines": lines})
             case m.SliceWaiting(client=client):
                 self._tell.client(client, "slice-waiting", pack_fields(command))
+            case WindowKept(client=client, request=request, seconds=seconds):
+                self._tell.answer(client, request, None, {"seconds": seconds})
             case CancelAnswered(client=client, request=request):
                 counts = {
                     "cancelled": command.cancelled,

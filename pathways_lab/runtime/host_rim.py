@@ -417,6 +417,8 @@ class HostRim:
             arguments[position] = self.tenants.argument(plan, position, buffers, place)
         work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
         actions = self.launcher.grant(grant, arguments, work, free=work.free)
+        if grant.prompt:
+            self.reports.hurry(grant.run)
         if hear := fields.get("hear"):
             self.desk.expect(grant.run >> 32, hear, grant.outputs[0])
         work.ended = time.monotonic()

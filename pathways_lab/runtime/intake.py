@@ -23,6 +23,7 @@ from pathways_lab.core.program import Call
 from pathways_lab.core.program_messages import ProgramsDropped
 from pathways_lab.core.upload_messages import UploadLost
 from pathways_lab.core.wellformed import Types, check_values, wrong_leaves
+from pathways_lab.core.window_messages import WindowChosen
 from pathways_lab.runtime import client_messages as said
 from pathways_lab.runtime.codec import pack_fields
 from pathways_lab.runtime.registry import Arguments, ClientSeen, Function, Registry
@@ -269,6 +270,11 @@ def _quota(letter: _Letter) -> m.Event:
     )
 
 
+def _window(letter: _Letter) -> m.Event:
+    message: said.Window = letter.said
+    return WindowChosen(*letter.by, message.seconds, message.id)
+
+
 def _lease(letter: _Letter) -> m.Event:
     message: said.Lease = letter.said
     return m.LeaseRequested(*letter.by, message.island, message.order, message.patience, message.id)
@@ -351,6 +357,7 @@ _HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
     said.Cancel: _cancel,
     said.Policy: _policy,
     said.QuotaFor: _quota,
+    said.Window: _window,
     said.Lease: _lease,
     said.ReturnLease: _return_lease,
     said.Publish: _publish,

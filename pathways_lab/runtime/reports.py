@@ -3,9 +3,10 @@
 Problem: a gang can take 50 us, a message costs as much; a user waits for the
 last one.  So what happens is collected and sent in one message at least every
 :data:`PERIOD` while something is under way, within :data:`QUICK` when a run is
-over here, and at once when nothing is under way any more or nothing was sent
-for that long.  A run of which whoever waits has heard from here that it is over
-hurries nobody: it is told with what comes next, after a :data:`PERIOD` at the latest.
+over here, and at once when nothing is under way any more, nothing was sent for that
+long, or the next grants wait for this end.  A run of which whoever waits has heard
+from here that it is over hurries nobody else: it is told with what comes next, after
+a :data:`PERIOD` at the latest.
 
 Rule for maintainers: in the reactor's thread only.
 
@@ -81,6 +82,7 @@ class Reports:
         # Since due() was last called: runs of which something ended, and those that are over.
         self._ending: set[int] = set()
         self._runs_over: set[int] = set()
+        self._prompt: set[int] = set()
         self._sampled: dict[int, int] = {}
         self._sampling = False
         self._sampled_at = 0.0
@@ -111,6 +113,10 @@ class Reports:
     def moved(self, slice_id: SliceId) -> None:
         self._moved.append(slice_id)
 
+    def hurry(self, run: int) -> None:
+        """Others wait for whatever of this run ends."""
+        self._prompt.add(run)
+
     def run_over(self, run: int) -> None:
         """Somebody may wait for what was reported."""
         self._runs_over.add(run)
@@ -138,7 +144,11 @@ class Reports:
         idle, since = self._idle(), time.monotonic() - self._flushed
         # Of several runs it is not known whose end was waited for.
         heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
-        if not heard:
+        waited_for = not self._prompt.isdisjoint(self._ending)
+        self._prompt -= self._runs_over
+        if waited_for and now:
+            self.flush()
+        elif not heard or waited_for:
             self._over |= bool(self._runs_over)
             if now and (since >= PERIOD or idle or (self._over and since >= QUICK)):
                 self.flush()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.layout import Layout
@@ -144,9 +144,9 @@ class _Draft:
         made = tuple(self.value(where, units, "v") for units in sizes)
         ahead = rng.random() >= shape.blocking
         keep = rng.random() < shape.keep
-        self.nodes.append(
-            Call(key, where, tuple(used), made, donated, f"f{number}", ahead=ahead, keep=keep)
-        )
+        window = rng.choice((None, None, 0.0, 0.004))
+        call = Call(key, where, tuple(used), made, donated, f"f{number}", ahead=ahead, keep=keep)
+        self.nodes.append(replace(call, window=window))
         for p in donated:
             self.free.remove(used[p])
 
@@ -239,7 +239,8 @@ class RandomClient:
         for _ in range(self.rng.randint(1, self.shape.slices)):
             self._next += 1
             slice_id = (self.number << 32) | self._next
-            request = SliceRequest((self.rng.randint(1, most),), ("x",))
+            shape, window = (self.rng.randint(1, most),), self.rng.choice((None, None, 0.0, 0.01))
+            request = SliceRequest(shape, ("x",), window=window)
             self.asked[slice_id] = request
             waits = self.rng.random() < 0.7
             self.send(

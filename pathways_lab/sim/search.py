@@ -110,6 +110,7 @@ def search(
         window=rng.choice((0.001, 0.005, 0.1)),
         ahead=rng.choice((0.002, 0.02, 0.2)),
         least=rng.choice((1, 2)),
+        assumed=rng.choice((0.005, 0.1)),
         overtaking=bound,
     )
     world = World(

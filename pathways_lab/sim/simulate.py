@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pathways_lab.core.elastic_messages import RebindRequested
@@ -446,9 +446,7 @@ def _placed(program: Program | Plan, slices: Mapping[SliceId, SliceId]) -> Progr
     def node(n: Call | Transfer) -> Call | Transfer:
         if isinstance(n, Transfer):
             return n
-        return Call(
-            n.function, slices[n.slice], n.inputs, n.outputs, n.donated, n.name, n.line, n.ahead
-        )
+        return replace(n, slice=slices[n.slice])
 
     values = tuple(map(value, program.values))
     if isinstance(program, Program):

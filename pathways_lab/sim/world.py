@@ -71,6 +71,10 @@ class Client(Protocol):
         """A message from the control plane."""
 
 
+DISORDER = Rules(ahead=0.2, window=0.1, assumed=0.005)
+"""Where order is off, gangs meet only when several are granted before one has ended."""
+
+
 class World:
     """Control plane, hosts, network and clients in simulated time.
 
@@ -101,7 +105,7 @@ class World:
         self.random = random.Random(seed)
         self.agenda = Agenda()
         self.cores = Cores(self.agenda, machine.cores)
-        self.control = Control(rules)
+        self.control = Control(rules or (Rules() if keep_order else DISORDER))
         self.decide: Callable[[Event], list[Command]] = self.control.handle
         self.network = Network(self)
         self.keep_order = keep_order

@@ -74,6 +74,7 @@ class FakeLab:
         self.failing = ""
         self.kept: set[int] = set()
         self.published: dict[str, tuple[list[int], bytes]] = {}
+        self.window = 0.1
         self._waiting: list[Callable[[], None]] = []
         self._late: list[Callable[[], None]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pw-fake-", dir="/tmp")
@@ -303,6 +304,10 @@ class FakeLab:
     def _on_donation(self, fields: dict[str, Any], _: Any) -> None:
         kept = [[n, f"buffer {n} is kept", "wait"] for n in fields["buffers"] if n in self.kept]
         self._answer(fields, {"refused": kept[0] if kept else None})
+
+    def _on_window(self, fields: dict[str, Any], _: Any) -> None:
+        self.window = self.window if fields["seconds"] is None else fields["seconds"]
+        self._answer(fields, {"seconds": self.window})
 
     def _on_submit(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:
         if hear := fields.get("hear"):

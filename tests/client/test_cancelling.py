@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
+from pathways_lab.client.requests import slice_request
 from pathways_lab.client.under_way import UnderWay
 from pathways_lab.core.program import Call, Plan
 from pathways_lab.runtime.codec import unpack
@@ -59,6 +60,20 @@ def test_a_lab_cancels_a_tree_or_everything(fake: FakeLab, double: Any) -> None:
     assert third.failure is not None
     with pytest.raises(pw.PathwaysError, match="takes handles of this lab, not <compiled function"):
         lab.cancel(double)
+
+
+def test_the_window_of_a_lab_is_read_and_set(fake: FakeLab) -> None:
+    lab = UnderWay()
+    lab.session = fake.session
+    assert lab.window == 0.1
+    lab.window = 0
+    assert lab.window == 0.0
+    for wrong in (-1, "soon", float("inf"), None):
+        with pytest.raises(pw.PathwaysError, match="is no number of seconds"):
+            lab.window = wrong  # type: ignore[assignment]
+    assert slice_request(2, window=0.5).window == 0.5
+    with pytest.raises(pw.PathwaysError, match="is no number of seconds"):
+        slice_request(2, window=-0.5)
 
 
 def test_what_a_function_says_of_its_runs_goes_along(fake: FakeLab) -> None:

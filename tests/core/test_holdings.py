@@ -49,8 +49,12 @@ def by_device(found: Holdings) -> dict[tuple[str, int], int]:
     return sums
 
 
-@pytest.mark.parametrize("seed", [0, 1, 4, 5, 6, 8])
-def test_values_add_up_to_what_the_ledger_counts(seed: int) -> None:
+def test_values_add_up_to_what_the_ledger_counts() -> None:
+    assert sum(map(looked_at, range(12))) > 40
+
+
+def looked_at(seed: int) -> int:
+    """How often there were values and runs in a random world; looked at after each event."""
     world = World(random_machine(random.Random(seed), SHAPE), seed, ONE_BY_ONE)
     looked = 0
 
@@ -79,7 +83,7 @@ def test_values_add_up_to_what_the_ledger_counts(seed: int) -> None:
     if seed % 2:
         world.agenda.after(0.02, world.lose, sorted(world.hosts)[0])
     world.agenda.run(calls=200_000)
-    assert looked > 3
+    return looked
 
 
 def test_it_is_said_why_each_value_is_kept() -> None:
@@ -93,12 +97,12 @@ def test_it_is_said_why_each_value_is_kept() -> None:
     )  # fmt: skip
     script.arrive(1, where)
     plan = script.register(Sketch("step").chain(where, "f", nbytes=8))
-    runs = [script.submit(plan, [1]) for _ in range(3)]
+    runs = [script.submit(plan, [1]) for _ in range(2)]
     value = asked(script)[1]
     assert value.state == "resident"
     assert value.why == (
         "a handle is held",
-        f"run {runs[0].run & 0xFFFFFFFF} of 'step' and 2 more of it read it",
+        f"run {runs[0].run & 0xFFFFFFFF} of 'step' and 1 more of it read it",
     )
     made = asked(script)[runs[0].outputs[0]]
     assert (made.program, made.name, made.line) == ("step", "f.0", Line("sketch.py", 1, "f(...)"))

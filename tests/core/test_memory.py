@@ -243,7 +243,7 @@ def test_who_was_overtaken_too_often_keeps_nobody_back_where_nothing_makes_room(
 
 
 def test_who_stood_back_begins_when_that_for_which_it_did_is_dropped() -> None:
-    script = Script(memory=16, rules=Rules(overtaking=2))
+    script = Script(memory=16, rules=Rules(overtaking=2, assumed=0.005))
     where = script.slice(4)
     long, short = Sketch("long"), Sketch("short")
     long.output(*long.call("l", where, [], [8]))

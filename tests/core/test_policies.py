@@ -20,6 +20,7 @@ from pathways_lab.core.policies import (
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.turns import AWAY, Usage
 from pathways_lab.testing import Script, Sketch
+from tests.core.stories import KNOWN
 
 ONE = Rules(window=0.01, ahead=0.001, least=1)
 """One gang is granted at a time."""
@@ -86,7 +87,7 @@ def test_readers_inherit_the_priority_of_who_consumes_what_they_read() -> None:
 
 def test_an_upload_has_its_memory_before_runs_whatever_the_policy() -> None:
     """Its bytes are on the hosts already."""
-    script = Script(memory=16, policy=Priority())
+    script = Script(memory=16, policy=Priority(), rules=KNOWN)
     where = script.slice(4)
     sketch = Sketch("p")
     plan = script.register(sketch.output(*sketch.call("f", where, [], [8])))
@@ -191,7 +192,7 @@ def test_the_shortest_by_measured_time_goes_first() -> None:
     script.submit(plans[0], client="kernel-1")
     first = script.submit(plans[0], client="kernel-1").run
     second = script.submit(plans[1], client="kernel-2").run
-    script.finish_all()
+    script.finish_all(0.1)
     assert script.order.index(second) < script.order.index(first)
 
 

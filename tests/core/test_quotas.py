@@ -31,6 +31,7 @@ from pathways_lab.core.program import Plan
 from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
+from tests.core.stories import KNOWN
 
 
 def limit(script: Script, whom: str, devices: int | None = None, nbytes: int | None = None) -> None:
@@ -138,7 +139,7 @@ def test_what_no_island_can_ever_hold_is_refused_although_it_would_wait() -> Non
 
 
 def test_a_run_waits_while_its_clients_other_runs_fill_the_quota() -> None:
-    script = Script(devices=2, memory=1000)
+    script = Script(devices=2, memory=1000, rules=KNOWN)
     script.client("other")
     limit(script, "kernel-1", nbytes=50)
     plan = script.register(Sketch("p").chain(script.slice(2), "f", nbytes=10))
@@ -246,7 +247,7 @@ def test_what_waits_for_a_quota_waits_for_runs_of_its_client_that_will_find_room
 
 
 def test_who_waits_for_its_own_quota_is_overtaken_by_nobody() -> None:
-    script = Script(devices=1, memory=16, rules=Rules(overtaking=2))
+    script = Script(devices=1, memory=16, rules=Rules(overtaking=2, assumed=0.005))
     script.client("other")
     limit(script, "kernel-1", nbytes=13)
     plans = []

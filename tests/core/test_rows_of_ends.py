@@ -22,6 +22,7 @@ from pathways_lab.core.messages import (
     SliceRequested,
 )
 from pathways_lab.core.outcomes import Outcomes
+from pathways_lab.core.rules import Rules
 from pathways_lab.core.topology import SliceRequest
 from tests.core.test_economy import chain
 
@@ -45,7 +46,7 @@ def reports(rng: random.Random, run: int, rows: bool) -> Iterator[HostReport]:
 
 
 def played(seed: int, rows: bool) -> list[Any]:
-    rng, control, plan = random.Random(seed), Control(), chain(STEPS, 16)
+    rng, control, plan = random.Random(seed), Control(Rules(assumed=1e-4)), chain(STEPS, 16)
     told: list[Any] = []
 
     def say(event: Event) -> None:

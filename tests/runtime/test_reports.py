@@ -120,6 +120,22 @@ def test_a_run_whose_end_was_heard_hurries_nobody_and_is_not_lost(desk: Desk) ->
     assert len(desk.sent) == 2
 
 
+def test_an_end_for_which_grants_wait_is_told_at_once(desk: Desk) -> None:
+    """Although whoever waits for its value has heard of it, and others are under way here."""
+    desk.reports.hurry(1)
+    for step in (0, 1):
+        desk.now += 1e-5
+        desk.reports.finished(1, step, 0.001, None)
+        if step:
+            desk.reports.told()
+            desk.reports.run_over(1)
+        desk.reports.due()
+        assert len(desk.sent) == step + 1
+    desk.reports.finished(1, 2, 0.001, None)
+    desk.reports.due()
+    assert len(desk.sent) == 2, "what is over hurries nobody"
+
+
 def test_what_nobody_has_heard_takes_what_was_heard_along(desk: Desk) -> None:
     desk.idle = True
     ends(desk, 1)

@@ -1,0 +1,35 @@
+"""Messages about how far ahead grants run on a lab.
+
+Rule for maintainers: as in :mod:`pathways_lab.core.messages`, whose unions have them.  What a
+slice asks for is in its request, what a program asks for in its calls.
+
+Paper: section 4.4 (policies act between grants).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WindowChosen:
+    """An owner says how many seconds of work may be ahead on any device; None: asks only.
+
+    request: the client's number for it, which comes back.
+    """
+
+    time: float
+    cause: str
+    client: str
+    seconds: float | None = None
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowKept:
+    """So many seconds of work may be ahead on any device.  client, request: who asked."""
+
+    cause: str
+    client: str
+    seconds: float
+    request: int

@@ -1,0 +1,255 @@
+"""How far ahead grants run: by measured time, by one gang until there is one, and as is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pathways_lab.core.elastic_messages import Answer
+from pathways_lab.core.functions import Functions
+from pathways_lab.core.messages import (
+    ClientJoined,
+    LeaseRequested,
+    LeaseReturned,
+    ProgramRegistered,
+    Refused,
+    SliceRequested,
+)
+from pathways_lab.core.program import Plan
+from pathways_lab.core.rules import Rules
+from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.window_messages import WindowChosen, WindowKept
+from pathways_lab.testing import Script, Sketch
+
+ME = "kernel-1"
+
+
+def one_gang(script: Script, where: int, name: str = "p", client: str = ME) -> Plan:
+    return script.register(Sketch(name).chain(where, f"{name}.f"), client=client)
+
+
+def measured(script: Script, plan: Plan, seconds: float, client: str = ME) -> Plan:
+    """The same, after two runs that took so long."""
+    for _ in range(2):
+        script.finish(script.submit(plan, client=client).run, seconds=seconds)
+    return plan
+
+
+def windowed(script: Script, plan: Plan, seconds: float) -> Plan:
+    """The same program, with a window of its own."""
+    steps = tuple(replace(s, node=replace(s.node, window=seconds)) for s in plan.steps)
+    other = replace(plan, key=f"{plan.key} {seconds}", steps=steps)
+    script.plans[other.key] = other
+    script.send(ProgramRegistered(script.time, "program", ME, other))
+    return other
+
+
+def ahead(script: Script) -> int:
+    """Gangs that have their places and have not ended."""
+    return sum(map(len, script.waiting.values()))
+
+
+# --- until it is known how long a gang takes --------------------------------------------------
+
+
+def test_of_a_function_that_was_never_measured_one_gang_runs_and_one_is_ahead() -> None:
+    """Forty of 300 ms would be twelve seconds for whoever comes next."""
+    script = Script()
+    where = script.slice(4)
+    plan = one_gang(script, where)
+    runs = [script.submit(plan) for _ in range(40)]
+    assert script.order == [runs[0].run, runs[1].run]
+    urgent = script.submit(one_gang(script, where, "urgent"), priority=9)
+    script.finish_next(0.3)
+    script.finish_next(0.3)
+    assert ahead(script) == 2
+    script.finish_all(0.3)
+    assert script.ended[urgent.run].outcome == "finished"
+
+
+def test_without_the_rule_all_of_them_have_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Functions, "seconds", lambda self, key: 0.001)
+    with pytest.raises(AssertionError):
+        test_of_a_function_that_was_never_measured_one_gang_runs_and_one_is_ahead()
+
+
+def test_one_measured_end_opens_the_window() -> None:
+    """Also for runs that were waiting before it."""
+    script = Script()
+    plan = one_gang(script, script.slice(4))
+    runs = [script.submit(plan) for _ in range(40)]
+    script.finish(runs[0].run, seconds=0.0001)
+    script.finish(runs[1].run, seconds=0.0001)
+    assert script.order == [run.run for run in runs], "all the others take 4 ms"
+
+
+def test_a_gang_that_is_over_at_once_is_measured() -> None:
+    script = Script()
+    plan = one_gang(script, script.slice(4))
+    runs = [script.submit(plan) for _ in range(40)]
+    script.finish(runs[0].run, seconds=0.0)
+    script.finish(runs[1].run, seconds=0.0)
+    assert len(script.order) == 40
+
+
+def test_the_first_run_of_a_program_is_granted_as_its_functions_become_known() -> None:
+    script = Script()
+    names = [f"f{n}" for n in range(4)]
+    plan = script.register(Sketch("p").chain(script.slice(4), *names, *names))
+    first = script.submit(plan)
+    assert [(g.first, g.last) for g in script.grants] == [(0, 1), (1, 2)]
+    script.finish_all(0.0001)
+    assert script.ended[first.run].outcome == "finished"
+    second = script.submit(plan)
+    assert [(g.first, g.last) for g in script.grants if g.run == second.run] == [(0, 8)]
+
+
+def test_what_only_a_first_gang_does_is_no_part_of_the_estimate() -> None:
+    script = Script()
+    plan = one_gang(script, script.slice(4))
+    for seconds in (0.5, 0.001):
+        script.finish(script.submit(plan).run, seconds=seconds)
+    runs = [script.submit(plan) for _ in range(60)]
+    assert script.order[2:] == [run.run for run in runs]
+
+
+# --- what is known ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.002, 0.01, 0.03, 0.08, 0.3])
+def test_no_more_is_ahead_than_a_tenth_of_a_second_or_two_gangs(seconds: float) -> None:
+    script = Script()
+    where = script.slice(4)
+    single = measured(script, one_gang(script, where), seconds)
+    sketch = Sketch("long").chain(where, *["p.f"] * 100)
+    long = script.register(sketch)
+    for _ in range(20):
+        script.submit(single)
+        script.submit(long)
+    while script.finish_next(seconds):
+        assert ahead(script) * seconds <= max(0.1, 2 * seconds) + 1e-9
+        if script.control.state.lanes.lanes:
+            assert ahead(script) * seconds >= min(0.05, seconds) - 1e-9, "devices are fed"
+    assert len(script.ended) == 42
+
+
+def test_a_slice_may_ask_for_less() -> None:
+    script = Script()
+    wide = script.slice(4)
+    request = SliceRequest((4,), ("x",), window=0.02)
+    script.send(SliceRequested(0.0, "slice", ME, 77, request))
+    plan = measured(script, one_gang(script, 77), 0.01)
+    usual = measured(script, one_gang(script, wide, "q"), 0.01)
+    for _ in range(10):
+        script.submit(plan)
+    assert ahead(script) == 2
+    for _ in range(10):
+        script.submit(usual)
+    assert ahead(script) == 10, "others on the same devices are not bound by it"
+    script.finish_all(0.01)
+    assert len(script.ended) == 24
+    wrong = SliceRequested(0.0, "slice", ME, 78, replace(request, window=-1.0))
+    (refused,) = script.send(wrong)
+    assert isinstance(refused, Refused)
+    assert "a window is a number of seconds" in refused.failure.message
+
+
+def test_an_owner_says_how_far_ahead_grants_run_for_all() -> None:
+    script = Script()
+    plan = measured(script, one_gang(script, script.slice(4)), 0.01)
+    for _ in range(30):
+        script.submit(plan)
+    assert ahead(script) == 10
+    (kept,) = script.send(WindowChosen(0.0, "window", ME, 0.02, 5))
+    assert kept == WindowKept("window", ME, 0.02, 5)
+    script.finish_all(0.01)
+    assert len(script.ended) == 32
+    for _ in range(8):
+        script.submit(plan)
+    assert ahead(script) == 2
+    script.send(WindowChosen(0.0, "window", ME, 0.05, 6))
+    assert ahead(script) == 5, "what waits is granted by the new one"
+    (asked,) = script.send(WindowChosen(0.0, "window", ME, None, 7))
+    assert asked == WindowKept("window", ME, 0.05, 7)
+    script.send(ClientJoined(0.0, "join", "guest", 3, owner=False))
+    (refused,) = script.send(WindowChosen(0.0, "window", "guest", 9.0, 8))
+    assert isinstance(refused, Answer)
+    assert refused.failure is not None
+    assert "owner" in f"{refused.failure.message} {refused.failure.remedy}"
+    unknown = script.register(Sketch("new").chain(plan.slices[0], "new"))
+    script.finish_all(0.01)
+    script.send(WindowChosen(0.0, "window", ME, 10.0, 9))
+    for _ in range(8):
+        script.submit(unknown)
+    assert ahead(script) == 2, "of what is not known two have their places, however large it is"
+
+
+def test_where_order_is_off_nothing_bounds_what_is_granted() -> None:
+    """Gangs meet in a deadlock only when they are granted before one of them has ended."""
+    script = Script()
+    script.send(LeaseRequested(0.0, "lease", ME, "island0", order=False))
+    plan = one_gang(script, script.slice(4))
+    for _ in range(9):
+        script.submit(plan)
+    assert ahead(script) == 9
+    script.finish_all(0.5)
+    script.send(LeaseReturned(0.0, "return", ME, "island0"))
+    for _ in range(9):
+        script.submit(plan)
+    assert ahead(script) == 2
+
+
+def test_where_the_next_grant_waits_for_an_end_it_is_reported_at_once() -> None:
+    script = Script()
+    plan = one_gang(script, script.slice(4))
+    polite = windowed(script, plan, 0.0)
+    script.submit(plan)
+    script.finish_all()
+    script.submit(polite)
+    assert [grant.prompt for grant in script.grants] == [False, True]
+    script.submit(polite)
+    script.submit(plan)
+    assert script.grants[-1].prompt, "one that waits is told at once that its devices are free"
+
+
+def test_a_program_may_ask_for_less_and_nobody_else_feels_it() -> None:
+    script = Script()
+    where = script.slice(4)
+    plan = measured(script, one_gang(script, where), 0.01)
+    polite = windowed(script, plan, 0.0)
+    for _ in range(4):
+        script.submit(polite)
+    assert ahead(script) == 1, "a gang with nothing before it"
+    for _ in range(20):
+        script.submit(plan)
+    assert ahead(script) == 10
+    script.finish_all(0.01)
+    assert len(script.ended) == 26
+
+
+def test_with_a_window_of_nothing_a_gang_has_its_place_when_its_devices_have_nothing_to_do() -> (
+    None
+):
+    script = Script(rules=Rules(ahead=0.0))
+    where = script.slice(4)
+    plan = script.register(Sketch("p").chain(where, "f", "g", "h"))
+    runs = [script.submit(plan) for _ in range(5)]
+    while script.finish_next(0.001):
+        assert ahead(script) <= 1
+    assert all(script.ended[run.run].outcome == "finished" for run in runs)
+
+
+def test_calls_of_unlike_windows_are_not_granted_together() -> None:
+    script = Script()
+    where = script.slice(4)
+    plan = measured(script, script.register(Sketch("p").chain(where, "f", "f", "f")), 0.001)
+    steps = list(plan.steps)
+    steps[1] = replace(steps[1], node=replace(steps[1].node, window=0.0))
+    mixed = replace(plan, key="mixed", steps=tuple(steps))
+    script.plans["mixed"] = mixed
+    script.send(ProgramRegistered(0.0, "program", ME, mixed))
+    run = script.submit(mixed)
+    script.finish_all(0.001)
+    windows = [(g.first, g.last) for g in script.grants if g.run == run.run]
+    assert windows == [(0, 1), (1, 2), (2, 3)]
