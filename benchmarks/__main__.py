@@ -24,6 +24,7 @@ SHORT = {
     "starts": ["--rounds", "2", "--budget", "0.1"],
     "drawing": ["--seconds", "20", "--every", "10"],
     "looking": ["--rounds", "1", "--pairs", "2", "--budget", "0.3"],
+    "serving": ["--rounds", "1", "--budget", "0.5", "--gangs", "30", "--windows", "0.1", "0"],
     "following": ["--rounds", "1", "--budget", "3"],
     "training": ["--rounds", "1", "--milliseconds", "1"],
     "stamps": ["--gangs", "30"],

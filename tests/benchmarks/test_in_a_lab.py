@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pathways_lab as pw
-from benchmarks import clients, crossover, fanout, following, looking, pipeline
+from benchmarks import clients, crossover, fanout, following, looking, pipeline, serving
 from benchmarks.gangs.tenant import Tenant
 from benchmarks.harness.numbers import Ratio
 from benchmarks.harness.rounds import Measured, Timed, measure
@@ -99,6 +99,23 @@ def test_looking_stops_the_process_that_draws_in_one_sample_of_each_pair() -> No
             kernel.run("1 / 0")
     finally:
         kernel.close()
+
+
+@pytest.mark.cluster
+def test_tokens_are_measured_alone_and_beside_a_trainer(lab: pw.Lab) -> None:
+    setting = serving.Setting(pw.Priority(), 0.0)
+    before, server = lab.window, serving.Server(lab)
+    try:
+        alone, beside, held = serving.one_round(lab, lab, server, 5.0, setting, 0.2)
+        assert lab.window == 0.0
+    finally:
+        lab.policy, lab.window = pw.FIFO(), before
+    assert min(alone) >= serving.TOKEN / 1e3
+    assert beside
+    assert held >= 0.0
+    names = [each.name for each in serving.settings_of([0.1, 0.0])]
+    assert len(set(names)) == 12
+    assert serving.percentile([3.0, 1.0, 2.0], 0.99) == 3.0
 
 
 def test_a_picture_says_how_late_it_is_and_what_it_has_lost(
