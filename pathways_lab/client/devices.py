@@ -201,7 +201,10 @@ class Slice:
         return known or self._placed.setdefault((kind, layout), Placed(kind, self, layout))
 
     def release(self) -> None:
-        """Give the devices back.  Values on the slice are lost; handles to them fail."""
+        """Give the devices back.  Values on the slice are lost; handles to them fail.
+
+        Runs that wait for a place on it are cancelled; what has one still ends.
+        """
         if not self.released:
             owner = self.owner
             self.end()

@@ -93,6 +93,31 @@ def test_who_waits_for_each_call_is_told_by_hosts_that_it_does_not_ask(
         assert x.result().tolist() == [44.0] * 4
 
 
+def test_what_waits_behind_others_is_cancelled_dropped_or_given_back(lab: Lab) -> None:
+    on = lab.slice(1, island="island1")
+    hold = pw.jit(lambda x: pw.emulated(500)(x), on=on, name="hold")
+    step = pw.jit(lambda x: pw.emulated(1)(x + 1), on=on, name="step")
+    x = pw.device_put(np.ones(4, np.float32), on)
+    jax.block_until_ready([hold(x), step(x)])
+    until(lambda: not lab.session.connection.runs)
+    before = lab.accounts().clients[lab.name].gangs
+    busy = [hold(x), hold(x)]  # one runs, and one is ahead
+    named, lost, left = ([step(x) for _ in range(20)] for _ in range(3))
+    assert named[-1].cancel()
+    told = lab.cancel(named)
+    assert told.cancelled >= 1
+    with pytest.raises(pw.PathwaysError, match="was cancelled by"):
+        named[-1].result()
+    del lost
+    on.release()
+    with pytest.raises(pw.PathwaysError, match=r"was released by .* waited for it"):
+        left[-1].result(timeout=60)
+    for handle in busy:
+        np.testing.assert_array_equal(handle.result(timeout=60), 1.0)
+    until(lambda: not lab.session.connection.runs)
+    assert lab.accounts().clients[lab.name].gangs - before <= 22, "the machine may be slow"
+
+
 def test_a_second_client_finds_the_same_lab_and_has_names_of_its_own(lab: Lab) -> None:
     assert lab.embedded is not None
     with lab.dask_client() as client:
