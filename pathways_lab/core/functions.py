@@ -136,6 +136,11 @@ class Functions:
             return self.assumed
         return record.published
 
+    def known(self, key: FunctionKey) -> bool:
+        """Whether a gang of it was measured."""
+        record = self.records.get(key)
+        return record is not None and record.gangs > 0
+
     def forget(self, slice_id: SliceId) -> None:
         """The slice is gone, and its executables with it."""
         for key in [k for k in self.records if k[1] == slice_id]:

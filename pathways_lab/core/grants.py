@@ -373,7 +373,7 @@ class Grants:
         inputs = tuple([None if b is None else b.id for b in run.inputs])
         outputs = tuple([b.id for b in run.outputs])
         key, first, last = index.plan.key, window.first, window.last
-        prompt = self._prompt or window.limit < PROMPT
+        prompt = self._prompt or window.limit < PROMPT or not window.known
         for host, epoch, place, previous in state.order.place(window):
             state.out.append(
                 Grant(

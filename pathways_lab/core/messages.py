@@ -440,7 +440,7 @@ class Grant:
     this host under this *epoch* (-1: none), so that repeats are ignored and gaps
     are reported.  inputs and outputs bind the plan's inputs and outputs, as in
     RunSubmitted; they are filled in every window (hosts may see a late one).
-    prompt: the next grants wait for the end of this one: it is reported at once.
+    prompt: grants wait for the end of this one: it is reported at once.
     """
 
     cause: str

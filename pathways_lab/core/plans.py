@@ -38,7 +38,7 @@ class Window:
         the number of its gangs.
     seconds: of the busiest slice.
     limit: device microseconds that may be granted and unfinished where it gets its places,
-        its own included.  version: of the estimates.
+        its own included.  version: of the estimates.  known: all of it was measured.
     """
 
     first: int
@@ -54,6 +54,7 @@ class Window:
     seconds: float
     limit: int
     version: int
+    known: bool
 
 
 @dataclass(slots=True)
@@ -209,6 +210,7 @@ class PlanIndex:
             max(slices.values(), default=0) / 1e6,
             limit,
             functions.version,
+            all(functions.known(key) for key in self.step_function[first:last] if key),
         )
 
 

@@ -207,7 +207,10 @@ def test_where_the_next_grant_waits_for_an_end_it_is_reported_at_once() -> None:
     script.submit(plan)
     script.finish_all()
     script.submit(polite)
-    assert [grant.prompt for grant in script.grants] == [False, True]
+    script.submit(plan)
+    assert [grant.prompt for grant in script.grants] == [True, True, False], "measured, bounded"
+    script.finish_all()
+    script.submit(plan)
     script.submit(polite)
     script.submit(plan)
     assert script.grants[-1].prompt, "one that waits is told at once that its devices are free"
