@@ -92,7 +92,8 @@ class UnderWay:
         found = []
         for leaf in jax.tree.leaves(trees):
             if isinstance(leaf, Handle) and leaf.session is self.session:
-                found.append(leaf)
+                if not leaf.is_ready():  # else it is there, failed, or another run's by now
+                    found.append(leaf)
             elif isinstance(leaf, Handle) or arrays.host_type(leaf) is None:
                 raise failures.failure(
                     "refused",

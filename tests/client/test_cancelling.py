@@ -56,8 +56,11 @@ def test_a_lab_cancels_a_tree_or_everything(fake: FakeLab, double: Any) -> None:
     assert (made.cancelled, made.begun, made.going) == (2, 0, 0)
     assert lab.cancel(None, []) == pw.Cancelled(0, 0, 0)
     assert not third.is_ready()
-    assert lab.cancel().cancelled == 1
-    assert third.failure is not None
+    donated = pw.jit(lambda x: x + 1, donate_argnums=0)(third)
+    assert lab.cancel(third) == pw.Cancelled(0, 0, 0), "it is the other call's by now"
+    assert not donated.is_ready()
+    assert lab.cancel().cancelled == 2
+    assert donated.failure is not None
     with pytest.raises(pw.PathwaysError, match="takes handles of this lab, not <compiled function"):
         lab.cancel(double)
 
