@@ -94,13 +94,17 @@ def _listed(plain: object) -> object:
 @pytest.mark.parametrize(
     ("cls", "value", "says"),
     [
-        (SliceRequest, ["SliceRequest", ["2"], ["x"], None, None, 0, []], "SliceRequest.shape"),
-        (SliceRequest, ["SliceRequest", [2], ["x"], None, None, 0], "has 6 fields"),
+        (
+            SliceRequest,
+            ["SliceRequest", ["2"], ["x"], None, None, 0, [], None],
+            "SliceRequest.shape",
+        ),
+        (SliceRequest, ["SliceRequest", [2], ["x"], None, None, 0], "has 7 fields"),
         (SliceRequest, ["Failure"], "got a 'Failure'"),
         (SliceRequest, "hello", "expected one of"),
         (
             SliceRequest,
-            ["SliceRequest", [True], ["x"], None, None, 0, []],
+            ["SliceRequest", [True], ["x"], None, None, 0, [], None],
             "expected int, got True",
         ),
         (Failure, ["Failure", *["x"] * 7, 5, "x", None], "Failure.line: Line has 3 fields"),
