@@ -111,7 +111,7 @@ class Server:
         on = lab.slice(1)
         token = pw.jit(lambda x: pw.emulated(TOKEN)(x + 1), on=on, name="token")
         self._last = pw.device_put(np.zeros(1, np.float32), on)
-        self._serve = pw.program(token, name="serve").capture(self._last)
+        self._serve = pw.program(token, name="serve", priority=1)
         self.tokens(0.1)
 
     def tokens(self, budget: float) -> list[float]:
@@ -119,7 +119,7 @@ class Server:
         found = []
         until = time.perf_counter() + budget
         while (begun := time.perf_counter()) < until:
-            self._last = self._serve.run([self._last], priority=1)
+            self._last = self._serve(self._last)
             self._last.block_until_ready()
             found.append(time.perf_counter() - begun)
         return found

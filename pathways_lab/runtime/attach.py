@@ -17,6 +17,7 @@ Paper: section 3 (users reach the system through a client library).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -284,11 +285,13 @@ def _attach(
         _wait_for_worker(client, timeout, tell)
         if not control["hosts_come"]:
             tell("starting device processes on the workers")
-            _install_hosts(client, HostsPlugin(control, *hosts))
+            out = _install_hosts(client, HostsPlugin(control, *hosts))
         # Somebody else may have begun at the same time: he has the same lab, and not half of it.
         client.run_on_scheduler(hosts_up, timeout)
         if not control["hosts_come"]:
             tell("the device processes are there")
+            for told in out:
+                tell(f"left out: {told}")
     return ControlAddress(
         control["client_address"],
         bytes.fromhex(control["client_key"]),
@@ -314,16 +317,28 @@ def _wait_for_worker(client: distributed.Client, timeout: float, tell: Tell) -> 
         ) from error
 
 
-def _install_hosts(client: distributed.Client, plugin: Any) -> None:
+def _install_hosts(client: distributed.Client, plugin: Any) -> list[str]:
+    """Start the device processes; which workers are left out, and why.
+
+    Raises PathwaysError when all of them would be.
+    """
+    from pathways_lab.runtime import dask_private
+
     try:
         client.register_plugin(plugin)
     except Exception as error:
+        out = dask_private.left_out(client, plugin.name, type(plugin).__module__)
+        if 0 < len(out) < len(client.scheduler_info(n_workers=-1)["workers"]):
+            return sorted(out.values())
         # Let the next attempt, perhaps with other arguments, try again.
-        client.unregister_worker_plugin(plugin.name)
+        with contextlib.suppress(Exception):  # where it is not, it cannot be removed
+            client.unregister_worker_plugin(plugin.name)
         raise _error(
-            f"a device process could not be started on a Dask worker: {error}",
+            f"a device process could not be started on a Dask worker: {error}"
+            + "".join(f"; {told}" for told in sorted(out.values())),
             "see the last lines of its log above; platform='cpu' does without accelerators",
         ) from error
+    return []
 
 
 def _why(error: Exception) -> str:

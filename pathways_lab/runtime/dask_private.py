@@ -138,6 +138,42 @@ def plugin_of(worker: Any, name: str) -> Any:
     return worker.plugins.get(name)
 
 
+def left_out(client: Any, plugin: str, module: str) -> dict[str, str]:
+    """Workers that could not start the plugin of this name: by address, machine and reason.
+
+    Waits for those that are at it.  module: where its class is, which has ``failure``.  The
+    question travels by value, for a worker may lack *module*.
+    """
+
+    async def look(dask_worker: Any) -> tuple[str, str]:
+        import asyncio
+        import importlib
+        import socket
+
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            return socket.gethostname(), f"{type(error).__name__}: {error}"
+        there = dask_worker.plugins.get(plugin)
+        while there is not None and there.failure is None:
+            await asyncio.sleep(0.02)
+        why = "it does not have the plugin" if there is None else there.failure
+        return socket.gethostname(), why
+
+    seen = client.run(look, on_error="return")
+    told = {
+        address: ("an unknown machine", f"{type(found).__name__}: {found}")
+        if isinstance(found, BaseException)
+        else found
+        for address, found in seen.items()
+    }
+    return {
+        address: f"worker {address} on {machine}: {why}"
+        for address, (machine, why) in told.items()
+        if why
+    }
+
+
 def import_dashboard() -> None:
     """Load the modules of Dask's dashboard.  Any thread."""
     importlib.import_module("distributed.dashboard.scheduler")

@@ -256,7 +256,7 @@ async def _host_up(patience: float, dask_worker: Any = None) -> None:
     seen, end = False, time.monotonic() + patience
     while time.monotonic() < end:
         plugin = dask_private.plugin_of(dask_worker, HostsPlugin.name)
-        if plugin.up if plugin else seen:
+        if plugin.failure is not None if plugin else seen:
             return  # or it could not be set up, and was taken back
         seen = plugin is not None
         await asyncio.sleep(0.02)
@@ -288,12 +288,11 @@ class HostsPlugin(WorkerPlugin):
     control: what :func:`control_of` answers.
     devices_per_host, memory, platform, host_module, members: see
         :func:`pathways_lab.runtime.attach.attach`; members are its hosts_per_island.
-    up: its device process is there, or will not be.
+    failure: why it could not start the device process, or "" where it did; None: it is at it.
     """
 
     name = "pathways-hosts"
     idempotent = True
-    up = False
 
     def __init__(
         self,
@@ -310,6 +309,7 @@ class HostsPlugin(WorkerPlugin):
         self.platform = platform
         self.host_module = host_module
         self.members = members
+        self.failure: str | None = None
 
     async def setup(self, worker: Any) -> None:
         """Start the device process and wait until the control plane knows it.
@@ -317,14 +317,17 @@ class HostsPlugin(WorkerPlugin):
         A failure (no such device, no memory) is raised with the end of its log.
         A worker for feeds owns no devices.
         """
-        self._process: DeviceProcess | None = None
         try:
-            if FEEDS not in dask_private.resources_of(worker):
-                await self._start(worker)
-        finally:
-            self.up = True
+            await self._set_up(worker)
+        except BaseException as error:
+            self.failure = str(error) or repr(error)
+            raise
+        self.failure = ""
 
-    async def _start(self, worker: Any) -> None:
+    async def _set_up(self, worker: Any) -> None:
+        self._process: DeviceProcess | None = None
+        if FEEDS in dask_private.resources_of(worker):
+            return
         self._folder = private_folder()
         configuration = self._configuration(worker)
         self._reports = DeathReports(configuration)

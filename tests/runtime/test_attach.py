@@ -339,6 +339,38 @@ def test_a_device_process_that_cannot_start_is_told_with_its_log_and_can_be_trie
 
 
 @pytest.mark.cluster
+def test_one_worker_without_the_package_is_left_out_and_named(tmp_path: Path) -> None:
+    package = tmp_path / "pathways_lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it is not installed')")
+    options: Any = {"threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    options |= {"protocol": "tcp", "host": "127.0.0.1"}
+    with distributed.LocalCluster(n_workers=0, **options) as cluster:
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+        with subprocess.Popen(
+            [*command, "--no-nanny", "--no-dashboard", "--nthreads", "1"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+            stderr=subprocess.DEVNULL,
+        ) as bad, distributed.Client(cluster) as client:  # fmt: skip
+            try:
+                client.wait_for_workers(1, timeout=60)
+                lacking = r"could not be started .*worker tcp.* on .*: ImportError: it is not inst"
+                with pytest.raises(PathwaysError, match=lacking):
+                    attach(client, host_module=FAKE)
+                cluster.scale(1)
+                client.wait_for_workers(2, timeout=60)
+                told: list[str] = []
+                kernel = Kernel(attach(client, host_module=FAKE, tell=told.append))
+                (line,) = [line for line in told if line.startswith("left out: ")]
+                assert socket.gethostname() in line
+                assert "it is not installed" in line
+                assert len(kernel.hosts) == 1
+                kernel.reactor.close()
+            finally:
+                bad.kill()
+
+
+@pytest.mark.cluster
 def test_who_waits_for_a_first_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathways_lab.runtime.attach.PATIENCE", 0.01)
     told: list[str] = []
