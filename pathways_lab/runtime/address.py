@@ -37,6 +37,18 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def machine() -> str:
+    """This machine and its network: equal for two processes whose loopback is the same one.
+
+    What a machine calls itself proves nothing: many call themselves 127.0.1.1.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # no Linux, and so no namespaces
+        return socket.gethostname()
+
+
 def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
     """The socket family of an address and what ``bind`` and ``connect`` take.
 

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import secrets
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,6 +252,7 @@ def _attach(
         beyond,
         control_of,
         hosts_up,
+        machine_of,
     )
 
     address: str = client.scheduler_info()["address"]
@@ -266,6 +268,8 @@ def _attach(
             " or on loopback",
         )
     try:
+        if local and client.run_on_scheduler(machine_of) != addresses.machine():
+            raise _error(*beyond(f"another machine ({socket.gethostname()})"))
         control = client.run_on_scheduler(control_of)
         if control is None:
             client.register_plugin(ControlPlugin(local, pages))

@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary
 from distributed import SchedulerPlugin, WorkerPlugin
 
 from pathways_lab.runtime import dask_private
-from pathways_lab.runtime.address import private_folder, remove_folder
+from pathways_lab.runtime.address import machine, private_folder, remove_folder
 from pathways_lab.runtime.dashboard import Door, Pages
 from pathways_lab.runtime.death_reports import TOPIC, DeathReports
 from pathways_lab.runtime.device_process import (
@@ -234,6 +234,7 @@ async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
     return {
         **process.settings.plain(),
         "client_address": process.client_address,
+        "machine": machine(),
         "host_address": process.host_address,
         "pid": process.pid,
         "alive": process.alive,
@@ -260,6 +261,11 @@ async def _host_up(patience: float, dask_worker: Any = None) -> None:
             return  # or it could not be set up, and was taken back
         seen = plugin is not None
         await asyncio.sleep(0.02)
+
+
+def machine_of(dask_scheduler: Any = None) -> str:
+    """For ``Client.run_on_scheduler``: where the scheduler really is."""
+    return machine()
 
 
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
@@ -363,6 +369,8 @@ class HostsPlugin(WorkerPlugin):
         if settings.host is None:
             if not dask_private.is_loopback(worker.address):
                 raise PermissionError("; ".join(beyond(worker.address)))
+            if self.control["machine"] != machine():
+                raise PermissionError("; ".join(beyond(f"another machine ({worker.address})")))
             pems, data_listen = None, f"unix:{self._folder}/data"
         else:
             pems = dask_private.pems_of(dask_private.security_of(worker), "worker")

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import knocking
+from pathways_lab.runtime import knocking, plugins
 from pathways_lab.runtime.attach import (
     VARIABLE,
     ControlAddress,
@@ -30,9 +30,9 @@ from pathways_lab.runtime.attach import (
 )
 from pathways_lab.runtime.auth import key_of
 from pathways_lab.runtime.death_reports import TOPIC
-from pathways_lab.runtime.launching import ControlProcess
+from pathways_lab.runtime.launching import ControlProcess, ControlSettings
 from pathways_lab.runtime.lifeline import spawn
-from pathways_lab.runtime.plugins import ControlPlugin
+from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin
 from pathways_lab.runtime.reactor import Reactor
 from tests.runtime.processes import children, gone, runs, stop, tree, until
 
@@ -429,6 +429,34 @@ def test_a_scheduler_of_loopback_that_another_machine_uses_is_refused(
         monkeypatch.setattr(dask_private, "is_loopback", lambda address: address != there)
         with pytest.raises(PathwaysError, match=f"(?s)used from {there}.*--host ADDRESS"):
             attach(client, host_module=FAKE)
+
+
+@pytest.mark.cluster
+def test_a_scheduler_that_calls_itself_loopback_elsewhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name that stands for 127.0.1.1, or a forwarded port: what it says is no proof."""
+    monkeypatch.setattr(plugins, "machine", lambda: "another")
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
+        pytest.raises(PathwaysError, match=r"used from another machine .*") as refused,
+    ):
+        attach(cluster)
+    assert "--host ADDRESS" in str(refused.value)
+
+
+def test_a_worker_elsewhere_that_calls_itself_loopback_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    control = {**ControlSettings.fresh().plain(), "machine": plugins.machine(), "host_address": ""}
+    plugin = HostsPlugin(control, 1, None, "cpu", FAKE)
+    worker = Mock(address="tcp://127.0.1.1:4321")
+    worker.name, worker.state.total_resources = "w", {}
+    plugin._folder = Path("folder")
+    assert plugin._configuration(worker)["island"]
+    monkeypatch.setattr(plugins, "machine", lambda: "another")
+    with pytest.raises(PermissionError, match=r"used from another machine \(tcp://127.0.1.1:4321"):
+        plugin._configuration(worker)
 
 
 @pytest.mark.cluster
