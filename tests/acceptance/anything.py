@@ -105,10 +105,16 @@ class Client:
     places: list[Place] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
 
-    def held(self) -> int:
-        """Bytes that it has on devices, as the control plane counts them."""
-        found = self.lab.accounts().clients.get(self.lab.name)
-        return 0 if found is None else found.nbytes
+    def left(self) -> str:
+        """What it has in its kernel, and on devices as the control plane counts them."""
+        connection = self.lab.session.connection
+        buffers = {b.id: b.run for b in tuple(connection._buffers.values())}
+        runs = [(run.id, [output.done for output in run.outputs]) for run in connection.runs]
+        account = self.lab.accounts().clients.get(self.lab.name)
+        found = [f"buffers (id: run) {buffers}"] if buffers else []
+        found += [f"runs (id, outputs that are there) {runs}"] if runs else []
+        found += [f"{account.nbytes:,} bytes"] if account is not None and account.nbytes else []
+        return ", ".join(found)
 
 
 class Stage:
@@ -513,12 +519,12 @@ class Anything(RuleBasedStateMachine):
             self._look_at_all()
         finally:
             self._clear()
+        deadline = time.monotonic() + HANG
         for client in self.clients:
-            connection = client.lab.session.connection
-            with alarm(f"to forget the values of {client.lab.name}"):
-                until(lambda c=connection: not (c._buffers or c.runs), 2 * HANG)  # type: ignore[misc]
-            with alarm(f"to free the bytes of {client.lab.name}"):
-                until(lambda c=client: c.held() == 0, 2 * HANG)  # type: ignore[misc]
+            while found := client.left():
+                if time.monotonic() > deadline:
+                    raise Wrong(f"nobody has a handle, and {client.lab.name} has {found}")
+                time.sleep(0.01)
 
     def _look_at_all(self) -> None:
         for client in self.clients:

@@ -178,13 +178,14 @@ def interrupts(moments: dict[str, int], seed: int = 0) -> Interrupts:
         try:
             made = Interrupts(Left(Path(folder)), random.Random(seed))
             empty = made.left.now()["folders"]
+            start().close()  # also what is made once, and kept
+            folders = made.left.now()["folders"]
+            made.note("a lab without an interrupt", [f for f in folders if f not in empty])
             began = time.monotonic()
-            lab = start()  # also what is made once, and kept
+            lab = start()
             started = time.monotonic()
             lab.close()
             ended = time.monotonic()
-            folders = made.left.now()["folders"]
-            made.note("a lab without an interrupt", [f for f in folders if f not in empty])
             made.transfers(moments.get("upload", 0), moments.get("download", 0))
             made.starts(moments.get("start", 0), 1200 * (started - began))
             made.closes(moments.get("close", 0), 1200 * (ended - started))
