@@ -34,6 +34,7 @@ import numpy as np
 
 import pathways_lab as pw
 from pathways_lab.runtime.attach import ControlAddress, read_lab_file
+from pathways_lab.runtime.auth import AuthenticationError
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
 from pathways_lab.runtime.wire import Decoder, Letter, WireError, encode
@@ -219,7 +220,7 @@ def hostile(file: str, seed: int, seconds: float) -> None:
             continue
         try:
             _stay(control, rng, old, said, counts, lambda: going() and on.is_set())
-        except OSError:
+        except (OSError, AuthenticationError, WireError):
             counts["not let in"] += 1
             time.sleep(1.0 / RATE)
     print("told", dict(counts), flush=True)
@@ -362,7 +363,7 @@ def attack(minutes: float, seed: int = 0, phase_seconds: float = PHASE) -> list[
         )
         return [
             f"the same processes from beginning to end: {before}",
-            f"hostile client: {evil.lines[-1]}; {rejected:,} times in the timeline as rejected",
+            f"hostile client: {evil.lines[-1]}; {rejected:,} of them in the timeline as rejected",
             *_compared(paces),
         ]
 

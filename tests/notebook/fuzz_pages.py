@@ -176,7 +176,7 @@ class Fuzz:
             while self.inputs < inputs:
                 path = before if self.rng.random() < through else behind
                 await self.once(browsers[path], path)
-                if self.inputs % 100_000 == 0:
+                if self.inputs % 10_000 == 0:
                     print(f"{self.inputs:,} requests, {time.monotonic() - begun:.0f} s", flush=True)
             await self._look(browsers)
             for browser in browsers.values():

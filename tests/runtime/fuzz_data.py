@@ -20,6 +20,7 @@ import itertools
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -173,7 +174,12 @@ class Lab:
 
     def handle(self, function: Callable[..., Any], *args: Any) -> None:
         """As the reactor does, with all that follows."""
-        self.rim.reactor.call_here(function, *args)
+        reactor, handled = self.rim.reactor, threading.Event()
+        reactor.call_here(function, *args)
+        reactor.call_here(handled.set)
+        while not handled.is_set():  # a lane handles something just now
+            time.sleep(0.0)
+            reactor.call_here(handled.set)
         assert not self.ends, self.ends[0]
 
     def wait(self, condition: Callable[[], bool]) -> None:
