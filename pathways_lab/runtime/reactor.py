@@ -267,11 +267,11 @@ class Reactor:
         try:
             self._holder = threading.current_thread()
             self._handle([])
+            earlier = bool(self._timers) and self._timers[0] is not first
         finally:
             self._holder = None
             self._role.release()
         # Whoever is in the selector knows neither of new calls nor of an earlier timer.
-        earlier = bool(self._timers) and self._timers[0] is not first
         if self._calls or (earlier and not self._standing_back()):
             self._wake()
 
@@ -434,9 +434,9 @@ class Reactor:
     def _patience(self) -> float:
         if self._calls or self._stopping:
             return 0.0
-        if not self._timers:
-            return _SWEEP_SECONDS
-        return min(_SWEEP_SECONDS, max(0.0, self._timers[0][0] - time.monotonic()))
+        for due, *_ in self._timers[:1]:  # whoever has the role may take it out meanwhile
+            return min(_SWEEP_SECONDS, max(0.0, due - time.monotonic()))
+        return _SWEEP_SECONDS
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> None:
         try:

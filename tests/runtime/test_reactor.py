@@ -501,4 +501,33 @@ def test_a_door_has_limits_of_its_own(ends: Callable[..., End], where: str, tmp_
             until(lambda: bool(server.messages or server.closed))
             assert len(server.messages) == expected
             link.close()
+            until(lambda: bool(server.closed))
     assert server.reactor.rejected == 2
+
+
+def test_timers_are_looked_at_by_nobody_without_the_role() -> None:
+    """They are the next holder's as soon as it is released, also to take them out."""
+    reactor = Reactor("r", Mock(), Mock())
+    reactor.call_later(60.0, Mock())
+
+    class Role:
+        acquire = Mock(return_value=True)
+
+        def release(self) -> None:
+            del reactor._timers
+
+    role: Any = Role()
+    reactor._role = role
+    called = Mock()
+    reactor.call_here(called)
+    called.assert_called_once()
+
+
+def test_a_timer_may_be_taken_out_while_somebody_looks_how_long_to_wait() -> None:
+    class TakenOut(list[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    reactor = Reactor("r", Mock(), Mock())
+    reactor._timers = TakenOut()
+    assert reactor._patience() > 0
