@@ -37,6 +37,7 @@ from pathways_lab.runtime.codec import pack, unpack, unpack_fields
 from pathways_lab.runtime.data_messages import Put
 from pathways_lab.runtime.link import Link, LinkClosed
 from pathways_lab.runtime.reactor import Reactor
+from tests.client.edge_kit import Edge
 
 KEY = b"k" * 32
 DEVICES_PER_HOST = 2
@@ -75,6 +76,7 @@ class FakeLab:
         self.kept: set[int] = set()
         self.published: dict[str, tuple[list[int], bytes]] = {}
         self.window = 0.1
+        self.edge = Edge()
         self._waiting: list[Callable[[], None]] = []
         self._late: list[Callable[[], None]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pw-fake-", dir="/tmp")
@@ -180,6 +182,7 @@ class FakeLab:
         self.connection.close()
         self._control.close()
         self._folder.cleanup()
+        assert not self.edge.wrong, self.edge.wrong
 
     def __enter__(self) -> FakeLab:
         return self
@@ -199,6 +202,7 @@ class FakeLab:
             return
         self._link = link
         self.messages.append((op, fields))
+        self.edge.hear(op, fields, buffers)
         handler = getattr(self, "_on_" + op.replace("-", "_"), None)
         if handler is not None:
             handler(fields, buffers)
@@ -212,6 +216,7 @@ class FakeLab:
             return
         made = binding(request.shape, request.axes, fields["slice"], request.island or "island0")
         self._bindings[made.slice] = made
+        self.edge.bound(made)
         self.say("slice-bound", {"binding": pack(made)})
 
     def _on_function(self, fields: dict[str, Any], buffers: list[memoryview]) -> None:

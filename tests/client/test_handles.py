@@ -24,6 +24,7 @@ from pathways_lab.client import stats
 from pathways_lab.client.cells import CellProgram
 from pathways_lab.core.errors import Failure
 from pathways_lab.runtime.codec import pack
+from pathways_lab.runtime.wire import Letter
 from tests.client.kit import FakeLab
 from tests.runtime.processes import until
 
@@ -244,13 +245,13 @@ def test_dropping_the_last_reference_frees_it(fake: FakeLab, double: Any) -> Non
 def test_finalizers_only_enqueue(fake: FakeLab, double: Any, monkeypatch: Any) -> None:
     """Nothing is sent in the thread, and at the time, in which a handle dies."""
     sent: list[tuple[str, str]] = []
-    real = fake.connection.link.send
+    real = fake.connection.link.forward
 
-    def send(op: str, *rest: Any) -> int:
-        sent.append((op, threading.current_thread().name))
-        return real(op, *rest)
+    def forward(letter: Letter) -> int:
+        sent.append((letter.op, threading.current_thread().name))
+        return real(letter)
 
-    monkeypatch.setattr(fake.connection.link, "send", send)
+    monkeypatch.setattr(fake.connection.link, "forward", forward)
     cycle: list[Any] = [double(V).block_until_ready()]
     cycle.append(cycle)
     sent.clear()
