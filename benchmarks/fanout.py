@@ -24,6 +24,7 @@ from benchmarks.harness.figure import curves
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
 from pathways_lab.core.lowering import lower
+from pathways_lab.core.program import Call, Node, Plan
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime import chronicle
 from pathways_lab.runtime.codec import pack
@@ -111,9 +112,8 @@ class Crowd:
         self.client.send("slice", {"slice": self.first, "request": request})
         sketch = Sketch("work").chain(self.first, *(f"f{n}" for n in range(self.nodes)))
         self.plan = lower(sketch.program({self.first: devices}))
-        for n in range(self.nodes):
-            fields = {"function": f"f{n}", "slice": self.first}
-            self.client.send("function", fields, [b"code"])
+        for step in self.plan.steps:
+            self.client.send("function", _announced(self.plan, step.node), [b"code"])
         self.client.send("program", {"plan": pack(self.plan)})
         self.run(1)
 
@@ -183,6 +183,19 @@ def measured(hosts: int, nodes: int, rounds: int, budget: float) -> list[float]:
         return found
     finally:
         crowd.close()
+
+
+def _announced(plan: Plan, node: Node) -> dict[str, Any]:
+    """What a client says of the function that a node calls."""
+    assert isinstance(node, Call)
+    ins, outs = ([plan.values[v] for v in side] for side in (node.inputs, node.outputs))
+    return {
+        "function": node.function, "slice": node.slice, "kind": "export", "name": node.name,
+        "in_layouts": [pack(v.layout) for v in ins], "out_layouts": [pack(v.layout) for v in outs],
+        "in_types": [[v.shape, v.dtype] for v in ins],
+        "out_types": [[v.shape, v.dtype] for v in outs],
+        "donated": node.donated, "line": pack(node.line), "loop": None, "settings": {},
+    }  # fmt: skip
 
 
 class Line(NamedTuple):

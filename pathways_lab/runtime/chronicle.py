@@ -80,7 +80,7 @@ class Ended(NamedTuple):
 
 _TIMES = 8
 _HEAD = (str, str, bool, float)
-_GANG = (int, int, int, int, bool, bool, bool)
+_GANG: list[set[Any]] = [{int}, {int}, {int}, {int}, {bool}, {bool}, {bool}]
 _GANGS_BEFORE = 5
 """Fields of an entry of gangs between its form and its rows."""
 
@@ -214,13 +214,17 @@ def check(written: Iterable[bytes]) -> None:
 def _check_gangs(
     island: str, host: str, emulated: bool, offset: float, abouts: Any, rows: Any, times: bytes
 ) -> None:
-    known = [_check_about(_read_about(written)) for written in abouts]
-    stamps = memoryview(times).cast("d")
+    for written in abouts:
+        _check_about(_read_about(written))
+    # By columns, at the pace of C: there may be thousands of gangs.
+    columns = list(zip(*rows, strict=True))
+    stamps = memoryview(times).cast("d").tolist()
     right = (
         (type(island), type(host), type(emulated), type(offset)) == _HEAD
+        and [{*map(type, column)} for column in columns] == _GANG
+        and 0 <= min(columns[0]) <= max(columns[0]) < len(abouts)
         and len(stamps) == _TIMES * len(rows)
         and math.isfinite(offset + sum(stamps))
-        and all((*map(type, row),) == _GANG and 0 <= row[0] < len(known) for row in rows)
     )
     if not right:
         raise CodecError("gangs are told wrongly")

@@ -1,6 +1,6 @@
 """The edge of a process: bytes of others become typed values here, or close their link.
 
-Problem: whoever is connected may send anything.  An exception in the middle of an action
+Problem: a connected process may send anything.  An exception in the middle of an action
 leaves half of it done, and a wrong value that is passed on harms somebody else.  So a
 *door* is a table of the operations that may come over a kind of links, each with a
 dataclass whose type hints say all that its fields may be; nothing acts on a message

@@ -89,7 +89,7 @@ class Limits:
 
 TO_CONTROL = Limits(body=1 << 30)
 """Of messages to the control plane: a plan of some hundred thousand steps; code or arguments of
-1 GiB.  Who builds a message sees to it (:meth:`Letter.check`): one that is over them ends its link.
+1 GiB.  The builder of a message checks it (:meth:`Letter.check`): at the other end it ends the link.
 """
 
 
