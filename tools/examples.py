@@ -1,19 +1,13 @@
 """Examples of everything public: the reference shows them, and tests run them.
 
-A function is one example, of the names in :func:`shows`; what it takes is there before
-(:data:`PREFACE`, and an empty folder).  They run in the order of this file, in one lab, which
-the last one closes.
+They run in the order of this file, in one lab, which the last one closes; how they are
+written is said in :mod:`tools.showing`.
 
 Rule for maintainers: short, and what it says of a result it asserts.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,68 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.timeline.records import Span
+from tools.showing import PREFACE, all_examples, by_name, shows
 
-PREFACE = """
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jax.sharding import PartitionSpec as P
-
-import pathways_lab as pw
-from pathways_lab.timeline.records import Span
-
-
-def dense(weights, a):  # a layer
-    return jnp.tanh(a @ weights)
-
-
-def error(y, labels):
-    return jnp.mean((y - labels) ** 2)
-
-
-lab = pw.start(islands=2, hosts_per_island=1, devices_per_host=2, name="ann")
-s = lab.slice(2, "x", island="island0")  # two virtual devices, in a mesh of one axis
-t = lab.slice(2, "x", island="island1")
-x = pw.device_put(np.arange(8, dtype=np.float32), s.sharding(P("x")))
-folder = Path("somewhere")
-"""
-
-_examples: dict[Callable[..., Any], tuple[str, ...]] = {}
-
-
-def shows(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """This function is an example of these names; the reference shows it at each of them."""
-
-    def keep(function: Callable[..., None]) -> Callable[..., None]:
-        _examples[function] = names
-        return function
-
-    return keep
-
-
-def all_examples() -> dict[Callable[..., Any], tuple[str, ...]]:
-    """The examples in their order, each with its names."""
-    return dict(_examples)
-
-
-def by_name() -> dict[str, str]:
-    """The text of the example of each name."""
-    return {name: _text(function) for function, names in _examples.items() for name in names}
-
-
-def _text(function: Callable[..., None]) -> str:
-    """The body of a function, as one would write it in a cell."""
-    source = textwrap.dedent(inspect.getsource(function))
-    (defined,) = ast.parse(source).body
-    assert isinstance(defined, ast.FunctionDef)
-    lines, first = source.split("\n"), defined.body[0].lineno - 1
-    while lines[first - 1].strip().startswith("#"):
-        first -= 1
-    text = textwrap.dedent("\n".join(lines[first:])).strip()
-    return re.sub(r"  # type: ignore\[.*?\]", "", text)
+__all__ = ["PREFACE", "all_examples", "by_name"]
 
 
 def dense(weights: Any, a: Any) -> Any:
@@ -295,6 +230,17 @@ def failing(s: pw.Slice, x: Any) -> None:
     assert failure.remedy
 
 
+@shows("Handle.cancel", "Lab.cancel", "pw.Cancelled")
+def cancelling(lab: pw.Lab, s: pw.Slice, x: Any) -> None:
+    double = pw.jit(lambda a: 2 * a, on=s)
+    out = double(x)
+    if out.cancel():  # it had not begun
+        assert out.failure.kind == "cancelled"
+    outs = [double(x) for _ in range(3)]
+    done = lab.cancel(outs)  # without arguments: all runs of this client
+    assert done.cancelled + done.begun + done.going <= 3
+
+
 # --- checkpoints --------------------------------------------------------------------------
 
 
@@ -332,18 +278,30 @@ def sharing(lab: pw.Lab, x: Any, folder: Path) -> None:
 
 @shows(
     "Lab.policy", "pw.FIFO", "pw.Priority", "pw.ProportionalShare", "pw.ShortestFirst",
-    "pw.Policy", "pw.PolicyView", "pw.Candidate", "FIFO.choose", "Policy.choose",
-    "Priority.choose", "ProportionalShare.choose", "ShortestFirst.choose",
+    "pw.Policy", "pw.PolicyView", "pw.Candidate", "pw.Place", "pw.PlaceView", "FIFO.choose",
+    "Policy.choose", "Priority.choose", "ProportionalShare.choose", "ShortestFirst.choose",
 )  # fmt: skip
 def choosing(lab: pw.Lab) -> None:
     class LongestWaiting:  # or one of your own
         def choose(self, view: pw.PolicyView) -> int:
             return max(view.candidates, key=lambda candidate: candidate.waited).run
 
+        def place(self, view: pw.PlaceView) -> str:  # if it also says where slices lie
+            return max(view.candidates, key=lambda place: place.devices).island
+
     lab.policy = pw.ProportionalShare({"ann": 1, "bob": 2})
     lab.policy = LongestWaiting()
     lab.policy = pw.FIFO()
     assert lab.policy == pw.FIFO()
+
+
+@shows("Lab.priority", "pw.tagged")
+def ranking(lab: pw.Lab, x: Any) -> None:
+    lab.priority = 1  # of all that says nothing of its own
+    with pw.tagged(priority=5, data={"deadline": 12.5}):  # policies see both
+        urgent = x + 1
+    lab.priority = 0
+    assert float(urgent.max()) == 8.0
 
 
 @shows("Lab.suspend", "Lab.resume")
@@ -378,7 +336,7 @@ def finding_nans(lab: pw.Lab, s: pw.Slice, x: Any) -> None:
 
 @shows("Lab.stuck", "Lab.on_stuck", "Lab.watchdog")
 def standing_still(lab: pw.Lab) -> None:
-    assert lab.stuck() is None  # nobody waits
+    assert not lab.stuck()  # nobody waits
     lab.on_stuck("report", after=30, silence=60)
     assert lab.watchdog.action == "report"
 
@@ -410,7 +368,8 @@ def counting(lab: pw.Lab, x: Any) -> None:
 @shows(
     "Timeline.records", "Timeline.recording", "Timeline.story", "Timeline.utilisation",
     "Timeline.waits", "Timeline.messages", "Timeline.programs", "Timeline.dropped",
-    "Timeline.observe", "Timeline.planned", "pw.compare_timelines",
+    "Timeline.observe", "Timeline.planned", "Timeline.runs", "Timeline.capacity",
+    "pw.compare_timelines",
 )  # fmt: skip
 def remembering(lab: pw.Lab, x: Any) -> None:
     ended = lab.timeline.observe(lambda records: None)  # told of everything new
@@ -420,7 +379,9 @@ def remembering(lab: pw.Lab, x: Any) -> None:
     assert all(0 <= share <= 1 for share in lab.timeline.utilisation().values())
     assert lab.timeline.waits()  # by device: seconds by cause
     assert lab.timeline.messages()
-    assert lab.timeline.dropped == 0
+    assert lab.timeline.dropped == 0  # of at most so many:
+    lab.timeline.capacity = 300_000
+    print(lab.timeline.runs)  # a table: submitted, granted, begun, ended
     assert lab.timeline.programs
     gangs = [r.run for r in lab.timeline.records if isinstance(r, Span) and r.kind == "gang"]
     for step in gangs[:1]:  # records come a moment after the end
@@ -555,7 +516,7 @@ def scheduling() -> None:
 @shows(
     "pw.Machine", "Machine.slice", "Machine.like", "Machine.devices", "Machine.hosts",
     "Machine.figures", "Machine.cost", "Machine.calibrated", "pw.simulate", "pw.Load",
-    "pw.compare_policies", "pw.Costs", "pw.FunctionCost",
+    "Machine.of", "Machine.size", "pw.compare_policies", "pw.Costs", "pw.FunctionCost",
 )  # fmt: skip
 def simulating(lab: pw.Lab) -> None:
     assert pw.Machine.like(lab).devices == 4
@@ -564,6 +525,8 @@ def simulating(lab: pw.Lab) -> None:
         default=pw.FunctionCost(seconds=0.01),
     )  # fmt: skip
     assert (machine.devices, len(machine.hosts())) == (64, 16)
+    assert machine.of("island0").devices == 64
+    print(machine.size)
     where = machine.slice(64, "x")  # captured for as a lab's
     train = pw.program(pw.jit(lambda a: a * 2, on=where, name="train"))
     program = train.capture(jax.ShapeDtypeStruct((64, 8), "float32"))
@@ -587,6 +550,12 @@ def coming_and_going(lab: pw.Lab) -> None:
     assert guest.state == "lost"
     guest.rebind()  # the same slice on other devices: programs for it go on
     assert guest.state == "bound"
+
+
+@shows("Lab.restart")
+def restarting(lab: pw.Lab) -> None:
+    (island,) = lab.restart("island1")  # new device processes; values there are lost
+    assert island.name == "island1"
 
 
 @shows("Lab.close")

@@ -37,7 +37,8 @@ OURS = {
     "Machine.release_slice", "Machine.session", "Machine.slice_state", "Memory.of", "OnStuck.wrong",
     "Planned.seen", "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of", "Slice.placed",
     "Timeline.end", "Timeline.evicted", "Timeline.extend", "Timeline.extend_later",
-    "Timeline.grows", "Timeline.items", "Timeline.plans", "Timeline.since", "Timeline.version",
+    "Timeline.grows", "Timeline.items", "Timeline.kept", "Timeline.plans", "Timeline.since",
+    "Timeline.version",
 }  # fmt: skip
 """Attributes without an underscore that are there for other modules, and not for users."""
 _GIVEN = (Timeline, CompiledFunction, ProgramFunction, CapturedProgram)

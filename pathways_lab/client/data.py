@@ -18,7 +18,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from pathways_lab.core.program import Line
 from pathways_lab.core.topology import SliceBinding
 from pathways_lab.runtime.arrays import element_of, index
 from pathways_lab.runtime.auth import AuthenticationError
-from pathways_lab.runtime.codec import unpack
+from pathways_lab.runtime.codec import pack, unpack
 from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.link import Link, LinkClosed
 
@@ -92,7 +91,7 @@ class DataLinks:
         binding = on.binding
         places = boxes(layout, kind.shape)
         description = upload_fields(buffer.id, on.id, kind.shape, kind.dtype, layout)
-        origin = {"name": name, "line": list(astuple(lines.of_caller()))}
+        origin = {"name": name, "line": pack(lines.of_caller())}
         connection.send("declare", {**description, "nbytes": shard_bytes(kind, layout), **origin})
         description["generation"] = binding.generation
         for host, devices in binding.by_host.items():

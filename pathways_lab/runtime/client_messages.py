@@ -16,7 +16,7 @@ from pathways_lab.core.array_types import SHARD_BYTES
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
 from pathways_lab.core.policies import BuiltIn
-from pathways_lab.core.program import Line, Plan
+from pathways_lab.core.program import NO_LINE, Line, Plan
 from pathways_lab.core.tags import Data
 from pathways_lab.core.topology import SliceRequest
 from pathways_lab.runtime.acts import OnStuck
@@ -121,12 +121,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Declare(Plain):
-    """nbytes: per device."""
+    """nbytes: per device.  name, line: for people."""
 
     buffer: Id
     slice: Id
     nbytes: Annotated[int, Within(0, SHARD_BYTES)]
     ahead: bool = False
+    name: str = ""
+    line: Annotated[Line, PACKED] = NO_LINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,8 +233,9 @@ def _declare(letter: _Letter) -> m.Event:
     own(letter.client, [message.slice], "slice")
     use(letter.client, [message.buffer], "buffer")
     return m.BufferDeclared(
-        *letter.by, message.buffer, message.slice, message.nbytes, message.ahead
-    )
+        *letter.by, message.buffer, message.slice, message.nbytes, message.ahead, message.name,
+        message.line,
+    )  # fmt: skip
 
 
 def _lose_upload(letter: _Letter) -> m.Event:

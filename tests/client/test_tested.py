@@ -36,6 +36,8 @@ def test_only_what_is_called_in_the_block_is_tested_code(fake: FakeLab) -> None:
         tested = [double(x), double(plain[0]), double(plain[0]), twice(x)]
         with check(fake):
             tested.append(double(x))
+    for handle in tested:
+        handle.result()
     after = announced(fake)
     assert all("debug_nans" not in fields["settings"] for fields in before)
     asked = [{n for n in f["settings"] if n.startswith("debug")} for f in after[len(before) :]]
