@@ -73,10 +73,10 @@ def check_optimizer(optimizer: Any, parameters: Sequence[Any], parts: Sequence[r
             raise PathwaysError(
                 Failure(
                     "refused",
-                    "the optimizer looks at all parameters together: what it does to layers"
-                    f" {parts[0].start} to {parts[0].stop - 1} depends on layer {layer}. Here each"
-                    " part of the layers has an optimizer of its own, which would come to other"
-                    " parameters than on one device",
+                    "the optimizer looks at all parameters together: what it does to the first part"
+                    f" of the layers (up to {parts[0].stop - 1}) depends on layer {layer}. Here"
+                    " each part has an optimizer of its own, which would come to other parameters"
+                    " than on one device",
                     "one that treats every array by itself (optax.clip in place of"
                     " clip_by_global_norm), or the whole step in one compiled function (pw.jit)",
                 )
