@@ -89,7 +89,7 @@ class Limits:
 
 TO_CONTROL = Limits(body=1 << 30)
 """Of messages to the control plane: a plan of some hundred thousand steps; code or arguments of
-1 GiB.  The builder of a message checks it (:meth:`Letter.check`): at the other end it ends the link.
+1 GiB.  The builder of a message checks it (:meth:`Letter.check`): too large, it ends the link.
 """
 
 

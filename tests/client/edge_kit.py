@@ -25,6 +25,11 @@ class Edge:
         self._registry.bind_slice(binding)
         self._registry.leases[binding.island] = "kernel-1"
 
+    def taken(self, binding: SliceBinding) -> None:
+        """The client may read what it has taken on a slice of another client."""
+        self._registry.bind_slice(binding)
+        self._registry.taken.add((self._client.number, binding.slice))
+
     def hear(self, op: str, fields: dict[str, Any], buffers: list[memoryview]) -> None:
         """A message of the client."""
         registry = self._registry

@@ -298,6 +298,7 @@ class FakeLab:
         stored, about = self.published[name]
         taken = dataclasses.replace(binding((2,), ("x",), 2 << 32 | 7), client="bob")
         self._bindings[taken.slice] = taken
+        self.edge.taken(taken)
         self.arrays.update(
             {n: self.arrays[s] for n, s in zip(fields["buffers"], stored, strict=True)}
         )
