@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import psutil
@@ -111,6 +111,8 @@ class Crowd:
         request = pack(SliceRequest((devices,), ("x",)))
         self.client.send("slice", {"slice": self.first, "request": request})
         sketch = Sketch("work").chain(self.first, *(f"f{n}" for n in range(self.nodes)))
+        # Nobody reads what they make.
+        sketch.nodes = [replace(call, keep=True) for call in sketch.nodes]
         self.plan = lower(sketch.program({self.first: devices}))
         for step in self.plan.steps:
             self.client.send("function", _announced(self.plan, step.node), [b"code"])

@@ -50,7 +50,8 @@ def test_hosts_that_only_talk_are_granted_every_run_once() -> None:
     try:
         crowd.run(70)
         granted = [list(host.places) for host in crowd.hosts]
-        assert granted == [list(range(0, 142, 2))] * 3
+        # The functions of the first run are not known yet: gang by gang.
+        assert granted == [[0, 1, *range(2, 142, 2)]] * 3
         assert crowd.seconds() > 0
     finally:
         crowd.close()
