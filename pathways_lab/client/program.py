@@ -92,7 +92,7 @@ class CapturedProgram:
     """A program for one set of argument types and places, ready to run.
 
     name: of the program.  prepared: None when nothing in it runs.
-    how: options of its lowering.
+    how: options of its lowering.  tag: of its runs.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class CapturedProgram:
         inputs: Sequence[Ref | Given],
         default: Slice | None = None,
         how: How = AHEAD,
+        tag: Tag = tags.NOTHING,
     ) -> None:
         self.name = captured.name
+        self.tag = tag
         self.jaxpr = captured.jaxpr
         self._tree = captured.tree
         self._sequential = how.sequential
@@ -151,7 +153,8 @@ class CapturedProgram:
         if self.prepared is not None:
             self.prepared.check()
             session = session_of(self.prepared.place)
-            handles = session.run(self.prepared, leaves)
+            with tags.beneath(self.tag):
+                handles = session.run(self.prepared, leaves)
         results = [self._leaf(leaf, leaves, handles) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, results)
 
@@ -270,10 +273,7 @@ class ProgramFunction:
             # A program inside a program is part of it.
             return self.function(*args, **kwargs)
         program, leaves = self._find(args, kwargs)
-        if self.tag is tags.NOTHING:
-            return program.run(leaves)
-        with tags.beneath(self.tag):
-            return program.run(leaves)
+        return program.run(leaves)
 
     def capture(self, /, *args: Any, **kwargs: Any) -> CapturedProgram:
         """The captured program for these arguments, without running it."""
@@ -320,7 +320,7 @@ class ProgramFunction:
                 [item.type for item in inputs],
                 [item.slice if isinstance(item, Ref) else None for item in inputs],
             )
-            program = CapturedProgram(captured, inputs, self._on, self._how)
+            program = CapturedProgram(captured, inputs, self._on, self._how, self.tag)
             self._captured = with_new(self._captured, key, program)
         self.last = program
         return program, leaves

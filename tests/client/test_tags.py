@@ -34,7 +34,8 @@ def test_a_program_says_it_for_its_runs(fake: FakeLab) -> None:
 
     np.asarray(step(np.float32(1)))
     np.asarray(plain(np.float32(1)))
-    assert said(fake) == [(3, {"deadline": 0.5}), (0, {})]
+    np.asarray(step.capture(np.float32(1)).run([np.float32(1)]))
+    assert said(fake) == [(3, {"deadline": 0.5}), (0, {}), (3, {"deadline": 0.5})]
 
 
 def test_a_block_goes_before_a_program_and_a_program_before_the_client(fake: FakeLab) -> None:
