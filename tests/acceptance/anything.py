@@ -110,11 +110,12 @@ class Client:
         connection = self.lab.session.connection
         buffers = {b.id: b.run for b in tuple(connection._buffers.values())}
         runs = [(run.id, [output.done for output in run.outputs]) for run in connection.runs]
+        if buffers or runs:
+            # Nothing is asked meanwhile: that would tell of handles that have gone.
+            waiting = f"{len(connection._dropped)} drops wait"
+            return f"buffers (id: run) {buffers}, runs (id, outputs there) {runs}; {waiting}"
         account = self.lab.accounts().clients.get(self.lab.name)
-        found = [f"buffers (id: run) {buffers}"] if buffers else []
-        found += [f"runs (id, outputs that are there) {runs}"] if runs else []
-        found += [f"{account.nbytes:,} bytes"] if account is not None and account.nbytes else []
-        return ", ".join(found)
+        return f"{account.nbytes:,} bytes" if account is not None and account.nbytes else ""
 
 
 class Stage:
