@@ -133,6 +133,8 @@ class Interrupts:
                 return True
 
             self.strike("close", longest, close)
+            if not lab.closed:
+                lab.close()  # the interrupt came before its first line
             self.note("close", self.left.beyond(before))
 
     def transfers(self, uploads: int, downloads: int) -> None:
