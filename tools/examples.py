@@ -304,6 +304,13 @@ def ranking(lab: pw.Lab, x: Any) -> None:
     assert float(urgent.max()) == 8.0
 
 
+@shows("Lab.window")
+def running_ahead(lab: pw.Lab) -> None:
+    lab.window = 0.0  # nothing is granted ahead: whoever has priority goes next
+    lab.window = 0.1
+    assert lab.window == 0.1
+
+
 @shows("Lab.suspend", "Lab.resume")
 def making_room(lab: pw.Lab, x: Any) -> None:
     lab.suspend("ann")  # her values go to the hosts' memory; others have the devices

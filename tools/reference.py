@@ -325,12 +325,14 @@ def _paragraph(text: str, names: Collection[str] | None) -> str:
     blocks: list[list[str]] = []
     for line in text.split("\n"):
         # Several descriptions may stand on one line, two spaces apart.
-        for part in re.split(rf"(?<=[.;])  (?={_NAMES}: )", line):
+        for number, part in enumerate(re.split(rf"(?<=[.;])  (?={_NAMES}: )", line)):
             described = _DESCRIBED.match(part)
             if described and (names is None or _all_named(described[1], names)):
                 blocks.append([_DESCRIBED.sub(r"- **\1**\2: ", part)])
             elif not blocks or (part[:1].isupper() and _ended(blocks[-1])):
                 blocks.append([part])
+            elif number:
+                blocks[-1][-1] += f"  {part}"
             else:
                 blocks[-1].append(part.strip())
     kinds = [block[0].startswith("- ") for block in blocks]
