@@ -166,7 +166,7 @@ def test_a_lab_is_not_told_what_cannot_be(fake: FakeLab) -> None:
 
 
 def test_that_nobody_is_stuck_is_said() -> None:
-    questions = Mock(ask=lambda op, fields: {"story": None})
+    questions = Mock(ask=lambda op, fields: Mock(fields={"story": None}))
     lab: Any = SimpleNamespace(session=Mock(connection=Mock(questions=questions)))
     answer = Care.stuck(lab)
     assert not answer
@@ -305,6 +305,8 @@ def test_threads_may_give_slices_back_at_once(fake: FakeLab) -> None:
         others = iter([6])
         lab.release_slice(7)
         assert lab.slices == [kept]
+    assert fake.edge.wrong, "the control plane has bound none of them"
+    fake.edge.wrong.clear()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

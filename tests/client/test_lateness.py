@@ -49,7 +49,7 @@ class Connection:
         self.asked.append(op)
         if self._answers:
             story = None if self._story is None else pack(self._story)
-            self.questions.answered({"id": fields["id"], "story": story})
+            self.questions.answered({"id": fields["id"], "failure": None, "story": story}, [])
 
 
 def told(connection: Connection, timeout: float) -> str:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.layout import Layout
+from pathways_lab.core.policies import Candidate
 from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
 from pathways_lab.core.story import Stuck
 from pathways_lab.core.topology import SliceRequest
@@ -62,6 +63,7 @@ ENDS = (m.PolicyChosen, m.PolicySet)
 """Made and read at the rim: they hold objects."""
 
 
+DATA = st.lists(st.tuples(st.text(), st.none() | st.booleans() | st.text())).map(tuple)
 STORIES = st.builds(
     Stuck, st.sampled_from(["none", "deadlock", "silent"]), arrows=st.just(())
 )  # others check themselves
@@ -74,6 +76,8 @@ def test_every_event_and_command_survives(data: st.DataObject) -> None:
     classes = [c for c in typing.get_args(union) if c not in ENDS]
     cls = data.draw(st.sampled_from(classes))
     st.register_type_strategy(Stuck, STORIES)
+    st.register_type_strategy(m.RunSubmitted, st.builds(m.RunSubmitted, data=DATA))
+    st.register_type_strategy(Candidate, st.builds(Candidate, data=DATA.map(dict)))
     value = data.draw(
         st.from_type(cls).filter(
             lambda v: not {"nan", "inf"} & {*re.findall(r"\b(?:nan|inf)\b", repr(pack(v)))}

@@ -209,7 +209,7 @@ def test_a_host_that_is_gone_is_lost_with_the_word_of_its_worker(
 
     who = {"name": "i0/h", "island": "i0", "worker_name": "w", "pid": 3}
     how = {"state": "died", "code": -11, "reason": "was ended by signal 11", "words": ""}
-    word = {**who, **how, "asked": False}
+    word = {**who, **how, "asked": False, "compiling": []}
     _, link = lab.connect(**HOST, worker="w")
     link.close()
     until(lambda: "i0/h" in lab.plane._closing)

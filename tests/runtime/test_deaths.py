@@ -13,7 +13,7 @@ SEGFAULT = """Fatal Python error: Segmentation fault
 
 Stack (most recent call first):
   File "/usr/lib/python3.12/ctypes/__init__.py", line 519 in string_at
-  File "/home/ann/boom.py", line 7 in boom
+  File "/ann/boom.py", line 7 in boom
   File "/usr/lib/python3.12/threading.py", line 982 in run"""
 ASSERTION = "F0000 00:00:1795561629.35 4242 mlir.cc:12] Check failed: name is not ASCII"
 
@@ -22,7 +22,7 @@ ASSERTION = "F0000 00:00:1795561629.35 4242 mlir.cc:12] Check failed: name is no
     ("code", "words", "after", "told"),
     [
         (-11, SEGFAULT, NONE, "was ended by signal 11 (SIGSEGV, Segmentation fault), in boom at"),
-        (-11, SEGFAULT, NONE, "/home/ann/boom.py:7"),
+        (-11, SEGFAULT, NONE, "/ann/boom.py:7"),
         (-6, ASSERTION, NONE, "SIGABRT, Aborted): Check failed: name is not ASCII"),
         (-9, "", NONE, "was ended by signal 9 (SIGKILL, Killed)"),
         (-9, "", Records(memory=1), "for want of memory (oom_kill in its control group)"),
