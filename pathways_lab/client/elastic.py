@@ -196,9 +196,13 @@ class Elastic:
     # --- islands -------------------------------------------------------------------------
 
     def _there(self) -> list[str]:
-        """Islands of the loop that have enough devices now."""
+        """Islands of the loop that have enough devices now.
+
+        One that has lost a host is not asked: the answer would wait until that is there again.
+        """
+        down = {each["island"] for each in self.lab.session.connection.down}
         found = [i.name for i in self.lab.islands if i.devices >= self.devices]
-        return [n for n in found if self.islands is None or n in self.islands]
+        return [n for n in found if n not in down and (self.islands is None or n in self.islands)]
 
     def _grow(self, step: int) -> list[str]:
         """Take slices on islands that are new, or there again; their names.

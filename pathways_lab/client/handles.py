@@ -308,8 +308,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         False.  Other results of the same program go on; ``lab.cancel(out)`` cancels them all.
         Reading a cancelled handle raises PathwaysError (of the kind ``"cancelled"``).
         """
-        if not self.is_ready() and self._buffer.run:
-            self._session.cancel(self)
+        if not self.is_ready():
+            self._session.connection.flush()  # its call may not have left yet, and has no run then
+            if self._buffer.run:
+                self._session.cancel(self)
         return self.failure is not None and self.failure.kind == "cancelled"
 
     # --- the end of a handle ----------------------------------------------------------

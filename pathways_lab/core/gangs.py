@@ -101,12 +101,16 @@ class Pace:
                 self.gangs[cell] += gangs
 
     def allows(self, window: Window) -> bool:
-        """Whether every device of the window is near enough to its end of work."""
-        ahead, gangs = self.ahead, self.gangs
+        """Whether every device of the window is near enough to its end of work.
+
+        That is asked of the devices and not of the window, which covers half of the limit at
+        most: else whoever has the shorter gangs would always find room before the others.
+        """
+        ahead, gangs, half = self.ahead, self.gangs, window.limit // 2
         least = self.least if window.limit else 1
-        for slice_id, cost, _ in window.slices:
+        for slice_id, _, _ in window.slices:
             for cell in self.cells_of[slice_id]:
-                if gangs[cell] >= least and ahead[cell] + cost > window.limit:
+                if gangs[cell] >= least and (ahead[cell] > half or not half):
                     return False
         return True
 

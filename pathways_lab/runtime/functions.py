@@ -44,7 +44,7 @@ from pathways_lab.runtime.devices import Footprint, Place
 from pathways_lab.runtime.loops import Laps, run
 from pathways_lab.runtime.output import Gangs, Output
 
-_KEPT = 256
+_KEPT = 512
 """Executables that a footprint keeps for functions that may come again."""
 
 warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
@@ -268,12 +268,18 @@ def _check_results(code: Code, outs: list[arrays.Physical], results: list[Any]) 
         )
 
 
-def _content(code: Code) -> tuple[object, ...]:
-    """All that is compiled.  Its key was chosen by its client, and others share the devices."""
+def _keys(code: Code, place: Place) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Under which an executable is found: its client's own, and that of all that is compiled.
+
+    A client chooses the keys of its functions, and others share the devices: what they find of
+    each other has the same content.  Two exports of one function may differ in some bytes.
+    """
+    cut = code.in_layouts, code.out_layouts, code.donated, place.devices
+    content = hashlib.sha256(code.blob).digest(), code.kind, code.in_types, code.out_types
     return (
-        code.kind, hashlib.sha256(code.blob).digest(), code.in_types, code.out_types,
-        code.in_layouts, code.out_layouts, code.donated, code.loop, repr(code.settings),
-    )  # fmt: skip
+        (code.function, place.binding.client, *cut),
+        (code.function, content, code.loop, repr(code.settings), *cut),
+    )
 
 
 class Compiler:
@@ -331,26 +337,30 @@ class Compiler:
     def _prepare(
         self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
     ) -> None:
-        key = code.function, _content(code), place.devices
+        keys = _keys(code, place)
         footprint = place.footprint
         start = time.monotonic()
         with footprint.compiling:
-            future: Future[Executable] | None = footprint.executables.get(key)
-            ours = future is None
-            if future is None:
-                future = footprint.executables[key] = Future()
-                while len(footprint.executables) > _KEPT:
-                    footprint.executables.pop(next(iter(footprint.executables)))
-        if ours:
+            own, content = keys
+            kept = footprint.executables
+            known: Future[Executable] | None = kept.get(own) or kept.get(content)
+            future = known or Future()
+            if known is None:
+                kept[content] = future  # and never what only its client says to be the same
+            kept[own] = future
+            while len(footprint.executables) > _KEPT:
+                footprint.executables.pop(next(iter(footprint.executables)))
+        if known is None:
             self._compile(code, place, future)
         error = future.exception()
         if error is None:
-            done(future.result(), start, time.monotonic() if ours else start)
+            done(future.result(), start, time.monotonic() if known is None else start)
             return
         with footprint.compiling:
             # A failure is not remembered: what was missing may be there next time.
-            if footprint.executables.get(key) is future:
-                del footprint.executables[key]
+            for key in keys:
+                if footprint.executables.get(key) is future:
+                    del footprint.executables[key]
         done(compile_failure(code, self._host, error), start, time.monotonic())
 
     def _compile(self, code: Code, place: Place, future: Future[Executable]) -> None:

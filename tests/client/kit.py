@@ -109,6 +109,7 @@ class FakeLab:
 
     def _topology(self, hosts: int) -> dict[str, Any]:
         return {
+            "down": [],
             "islands": [
                 {
                     "name": island,

@@ -39,6 +39,14 @@ def test_a_handle_is_cancelled_and_says_so(fake: FakeLab, double: Any) -> None:
     assert fake.count("cancel") == 1, "of what is known nobody is asked"
 
 
+def test_a_call_that_has_not_left_yet_is_cancelled_too(fake: FakeLab, double: Any) -> None:
+    fake.held = True
+    made = [double(V) for _ in range(12)]
+    waits = [each for each in made if not each._buffer.run]
+    assert waits, "calls that come faster than answers leave together, later"
+    assert waits[-1].cancel()
+
+
 def test_values_that_no_run_makes_cannot_be_cancelled(fake: FakeLab) -> None:
     put = pw.device_put(V, fake.slice(2))
     assert not put.cancel()

@@ -224,9 +224,15 @@ def test_code_of_another_client_under_the_same_key_is_other_code(place: Place) -
     first = code_of(lambda x: (x + 1,), kind, [CUT], kind, [CUT])
     second = code_of(lambda x: (x + 2,), kind, [CUT], kind, [CUT])
     second = dataclasses.replace(second, function=first.function)
-    made = [prepared(compiler, code, place) for code in (first, second)]
-    compiler.close()
+    other, third = (
+        Place(dataclasses.replace(place.binding, client=name), HOST, place.footprint)
+        for name in ("b", "c")
+    )
+    made = [prepared(compiler, first, place), prepared(compiler, second, other)]
     assert made[0] is not made[1]
+    assert prepared(compiler, first, other) is made[1], "its client has said that it is the same"
+    assert prepared(compiler, first, third) is made[0], "it has the same content"
+    compiler.close()
 
 
 def test_a_broken_function_is_a_failure_with_its_line(place: Place) -> None:

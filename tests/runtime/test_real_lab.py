@@ -95,7 +95,7 @@ def test_who_waits_for_each_call_is_told_by_hosts_that_it_does_not_ask(
 
 def test_what_waits_behind_others_is_cancelled_dropped_or_given_back(lab: Lab) -> None:
     on = lab.slice(1, island="island1")
-    hold = pw.jit(lambda x: pw.emulated(500)(x), on=on, name="hold")
+    hold = pw.jit(lambda x: pw.emulated(1500)(x), on=on, name="hold")
     step = pw.jit(lambda x: pw.emulated(1)(x + 1), on=on, name="step")
     x = pw.device_put(np.ones(4, np.float32), on)
     jax.block_until_ready([hold(x), step(x)])
