@@ -273,15 +273,12 @@ class Child:
         self._popen.wait()
 
     def last_words(self, limit: int = 2000) -> str:
-        """The end of its log, for error messages."""
+        """The end of its log, at most *limit* characters, for error messages."""
         try:
             said = self.log.read_bytes()[self._since :]
-            lines = said[-8 * limit :].decode(errors="replace").splitlines()
         except OSError:
-            lines = []
-        # After a fatal signal Python lists all that is loaded: as long as everything else.
-        kept = [line for line in lines if not line.startswith("Extension modules: ")]
-        text = "\n".join(kept)[-limit:].strip()
+            said = b""
+        text = _telling(said[-8 * limit :].decode(errors="replace"), limit)
         return f"its last lines:\n{text}" if text else "it printed nothing"
 
     def let_go(self) -> None:
@@ -376,3 +373,17 @@ def _environment() -> dict[str, str]:
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
     return environment
+
+
+def _telling(log: str, limit: int) -> str:
+    """Its last *limit* characters; after a fatal signal those around the line that names it.
+
+    Python then lists the functions that were running, the innermost first, and all modules
+    that are loaded: a list that is as long as everything else, and of no use.
+    """
+    lines = [line for line in log.splitlines() if not line.startswith("Extension modules: ")]
+    text = "\n".join(lines).strip()
+    fatal = text.rfind("Fatal Python error: ")
+    if fatal < 0 or len(text) - fatal <= limit:
+        return text[-limit:].strip()
+    return text[max(0, fatal - limit // 4) :][:limit].strip()

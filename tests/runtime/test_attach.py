@@ -186,7 +186,7 @@ class Kernel:
         self.closing: list[str] = []
         self.reactor = Reactor("kernel", self._message, lambda link, reason: None)
         self.reactor.start()
-        hello = {"role": "client", "name": "kernel", "pid": os.getpid()}
+        hello = {"role": "client", "name": "", "pid": os.getpid()}
         self.link = self.reactor.connect(control.address, control.key, hello)
         self._topology(self.link.peer["topology"])
 

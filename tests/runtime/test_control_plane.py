@@ -218,7 +218,8 @@ def test_a_host_that_is_gone_is_lost_with_the_word_of_its_worker(
     until(lambda: lost() == ["its device process was ended by signal 11"])
     _, link = lab.connect(**HOST, worker="w")
     until(lambda: not lab.plane.rim.registry.down)
+    before = lab.plane._closing["i0/h"]
     link.close()
-    until(lambda: lab.plane._closing["i0/h"].closed is not None)
+    until(lambda: lab.plane._closing["i0/h"] is not before)
     lab.plane.worker_removed("w", "Dask removed it")
     until(lambda: len(lost()) == 2)

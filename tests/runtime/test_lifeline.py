@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pathways_lab.runtime import lifeline
 from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
 from tests.runtime.processes import until
 
@@ -163,3 +164,21 @@ def test_a_child_may_have_more_descriptors_than_its_parent(start: Callable[..., 
     child.end()
     assert raised > 200
     assert kept == hard
+
+
+@pytest.mark.parametrize("frames", [3, 300])
+def test_words_about_a_fatal_signal_name_it_however_many_functions_were_running(
+    frames: int,
+) -> None:
+    running = [f'  File "/lib/python3.11/a.py", line {n} in f{n}' for n in range(frames)]
+    fatal = ["Fatal Python error: Segmentation fault", "", "Current thread 0x1:", *running]
+    log = "\n".join([*["it goes on"] * 500, *fatal, "Extension modules: a, b"])
+    told = lifeline._telling(log, 2000)
+    assert len(told) <= 2000
+    assert "it goes on\nFatal Python error: Segmentation fault" in told
+    assert " in f0\n" in told
+    assert "Extension" not in told
+
+
+def test_words_are_the_end_of_a_log() -> None:
+    assert lifeline._telling("a" * 50 + "\nthe end\n\n", 10) == "aa\nthe end"
