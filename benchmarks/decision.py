@@ -34,7 +34,6 @@ from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     AskPolicy,
     BuffersDropped,
@@ -50,16 +49,17 @@ from pathways_lab.core.messages import (
     RunSubmitted,
     SliceRequested,
 )
-from pathways_lab.core.policies import FIFO, Candidate, PolicyView, ProportionalShare
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.policy_desk import PolicyDesk, Processes
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.scheduling.policies import FIFO, Candidate, PolicyView, ProportionalShare
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceRequest
+from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk, Processes
 from pathways_lab.testing import Sketch
+from pathways_lab.transport.addresses import private_folder, remove_folder
+from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 
 PER_HOST = 4
 

@@ -26,7 +26,7 @@ from tests.notebook.jupyter import Lab, Page, chromium
 
 CELL = """
 from pathways_lab.timeline.log import Timeline
-from pathways_lab.notebook.view import View
+from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.records import Span
 from tests.notebook.synthetic import Cluster, play, shifted
 cluster, at = Cluster(islands=2, hosts=4, devices=8, emulated=True), 0.0

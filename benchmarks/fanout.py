@@ -23,16 +23,16 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.figure import curves
 from benchmarks.harness.report import Report, publish
 from benchmarks.harness.rounds import Measured
-from pathways_lab.core.lowering import lower
-from pathways_lab.core.program import Call, Node, Plan
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.launching import ControlProcess, ControlSettings
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.reports import PERIOD
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.program.program import Call, Node, Plan
+from pathways_lab.core.slices.topology import SliceRequest
+from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
+from pathways_lab.runtime.host.reports import PERIOD
 from pathways_lab.testing import Sketch
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 
 PER_HOST = 4
 HOSTS = (1, 4, 16, 64, 256, 512)
@@ -48,7 +48,7 @@ class Host:
     name: str
     about: bytes
     rows: list[tuple[int, int, tuple[float, ...]]] = field(default_factory=list)
-    gangs: list[chronicle.Ended] = field(default_factory=list)
+    gangs: list[record_encoding.Ended] = field(default_factory=list)
     places: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
     """Of the last windows that it was granted."""
 
@@ -59,14 +59,14 @@ class Host:
         self.rows.append((grant["run"], grant["first"], len(steps) * (1e-4,)))
         for place, step in enumerate(steps, grant["place"]):
             self.gangs.append(
-                chronicle.Ended(
+                record_encoding.Ended(
                     self.about, grant["run"], step, place, False, False, True, *8 * (now,)
                 )
             )
 
     def report(self) -> None:
         """What has ended since the last time."""
-        records = [chronicle.gangs("island0", self.name, True, self.gangs, 0.0)]
+        records = [record_encoding.gangs("island0", self.name, True, self.gangs, 0.0)]
         self.link.send("report", {"rows": self.rows, "records": records})
         self.rows, self.gangs = [], []
 
@@ -101,7 +101,7 @@ class Crowd:
                 "data_address": f"unix:none{number}", "emulated": True, "assembled": True,
             }  # fmt: skip
             link = self._reactor.connect(self.control.host_address, where.host_key, hello)
-            about = chronicle.about("work", "f", "kernel-1", "", 0, tuple(range(PER_HOST)))
+            about = record_encoding.about("work", "f", "kernel-1", "", 0, tuple(range(PER_HOST)))
             link.tag = Host(link, name, about)
             self.hosts.append(link.tag)
         hello = {"role": "client", "name": "", "pid": 0}

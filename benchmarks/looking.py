@@ -90,7 +90,8 @@ def show(count, panels):
         view.show()
 kernel = psutil.Process()
 def drawing():
-    return [c for c in kernel.children() if "pathways_lab.notebook.studio" in c.cmdline()]
+    name = "pathways_lab.notebook.view.render_process"
+    return [c for c in kernel.children() if name in c.cmdline()]
 def used():
     ours = {t.native_id for t in threading.enumerate() if t.name.startswith("pathways studio")}
     here = sum(t.user_time + t.system_time for t in kernel.threads() if t.id in ours)

@@ -20,8 +20,8 @@ from benchmarks.harness.command import arguments, settings
 from benchmarks.harness.numbers import brief, spread
 from benchmarks.harness.report import Report, markdown, publish
 from benchmarks.harness.rounds import Timed, measure
-from pathways_lab.runtime import recipe
-from pathways_lab.runtime.embedded import start_cluster
+from pathways_lab.runtime.cluster import worker_spec
+from pathways_lab.runtime.cluster.embedded import start_cluster
 
 COPIES, INTERPRETERS = "copies", "interpreters"
 HOSTS = (2, 4, 8)
@@ -41,7 +41,7 @@ class Starts:
     def round(self, case: str, units: int) -> Timed:
         taken = 0.0
         islands = int(case.split()[0]) // 2
-        with mock.patch.object(recipe, "can_fork", return_value=self.name == COPIES):
+        with mock.patch.object(worker_spec, "can_fork", return_value=self.name == COPIES):
             for _ in range(units):
                 began = time.monotonic()
                 with start_cluster(islands, 2, 2, 64 << 20, "cpu"):

@@ -33,11 +33,11 @@ from benchmarks.harness.figure import curves
 from benchmarks.harness.numbers import spread
 from benchmarks.harness.report import Report, grid, publish
 from benchmarks.harness.rounds import Timed, measure
-from pathways_lab.client.waiting import Board, Pending
-from pathways_lab.runtime import dask_private
-from pathways_lab.runtime.link import Link, LinkClosed
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.tls import client_context, server_context
+from pathways_lab.client.session.waiting import Board, Pending
+from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.transport.link import Link, LinkClosed
+from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.tls import client_context, server_context
 
 SIZES = {
     f"{number} {unit}": number << shift

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pathways_lab.client.bodies import LargeConstantWarning
-    from pathways_lab.client.checking import possible_deadlock
-    from pathways_lab.client.checkpoints import Saving, restore, save
-    from pathways_lab.client.devices import Slice
-    from pathways_lab.client.functions import jit
-    from pathways_lab.client.handles import Handle
-    from pathways_lab.client.lab import Lab, connect, current, start
-    from pathways_lab.client.patch import patched
-    from pathways_lab.client.pmap import pmap
-    from pathways_lab.client.program import device_put, program
-    from pathways_lab.client.simulation import Machine, compare_policies, simulate
-    from pathways_lab.client.tags import tagged
-    from pathways_lab.client.under_way import Cancelled
-    from pathways_lab.client.virtual import make_virtual_device_set
+    from pathways_lab.client.functions.jax_patch import patched
+    from pathways_lab.client.functions.jit import jit
+    from pathways_lab.client.functions.pmap import pmap
+    from pathways_lab.client.functions.traced_function import LargeConstantWarning
+    from pathways_lab.client.lab.cancelling import Cancelled
+    from pathways_lab.client.lab.deadlock_check import possible_deadlock
+    from pathways_lab.client.lab.devices import Slice
+    from pathways_lab.client.lab.lab import Lab, connect, current, start
+    from pathways_lab.client.lab.tags import tagged
+    from pathways_lab.client.lab.virtual import make_virtual_device_set
+    from pathways_lab.client.program.program import device_put, program
+    from pathways_lab.client.program.simulation import Machine, compare_policies, simulate
+    from pathways_lab.client.saving.checkpoints import Saving, restore, save
+    from pathways_lab.client.session.handles import Handle
     from pathways_lab.core.errors import Failure, PathwaysError
-    from pathways_lab.core.policies import (
+    from pathways_lab.core.scheduling.policies import (
         FIFO,
         Candidate,
         Place,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         ProportionalShare,
         ShortestFirst,
     )
-    from pathways_lab.notebook.compare import compare_timelines
-    from pathways_lab.notebook.side_by_side import compare
+    from pathways_lab.notebook.reports.timelines import compare_timelines
+    from pathways_lab.notebook.reports.training_comparison import compare
     from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.pipeline.islands import data_parallel
     from pathways_lab.runtime.emulated import emulated
@@ -95,48 +95,48 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cancelled": "client.under_way",
+    "Cancelled": "client.lab.cancelling",
     "Costs": "sim.machine",
-    "Candidate": "core.policies",
-    "FIFO": "core.policies",
+    "Candidate": "core.scheduling.policies",
+    "FIFO": "core.scheduling.policies",
     "Failure": "core.errors",
     "FunctionCost": "sim.machine",
-    "Handle": "client.handles",
-    "Lab": "client.lab",
-    "LargeConstantWarning": "client.bodies",
+    "Handle": "client.session.handles",
+    "Lab": "client.lab.lab",
+    "LargeConstantWarning": "client.functions.traced_function",
     "Load": "sim.simulate",
-    "Machine": "client.simulation",
+    "Machine": "client.program.simulation",
     "PathwaysError": "core.errors",
-    "Place": "core.policies",
-    "PlaceView": "core.policies",
-    "Policy": "core.policies",
-    "PolicyView": "core.policies",
-    "Priority": "core.policies",
-    "ProportionalShare": "core.policies",
-    "Saving": "client.checkpoints",
-    "ShortestFirst": "core.policies",
-    "Slice": "client.devices",
-    "compare": "notebook.side_by_side",
-    "compare_policies": "client.simulation",
-    "compare_timelines": "notebook.compare",
-    "connect": "client.lab",
-    "current": "client.lab",
+    "Place": "core.scheduling.policies",
+    "PlaceView": "core.scheduling.policies",
+    "Policy": "core.scheduling.policies",
+    "PolicyView": "core.scheduling.policies",
+    "Priority": "core.scheduling.policies",
+    "ProportionalShare": "core.scheduling.policies",
+    "Saving": "client.saving.checkpoints",
+    "ShortestFirst": "core.scheduling.policies",
+    "Slice": "client.lab.devices",
+    "compare": "notebook.reports.training_comparison",
+    "compare_policies": "client.program.simulation",
+    "compare_timelines": "notebook.reports.timelines",
+    "connect": "client.lab.lab",
+    "current": "client.lab.lab",
     "data_parallel": "pipeline.islands",
-    "device_put": "client.program",
+    "device_put": "client.program.program",
     "emulated": "runtime.emulated",
-    "jit": "client.functions",
+    "jit": "client.functions.jit",
     "load": "timeline.log",
-    "make_virtual_device_set": "client.virtual",
-    "patched": "client.patch",
+    "make_virtual_device_set": "client.lab.virtual",
+    "patched": "client.functions.jax_patch",
     "pipeline": "pipeline",
-    "pmap": "client.pmap",
-    "possible_deadlock": "client.checking",
-    "program": "client.program",
-    "restore": "client.checkpoints",
-    "save": "client.checkpoints",
-    "simulate": "client.simulation",
-    "start": "client.lab",
-    "tagged": "client.tags",
+    "pmap": "client.functions.pmap",
+    "possible_deadlock": "client.lab.deadlock_check",
+    "program": "client.program.program",
+    "restore": "client.saving.checkpoints",
+    "save": "client.saving.checkpoints",
+    "simulate": "client.program.simulation",
+    "start": "client.lab.lab",
+    "tagged": "client.lab.tags",
 }
 
 
@@ -145,14 +145,14 @@ def _open_view(lab: Lab, *panels: str, **options: Any) -> Any:
 
 
 def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
-    from pathways_lab.notebook.view import view_of
+    from pathways_lab.notebook.view.view import view_of
 
     return view_of(timeline, *panels, **options)
 
 
 def _close_views(lab: Lab) -> None:
     # Without the module there are no views; nor while another thread is importing it.
-    views = sys.modules.get("pathways_lab.notebook.view")
+    views = sys.modules.get("pathways_lab.notebook.view.view")
     if (freeze := getattr(views, "freeze_all", None)) is not None:
         freeze(lab.timeline)
 
@@ -165,7 +165,7 @@ def _open_dashboard(lab: Lab, folder: Path | None, page: str, height: int) -> An
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext pathways_lab``: the magics, live views, JAX's names over virtual devices."""
-    from pathways_lab.notebook import extension
+    from pathways_lab.notebook.kernel import extension
 
     _plug_in()
     extension.load(shell)
@@ -173,13 +173,13 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext pathways_lab`` takes all of it back."""
-    from pathways_lab.notebook import extension
+    from pathways_lab.notebook.kernel import extension
 
     extension.unload(shell)
 
 
 def _plug_in() -> None:
-    from pathways_lab.client import hooks
+    from pathways_lab.client.lab import hooks
     from pathways_lab.notebook.dashboard import PAGES, kernels
     from pathways_lab.timeline import log
 
@@ -198,7 +198,7 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"pathways_lab.{home}")
     if home.startswith(("client.", "pipeline")):
         # The lab is what makes calls outside of programs run.
-        importlib.import_module("pathways_lab.client.lab")
+        importlib.import_module("pathways_lab.client.lab.lab")
     if home.startswith(("client.", "pipeline", "timeline")):
         _plug_in()
     # A package of that name is called like its main function.

@@ -33,11 +33,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.control import Control
-from pathways_lab.core.elastic_messages import Park, SliceMoved
+from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.invariants import check
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     BufferDeclared,
     BuffersDropped,
@@ -58,8 +55,10 @@ from pathways_lab.core.messages import (
     RunSubmitted,
     SliceRequested,
 )
-from pathways_lab.core.policies import Policy
-from pathways_lab.core.program import (
+from pathways_lab.core.messages.elastic import Park, SliceMoved
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.program.program import (
     Call,
     Line,
     Plan,
@@ -69,8 +68,9 @@ from pathways_lab.core.program import (
     Value,
     ValueId,
 )
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.scheduling.policies import Policy
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 
 
 def replicated(devices: int) -> Layout:

@@ -43,7 +43,9 @@ def test_mentioned_files_exist(name):
 
 
 def test_a_mentioned_file_that_is_gone_is_found():
-    document = "see `core/nothing.py`, [that](docs/no.md), `core/slices.py`, [x](https://a/b.md)"
+    document = (
+        "see `core/nothing.py`, [that](docs/no.md), `core/slices/slices.py`, [x](https://a/b.md)"
+    )
     assert missing(document, ROOT) == ["core/nothing.py", "docs/no.md"]
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pathways_lab.core import lifecycles
-from pathways_lab.core.lifecycles import LifeCycle
+from pathways_lab.core.scheduling import lifecycles
+from pathways_lab.core.scheduling.lifecycles import LifeCycle
 
 PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 BEGIN, END = "<!-- life cycles: begin -->\n", "<!-- life cycles: end -->\n"

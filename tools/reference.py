@@ -23,8 +23,8 @@ from typing import Any
 
 import pathways_lab as pw
 import pathways_lab.pipeline as pipeline
-from pathways_lab.client.functions import CompiledFunction
-from pathways_lab.client.program import CapturedProgram, ProgramFunction
+from pathways_lab.client.functions.jit import CompiledFunction
+from pathways_lab.client.program.program import CapturedProgram, ProgramFunction
 from pathways_lab.timeline.log import Timeline
 from tools import examples
 

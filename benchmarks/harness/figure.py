@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.numbers import brief, seconds, spread
-from pathways_lab.notebook.palette import HUES, INK
-from pathways_lab.notebook.plot import WIDTH
-from pathways_lab.notebook.static import Sheet
+from pathways_lab.notebook.draw.svg import Sheet
+from pathways_lab.notebook.scene.palette import HUES, INK
+from pathways_lab.notebook.scene.plot import WIDTH
 
 LEFT, RIGHT, TOP, ROW = 320, 90, 64, 18
 CURVES = 320

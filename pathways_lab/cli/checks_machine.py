@@ -12,7 +12,7 @@ from pathlib import Path
 from pathways_lab.cli import platforms
 from pathways_lab.cli.finding import Finding
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import address
+from pathways_lab.transport import addresses
 
 GB = 1e9
 QUICKSTART = (2, 4)
@@ -66,10 +66,10 @@ def loopback() -> Iterator[Finding]:
 
 def unix_sockets() -> Iterator[Finding]:
     """A Unix socket works in the kind of private folder that the lab makes."""
-    folder = address.private_folder()
+    folder = addresses.private_folder()
     path = folder / "island0-host0.sock"
     try:
-        family, name = address.parse(f"unix:{path}")
+        family, name = addresses.parse(f"unix:{path}")
         with socket.socket(family, socket.SOCK_STREAM) as server:
             server.bind(name)
         private = folder.stat().st_mode & 0o077 == 0
@@ -81,7 +81,7 @@ def unix_sockets() -> Iterator[Finding]:
         )
         return
     finally:
-        address.remove_folder(folder)
+        addresses.remove_folder(folder)
     if private:
         yield Finding("ok", f"Unix sockets: in private folders below {folder.parent}")
     else:
@@ -115,13 +115,14 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
 def memory() -> Iterator[Finding]:
     """Enough free memory for the quickstart's lab, JupyterLab and a kernel beside it."""
     try:
-        from pathways_lab.runtime import budget
+        from pathways_lab.runtime.processes import memory_budget
+        from pathways_lab.transport import machine_memory
     except ImportError:
         yield Finding("note", "memory: unknown until psutil is installed")
         return
-    free = budget.available_memory()
+    free = machine_memory.available_memory()
     try:
-        lab = budget.plan_budget(*QUICKSTART, memory=None, available=free - BESIDE_THE_LAB)
+        lab = memory_budget.plan_budget(*QUICKSTART, memory=None, available=free - BESIDE_THE_LAB)
     except PathwaysError as error:
         yield Finding("warn", f"memory: {error.failure.message}", error.failure.remedy)
         return

@@ -7,7 +7,7 @@ or I/O: :meth:`Control.handle` takes an event with its time and returns what is
 to be done.
 
 Rule for maintainers: composition only.  This module looks up who asks for
-what, has it checked by :mod:`pathways_lab.core.requests`, and passes it on:
+what, has it checked by :mod:`pathways_lab.core.checks`, and passes it on:
 devices to the resource manager, runs to grants, reports to outcomes.  A
 request of a client can never raise: it is met, or answered with Refused.
 
@@ -19,27 +19,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pathways_lab.core.accounts import Account
-from pathways_lab.core.bookings import Bookings
-from pathways_lab.core.cancel_messages import CancelRequested
-from pathways_lab.core.cancelling import Cancelling
-from pathways_lab.core.decisions import Decisions
-from pathways_lab.core.elastic import Elastic
-from pathways_lab.core.elastic_messages import (
-    Answer,
-    HostDown,
-    HostForgotten,
-    HostsLeaving,
-    RebindRequested,
-    ResumeRequested,
-    SliceWithdrawn,
-    SuspendRequested,
+from pathways_lab.core.admin import Decisions
+from pathways_lab.core.checks import (
+    ClientRecord,
+    check_functions,
+    check_numbers,
+    check_program,
+    check_run,
+    refusal,
+    spoiled,
+    usable,
+    waits_for_devices,
+    why_not_donated,
 )
+from pathways_lab.core.diagnosis.overdue import Overdue, overdue
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.forgetting import Forgetting
-from pathways_lab.core.gangs import IslandOrder
-from pathways_lab.core.grants import Grants
-from pathways_lab.core.holdings import Holdings, holdings
+from pathways_lab.core.memory.accounts import Account
+from pathways_lab.core.memory.holdings import Holdings, holdings
+from pathways_lab.core.memory.quotas import Quota
+from pathways_lab.core.memory.store import BufferRecord
+from pathways_lab.core.memory.uploads import Uploads
 from pathways_lab.core.messages import (
     BufferDeclared,
     BuffersDropped,
@@ -75,33 +74,34 @@ from pathways_lab.core.messages import (
     SliceRequested,
     SlicesLost,
 )
-from pathways_lab.core.outcomes import Outcomes
-from pathways_lab.core.overdue import Overdue, overdue
-from pathways_lab.core.plans import index_plan
-from pathways_lab.core.program import SliceId, slice_name
-from pathways_lab.core.program_messages import ProgramsDropped
-from pathways_lab.core.quotas import Quota
-from pathways_lab.core.requests import (
-    ClientRecord,
-    check_functions,
-    check_numbers,
-    check_program,
-    check_run,
-    refusal,
-    spoiled,
-    usable,
-    waits_for_devices,
-    why_not_donated,
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.elastic import (
+    Answer,
+    HostDown,
+    HostForgotten,
+    HostsLeaving,
+    RebindRequested,
+    ResumeRequested,
+    SliceWithdrawn,
+    SuspendRequested,
 )
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.sharing import Sharing
-from pathways_lab.core.slices import AGAIN, SliceRecord
+from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.messages.uploads import PatienceEnded, UploadLost
+from pathways_lab.core.messages.windows import WindowChosen
+from pathways_lab.core.program.code_gc import Forgetting
+from pathways_lab.core.program.plans import index_plan
+from pathways_lab.core.program.program import SliceId, slice_name
+from pathways_lab.core.scheduling.cancelling import Cancelling
+from pathways_lab.core.scheduling.grants import Grants
+from pathways_lab.core.scheduling.order import IslandOrder
+from pathways_lab.core.scheduling.outcomes import Outcomes
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.migration import Elastic
+from pathways_lab.core.slices.sharing import Sharing
+from pathways_lab.core.slices.slice_queue import Bookings
+from pathways_lab.core.slices.slices import AGAIN, SliceRecord
+from pathways_lab.core.slices.topology import SliceBinding, Topology
 from pathways_lab.core.state import State
-from pathways_lab.core.store import BufferRecord
-from pathways_lab.core.topology import SliceBinding, Topology
-from pathways_lab.core.upload_messages import PatienceEnded, UploadLost
-from pathways_lab.core.uploads import Uploads
-from pathways_lab.core.window_messages import WindowChosen
 
 NOWHERE: SliceId = -1
 """The slice of buffers that never were anywhere."""

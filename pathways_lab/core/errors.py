@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pathways_lab.core.program import Line
-from pathways_lab.core.story import Stuck
+from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.program.program import Line
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 Problem: a run passes through many machines, and a change in one lets a run in
 another go on.  The machines do not know each other; the parts that move runs
-(:mod:`~pathways_lab.core.grants`, :mod:`~pathways_lab.core.outcomes`,
-:mod:`~pathways_lab.core.uploads`) all work on this state.
+(:mod:`~pathways_lab.core.scheduling.grants`, :mod:`~pathways_lab.core.scheduling.outcomes`,
+:mod:`~pathways_lab.core.memory.uploads`) all work on this state.
 
 Rule for maintainers: data and lookups; what happens to a run is decided in the
 parts.  Consequences go through the queues here and never through recursion,
@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from pathways_lab.core.admission import Admission
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.functions import Functions
-from pathways_lab.core.gangs import Lanes, Order, Pace
-from pathways_lab.core.ledger import Ledger
+from pathways_lab.core.memory.ledger import Ledger
+from pathways_lab.core.memory.quotas import Quotas
+from pathways_lab.core.memory.store import BufferRecord, Store
 from pathways_lab.core.messages import Command, FreeBuffers, Resolved
-from pathways_lab.core.program import SliceId
-from pathways_lab.core.quotas import Quotas
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.runs import RunRecord
-from pathways_lab.core.slices import ResourceManager
-from pathways_lab.core.store import BufferRecord, Store
-from pathways_lab.core.turns import Turns
+from pathways_lab.core.program.functions import Functions
+from pathways_lab.core.program.program import SliceId
+from pathways_lab.core.scheduling.admission import Admission
+from pathways_lab.core.scheduling.order import Lanes, Order, Pace
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.scheduling.runs import RunRecord
+from pathways_lab.core.scheduling.turns import Turns
+from pathways_lab.core.slices.slices import ResourceManager
 
 
 class State:

@@ -21,8 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_lab.client import scopes
-from pathways_lab.client.handles import Handle
+from pathways_lab.client.functions import scopes
+from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime import jax_private
 

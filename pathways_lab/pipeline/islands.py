@@ -25,10 +25,10 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from pathways_lab.client import failures
-from pathways_lab.client.devices import Slice
-from pathways_lab.client.functions import CompiledFunction, jit
-from pathways_lab.client.program import ProgramFunction, device_put, program
+from pathways_lab.client.functions.jit import CompiledFunction, jit
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.program.program import ProgramFunction, device_put, program
+from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.apart import check_optimizer
 from pathways_lab.pipeline.automatic import data_spec, estimated, state_types

@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from pathways_lab.client.devices import Slice
-from pathways_lab.client.lab import Lab
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.lab import Lab
 from pathways_lab.timeline import queries, waits
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Recording

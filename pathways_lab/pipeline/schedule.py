@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, get_args
 
+from pathways_lab.core.diagnosis.wait_cycles import Launch, Wait, find_cycle
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.waits import Launch, Wait, find_cycle
 from pathways_lab.pipeline import drawing
 
 Kind = Literal["forward", "backward", "weight"]

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from pathways_lab.client.devices import Slice
-from pathways_lab.client.functions import jit
-from pathways_lab.client.lab import Lab
-from pathways_lab.client.program import device_put
+from pathways_lab.client.functions.jit import jit
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.lab import Lab
+from pathways_lab.client.program.program import device_put
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.automatic import SCHEDULES, pipeline
 from pathways_lab.pipeline.schedule import Schedule

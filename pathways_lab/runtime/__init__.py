@@ -1,1 +1,1 @@
-"""The real rim of the core: Dask, JAX, processes and sockets."""
+"""The effects: processes, Dask and JAX around the pure cores."""

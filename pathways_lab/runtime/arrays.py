@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_lab.core.array_types import ELEMENT_BYTES, shard_bytes
-from pathways_lab.core.layout import Box, Layout, boxes, shard_shape
-from pathways_lab.core.program import SliceId, Value
+from pathways_lab.core.program.array_types import ELEMENT_BYTES, shard_bytes
+from pathways_lab.core.program.layout import Box, Layout, boxes, shard_shape
+from pathways_lab.core.program.program import SliceId, Value
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.devices import Place
-from pathways_lab.runtime.pages import Pages
+from pathways_lab.transport.buffer_pool import Pages
 
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64

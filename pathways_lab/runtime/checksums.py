@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from pathways_lab.runtime import files
+from pathways_lab.runtime import array_files
 
 UNITS = ("products", "sums", "functions", "sorting", "integers", "copies")
 """What :func:`scan` exercises, in the order of its checksums."""
@@ -44,7 +44,7 @@ def of_parts(array: Any, number: Any, *, mesh: Mesh, spec: PartitionSpec) -> Any
         in_specs=(spec, anywhere),
         out_specs=everywhere,
         check_vma=False,
-    )(files.plain(array), number)
+    )(array_files.plain(array), number)
 
 
 def scan(number: Any, *, mesh: Mesh, size: int) -> Any:

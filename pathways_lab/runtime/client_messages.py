@@ -1,7 +1,7 @@
 """The messages of clients to the control plane: their fields, types and bounds.
 
-Problem and rule: see :mod:`pathways_lab.runtime.edge`.  These classes say what a message
-is; whether it may be is for :mod:`pathways_lab.runtime.intake` and the core.  A field that
+Problem and rule: see :mod:`pathways_lab.transport.edge`.  These classes say what a message
+is; whether it may be is for :mod:`.control_plane.requests` and the core.  A field that
 holds a user's own text has no bound here: a name that is too long is refused by answer.
 
 ``id``: the client's number of its question; one answer (``answered``) comes back with it.
@@ -12,17 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pathways_lab.core.array_types import SHARD_BYTES
+from pathways_lab.core.diagnosis.stall_actions import OnStuck
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.policies import BuiltIn
-from pathways_lab.core.program import NO_LINE, Line, Plan
-from pathways_lab.core.tags import Data
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime.acts import OnStuck
-from pathways_lab.runtime.codec import PACKED, Within
-from pathways_lab.runtime.edge import Count, Door, Id, Number, Plain, Seconds, Size
-from pathways_lab.runtime.wire import TO_CONTROL
+from pathways_lab.core.program.array_types import SHARD_BYTES
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import NO_LINE, Line, Plan
+from pathways_lab.core.scheduling.policies import BuiltIn
+from pathways_lab.core.scheduling.tags import Data
+from pathways_lab.core.slices.topology import SliceRequest
+from pathways_lab.transport.codec import PACKED, Within
+from pathways_lab.transport.edge import Count, Door, Id, Number, Plain, Seconds, Size
+from pathways_lab.transport.framing import TO_CONTROL
 
 _Layouts = tuple[Annotated[Layout, PACKED], ...]
 _Types = tuple[tuple[tuple[Count, ...], str], ...]
@@ -31,7 +31,7 @@ _Types = tuple[tuple[tuple[Count, ...], str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """How hosts repeat a step function (:mod:`pathways_lab.runtime.loops`).
+    """How hosts repeat a step function (:mod:`pathways_lab.runtime.host.host_loop`).
 
     carried: so many leading results become the leading arguments of the next step.
     wait: for the end of each step before the next one is launched.
@@ -66,7 +66,7 @@ class Rebind(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A compiled function (:class:`pathways_lab.runtime.functions.Code`), and perhaps its code."""
+    """A compiled function (:class:`.host.compiler.Code`), and perhaps its code."""
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
     function: str
@@ -90,7 +90,7 @@ class Program(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Plain):
-    """See :class:`pathways_lab.core.program_messages.ProgramsDropped`."""
+    """See :class:`pathways_lab.core.messages.programs.ProgramsDropped`."""
 
     plans: tuple[str, ...]
     functions: tuple[tuple[str, Id], ...]
@@ -144,7 +144,7 @@ class Drop(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Plain):
-    """See :class:`pathways_lab.core.cancel_messages.CancelRequested`.  id: 0: no answer."""
+    """See :class:`pathways_lab.core.messages.cancelling.CancelRequested`.  id: 0: no answer."""
 
     runs: tuple[Id, ...]
     buffers: tuple[Id, ...] = ()
@@ -176,7 +176,7 @@ class QuotaFor(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Window(Plain):
-    """See :class:`pathways_lab.core.window_messages.WindowChosen`."""
+    """See :class:`pathways_lab.core.messages.windows.WindowChosen`."""
 
     id: Number
     seconds: Seconds | None

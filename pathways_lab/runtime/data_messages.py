@@ -4,7 +4,7 @@ Problem: clients and other hosts send fields of any type and size.  A number tha
 infinite, negative or too large, a mesh without devices or a type that a library would
 parse must be found before anything acts on them, or one message harms every client.
 
-How: see :mod:`pathways_lab.runtime.edge`.  What type hints cannot say, ``__post_init__``
+How: see :mod:`pathways_lab.transport.edge`.  What type hints cannot say, ``__post_init__``
 checks.  Senders build the same classes.
 
 Rule for maintainers: a new operation is a class here and a line in :data:`DATA`; no handler
@@ -19,19 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pathways_lab.core.array_types import DEVICES, DIMENSIONS, shard_bytes
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Value
-from pathways_lab.runtime.codec import Within, pack_fields
-from pathways_lab.runtime.edge import Door, Number, Plain, Size
+from pathways_lab.core.program.array_types import DEVICES, DIMENSIONS, shard_bytes
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Value
+from pathways_lab.transport.codec import Within, pack_fields
+from pathways_lab.transport.edge import Door, Number, Plain, Size
 
 T = TypeVar("T")
 
 Device = Annotated[int, Within(0, DEVICES - 1)]
 """A row-major device number in a slice."""
 _Box = Annotated[tuple[tuple[Size, Size], ...], Within(0, DIMENSIONS)]
-"""A box of an array, see :data:`pathways_lab.core.layout.Box`."""
+"""A box of an array, see :data:`pathways_lab.core.program.layout.Box`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import SliceId, slice_name
-from pathways_lab.core.topology import Owned, SliceBinding
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import SliceId, slice_name
+from pathways_lab.core.slices.topology import Owned, SliceBinding
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.budget import available_memory
+from pathways_lab.transport.machine_memory import available_memory
 
 _TOLD = "model name|flags|CPU implementer|CPU part|Features"
 """What Linux says of a processor and is the same of all that compute alike."""
@@ -70,7 +70,7 @@ class Footprint:
         one of several processes.
     lane: the name of the queue that launches on them.
     number: its own in this process.
-    executables: compiled functions, filled by :mod:`pathways_lab.runtime.functions`.
+    executables: compiled functions, filled by :mod:`pathways_lab.runtime.host.compiler`.
     """
 
     _numbers = itertools.count()

@@ -1,6 +1,6 @@
 """The messages of hosts to the control plane: their fields, types and bounds.
 
-Problem and rule: see :mod:`pathways_lab.runtime.edge`.  A host is a process of the lab and
+Problem and rule: see :mod:`pathways_lab.transport.edge`.  A host is a process of the lab and
 runs what clients send: something that went wrong in it reaches the control plane here, and
 costs that host its link and nobody else anything.
 """
@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.stuck import Seen
-from pathways_lab.runtime.codec import PACKED
-from pathways_lab.runtime.edge import Count, Door, Id, Number, Plain, Seconds, Size
+from pathways_lab.transport.codec import PACKED
+from pathways_lab.transport.edge import Count, Door, Id, Number, Plain, Seconds, Size
 
 
 @dataclass(frozen=True, slots=True)
 class Report(Plain):
     """See :class:`pathways_lab.core.messages.HostReport`.
 
-    records: for the timeline, as :mod:`pathways_lab.runtime.chronicle` writes them.
+    records: for the timeline, as :mod:`pathways_lab.transport.record_encoding` writes them.
     """
 
     finished: tuple[tuple[Id, Count, Seconds], ...] = ()

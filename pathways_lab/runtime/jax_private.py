@@ -48,7 +48,7 @@ from jaxlib.mlir.dialects import mpmd as _mpmd
 from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
-from pathways_lab.core.layout import Layout
+from pathways_lab.core.program.layout import Layout
 
 
 def read_flags() -> None:
@@ -108,7 +108,7 @@ def coordination_agent(address: str, rank: int) -> Any:
     It ends the *process* when connecting fails, and when the service goes away
     while it is connected; ``shutdown()`` makes it harmless, cancels what waits
     in it, and leaves the rest usable.  Hence no time limit, and see
-    :mod:`pathways_lab.runtime.relay`.
+    :mod:`pathways_lab.runtime.islands.coordination_relay`.
     """
     return _jax.get_distributed_runtime_client(
         address,

@@ -27,7 +27,7 @@ _SETTINGS: dict[str, Any] = {
 }
 
 TESTS = ("debug_nans", "debug_infs")
-"""JAX's names of what gangs are tested for (:mod:`pathways_lab.runtime.checks`): no business of
+"""JAX's names of what gangs are tested for (:mod:`pathways_lab.runtime.nan_checks`): no business of
 tracing, for values come later."""
 
 

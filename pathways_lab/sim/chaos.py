@@ -8,7 +8,7 @@ moment is given, so a story that went wrong can be told again.
 >>> chaos.partition("island0", "island1", seconds=0.1)       # doctest: +SKIP
 
 Rule for maintainers: names and meanings are those of
-:class:`pathways_lab.client.chaos.Chaos`.  Nothing here draws random numbers.
+:class:`pathways_lab.client.chaos.chaos.Chaos`.  Nothing here draws random numbers.
 
 Paper: none.
 """

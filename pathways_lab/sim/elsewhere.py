@@ -24,7 +24,7 @@ from pathways_lab.core.messages import (
     PolicyFailed,
     PolicyLate,
 )
-from pathways_lab.core.policies import Policy, RemotePolicy, ask, name_of, places
+from pathways_lab.core.scheduling.policies import Policy, RemotePolicy, ask, name_of, places
 from pathways_lab.sim.world import World
 
 PATIENCE, BOUND = 0.03, 0.4

@@ -19,9 +19,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from pathways_lab.core.cancel_messages import CancelRequested
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     BuffersDropped,
     Command,
@@ -43,7 +40,12 @@ from pathways_lab.core.messages import (
     SliceWaiting,
     Taken,
 )
-from pathways_lab.core.policies import (
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.program.program import Call, Plan, Program, Signature, SliceId, Value
+from pathways_lab.core.scheduling.policies import (
     FIFO,
     PlaceView,
     Policy,
@@ -52,9 +54,7 @@ from pathways_lab.core.policies import (
     ProportionalShare,
     ShortestFirst,
 )
-from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Value
-from pathways_lab.core.program_messages import ProgramsDropped
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.parts import made_of
 from pathways_lab.sim.world import World

@@ -25,7 +25,7 @@ from collections import deque
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Call, SliceId, Transfer
+from pathways_lab.core.program.program import Call, SliceId, Transfer
 from pathways_lab.sim.parts import HostValue, Part, RunHere, StepInfo, Task, WorldPort, made_of
 
 

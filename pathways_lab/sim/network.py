@@ -17,9 +17,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-from pathways_lab.core.layout import Box, Layout, boxes
-from pathways_lab.core.program import Transfer
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program.layout import Box, Layout, boxes
+from pathways_lab.core.program.program import Transfer
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.sim.parts import HostPort, Movement, Task, WorldPort
 
 

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Call, Plan, SliceId, Transfer
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import FunctionCost, Machine

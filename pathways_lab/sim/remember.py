@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pathways_lab.core.elastic_messages import SliceMoved, SliceWithdrawn
 from pathways_lab.core.messages import (
     Command,
     Event,
@@ -28,8 +27,9 @@ from pathways_lab.core.messages import (
     SliceBound,
     SliceFreed,
 )
-from pathways_lab.core.program import Plan, SliceId
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.messages.elastic import SliceMoved, SliceWithdrawn
+from pathways_lab.core.program.program import Plan, SliceId
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.sim.parts import HostPort, Movement, Part, Task
 from pathways_lab.timeline import records
 from pathways_lab.timeline.records_of import records_of

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pathways_lab.core.diagnosis.wait_cycles import Wait
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.waits import Wait
 from pathways_lab.sim.machine import Costs, Machine
 from pathways_lab.sim.world import World
 from pathways_lab.timeline import queries

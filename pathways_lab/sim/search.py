@@ -32,11 +32,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import InvalidTransition
-from pathways_lab.core.invariants import check
 from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
-from pathways_lab.core.policies import Policy, RemotePolicy
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.elsewhere import Elsewhere
 from pathways_lab.sim.generate import (
     RandomClient,

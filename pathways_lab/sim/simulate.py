@@ -18,11 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from pathways_lab.core.elastic_messages import RebindRequested
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.legality import donated_of
-from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     BuffersDropped,
     Command,
@@ -39,11 +35,23 @@ from pathways_lab.core.messages import (
     SliceBound,
     SliceRequested,
 )
-from pathways_lab.core.policies import Policy
-from pathways_lab.core.program import Call, Plan, Program, Signature, SliceId, Transfer, Value
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.tags import wrong
-from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.messages.elastic import RebindRequested
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.legality import donated_of
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.program.program import (
+    Call,
+    Plan,
+    Program,
+    Signature,
+    SliceId,
+    Transfer,
+    Value,
+)
+from pathways_lab.core.scheduling.policies import Policy
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.scheduling.tags import wrong
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.sim.happens import absent, hosts_of, schedule
 from pathways_lab.sim.machine import Machine
 from pathways_lab.sim.result import Simulated

@@ -19,9 +19,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from pathways_lab.core.control import Control
-from pathways_lab.core.elastic_messages import SliceWithdrawn
+from pathways_lab.core.diagnosis.wait_cycles import Launch, Wait, find_cycle
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.legality import donated_of, inputs_of, outputs_of
 from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
@@ -47,12 +46,13 @@ from pathways_lab.core.messages import (
     SliceWaiting,
     Taken,
 )
-from pathways_lab.core.plans import index_plan
-from pathways_lab.core.program import Call, Plan, SliceId
-from pathways_lab.core.program_messages import ProgramsForgotten
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.core.waits import Launch, Wait, find_cycle
+from pathways_lab.core.messages.elastic import SliceWithdrawn
+from pathways_lab.core.messages.programs import ProgramsForgotten
+from pathways_lab.core.program.legality import donated_of, inputs_of, outputs_of
+from pathways_lab.core.program.plans import index_plan
+from pathways_lab.core.program.program import Call, Plan, SliceId
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.host import Host

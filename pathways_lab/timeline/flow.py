@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pathways_lab.core.program import Call, Plan, ValueId
+from pathways_lab.core.program.program import Call, Plan, ValueId
 from pathways_lab.timeline.records import Event, Record
 
 PLANS = 1000

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
-from pathways_lab.core.policies import BuiltIn
-from pathways_lab.core.program import Call, Plan, SliceId, Step
-from pathways_lab.core.program_messages import RunWaited
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.messages import elastic as em
+from pathways_lab.core.messages.programs import RunWaited
+from pathways_lab.core.program.program import Call, Plan, SliceId, Step
+from pathways_lab.core.scheduling.policies import BuiltIn
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.timeline import flow
 from pathways_lab.timeline.records import Event, Record
 

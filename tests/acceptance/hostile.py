@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 
 import pathways_lab as pw
-from pathways_lab.runtime.attach import ControlAddress, read_lab_file
-from pathways_lab.runtime.auth import AuthenticationError
-from pathways_lab.runtime.link import Link, LinkClosed
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.wire import Decoder, Letter, WireError, encode
+from pathways_lab.runtime.cluster.attach import ControlAddress, read_lab_file
+from pathways_lab.transport.auth import AuthenticationError
+from pathways_lab.transport.framing import Decoder, Letter, WireError, encode
+from pathways_lab.transport.link import Link, LinkClosed
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.mutate import Mutator, Said
 
 ROOT = Path(__file__).parents[2]

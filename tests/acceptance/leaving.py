@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 import pathways_lab as pw
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.codec import unpack
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.timeline.records import Sample
+from pathways_lab.transport.codec import unpack
 
 ROOT = Path(__file__).parents[2]
 BOUND = 10.0

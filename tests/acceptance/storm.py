@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pathways_lab as pw
-from pathways_lab.client.fault import Fault
+from pathways_lab.client.chaos.fault_report import Fault
 from pathways_lab.timeline.records import Sample
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.lab import Lab
-from pathways_lab.runtime.embedded import start_cluster
+from pathways_lab.client.lab.lab import Lab
+from pathways_lab.runtime.cluster.embedded import start_cluster
 from tests.acceptance.collective import SECONDS, V, pids, right, total
 
 pytestmark = pytest.mark.cluster

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import chaos, fault, in_line
-from pathways_lab.client.fault import Expected, Fault
+from pathways_lab.client.chaos import chaos, fault_report
+from pathways_lab.client.chaos.fault_report import Expected, Fault
+from pathways_lab.client.lab import queue_display
 from tests.acceptance.storm import storm
 from tests.runtime.processes import until
 
@@ -70,7 +71,7 @@ class Clock:
 def test_a_fault_lasts_from_when_it_is_there(lab: pw.Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy worker takes seconds to begin it, which are no part of what was asked for."""
     clock, ended = Clock(), []
-    monkeypatch.setattr(fault, "time", clock)
+    monkeypatch.setattr(fault_report, "time", clock)
     slow = Fault(
         lab, "slowly begun", Expected("nothing happens", spares=True),
         lambda: clock.sleep(3.0), 5.0, lambda: ended.append(clock.now),
@@ -106,7 +107,7 @@ def test_a_crowded_host_gets_a_slice_of_its_own(lab: pw.Lab) -> None:
 
 def test_who_looks_does_not_wait_in_line(lab: pw.Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a quota keeps from a fault is refused; what the fault has got by then is given back."""
-    monkeypatch.setattr(in_line, "stay", lambda *_: pytest.fail("it waits in line"))
+    monkeypatch.setattr(queue_display, "stay", lambda *_: pytest.fail("it waits in line"))
 
     def nothing(*dies: str) -> Fault:
         return Fault(

@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import stats
-from pathways_lab.client.devices import Slice
-from pathways_lab.runtime import files
+from pathways_lab.client.lab import stats
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.runtime import array_files
 
 pytestmark = pytest.mark.cluster
 
@@ -197,7 +197,7 @@ def test_what_fails_leaves_the_old_one_and_nothing_else(
     h = put(X, on, "x")
     pw.save(folder, h)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "make", lambda *_: None)
+        patch.setattr(array_files, "make", lambda *_: None)
         with pytest.raises(pw.PathwaysError, match="a file system that all hosts"):
             pw.save(folder, h + 1, wait=wait).wait()
     assert left(folder) == [folder.name]

@@ -23,9 +23,9 @@ from jax.sharding import PartitionSpec as P
 import pathways_lab as pw
 from pathways_lab.core.control import Control
 from pathways_lab.core.messages import Grant, HostLost, PolicyAnswered, RunSubmitted
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.core.rules import Rules
-from pathways_lab.runtime import transcript
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.runtime.control_plane import transcript
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.records import Record
 

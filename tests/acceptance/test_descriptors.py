@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime import segments
+from pathways_lab.transport import shared_memory
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.skipif(not segments.SUPPORTED, reason="no sealed shared memory here"),
+    pytest.mark.skipif(not shared_memory.SUPPORTED, reason="no sealed shared memory here"),
 ]
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.notebook.panels import utilisation
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.log import within
 from pathways_lab.timeline.records import Span
 from tests.acceptance.reading import gangs

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client.lab import Lab
+from pathways_lab.client.lab.lab import Lab
 from pathways_lab.timeline.records import Event
 from tests.runtime.processes import until
 

@@ -17,8 +17,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import in_line
-from pathways_lab.client.stats import Stats
+from pathways_lab.client.lab import queue_display
+from pathways_lab.client.lab.stats import Stats
 from pathways_lab.timeline.records import Event
 from tests.runtime.processes import until
 
@@ -183,7 +183,7 @@ def test_training_goes_on_with_fewer_islands_and_grows_back(lab: pw.Lab) -> None
 def test_training_takes_what_a_quota_leaves_it_and_more_when_it_may(
     lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_line, "stay", lambda *_: pytest.fail("it waits in line"))
+    monkeypatch.setattr(queue_display, "stay", lambda *_: pytest.fail("it waits in line"))
     weights = {"in": np.ones((4, 8), np.float32), "out": np.ones((8, 1), np.float32)}
     data = [(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32))] * 12
     lab.quota(lab.name, devices=2)

@@ -204,7 +204,7 @@ def test_collectives_that_break_cost_their_slice_and_nothing_else(lab: pw.Lab) -
         """In a device process: what a broken network would do."""
         import gc
 
-        from pathways_lab.runtime.joining import Joint
+        from pathways_lab.runtime.islands.group_member import Joint
 
         for joint in [found for found in gc.get_objects() if isinstance(found, Joint)]:
             joint.sever()

@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client.lab import Lab
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.codec import unpack
+from pathways_lab.client.lab.lab import Lab
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.timeline.records import Event, Span
+from pathways_lab.transport.codec import unpack
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster

@@ -60,7 +60,9 @@ def records(lab: pw.Lab, kind: str) -> list[Any]:
 def processes(lab: pw.Lab) -> list[psutil.Process]:
     """Of users' own policies."""
     assert lab.embedded is not None
-    return children(lab.embedded.pids["control"][0], "pathways_lab.runtime.policy_process")
+    return children(
+        lab.embedded.pids["control"][0], "pathways_lab.runtime.control_plane.policy_worker"
+    )
 
 
 class LastFirst:

@@ -132,7 +132,9 @@ def test_two_threads_and_two_processes_compete(lab: pw.Lab) -> None:
 def coordination(lab: pw.Lab) -> list[psutil.Process]:
     """The lab's processes that introduce hosts to each other."""
     assert lab.embedded is not None
-    return children(lab.embedded.pids["control"][0], "pathways_lab.runtime.coordination")
+    return children(
+        lab.embedded.pids["control"][0], "pathways_lab.runtime.islands.coordination_service"
+    )
 
 
 def test_the_process_that_introduces_hosts_may_die(lab: pw.Lab) -> None:

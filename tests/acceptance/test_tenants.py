@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import hooks
-from pathways_lab.runtime.attach import read_lab_file
+from pathways_lab.client.lab import hooks
+from pathways_lab.runtime.cluster.attach import read_lab_file
 from pathways_lab.timeline.records import Span
 from tests.runtime.processes import until
 

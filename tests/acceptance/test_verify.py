@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import replaying
-from pathways_lab.client.devices import Slice
-from pathways_lab.client.handles import Handle
-from pathways_lab.client.verifying import Verification
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.session.handles import Handle
+from pathways_lab.client.verify import step_check
+from pathways_lab.client.verify.device_check import Verification
 
 pytestmark = pytest.mark.cluster
 
@@ -209,14 +209,14 @@ def test_keys_and_small_types_count(lab: pw.Lab) -> None:
 def test_what_differs_on_the_same_devices_accuses_nobody(
     lab: pw.Lab, across: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute, ran = replaying._Computing.__call__, []
+    compute, ran = step_check._Computing.__call__, []
 
     def other(self: Any, on: Slice) -> Any:
         ran.append(on)
         with flipping(lab, ("island0/host1", 0)) if len(ran) == 2 else contextlib.nullcontext():
             return compute(self, on)
 
-    monkeypatch.setattr(replaying._Computing, "__call__", other)
+    monkeypatch.setattr(step_check._Computing, "__call__", other)
     found = lab.verify(pw.jit(mixing(across), on=across), X, X)
     assert (found.ok, found.suspects, len(ran)) == (False, (), 2)
     assert "'step' is not deterministic: on the same devices" in repr(found)
@@ -256,6 +256,6 @@ def test_refused(lab: pw.Lab, across: Slice, use: Any, words: str) -> None:
 def test_nobody_to_compare_with(
     lab: pw.Lab, across: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "_islands_like", lambda *_: [[("island0/host0", 2)]])
+    monkeypatch.setattr(step_check, "_islands_like", lambda *_: [[("island0/host0", 2)]])
     with pytest.raises(pw.PathwaysError, match="nobody to compare with"):
         lab.verify(pw.jit(lambda x: x + 1, on=across), X)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import client_messages as said
 from pathways_lab.runtime.client_messages import CLIENTS
-from pathways_lab.runtime.edge import Malformed, parsed
-from pathways_lab.runtime.intake import _HANDLERS, Rejected, client_event
-from pathways_lab.runtime.registry import ClientSeen, Registry
+from pathways_lab.runtime.control_plane.directory import ClientSeen, Registry
+from pathways_lab.runtime.control_plane.requests import _HANDLERS, Rejected, client_event
+from pathways_lab.transport.edge import Malformed, parsed
 
 
 class Edge:

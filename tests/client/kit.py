@@ -21,22 +21,22 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pathways_lab.client import batching
-from pathways_lab.client.connection import Connection
-from pathways_lab.client.devices import Slice
-from pathways_lab.client.session import Session
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.session import call_batching
+from pathways_lab.client.session.connection import Connection
+from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout, boxes
-from pathways_lab.core.policies import FIFO
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.program.layout import Layout, boxes
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.scheduling.policies import FIFO
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private, settings
 from pathways_lab.runtime.arrays import element_of, index
-from pathways_lab.runtime.auth import key_of
-from pathways_lab.runtime.codec import pack, unpack, unpack_fields
 from pathways_lab.runtime.data_messages import Put
-from pathways_lab.runtime.link import Link, LinkClosed
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.transport.auth import key_of
+from pathways_lab.transport.codec import pack, unpack, unpack_fields
+from pathways_lab.transport.link import Link, LinkClosed
+from pathways_lab.transport.reactor import Reactor
 from tests.client.edge_kit import Edge
 
 KEY = b"k" * 32
@@ -464,5 +464,5 @@ class FakeLab:
 
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls come so fast, and have for so long, that they wait until nothing is under way."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
-    monkeypatch.setattr(batching.Burst, "over", lambda *_: False)
+    monkeypatch.setattr(call_batching, "SOON", 60.0)
+    monkeypatch.setattr(call_batching.Burst, "over", lambda *_: False)

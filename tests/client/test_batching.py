@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import batching, connection
-from pathways_lab.client.pending import Run
+from pathways_lab.client.session import call_batching, connection
+from pathways_lab.client.session.pending import Run
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.legality import check_plan
-from pathways_lab.core.program import Call
-from pathways_lab.core.series import Part, in_series
-from pathways_lab.runtime.wire import TO_CONTROL, Letter, Limits, WireError
+from pathways_lab.core.program.concatenate import Part, in_series
+from pathways_lab.core.program.legality import check_plan
+from pathways_lab.core.program.program import Call
+from pathways_lab.transport.framing import TO_CONTROL, Letter, Limits, WireError
 from tests.client.kit import FakeLab, fast
 from tests.runtime.launch_kit import PlanBuilder
 from tests.runtime.processes import until
@@ -96,10 +96,10 @@ def test_a_call_that_is_too_large_for_a_message_is_refused_at_its_line(
 def test_calls_that_are_each_within_the_limits_stay_there_together(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert TO_CONTROL.buffers >= batching.MOST * batching._ARGUMENTS
-    assert TO_CONTROL.body >= batching.MOST * batching._BYTES
+    assert TO_CONTROL.buffers >= call_batching.MOST * call_batching._ARGUMENTS
+    assert TO_CONTROL.body >= call_batching.MOST * call_batching._BYTES
     fast(monkeypatch)
-    monkeypatch.setattr(batching, "_ARGUMENTS", 3)
+    monkeypatch.setattr(call_batching, "_ARGUMENTS", 3)
     step = pw.jit(lambda *xs: sum(xs), on=fake.slice(2))
 
     def call(count: int) -> Any:
@@ -108,8 +108,8 @@ def test_calls_that_are_each_within_the_limits_stay_there_together(
     jax.block_until_ready([call(3), call(4)])
     calls = fake.session._calls
     with monkeypatch.context() as patch:
-        patch.setattr(batching, "SOON", 60.0)
-        patch.setattr(batching.Burst, "over", lambda *_: False)
+        patch.setattr(call_batching, "SOON", 60.0)
+        patch.setattr(call_batching.Burst, "over", lambda *_: False)
         patch.setattr(type(fake.connection), "under_way", True)
         made = [call(3)]
         assert len(calls._entries) == 1
@@ -119,12 +119,12 @@ def test_calls_that_are_each_within_the_limits_stay_there_together(
 
 
 def test_short_bursts_are_expected_to_be_as_long_as_the_last_one() -> None:
-    burst, now = batching.Burst(), 5.0
+    burst, now = call_batching.Burst(), 5.0
 
     def leave(calls: int, steps: int = 9) -> list[int]:
         """Which calls of one burst leave at once."""
         nonlocal now
-        now += 2 * batching.PAUSE
+        now += 2 * call_batching.PAUSE
         return [n for n in range(1, calls + 1) if burst.over(now + n * 1e-6, steps)]
 
     assert leave(1) == [1]
@@ -135,15 +135,17 @@ def test_short_bursts_are_expected_to_be_as_long_as_the_last_one() -> None:
     assert leave(20) == [], "a pause in a long burst may be the system's"
     assert leave(1) == []
     assert leave(1) == [1]
-    assert leave(1, steps=batching.FEW) == [], "so much is under way: no time for more messages"
+    assert leave(1, steps=call_batching.FEW) == [], (
+        "so much is under way: no time for more messages"
+    )
 
 
 def test_who_calls_from_time_to_time_waits_for_nobody(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell that computes in between keeps the interpreter, so nobody hears of what is over."""
-    monkeypatch.setattr(batching, "SOON", 60.0)
-    monkeypatch.setattr(batching, "PAUSE", 0.0)
+    monkeypatch.setattr(call_batching, "SOON", 60.0)
+    monkeypatch.setattr(call_batching, "PAUSE", 0.0)
     step = pw.jit(lambda x: x + 1, on=fake.slice(2))
     x = step(np.zeros(4, np.float32)).block_until_ready()
     fake.held = True
@@ -247,7 +249,7 @@ def test_a_call_that_reads_an_element_still_to_come_travels_alone(
 
 def test_no_more_calls_wait_than_may(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     fast(monkeypatch)
-    monkeypatch.setattr(batching, "MOST", 4)
+    monkeypatch.setattr(call_batching, "MOST", 4)
     step = pw.jit(lambda x: x + 1, on=fake.slice(2))
     x = step(np.zeros(4, np.float32)).block_until_ready()
     until(lambda: not fake.connection.under_way)
@@ -286,7 +288,7 @@ def test_plans_of_calls_hold_a_bounded_number_of_calls(
 ) -> None:
     """However many ways there are in which calls may come."""
     fast(monkeypatch)
-    monkeypatch.setattr(batching, "_CALLS", 12)
+    monkeypatch.setattr(call_batching, "_CALLS", 12)
     on = fake.slice(2)
     steps = [pw.jit(lambda x, n=n: x + n, on=on) for n in range(3)]
     x = steps[0](np.zeros(4, np.float32)).block_until_ready()
@@ -351,7 +353,7 @@ def test_a_flood_of_calls_is_bounded_and_right(lab: pw.Lab) -> None:
         most = max(most, link.steps)
     assert float(x.result()) == 20_000
     assert {n: float(h.result()) for n, h in kept.items()} == {n: float(n) for n in kept}
-    assert most <= connection._STEPS + batching.MOST
+    assert most <= connection._STEPS + call_batching.MOST
     assert lab.stats().sent["submit"] - before < 20_000 / 3
     x.delete()
     kept.clear()
@@ -421,7 +423,7 @@ def test_an_interrupt_while_sending_fails_the_calls_and_loses_none(
     with monkeypatch.context() as patch:
         patch.setattr(type(lab.session.connection), "under_way", True)
         fast(patch)
-        patch.setattr(batching.Calls, "_send", interrupted)
+        patch.setattr(call_batching.Calls, "_send", interrupted)
         waiting = [step(x) for _ in range(4)][1:]  # the first from a line brings its code
         assert len(calls._entries) == 3
         with pytest.raises(KeyboardInterrupt):

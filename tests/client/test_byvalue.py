@@ -13,8 +13,8 @@ import jax
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import byvalue, lines
-from pathways_lab.client.flat import FlatFunction
+from pathways_lab.client.code import pickling, source_lines
+from pathways_lab.client.functions.flat import FlatFunction
 from tests.client.kit import a_slice
 
 SOURCE = """
@@ -34,7 +34,7 @@ def test_a_host_needs_no_file_of_the_users(
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("beside_the_notebook")
     before = cloudpickle.list_registry_pickle_by_value()
-    data = byvalue.dumps(eval(text, {"module": module}))
+    data = pickling.dumps(eval(text, {"module": module}))
     assert cloudpickle.list_registry_pickle_by_value() == before
     code = "import sys, pickle; print(pickle.loads(sys.stdin.buffer.read())(2))"
     done = subprocess.run(
@@ -66,9 +66,9 @@ def test_a_library_is_known_wherever_it_was_installed(
     installed(folder, name)
     monkeypatch.syspath_prepend(folder)
     module = importlib.import_module(name)
-    assert not lines.is_own(module.__file__ or "")
-    assert name.encode() in byvalue.dumps(module.helper)
-    assert b"floor" not in byvalue.dumps(module.helper), "by name: hosts have it too"
+    assert not source_lines.is_own(module.__file__ or "")
+    assert name.encode() in pickling.dumps(module.helper)
+    assert b"floor" not in pickling.dumps(module.helper), "by name: hosts have it too"
 
 
 def test_own_modules_beside_libraries_stay_own(
@@ -80,15 +80,15 @@ def test_own_modules_beside_libraries_stay_own(
     (tmp_path / "notes_beside.egg-info").mkdir()
     (tmp_path / "notes_beside.egg-info" / "SOURCES.txt").write_text("notes_beside.py\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert b"floor" in byvalue.dumps(importlib.import_module("notes_beside").helper)
-    assert b"floor" not in byvalue.dumps(importlib.import_module("installed_beside").helper)
+    assert b"floor" in pickling.dumps(importlib.import_module("notes_beside").helper)
+    assert b"floor" not in pickling.dumps(importlib.import_module("installed_beside").helper)
 
 
 def test_records_that_cannot_be_read_are_none(tmp_path: Path) -> None:
     installed(tmp_path, "odd")
     (tmp_path / "odd-1.0.dist-info" / "RECORD").write_bytes(b"\xff\xfe")
     (tmp_path / "gone-1.0.dist-info").mkdir()
-    assert lines.is_own(str(tmp_path / "odd" / "__init__.py"))
+    assert source_lines.is_own(str(tmp_path / "odd" / "__init__.py"))
 
 
 def test_a_function_that_compiles_others_inside_does_so_on_hosts_too() -> None:
@@ -106,7 +106,7 @@ def test_a_function_that_compiles_others_inside_does_so_on_hosts_too() -> None:
     flat = FlatFunction(outer, jax.tree.structure(((0,), {})), name="outer")
     code = "import jax, sys, pickle; print(*jax.jit(pickle.loads(sys.stdin.buffer.read()))(2))"
     done = subprocess.run(
-        [sys.executable, "-c", code], input=byvalue.dumps(flat), capture_output=True, timeout=60,
+        [sys.executable, "-c", code], input=pickling.dumps(flat), capture_output=True, timeout=60,
         check=False,
     )  # fmt: skip
     assert done.stdout.split() == [b"14"], done.stderr
@@ -120,7 +120,7 @@ def test_a_module_may_be_loaded_under_two_names(
     module = importlib.import_module("known_twice")
     monkeypatch.setitem(sys.modules, "known_twice_again", module)
     before = cloudpickle.list_registry_pickle_by_value()
-    assert b"helper" in byvalue.dumps(module.helper)
+    assert b"helper" in pickling.dumps(module.helper)
     assert cloudpickle.list_registry_pickle_by_value() == before
 
 
@@ -136,5 +136,5 @@ def test_what_has_derivatives_of_its_own_arrives_with_them() -> None:
         return f(x)
 
     g.defjvp(lambda primals, tangents: (g(*primals), 5 * tangents[0]))
-    sent_f, sent_g = cloudpickle.loads(byvalue.dumps((f, jax.jit(g))))
+    sent_f, sent_g = cloudpickle.loads(pickling.dumps((f, jax.jit(g))))
     assert (jax.value_and_grad(sent_f)(3.0), jax.grad(sent_g)(3.0)) == ((6, 7), 5)

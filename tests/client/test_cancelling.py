@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.requests import slice_request
-from pathways_lab.client.under_way import UnderWay
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.runtime.codec import unpack
+from pathways_lab.client.lab.cancelling import UnderWay
+from pathways_lab.client.lab.slice_request import slice_request
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.transport.codec import unpack
 from tests.client.kit import FakeLab
 
 V = np.arange(1, 9, dtype=np.float32)

@@ -17,9 +17,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import layouts, stats
-from pathways_lab.client.program import CapturedProgram
-from pathways_lab.core.program import Call, Transfer
+from pathways_lab.client.code import layouts
+from pathways_lab.client.lab import stats
+from pathways_lab.client.program.program import CapturedProgram
+from pathways_lab.core.program.program import Call, Transfer
 from tests.client.kit import FakeLab, a_slice
 
 A, B = a_slice(4, axes=("d",)), a_slice(2, 2, axes=("x", "y"), island="island1")

@@ -16,8 +16,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import cells, stats
-from pathways_lab.client.cells import CellProgram
+from pathways_lab.client.lab import stats
+from pathways_lab.client.program import cell_program
+from pathways_lab.client.program.cell_program import CellProgram
 from tests.client.kit import FakeLab
 
 X = np.arange(8, dtype=np.float32)
@@ -174,7 +175,7 @@ def test_large_containers_of_numbers_are_taken_in_at_once(kind: Callable[[Any], 
 
     def read(entries: list[Any]) -> tuple[Any, Any]:
         held = SimpleNamespace(entries=kind(entries))
-        reads = cells._Reads({"here": held.entries})
+        reads = cell_program._Reads({"here": held.entries})
         reads._reach(held.entries)
         assert len(reads.pattern) + len(reads.state) < 10
         # A set is known by its identity, and by what it says.

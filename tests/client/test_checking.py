@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.notebook import waits
+from pathways_lab.notebook.reports import stall_figure
 from tests.client.kit import a_slice
 
 X = np.zeros((4, 4), np.float32)
@@ -67,7 +67,7 @@ def test_a_program_that_was_never_captured() -> None:
 def test_the_picture_of_a_cycle() -> None:
     found = pw.possible_deadlock(program(a_slice(2, 2), name="a<b"), program(a_slice(4)))
     assert found is not None
-    svg = ElementTree.fromstring(waits.picture(found))
+    svg = ElementTree.fromstring(stall_figure.picture(found))
     texts = "".join(svg.itertext())
     assert "program a<b" in texts
     hosts = {arrow.host for arrow in found.arrows}

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import registered
+from pathways_lab.client.session import code_registry
 from pathways_lab.runtime import jax_private
 from pathways_lab.timeline.records import Span
 from tests.runtime.processes import until
@@ -382,7 +382,7 @@ def test_requests_that_cannot_be_met_say_what_there_is(lab: pw.Lab) -> None:
 def test_hosts_forget_compiled_code_that_nobody_has_and_compile_it_again(
     lab: pw.Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registered, "_KEPT", 0)
+    monkeypatch.setattr(code_registry, "_KEPT", 0)
     known = lab.session.connection.registered
     with lab.slice(4) as on:
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import stats
-from pathways_lab.client.cells import CellProgram
-from pathways_lab.client.handles import Handle
+from pathways_lab.client.lab import stats
+from pathways_lab.client.program.cell_program import CellProgram
+from pathways_lab.client.session.handles import Handle
 from tests.client.kit import FakeLab
 
 X = np.arange(8, dtype=np.int32)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import sharing
-from pathways_lab.client.handles import Handle
+from pathways_lab.client.lab import sharing
+from pathways_lab.client.session.handles import Handle
 from tests.client.kit import FakeLab, a_slice
 
 X = np.arange(8, dtype=np.float32)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.client import elastic
-from pathways_lab.client.elasticity import Elasticity
+from pathways_lab.client.lab.island_admin import Elasticity
+from pathways_lab.client.training import elastic_loop
 from pathways_lab.core.errors import Failure, PathwaysError
 from tests.client.kit import FakeLab
 
@@ -21,12 +21,12 @@ def test_no_step_is_left_out_because_a_later_copy_is_there(given: int, on_from: 
         members=["island0", "island1"],
         replicas=2,
         _given=given,
-        _copies=[elastic._Copy(step, {"island1": {}}) for step in (9, 12)],
+        _copies=[elastic_loop._Copy(step, {"island1": {}}) for step in (9, 12)],
         _lost=lambda error: ["island0"],
         _again=lambda copy, name, gone: (copy.step, {}),
     )
     lost = PathwaysError(Failure("lost", "island0 was lost"))
-    assert elastic.Elastic._recover(loop, lost) == (on_from, {})
+    assert elastic_loop.Elastic._recover(loop, lost) == (on_from, {})
     assert loop._copies[-1].step == on_from
 
 
@@ -36,9 +36,9 @@ def test_copies_are_kept_until_the_steps_before_them_were_yielded(
 ) -> None:
     loop: Any = SimpleNamespace(
         members=[], replicas=1, _given=given,
-        _copies=[elastic._Copy(step, {"island0": {}}) for step in (6, 9)],
+        _copies=[elastic_loop._Copy(step, {"island0": {}}) for step in (6, 9)],
     )  # fmt: skip
-    elastic.Elastic._copy(loop, 12, {"island0": {}})
+    elastic_loop.Elastic._copy(loop, 12, {"island0": {}})
     assert [copy.step for copy in loop._copies] == kept
 
 

@@ -39,7 +39,9 @@ def test_python_runs_once_whatever_it_does_and_wherever_its_code_goes(
 
 
 @pytest.mark.parametrize("count", [(), (8,), (1 << 17,)], ids=str)
-@pytest.mark.filterwarnings("ignore::pathways_lab.client.bodies.LargeConstantWarning")
+@pytest.mark.filterwarnings(
+    "ignore::pathways_lab.client.functions.traced_function.LargeConstantWarning"
+)
 def test_random_keys_from_outside_are_part_of_the_code(
     fake: FakeLab, count: tuple[int, ...]
 ) -> None:

@@ -21,11 +21,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import feed_tasks, host_tasks
-from pathways_lab.client.feed_tasks import Described, HostTasks, _Task
+from pathways_lab.client.feeds import feed_tasks, worker_tasks
+from pathways_lab.client.feeds.feed_tasks import Described, HostTasks, _Task
 from pathways_lab.core.errors import Failure
-from pathways_lab.runtime import dask_private
-from pathways_lab.runtime.feeder import FEEDS
+from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.runtime.cluster.feed_worker import FEEDS
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -167,15 +167,15 @@ def test_an_element_that_was_read_is_recorded_though_its_feed_has_ended(lab: pw.
     s = lab.slice(1)
 
     def make(step: int) -> Any:
-        worker = host_tasks._worker
+        worker = worker_tasks._worker
 
         def late() -> str:  # called when all hosts have the element
-            host_tasks._worker = worker
+            worker_tasks._worker = worker
             time.sleep(0.5)
             return worker()
 
         if step == 1:
-            host_tasks._worker = late
+            worker_tasks._worker = late
         return np.int32(step)
 
     with lab.feed(make, s, prefetch=0, steps=2, name="late") as feed:
@@ -298,7 +298,7 @@ def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(lab: pw.Lab, tmp_p
             time.sleep(60)
         if step == 4 and first("sent"):
             # Called when all hosts have said that they have it.
-            host_tasks._worker = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+            worker_tasks._worker = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
         return np.full((2, 2), step, np.float32)
 
     add = pw.jit(lambda w, x: 10 * w + x.sum() / 4, on=s)

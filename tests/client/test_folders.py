@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import folders
-from pathways_lab.client.folders import Part, tidy
+from pathways_lab.client.saving import atomic_folder
+from pathways_lab.client.saving.atomic_folder import Part, tidy
 
 
 class Dead(BaseException):
@@ -45,7 +45,7 @@ def dies_between(folder: Path, patch: pytest.MonkeyPatch) -> Part:
     written(folder, "old").finish()
     part = written(folder, "new")
     with patch.context() as context:
-        context.setattr(folders, "_name", dies)
+        context.setattr(atomic_folder, "_name", dies)
         with pytest.raises(Dead):
             part.finish()
     return part
@@ -97,7 +97,7 @@ def test_checkpoints_are_such_folders(folder: Path, monkeypatch: pytest.MonkeyPa
     old, new = np.arange(3), np.arange(4)
     pw.save(folder, old)
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_name", dies)
+        patch.setattr(atomic_folder, "_name", dies)
         patch.setattr(Part, "give_up", lambda part: part._unlock())
         with pytest.raises(Dead):
             pw.save(folder, new)

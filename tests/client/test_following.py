@@ -7,7 +7,7 @@ import gc
 import threading
 from typing import Any
 
-from pathways_lab.client.following import Following
+from pathways_lab.client.session.slice_moves import Following
 from tests.client.kit import a_slice
 
 

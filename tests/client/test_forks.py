@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.lab import Lab
-from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.link import Link
+from pathways_lab.client.lab.lab import Lab
+from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.transport.link import Link
 from tests.client.kit import KEY, FakeLab
 
 pytestmark = [

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import stats
+from pathways_lab.client.lab import stats
 from pathways_lab.runtime import jax_private
 from tests.client.kit import FakeLab, a_slice
 

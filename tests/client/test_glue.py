@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import glue, stats
+from pathways_lab.client.lab import stats
+from pathways_lab.client.program import glue
 from tests.client.kit import FakeLab
 
 X = np.linspace(-2, 2, 8, dtype=np.float32)

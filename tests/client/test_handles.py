@@ -20,11 +20,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import stats
-from pathways_lab.client.cells import CellProgram
+from pathways_lab.client.lab import stats
+from pathways_lab.client.program.cell_program import CellProgram
 from pathways_lab.core.errors import Failure
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.wire import Letter
+from pathways_lab.transport.codec import pack
+from pathways_lab.transport.framing import Letter
 from tests.client.kit import FakeLab
 from tests.runtime.processes import until
 

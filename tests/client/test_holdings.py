@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import pathways_lab as pw
-from pathways_lab.client import variables
-from pathways_lab.client.handles import Handle
-from pathways_lab.client.memory import Memory
-from pathways_lab.core.holdings import DeviceUse, Holding, Holdings, Reserved
-from pathways_lab.core.program import NO_LINE, Line
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.client.code import variables
+from pathways_lab.client.lab.memory_table import Memory
+from pathways_lab.client.session.handles import Handle
+from pathways_lab.core.memory.holdings import DeviceUse, Holding, Holdings, Reserved
+from pathways_lab.core.program.program import NO_LINE, Line
+from pathways_lab.core.slices.topology import SliceBinding
 from tests.client.kit import FakeLab
 
 WHERE = SliceBinding(1 << 32 | 4, "ann", "island0", (2,), ("x",), (("h", 0), ("h", 3)), "cpu")

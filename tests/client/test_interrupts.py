@@ -14,13 +14,21 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import batching, connection, data, handles, registered, session
-from pathways_lab.runtime.interrupts import HeldBack
+from pathways_lab.client.session import (
+    call_batching,
+    code_registry,
+    connection,
+    handles,
+    session,
+    transfers,
+)
+from pathways_lab.transport.deferred_signals import HeldBack
 from tests.client.kit import FakeLab, fast
 from tests.runtime.processes import until
 
 _FILES = frozenset(
-    module.__file__ for module in (batching, connection, data, handles, registered, session)
+    module.__file__
+    for module in (call_batching, connection, transfers, handles, code_registry, session)
 )
 
 
@@ -154,7 +162,7 @@ def test_the_search_finds_what_is_not_held_back(
         def __enter__(self) -> HeldBack:
             return self
 
-    for module in (batching, session):
+    for module in (call_batching, session):
         monkeypatch.setattr(module, "HeldBack", Not)
     if doing == "call_while_others_wait":
         fast(monkeypatch)

@@ -18,16 +18,16 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import cluster, requests
-from pathways_lab.client import lab as labs
-from pathways_lab.client.care import Care
-from pathways_lab.client.chaos import Chaos
-from pathways_lab.client.dcn import Dcn
-from pathways_lab.client.feed import Feeding
-from pathways_lab.client.sharing import Sharing
-from pathways_lab.notebook import waits
-from pathways_lab.runtime.outline import Wishes
-from pathways_lab.runtime.switching import Sooner
+from pathways_lab.client.chaos.chaos import Chaos
+from pathways_lab.client.feeds.feed import Feeding
+from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.lab import slice_request, topology_view
+from pathways_lab.client.lab.dcn import Dcn
+from pathways_lab.client.lab.diagnostics import Care
+from pathways_lab.client.lab.sharing import Sharing
+from pathways_lab.notebook.reports import stall_figure
+from pathways_lab.runtime.cluster.lab_spec import Wishes
+from pathways_lab.runtime.processes.gil_switch_interval import Sooner
 from tests.client.kit import KEY, FakeLab, a_slice
 
 TOPOLOGY = {
@@ -62,17 +62,17 @@ def test_ctrl_c_while_a_lab_closes_counts_when_it_has_closed() -> None:
 
 
 def test_the_cluster_as_text_and_table() -> None:
-    islands = cluster.islands_of(TOPOLOGY)
+    islands = topology_view.islands_of(TOPOLOGY)
     assert [island.devices for island in islands] == [4]
-    assert [d.number for d in cluster.devices_of(islands)] == [0, 1, 2, 3]
-    assert "4 x CPU (emulated), 1,024 MiB each, process 5" in cluster.as_text(islands)
-    assert "<td>island0/host0</td>" in cluster.as_html(islands)
-    assert cluster.as_text(()) == "no hosts"
+    assert [d.number for d in topology_view.devices_of(islands)] == [0, 1, 2, 3]
+    assert "4 x CPU (emulated), 1,024 MiB each, process 5" in topology_view.as_text(islands)
+    assert "<td>island0/host0</td>" in topology_view.as_html(islands)
+    assert topology_view.as_text(()) == "no hosts"
 
 
 def words(**given: Any) -> Callable[[], object]:
     """A request for a slice of two devices, but for what is given."""
-    return lambda: requests.slice_request(**{"shape": 2, **given})
+    return lambda: slice_request.slice_request(**{"shape": 2, **given})
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,20 @@ def words(**given: Any) -> Callable[[], object]:
         (lambda: pw.pmap(abs, "größe", devices=a_slice(2)), "'größe' cannot be the name"),
         (words(island=0), "island=0 is no name"),
         (words(kind=0), "kind=0 is no name"),
-        (lambda: requests.seconds("wait", -1), "wait=-1 is no number of seconds"),
-        (lambda: requests.seconds("wait", float("nan")), "wait=nan is no number of seconds"),
-        (lambda: requests.seconds("patience", "x"), "patience='x' is no number of seconds"),
+        (lambda: slice_request.seconds("wait", -1), "wait=-1 is no number of seconds"),
+        (lambda: slice_request.seconds("wait", float("nan")), "wait=nan is no number of seconds"),
+        (lambda: slice_request.seconds("patience", "x"), "patience='x' is no number of seconds"),
         (words(shape=10**30), r"of shape \(10{30},\) cannot be: .* from 1 to 2147483647"),
-        (lambda: requests.count("parts", 2.5), r"parts=2\.5 is no whole number from 1 to"),
-        (lambda: requests.count("parts", 0), "parts=0 is no whole number"),
-        (lambda: requests.count("parts", 10**30), "parts=10+ is no whole number"),
-        (lambda: requests.count("parts", True), "parts=True is no whole number"),
-        (lambda: requests.duration("seconds", 0), "seconds=0 is no duration: it is more than 0"),
-        (lambda: requests.duration("seconds", 1e9), "is no duration: .* at most 86400"),
-        (lambda: requests.duration("seconds", None), "seconds=None is no duration"),
+        (lambda: slice_request.count("parts", 2.5), r"parts=2\.5 is no whole number from 1 to"),
+        (lambda: slice_request.count("parts", 0), "parts=0 is no whole number"),
+        (lambda: slice_request.count("parts", 10**30), "parts=10+ is no whole number"),
+        (lambda: slice_request.count("parts", True), "parts=True is no whole number"),
+        (
+            lambda: slice_request.duration("seconds", 0),
+            "seconds=0 is no duration: it is more than 0",
+        ),
+        (lambda: slice_request.duration("seconds", 1e9), "is no duration: .* at most 86400"),
+        (lambda: slice_request.duration("seconds", None), "seconds=None is no duration"),
         (lambda: Dcn.of(float("inf"), 0), "latency=inf of the DCN is no number"),
         (lambda: pw.make_virtual_device_set(3), "lab=3 has no devices to make a set of"),  # type: ignore[arg-type]
         (lambda: pw.pmap(abs, devices=3), r"devices=\[3\] are not the virtual devices"),
@@ -110,8 +113,8 @@ def words(**given: Any) -> Callable[[], object]:
         (lambda: pw.pmap(abs, devices=a_slice(2), out_axes=-1), "out_axes=-1 .*: -1 is no whole"),
         (lambda: pw.jit(abs, in_shardings=3), "an entry of in_shardings is 3; a slice takes"),
         (lambda: pw.jit(abs, out_shardings={"a": "x"}), "an entry of out_shardings is 'x'"),
-        (lambda: requests.path("path", None), "path=None is no path"),
-        (lambda: requests.function("make", 3), "make=3 is no function"),
+        (lambda: slice_request.path("path", None), "path=None is no path"),
+        (lambda: slice_request.function("make", 3), "make=3 is no function"),
         (lambda: pw.save(3, 1), "folder=3 is no path"),  # type: ignore[arg-type]
         (lambda: pw.restore(3), "folder=3 is no path"),  # type: ignore[arg-type]
         (lambda: Wishes(transcript=3).check(), "transcript is 3"),  # type: ignore[arg-type]
@@ -171,7 +174,7 @@ def test_that_nobody_is_stuck_is_said() -> None:
     answer = Care.stuck(lab)
     assert not answer
     assert repr(answer) == "nobody is stuck: nothing is late, and all hosts answer"
-    assert waits.as_html(answer) == repr(answer)
+    assert stall_figure.as_html(answer) == repr(answer)
 
 
 def test_a_question_starts_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,13 +191,13 @@ def test_a_question_starts_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_island_is_named_and_not_given() -> None:
-    (island,) = cluster.islands_of(TOPOLOGY)
+    (island,) = topology_view.islands_of(TOPOLOGY)
     with pytest.raises(pw.PathwaysError, match="write text, for example 'island0'"):
-        requests.slice_request(2, island=island)  # type: ignore[arg-type]
+        slice_request.slice_request(2, island=island)  # type: ignore[arg-type]
 
 
 def test_sizes_of_a_mesh_may_be_any_librarys_whole_numbers() -> None:
-    asked = requests.slice_request((np.int64(2), np.uint8(3)))  # type: ignore[arg-type]
+    asked = slice_request.slice_request((np.int64(2), np.uint8(3)))  # type: ignore[arg-type]
     assert asked.shape == (2, 3)
     assert {type(size) for size in asked.shape} == {int}
     wishes = Wishes(np.int64(1), np.uint8(2), np.int32(3))  # type: ignore[arg-type]
@@ -203,7 +206,9 @@ def test_sizes_of_a_mesh_may_be_any_librarys_whole_numbers() -> None:
     assert given == (1, 2, 3)
     assert {type(count) for count in given} == {int}
     for seconds in (np.int64(2), np.float32(2)):
-        assert requests.patience("wait", seconds) == requests.duration("for", seconds) == 2.0
+        assert (
+            slice_request.patience("wait", seconds) == slice_request.duration("for", seconds) == 2.0
+        )
 
 
 SIZES = [("512 MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("7", 7), (9, 9)]
@@ -211,13 +216,13 @@ SIZES = [("512 MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("7", 7)
 
 @pytest.mark.parametrize(("given", "size"), SIZES)
 def test_sizes(given: int | str, size: int) -> None:
-    assert requests.bytes_of(given) == size
+    assert slice_request.bytes_of(given) == size
 
 
 @pytest.mark.parametrize("given", ["much", "5 XB", "", None, "nan", True])
 def test_what_is_no_size(given: Any) -> None:
     with pytest.raises(pw.PathwaysError, match="is no size"):
-        requests.bytes_of(given)
+        slice_request.bytes_of(given)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +239,7 @@ def test_what_is_no_size(given: Any) -> None:
 )
 def test_shapes_that_cannot_be(shape: Any, axes: Any) -> None:
     with pytest.raises(pw.PathwaysError) as caught:
-        requests.slice_request(shape, axes)
+        slice_request.slice_request(shape, axes)
     assert caught.value.failure.remedy
 
 
@@ -377,7 +382,7 @@ def test_a_lab_closes_while_its_views_are_being_imported(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the cell after the one that loads the extension, whose thread imports them."""
-    monkeypatch.setitem(sys.modules, "pathways_lab.notebook.view", ModuleType("half"))
+    monkeypatch.setitem(sys.modules, "pathways_lab.notebook.view.view", ModuleType("half"))
     monkeypatch.setattr(labs.hooks, "lab_closes", pw._close_views)
     with pw.Lab(labs.ControlAddress(fake.address, KEY)) as lab:
         pass

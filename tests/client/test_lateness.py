@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.client import lateness
-from pathways_lab.client.questions import Questions
-from pathways_lab.core.program import Line
-from pathways_lab.core.story import Member, Stuck
-from pathways_lab.runtime.codec import pack
+from pathways_lab.client.session import lateness
+from pathways_lab.client.session.requests import Questions
+from pathways_lab.core.diagnosis.stall_story import Member, Stuck
+from pathways_lab.core.program.program import Line
+from pathways_lab.transport.codec import pack
 
 STORY = Stuck(
     "late",

@@ -14,9 +14,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client import layouts
-from pathways_lab.client.arrays import ArrayType, shard_bytes
-from pathways_lab.core.layout import boxes, intersect, shard_shape
+from pathways_lab.client.code import layouts
+from pathways_lab.client.functions.array_types import ArrayType, shard_bytes
+from pathways_lab.core.program.layout import boxes, intersect, shard_shape
 from tests.client.kit import FakeLab, a_slice
 
 

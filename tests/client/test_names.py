@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import requests
+from pathways_lab.client.lab import slice_request
 from pathways_lab.runtime import jax_private
 from tests.client.kit import FakeLab
 
@@ -26,7 +26,7 @@ def test_what_was_put_has_a_name(fake: FakeLab) -> None:
 
 def test_half_a_character_is_refused_with_words() -> None:
     with pytest.raises(pw.PathwaysError, match="surrogates not allowed") as caught:
-        requests.name("name", "a\ud800")
+        slice_request.name("name", "a\ud800")
     failure = caught.value.failure
     assert failure.kind == "refused"
     assert "/tests/client/" in failure.line.file

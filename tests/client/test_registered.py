@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import batching, registered
+from pathways_lab.client.session import call_batching, code_registry
 from tests.client.kit import FakeLab, fast
 from tests.runtime.processes import until
 
@@ -20,7 +20,7 @@ X = np.arange(4, dtype=np.float32)
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing stays registered that nobody has."""
-    monkeypatch.setattr(registered, "_KEPT", 0)
+    monkeypatch.setattr(code_registry, "_KEPT", 0)
 
 
 def plus(number: int, on: pw.Slice) -> Callable[..., Any]:
@@ -106,7 +106,7 @@ def test_the_last_ones_stay_and_cost_nothing_when_they_come_again(
         del handle
         gc.collect()
     assert (fake.count("program"), fake.count("function")) == (2, 1)
-    monkeypatch.setattr(registered, "_KEPT", 3)
+    monkeypatch.setattr(code_registry, "_KEPT", 3)
     for number in range(2, 5):
         plus(number, on)(X).result()
     forgotten(fake, 2)
@@ -139,10 +139,10 @@ def test_calls_sent_together_are_forgotten_with_one_of_their_functions(
     two = plus(2, on)
     together(one, two)
     assert [again.key for again in calls._plans.values()] == [plan.key], "registered again"
-    assert not calls._room(on.id, batching._CALLS)
+    assert not calls._room(on.id, call_batching._CALLS)
     del two
     forgotten(fake, 6)
-    assert calls._room(on.id, batching._CALLS), "what is gone takes no room"
+    assert calls._room(on.id, call_batching._CALLS), "what is gone takes no room"
 
 
 def test_a_released_slice_takes_what_was_registered_along(fake: FakeLab, at_once: None) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import sharing
-from pathways_lab.client.described import describe, read
-from pathways_lab.client.handles import Handle
+from pathways_lab.client.lab import sharing
+from pathways_lab.client.session.descriptions import describe, read
+from pathways_lab.client.session.handles import Handle
 from tests.client.kit import FakeLab
 
 X = np.arange(4, dtype=np.float32)

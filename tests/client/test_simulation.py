@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.policies import FIFO, Priority, ProportionalShare
+from pathways_lab.core.scheduling.policies import FIFO, Priority, ProportionalShare
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Span
 
@@ -36,7 +36,7 @@ def staged(machine: pw.Machine, milliseconds: float = 10.0) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_lab() -> Iterator[None]:
-    from pathways_lab.client import lab
+    from pathways_lab.client.lab import lab
 
     before = tuple(lab._labs)
     yield

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.connection import Connection
-from pathways_lab.client.policies import Tagging
+from pathways_lab.client.lab.policies import Tagging
+from pathways_lab.client.session.connection import Connection
 from tests.client.kit import FakeLab, fast
 
 Said = list[tuple[int, dict[str, Any]]]

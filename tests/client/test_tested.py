@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 import pathways_lab as pw
-from pathways_lab.client.care import Care, Checking
+from pathways_lab.client.lab.diagnostics import Care, Checking
 from tests.client.kit import FakeLab
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.cells import CellProgram
+from pathways_lab.client.program.cell_program import CellProgram
 from tests.client.kit import FakeLab
 
 X = np.arange(4, dtype=np.float32)

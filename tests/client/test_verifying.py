@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import replaying, verifying
-from pathways_lab.client.cluster import Host, Island
-from pathways_lab.core.suspects import Replay
+from pathways_lab.client.lab.topology_view import Host, Island
+from pathways_lab.client.verify import device_check, step_check
+from pathways_lab.core.diagnosis.suspects import Replay
 from pathways_lab.runtime.checksums import UNITS, WORDS
 
 SIZE = 4 * WORDS
@@ -28,18 +28,18 @@ class Bench:
 
     def __init__(self, *hosts: Host) -> None:
         self.islands = (Island("island0", hosts),)
-        self.made: dict[tuple[str, int], verifying.Sums] = {}
+        self.made: dict[tuple[str, int], device_check.Sums] = {}
 
     def slice_at(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("nothing runs here")
 
-    def computed(self, *_: Any) -> dict[tuple[str, int], verifying.Sums]:
+    def computed(self, *_: Any) -> dict[tuple[str, int], device_check.Sums]:
         devices = [(h.name, n) for h in self.islands[0].hosts for n in range(h.devices)]
         return {device: self.made.get(device, RIGHT) for device in devices}
 
-    def scan(self, monkeypatch: pytest.MonkeyPatch) -> verifying.Verification:
-        monkeypatch.setattr(verifying, "_computed", self.computed)
-        return verifying.scan(self, 2, True)
+    def scan(self, monkeypatch: pytest.MonkeyPatch) -> device_check.Verification:
+        monkeypatch.setattr(device_check, "_computed", self.computed)
+        return device_check.scan(self, 2, True)
 
 
 def test_what_was_otherwise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ A, B, C = (tuple((f"island0/{name}", number) for number in range(2)) for name in
 GOOD, SPOILT = ((b"1",), (b"1",)), ((b"1",), (b"2",))
 
 
-def verdict(*replays: Replay) -> verifying.Verification:
-    return replaying._verdict(Bench(host("a", 2), host("b", 2), host("c", 2)), "f", replays)
+def verdict(*replays: Replay) -> device_check.Verification:
+    return step_check._verdict(Bench(host("a", 2), host("b", 2), host("c", 2)), "f", replays)
 
 
 def test_of_two_sets_that_differ_none_is_called_right() -> None:
@@ -125,4 +125,4 @@ def test_who_was_in_all_sets_is_told_of() -> None:
 
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(pw.PathwaysError, match="step=3 is no function"):
-        replaying.replay(Bench(host("a", 2)), 3, (), True)  # type: ignore[arg-type]
+        step_check.replay(Bench(host("a", 2)), 3, (), True)  # type: ignore[arg-type]

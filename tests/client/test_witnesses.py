@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
-from pathways_lab.client.pending import Buffer
-from pathways_lab.client.witnesses import MOST, Witnesses
+from pathways_lab.client.session.host_completion import MOST, Witnesses
+from pathways_lab.client.session.pending import Buffer
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program import Plan
+from pathways_lab.core.program.program import Plan
 from tests.client.kit import FakeLab
 from tests.runtime.processes import until
 

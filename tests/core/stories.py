@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Command
-from pathways_lab.core.program import Plan
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 
 Kind = TypeVar("Kind", bound=Command)

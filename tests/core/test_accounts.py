@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from pathways_lab.core import accounts
-from pathways_lab.core.accounts import Accounts
+from pathways_lab.core.memory import accounts
+from pathways_lab.core.memory.accounts import Accounts
 from pathways_lab.core.messages import Command, Event
 from pathways_lab.sim.generate import RandomClient, Shape, random_machine
 from pathways_lab.sim.world import World

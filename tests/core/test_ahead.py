@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import BufferDeclared, FreeBuffers, RunEnded
-from pathways_lab.core.upload_messages import UploadLost
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.uploads import UploadLost
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import told
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_lab.core.array_types import DEVICES, ELEMENT_BYTES, SHARD_BYTES, shard_bytes
-from pathways_lab.core.layout import Layout
+from pathways_lab.core.program.array_types import DEVICES, ELEMENT_BYTES, SHARD_BYTES, shard_bytes
+from pathways_lab.core.program.layout import Layout
 
 ROW = Layout((("x", 2),), (("x",),))
 WHOLE = Layout((("x", 2),), ((),))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pathways_lab.core.cancel_messages import CancelAnswered, CancelRequested
 from pathways_lab.core.messages import (
     BuffersDropped,
     FreeBuffers,
@@ -16,9 +15,10 @@ from pathways_lab.core.messages import (
     ProgramRegistered,
     SliceReleased,
 )
-from pathways_lab.core.outcomes import Outcomes
-from pathways_lab.core.program import Plan
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.outcomes import Outcomes
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch, Submitted
 from tests.core.stories import told
 

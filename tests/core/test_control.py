@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     AbortRun,
@@ -11,7 +10,8 @@ from pathways_lab.core.messages import (
     Prepare,
     ShareProgram,
 )
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, told, two_islands
 

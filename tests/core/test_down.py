@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.core.elastic_messages import Compiling, HostDown, HostForgotten, RebindRequested
 from pathways_lab.core.messages import (
     HostLost,
     Prepare,
@@ -13,9 +12,10 @@ from pathways_lab.core.messages import (
     SliceRequested,
     SliceWaiting,
 )
-from pathways_lab.core.program import Line
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.core.upload_messages import PatienceEnded
+from pathways_lab.core.messages.elastic import Compiling, HostDown, HostForgotten, RebindRequested
+from pathways_lab.core.messages.uploads import PatienceEnded
+from pathways_lab.core.program.program import Line
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import heavy, told
 

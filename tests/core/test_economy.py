@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pathways_lab.core.control import Control
-from pathways_lab.core.layout import Layout
 from pathways_lab.core.messages import (
     ClientJoined,
     Command,
@@ -20,8 +19,9 @@ from pathways_lab.core.messages import (
     SliceBound,
     SliceRequested,
 )
-from pathways_lab.core.program import Call, Plan, Step, Value
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Plan, Step, Value
+from pathways_lab.core.slices.topology import SliceRequest
 from tests.core.stories import KNOWN
 
 PER_HOST = 8

@@ -7,18 +7,6 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core import elastic
-from pathways_lab.core.elastic_messages import (
-    Answer,
-    HostsLeaving,
-    HostsLeft,
-    Park,
-    RebindRequested,
-    ResumeRequested,
-    SliceMoved,
-    SliceWithdrawn,
-    SuspendRequested,
-)
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.messages import (
     ClientLeft,
@@ -30,8 +18,20 @@ from pathways_lab.core.messages import (
     SliceFreed,
     SliceReleased,
 )
-from pathways_lab.core.program import Plan
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.messages.elastic import (
+    Answer,
+    HostsLeaving,
+    HostsLeft,
+    Park,
+    RebindRequested,
+    ResumeRequested,
+    SliceMoved,
+    SliceWithdrawn,
+    SuspendRequested,
+)
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices import migration
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import heavy, told, two_islands
 
@@ -59,13 +59,13 @@ def resume(script: Script, whose: str = ME, by: str = ME, island: str | None = N
 def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keys of plans, as they are worked out again for other devices."""
     keys: list[str] = []
-    real = elastic.index_plan
+    real = migration.index_plan
 
     def noted(plan: Plan, client: str, bindings: Any) -> Any:
         keys.append(plan.key)
         return real(plan, client, bindings)
 
-    monkeypatch.setattr(elastic, "index_plan", noted)
+    monkeypatch.setattr(migration, "index_plan", noted)
     return keys
 
 

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pathways_lab.core.cancel_messages import CancelRequested
-from pathways_lab.core.elastic_messages import SliceWithdrawn
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import (
     AbortRun,
     BufferDeclared,
@@ -34,8 +31,11 @@ from pathways_lab.core.messages import (
     SliceRequested,
     SlicesLost,
 )
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.elastic import SliceWithdrawn
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, heavy, told, two_islands
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.core import requests
-from pathways_lab.core.cancel_messages import CancelRequested
-from pathways_lab.core.elastic_messages import RebindRequested
+from pathways_lab.core import checks
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import ClientLeft, HostLost, Prepare, ShareProgram
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.core.program_messages import ProgramsDropped, ProgramsForgotten
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.elastic import RebindRequested
+from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import heavy, told, two_islands
 
@@ -161,8 +161,8 @@ def test_a_slice_that_is_bound_again_has_nothing_of_what_was_dropped() -> None:
 
 
 def test_so_many_reasons_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_REMEMBERED", 3)
-    client = requests.ClientRecord()
+    monkeypatch.setattr(checks, "_REMEMBERED", 3)
+    client = checks.ClientRecord()
     for number in range(5):
         client.refuse(f"p{number}", Failure("refused", "its slice was released"))
     assert list(client.gone) == ["p2", "p3", "p4"]

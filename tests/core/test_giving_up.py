@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.invariants import check
 from pathways_lab.core.messages import (
     AbortRun,
     GangsGivenUp,

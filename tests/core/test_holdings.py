@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from pathways_lab.core.elastic_messages import ResumeRequested, SuspendRequested
-from pathways_lab.core.holdings import Holding, Holdings, size
+from pathways_lab.core.memory.holdings import Holding, Holdings, size
 from pathways_lab.core.messages import (
     BufferDeclared,
     ClientJoined,
@@ -17,8 +16,9 @@ from pathways_lab.core.messages import (
     HandlePublished,
     HandleTaken,
 )
-from pathways_lab.core.program import Line
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.messages.elastic import ResumeRequested, SuspendRequested
+from pathways_lab.core.program.program import Line
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.generate import RandomClient, Shape, random_machine
 from pathways_lab.sim.world import World
 from pathways_lab.testing import Script, Sketch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathways_lab.core.policies import PolicyView
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.scheduling.policies import PolicyView
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 
 

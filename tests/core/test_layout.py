@@ -8,7 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways_lab.core.layout import Box, Layout, boxes, exchange, intersect, shard_shape
+from pathways_lab.core.program.layout import Box, Layout, boxes, exchange, intersect, shard_shape
 
 AXES = ("a", "b", "c")
 

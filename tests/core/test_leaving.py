@@ -15,8 +15,8 @@ from pathways_lab.core.messages import (
     HostReport,
     SliceRequested,
 )
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.core.upload_messages import PatienceEnded
+from pathways_lab.core.messages.uploads import PatienceEnded
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script
 from tests.core.stories import told
 

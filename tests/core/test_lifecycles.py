@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pathways_lab.core.errors import InvalidTransition
-from pathways_lab.core.lifecycles import ALL, BUFFER, GANG, RUN, LifeCycle, mermaid
+from pathways_lab.core.scheduling.lifecycles import ALL, BUFFER, GANG, RUN, LifeCycle, mermaid
 
 
 @pytest.mark.parametrize("cycle", ALL, ids=lambda c: c.name)

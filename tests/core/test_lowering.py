@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.legality import check_plan, inputs_of, last_uses, outputs_of
-from pathways_lab.core.lowering import live, lower, moved, ordered, placed, show, show_plan
-from pathways_lab.core.program import (
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.legality import check_plan, inputs_of, last_uses, outputs_of
+from pathways_lab.core.program.lowering import live, lower, moved, ordered, placed, show, show_plan
+from pathways_lab.core.program.program import (
     Call,
     Line,
     Plan,

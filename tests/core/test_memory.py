@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.messages import (
     FreeBuffers,
     HostReport,
 )
-from pathways_lab.core.program import Plan
-from pathways_lab.core.program_messages import RunWaited
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.programs import RunWaited
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import BROKEN, heavy, told
 

@@ -17,7 +17,7 @@ from pathways_lab.core.messages import (
     SliceReleased,
     SliceRequested,
 )
-from pathways_lab.core.policies import (
+from pathways_lab.core.scheduling.policies import (
     FIFO,
     PlaceView,
     Policy,
@@ -25,7 +25,7 @@ from pathways_lab.core.policies import (
     places,
     validate,
 )
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script
 
 REMOTE = RemotePolicy("Mine", 7, places=True)

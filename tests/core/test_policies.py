@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from pathways_lab.core.messages import PolicyChosen, PolicySet
-from pathways_lab.core.policies import (
+from pathways_lab.core.scheduling.policies import (
     FIFO,
     Candidate,
     Policy,
@@ -17,8 +17,8 @@ from pathways_lab.core.policies import (
     ShortestFirst,
     validate,
 )
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.turns import AWAY, Usage
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.scheduling.turns import AWAY, Usage
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import KNOWN
 

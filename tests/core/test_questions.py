@@ -14,9 +14,9 @@ from pathways_lab.core.messages import (
     PolicyLate,
     PolicySet,
 )
-from pathways_lab.core.policies import FIFO, RemotePolicy
-from pathways_lab.core.program import Plan
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.policies import FIFO, RemotePolicy
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.testing import Script, Sketch
 
 ONE = Rules(window=0.01, ahead=0.001, least=1)
@@ -103,7 +103,7 @@ def test_a_late_answer_changes_nothing_and_then_the_policy_is_asked_again() -> N
 
 def test_an_answer_about_what_has_changed_meanwhile_is_no_fault() -> None:
     """The named run was cancelled: the policy is asked about the rest."""
-    from pathways_lab.core.cancel_messages import CancelRequested
+    from pathways_lab.core.messages.cancelling import CancelRequested
 
     lab = Elsewhere()
     first, second, third = lab.contested()

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.core.elastic_messages import (
-    Answer,
-    HostsLeaving,
-    ResumeRequested,
-    SuspendRequested,
-)
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.messages import (
     BuffersDropped,
@@ -26,10 +20,16 @@ from pathways_lab.core.messages import (
     SliceRequested,
     SliceWaiting,
 )
-from pathways_lab.core.policies import Priority
-from pathways_lab.core.program import Plan
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.messages.elastic import (
+    Answer,
+    HostsLeaving,
+    ResumeRequested,
+    SuspendRequested,
+)
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.policies import Priority
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
 from tests.core.stories import KNOWN
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.control import Control
-from pathways_lab.core.invariants import check
+from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.messages import (
     BuffersDropped,
     ClientJoined,
@@ -21,9 +21,9 @@ from pathways_lab.core.messages import (
     RunSubmitted,
     SliceRequested,
 )
-from pathways_lab.core.outcomes import Outcomes
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceRequest
+from pathways_lab.core.scheduling.outcomes import Outcomes
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceRequest
 from tests.core.test_economy import chain
 
 HOSTS = ("i/h000", "i/h001")

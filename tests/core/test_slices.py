@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostJoined
-from pathways_lab.core.placement import place
-from pathways_lab.core.slices import ResourceManager
-from pathways_lab.core.topology import SliceBinding, SliceRequest
+from pathways_lab.core.slices.placement import place
+from pathways_lab.core.slices.slices import ResourceManager
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 
 AXES = ("x", "y", "z")
 

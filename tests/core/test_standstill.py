@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathways_lab.core.overdue import Overdue
-from pathways_lab.core.program import Line
-from pathways_lab.core.story import Stuck
-from pathways_lab.core.stuck import LAUNCHED, QUEUED, WAITING, Seen, explain
+from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.diagnosis.stall import LAUNCHED, QUEUED, WAITING, Seen, explain
+from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.program.program import Line
 
 BOTH = ("host0", "host1")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_lab.core.suspects import (
+from pathways_lab.core.diagnosis.suspects import (
     Replay,
     agree,
     minority,
@@ -18,7 +18,7 @@ from pathways_lab.core.suspects import (
     suspects,
     unchecked,
 )
-from pathways_lab.core.topology import Owned
+from pathways_lab.core.slices.topology import Owned
 
 RIGHT = "right"
 Islands = list[list[tuple[str, int]]]

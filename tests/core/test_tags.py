@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from pathways_lab.core.policies import APART, FIFO, Policy, PolicyView, Priority
-from pathways_lab.core.tags import HIGHEST, NAMES, TEXT, wrong
+from pathways_lab.core.scheduling.policies import APART, FIFO, Policy, PolicyView, Priority
+from pathways_lab.core.scheduling.tags import HIGHEST, NAMES, TEXT, wrong
 from pathways_lab.testing import Script, Sketch
 from tests.core.test_policies import ONE
 

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways_lab.core.plans import index_plan
-from pathways_lab.core.waits import Launch, Wait, find_cycle, launches, possible_cycle
+from pathways_lab.core.diagnosis.wait_cycles import (
+    Launch,
+    Wait,
+    find_cycle,
+    launches,
+    possible_cycle,
+)
+from pathways_lab.core.program.plans import index_plan
 from pathways_lab.testing import Script, Sketch
 
 A = Launch("A", ("host0", "host1"))

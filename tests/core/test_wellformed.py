@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
-from pathways_lab.core.wellformed import Types, check_values
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Line, Plan, Step, Transfer, Value
+from pathways_lab.core.program.wellformed import Types, check_values
 
 LAYOUT = Layout((("x", 2),), (("x",),))
 WHOLE = Layout((("x", 2),), ((),))

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pathways_lab.core.elastic_messages import Answer
-from pathways_lab.core.functions import Functions
 from pathways_lab.core.messages import (
     ClientJoined,
     LeaseRequested,
@@ -16,11 +14,13 @@ from pathways_lab.core.messages import (
     Refused,
     SliceRequested,
 )
-from pathways_lab.core.policies import ProportionalShare
-from pathways_lab.core.program import Plan
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.core.window_messages import WindowChosen, WindowKept
+from pathways_lab.core.messages.elastic import Answer
+from pathways_lab.core.messages.windows import WindowChosen, WindowKept
+from pathways_lab.core.program.functions import Functions
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.policies import ProportionalShare
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
 
 ME = "kernel-1"

@@ -26,8 +26,8 @@ import pytest
 from pathways_lab_server.labs import KERNELS, SOCKET
 
 from pathways_lab.notebook.dashboard import kernels
-from pathways_lab.runtime import dashboard
-from pathways_lab.runtime.address import private_folder
+from pathways_lab.runtime.cluster import dashboard_socket
+from pathways_lab.transport.addresses import private_folder
 from tests.runtime.mutate import Mutator
 
 TOKEN = "a-token-of-this-test"
@@ -189,7 +189,7 @@ def test_a_lab_is_listed_and_its_pages_are_passed_on(server, lab):
 
 
 def test_both_ends_call_the_socket_and_the_kernels_the_same():
-    assert dashboard.SOCKET == SOCKET
+    assert dashboard_socket.SOCKET == SOCKET
     assert kernels.FOLDER == KERNELS
 
 

@@ -49,75 +49,76 @@ class Broken:
 
 ALL = (
     Broken(
-        "draws: nothing is put into the page", NOTEBOOK + "page.js",
+        "draws: nothing is put into the page", NOTEBOOK + "view/page.js",
         "    this.body.replaceChildren(place);\n", "", MOVES,
     ),
     Broken(
-        "draws: a bar is lost", NOTEBOOK + "live.js",
+        "draws: a bar is lost", NOTEBOOK + "view/live.js",
         "all.set(more.subarray(Math.max(0, skip - old.length)), rest.length);",
         "all.set(more.subarray(Math.max(0, skip - old.length), more.length - 1), rest.length);",
         BROWSER + "test_the_bars_in_the_page_are_the_records",
     ),
     Broken(
-        "data grow while a cell spins: updates are not sent", NOTEBOOK + "live.py",
+        "data grow while a cell spins: updates are not sent", NOTEBOOK + "view/live.py",
         "self.send(content, [block])",
         'if content["type"] != "update":\n                self.send(content, [block])', MOVES,
     ),
     Broken(
-        "reload: a late page is not answered", NOTEBOOK + "live.py",
+        "reload: a late page is not answered", NOTEBOOK + "view/live.py",
         'elif kind == "snapshot" and self._ask is not None:\n            self._ask()',
         'elif kind == "snapshot":\n            pass', RELOAD,
     ),
     Broken(
-        "reload: a repaired picture is not drawn", NOTEBOOK + "live.js",
+        "reload: a repaired picture is not drawn", NOTEBOOK + "view/live.js",
         "for (const view of this.views) view.paused || view.show();\n    if (!this.told)",
         "if (!this.told)", RELOAD,
     ),
     Broken(
-        "second view: only the first is told", NOTEBOOK + "live.js",
+        "second view: only the first is told", NOTEBOOK + "view/live.js",
         "for (const view of this.views) view.apply(changes);",
         "for (const view of [...this.views].slice(0, 1)) view.apply(changes);", RELOAD,
     ),
     Broken(
-        "theme: not painted again", NOTEBOOK + "page.js",
+        "theme: not painted again", NOTEBOOK + "view/page.js",
         "if (!this.document || this.feed.frozen) return;\n    const ink",
         "if (this.once || !this.document || this.feed.frozen) return;\n"
         "    this.once = true;\n    const ink",
         BROWSER + "test_it_follows_the_theme",
     ),
     Broken(
-        "cancel in a busy cell", NOTEBOOK + "live.py", "comm._reply_subshell_for = None", "pass",
+        "cancel in a busy cell", NOTEBOOK + "view/live.py",
+        "comm._reply_subshell_for = None", "pass",
         BROWSER + "test_cancel_works_while_a_cell_spins",
     ),
     Broken(
-        "frozen: not put into the notebook", NOTEBOOK + "view.py",
+        "frozen: not put into the notebook", NOTEBOOK + "view/view.py",
         "handle.update(data, metadata=metadata, raw=True)", "pass",
         "tests/notebook/test_picture.py::"
         "test_the_frozen_picture_takes_the_live_ones_place_also_where_no_page_is_open",
     ),
     Broken(
-        "frozen: a page that was opened late keeps the widget", NOTEBOOK + "live.js",
+        "frozen: a page that was opened late keeps the widget", NOTEBOOK + "view/live.js",
         "setTimeout(() => keep(this.model, snapshot), 1500);", "", RELOAD,
     ),
     Broken(
-        "pause does not hold", NOTEBOOK + "page.js",
+        "pause does not hold", NOTEBOOK + "view/page.js",
         "if (this.paused || !this.document) return;", "if (!this.document) return;",
         BROWSER + "test_a_held_picture_stands_and_then_shows_the_present",
     ),
     Broken(
-        "selection: nothing is framed", NOTEBOOK + "page.js",
+        "selection: nothing is framed", NOTEBOOK + "view/page.js",
         "out[name].push(data[name][i]);", "out[name].length;", FOUND,
     ),
     Broken(
-        "scrubber: no moment is sought", NOTEBOOK + "page.js",
+        "scrubber: no moment is sought", NOTEBOOK + "view/page.js",
         'this.send("seek", this.wanted);', "", FOUND,
     ),
     Broken(
-        "source line is not lit", NOTEBOOK + "live.js",
+        "source line is not lit", NOTEBOOK + "view/live.js",
         "this.lit = told;\n", "this.lit = told;\n    return;\n", PROGRAM,
     ),
     Broken(
-        "no route: the script is not pushed", NOTEBOOK + "live.py",
+        "no route: the script is not pushed", NOTEBOOK + "view/live.py",
         'if not self._pushed and (late or not self._scripts["route"]):', "if False:",
         BROWSER + "test_without_the_server_route_a_busy_kernel_brings_the_script",
     ),
@@ -145,7 +146,7 @@ ALL = (
         "os.environ[PAGES_VARIABLE] = pages", 'os.environ[PAGES_VARIABLE] = "/" + LABS', PAGES,
     ),
     Broken(
-        "outside request of a view", NOTEBOOK + "live.js",
+        "outside request of a view", NOTEBOOK + "view/live.js",
         "feed = new Feed(model);", "feed = new Feed(model);" + OUTSIDE, MOVES,
     ),
     Broken(

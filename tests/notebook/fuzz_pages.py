@@ -27,9 +27,9 @@ from urllib.parse import quote
 
 from tornado import httpserver, netutil, web
 
-from pathways_lab.notebook import figures
 from pathways_lab.notebook.dashboard import PANELS, path_of, process
-from pathways_lab.runtime.forwarding import routes
+from pathways_lab.notebook.draw import bokeh_figures
+from pathways_lab.runtime.cluster.dashboard_proxy import routes
 from pathways_lab.timeline.log import Timeline
 from tests.notebook.synthetic import training
 from tests.runtime.mutate import Mutator
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    figures.documented = lambda message: {"type": "snapshot"}  # drawing takes 20 ms
+    bokeh_figures.documented = lambda message: {"type": "snapshot"}  # drawing takes 20 ms
     fuzz = Fuzz(chosen.seed)
     asyncio.run(fuzz.run(chosen.inputs))
     print(f"{fuzz.inputs:,} requests, no answer of 500 or more: {sorted(fuzz.answers.items())}")

@@ -30,7 +30,7 @@ FEED = """
 import threading, time
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Span
-from pathways_lab.notebook.view import View
+from pathways_lab.notebook.view.view import View
 from tests.notebook.synthetic import Cluster, play, training
 log = Timeline()
 feed = play(log, training({steps}, hosts={hosts}, devices=2))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.notebook.cell import VALUE, CellRefused, at_home, parse
+from pathways_lab.notebook.kernel.cell_text import VALUE, CellRefused, at_home, parse
 
 
 def reads(source: str) -> set[str]:

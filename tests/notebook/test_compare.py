@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pathways_lab.notebook.compare import compare_timelines
-from pathways_lab.notebook.frozen import LIMIT
+from pathways_lab.notebook.reports.timelines import compare_timelines
+from pathways_lab.notebook.view.frozen import LIMIT
 from pathways_lab.timeline.log import Timeline
 from tests.notebook.synthetic import Cluster, shifted
 

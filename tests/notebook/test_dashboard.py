@@ -11,16 +11,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.notebook import pace
 from pathways_lab.notebook.dashboard import PANELS, process, watch
 from pathways_lab.notebook.dashboard.feed import KEPT, Feed, begun
 from pathways_lab.notebook.dashboard.page import html
 from pathways_lab.notebook.dashboard.process import FILES
 from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import present
-from pathways_lab.notebook.palette import palette_of
-from pathways_lab.notebook.picture import Picture, Wanted
-from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.notebook.scene.palette import palette_of
+from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.view import cpu_budget
+from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.records import Event
@@ -185,7 +185,7 @@ def test_pages_give_way_on_a_busy_machine_and_take_turns(
     queues, order = gallery.feed(("queues",)), gallery.feed(("order",))
     assert abs(drawn.count(queues) - drawn.count(order)) <= 1, "nobody draws twice in a turn"
     assert drawn.count(queues) == pytest.approx(times, abs=2)
-    assert (0.010 * len(drawn) / 8.0 <= 1.2 * 2 * pace.LEAST) == (spare == 0.0)
+    assert (0.010 * len(drawn) / 8.0 <= 1.2 * 2 * cpu_budget.LEAST) == (spare == 0.0)
 
 
 # --- the side panel's data ---------------------------------------------------------------

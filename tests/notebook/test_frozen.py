@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from pathways_lab.notebook.frozen import LIMIT, freeze
-from pathways_lab.notebook.palette import HUES, INK, Palette, contrast, mixed
 from pathways_lab.notebook.panels import PANELS
-from pathways_lab.notebook.plot import LEFT, RIGHT, WIDTH, moments, nice
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.palette import HUES, INK, Palette, contrast, mixed
+from pathways_lab.notebook.scene.plot import LEFT, RIGHT, WIDTH, moments, nice
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.view.frozen import LIMIT, freeze
 from pathways_lab.timeline.records import Event, Record, Span
 from tests.notebook.synthetic import Cluster, arrival, training
 

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from tornado.routing import PathMatches
 
-from pathways_lab.notebook import figures
 from pathways_lab.notebook.dashboard import process
+from pathways_lab.notebook.draw import bokeh_figures
 from tests.notebook.fuzz_pages import GOOD, Fuzz, application
 
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "documented", lambda message: {"type": "snapshot"})
+    monkeypatch.setattr(bokeh_figures, "documented", lambda message: {"type": "snapshot"})
 
 
 def test_whatever_is_asked_for_no_page_fails() -> None:

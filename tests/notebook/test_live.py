@@ -14,18 +14,19 @@ import pytest
 from ipykernel.compiler import XCachingCompiler, get_file_name
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program import Line
-from pathways_lab.notebook import live, pace, painters, places, printed, processors, view
-from pathways_lab.notebook.encode import encode
-from pathways_lab.notebook.figures import documented
-from pathways_lab.notebook.header import Header
-from pathways_lab.notebook.live import LiveFigures, answer_while_busy
-from pathways_lab.notebook.pace import PERIOD, Pace
+from pathways_lab.core.program.program import Line
+from pathways_lab.notebook.draw.bokeh_figures import documented
+from pathways_lab.notebook.kernel import host_output, line_index
+from pathways_lab.notebook.kernel.host_output import LINES, Pane
 from pathways_lab.notebook.panels import plots
-from pathways_lab.notebook.plot import Append, Assign, Replace, changes
-from pathways_lab.notebook.printed import LINES, Pane
-from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.stream import Stream
+from pathways_lab.notebook.scene.header import Header
+from pathways_lab.notebook.scene.plot import Append, Assign, Replace, changes
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.view import cpu_budget, live, machine_load, renderers, view
+from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
+from pathways_lab.notebook.view.encode import encode
+from pathways_lab.notebook.view.live import LiveFigures, answer_while_busy
+from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Span
@@ -207,20 +208,20 @@ def test_a_line_has_a_place_when_its_cell_is_known() -> None:
     kernel = type("Kernel", (), {"get_parent": lambda self: asked})()
     shell = type("Shell", (), {"kernel": kernel, "compile": XCachingCompiler()})()
     shell.execution_count = 1
-    places.note(shell)
-    places.note(shell, "file of a magic's text")
+    line_index.note(shell)
+    line_index.note(shell, "file of a magic's text")
     file = get_file_name("x = 1\ny = 2")
-    found = places.place_of(f"{file}:2: y = 2")
+    found = line_index.place_of(f"{file}:2: y = 2")
     assert found == {"cell": "a1", "number": 2, "text": "y = 2"}
-    assert places.place_of("file of a magic's text:3: z: int = f(':4: ')") == {
+    assert line_index.place_of("file of a magic's text:3: z: int = f(':4: ')") == {
         "cell": "a1", "number": 3, "text": "z: int = f(':4: ')",
     }  # fmt: skip
-    assert places.place_of("model.py:2: y = 2") is None
-    assert places.place_of("") is None
+    assert line_index.place_of("model.py:2: y = 2") is None
+    assert line_index.place_of("") is None
     del asked["metadata"]["cellId"]  # another front end
     asked["content"]["code"] = "z = 3"
-    places.note(shell)
-    assert places.place_of(f"{get_file_name('z = 3')}:1: z = 3") is None
+    line_index.note(shell)
+    assert line_index.place_of(f"{get_file_name('z = 3')}:1: z = 3") is None
 
 
 def test_a_view_ends_with_its_lab_also_when_that_is_lost() -> None:
@@ -242,8 +243,8 @@ def test_the_axis_of_a_replay_ends_with_the_last_that_happened() -> None:
     now[0] = 60.0
     assert timeline.clock() == 30.0
     replay = view.view_of(timeline, replay=True)
-    drawn = painters.painter_of(timeline, replay.wanted, replay)
-    assert isinstance(drawn, painters.Thread), "no process draws by another clock"
+    drawn = renderers.painter_of(timeline, replay.wanted, replay)
+    assert isinstance(drawn, renderers.Thread), "no process draws by another clock"
     drawn.end("ended")
     shown, header = drawn.picture.look(timeline.clock())
     last = max(r.end for r in records if isinstance(r, Span))
@@ -294,8 +295,8 @@ def test_printed_lines_are_bounded_and_what_is_missing_is_said() -> None:
 
 def test_what_is_noticed_later_appears_below_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     pane = Pane(lambda text: None)
-    monkeypatch.setattr(printed, "pane_below_cell", lambda: pane)
-    note = printed.notes_below_cell(lambda file: "Cell In[3]")
+    monkeypatch.setattr(host_output, "pane_below_cell", lambda: pane)
+    note = host_output.notes_below_cell(lambda file: "Cell In[3]")
     note("asked about ['a', 'b']\n")
     line = Line("cell", 4, "return view.candidates[5].run")
     note(Failure("policy", "policy Mine was removed", "correct it", line=line))
@@ -323,29 +324,33 @@ def looked(seconds: float, spare: Callable[[float], float], update: float = 0.02
 def test_pictures_give_way_on_a_busy_machine() -> None:
     busy = looked(60.0, lambda now: 0.1)
     assert [sum(at < end for at in busy) for end in (1, 10)] == [2, 12], "from the first update on"
-    assert 0.025 * len(busy) / 60 <= 1.05 * 2 * pace.LEAST
+    assert 0.025 * len(busy) / 60 <= 1.05 * 2 * cpu_budget.LEAST
     idle = looked(60.0, lambda now: 1.8)
     assert len(idle) == pytest.approx(600, abs=1), "ten times a second"
     dear = looked(60.0, lambda now: 1.8, update=0.2)
-    assert 0.2 * len(dear) / 60 == pytest.approx(pace.MOST, rel=0.05)
-    assert [pace.share(0.0, count) for count in (1, 2, 8, 64)] == [0.015, 0.03, 0.12, 0.25]
-    half = [pace.share(spare, 2) for spare in (0.0, 0.6, 0.75, 0.9, 1.0, 2.0)]
+    assert 0.2 * len(dear) / 60 == pytest.approx(cpu_budget.MOST, rel=0.05)
+    assert [cpu_budget.share(0.0, count) for count in (1, 2, 8, 64)] == [0.015, 0.03, 0.12, 0.25]
+    half = [cpu_budget.share(spare, 2) for spare in (0.0, 0.6, 0.75, 0.9, 1.0, 2.0)]
     assert half == pytest.approx([0.03, 0.03, 0.03, 0.15, 0.25, 0.25]), "what is idle at moments"
     late = looked(5.0, lambda now: 2.0 if now > 2 else 0.0, update=0.5)
-    assert next(at for at in late if at > 1) < 2 + pace.PATIENCE + 0.5 / pace.MOST, "idle again"
+    assert next(at for at in late if at > 1) < 2 + cpu_budget.PATIENCE + 0.5 / cpu_budget.MOST, (
+        "idle again"
+    )
     slow = looked(60.0, lambda now: 0.1, update=0.5)
     rests = [after - before for before, after in itertools.pairwise(slow)]
-    assert max(rests) < pace.LONGEST + pace.PATIENCE, "what stands still seems to be broken"
+    assert max(rests) < cpu_budget.LONGEST + cpu_budget.PATIENCE, (
+        "what stands still seems to be broken"
+    )
 
 
 def test_a_machine_is_not_judged_by_the_hundredth_of_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, percents = [5.0], iter((0.0, 50.0, 100.0))
-    monkeypatch.setattr(processors.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(processors.psutil, "cpu_percent", lambda: next(percents))
-    monkeypatch.setattr(processors, "COUNT", 2)
-    spare = processors.Spare()
+    monkeypatch.setattr(machine_load.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine_load.psutil, "cpu_percent", lambda: next(percents))
+    monkeypatch.setattr(machine_load, "COUNT", 2)
+    spare = machine_load.Spare()
     found = []
     for now[0] in (5.0, 5.05, 5.11, 5.2, 5.22):
         found.append(spare())
@@ -369,12 +374,12 @@ def test_a_kernel_that_computes_is_left_alone_also_where_other_processors_are_id
             now += rest or PERIOD
         return updates * kernel / 60
 
-    assert used(idle=0.0, kernel=0.010) == pytest.approx(pace.LEAST, rel=0.02)
+    assert used(idle=0.0, kernel=0.010) == pytest.approx(cpu_budget.LEAST, rel=0.02)
     assert used(idle=1.0, kernel=0.010) == pytest.approx(0.010 / PERIOD, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("a_record", "records"), [(5e-6, pace.MANY), (25e-6, 2000), (400e-6, pace.FEWEST)]
+    ("a_record", "records"), [(5e-6, cpu_budget.MANY), (25e-6, 2000), (400e-6, cpu_budget.FEWEST)]
 )
 def test_a_picture_that_is_behind_takes_in_more_before_it_is_drawn(
     a_record: float, records: int

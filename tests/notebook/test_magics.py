@@ -16,10 +16,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import pathways_lab as pw
-from pathways_lab.client import lab as labs
-from pathways_lab.client.handles import Handle
+from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.session.handles import Handle
 from pathways_lab.notebook.dashboard import PAGES
-from pathways_lab.notebook.errors import HOOK
+from pathways_lab.notebook.kernel.errors import HOOK
 from tests.runtime.processes import until
 
 pytestmark = [
@@ -261,7 +261,7 @@ def test_errors_of_the_own_code_keep_their_type_and_show_only_own_lines(shell: S
     assert "----> 3 1/0" in text.replace("1 / 0", "1/0")
     assert "pathways_lab/" not in text
     everything = shell.run("%pw_traceback") or shell.captured.stdout
-    assert "pathways_lab/notebook/magics.py" in everything
+    assert "pathways_lab/notebook/kernel/magics.py" in everything
 
 
 def test_a_wait_that_is_interrupted_shows_only_own_lines(shell: Shell) -> None:

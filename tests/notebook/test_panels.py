@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.notebook.legend import legend
-from pathways_lab.notebook.palette import (
+from pathways_lab.notebook.panels import PANELS, chosen, plots
+from pathways_lab.notebook.panels import order as order_panel
+from pathways_lab.notebook.panels.graph import SOON, newest
+from pathways_lab.notebook.scene.legend import legend
+from pathways_lab.notebook.scene.palette import (
     HUES,
     INK,
     PAINTS,
@@ -22,10 +25,7 @@ from pathways_lab.notebook.palette import (
     ink_on,
     shades,
 )
-from pathways_lab.notebook.panels import PANELS, chosen, plots
-from pathways_lab.notebook.panels import order as order_panel
-from pathways_lab.notebook.panels.graph import SOON, newest
-from pathways_lab.notebook.plot import (
+from pathways_lab.notebook.scene.plot import (
     LEFT,
     RIGHT,
     Append,
@@ -36,8 +36,8 @@ from pathways_lab.notebook.plot import (
     everything,
     wide,
 )
-from pathways_lab.notebook.rows import rows
-from pathways_lab.notebook.scene import WORK, Scene
+from pathways_lab.notebook.scene.row_layout import rows
+from pathways_lab.notebook.scene.scene import WORK, Scene
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.gangs import Gang
@@ -495,7 +495,7 @@ def test_one_program_has_one_hue_everywhere_whatever_a_view_saw_first() -> None:
 
 
 def test_so_many_colours_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathways_lab.notebook.palette._NAMES", 8)
+    monkeypatch.setattr("pathways_lab.notebook.scene.palette._NAMES", 8)
     palette = Palette(lambda: {"p": 1})
     for number in range(50):
         assert palette.colour("p") == HUES[1]

@@ -12,22 +12,23 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.notebook import painters, picture, studio, view
-from pathways_lab.notebook.chosen import NOBODY, number, parts
-from pathways_lab.notebook.frozen import Bundle
-from pathways_lab.notebook.header import Header
-from pathways_lab.notebook.picture import FOLD, LAST, Picture, Wanted
-from pathways_lab.notebook.plot import Plot
-from pathways_lab.notebook.present import LATE, Present
-from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.stream import Message, Stream
-from pathways_lab.notebook.studio import Studio
-from pathways_lab.notebook.view import View
-from pathways_lab.runtime import chronicle
+from pathways_lab.notebook.scene import picture
+from pathways_lab.notebook.scene.gang_number import NOBODY, number, parts
+from pathways_lab.notebook.scene.header import Header
+from pathways_lab.notebook.scene.live_fold import LATE, Present
+from pathways_lab.notebook.scene.picture import FOLD, LAST, Picture, Wanted
+from pathways_lab.notebook.scene.plot import Plot
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.view import render_process, renderers, view
+from pathways_lab.notebook.view.frozen import Bundle
+from pathways_lab.notebook.view.render_process import Studio
+from pathways_lab.notebook.view.stream import Message, Stream
+from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from pathways_lab.timeline.waits import known_order
+from pathways_lab.transport.record_encoding import read, write
 from tests.notebook.synthetic import arrival, training
 
 KEEP = 200_000
@@ -326,9 +327,9 @@ def lab_log(records: list[Record]) -> Timeline:
     """A timeline whose records came as bytes, and that nobody has read."""
     log = Timeline()
     log.written = Entries()
-    entries = [chronicle.write(r) for r in records]
+    entries = [write(r) for r in records]
     log.written.add(entries, len(entries))
-    log.extend_later(len(entries), lambda: chronicle.read(entries))
+    log.extend_later(len(entries), lambda: read(entries))
     return log
 
 
@@ -338,9 +339,9 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     log = lab_log(records)
     wanted = Wanted(title="train", origin=0.0, since=0.0, window=1e9)
     screen = Screen()
-    painters.prepare()
-    painter = painters.painter_of(log, wanted, screen)
-    assert painters._spare.empty(), "the process that was started before is the one that draws"
+    renderers.prepare()
+    painter = renderers.painter_of(log, wanted, screen)
+    assert renderers._spare.empty(), "the process that was started before is the one that draws"
     whole = screen.wait_for(lambda m: m["type"] == "snapshot" and m)
     assert Header(**whole["header"]).status == "36 of 36 gangs done"
     assert "plots" not in whole, "documents are made there"
@@ -364,30 +365,30 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
 
     # Another view of the same lab, while its process is killed.
     other = Screen()
-    painters.painter_of(log, wanted, other)
+    renderers.painter_of(log, wanted, other)
     other.wait_for(lambda m: m["type"] == "snapshot")
-    studio = painters._studios[log]
+    studio = renderers._studios[log]
     os.kill(studio._child.pid, signal.SIGKILL)
     assert other.over.wait(20)
     assert "ended" in other.why
     # Who freezes it sees all that is known by then, also what nobody has asked for yet.
     assert log.written is not None
-    last = [chronicle.write(r) for r in training(3, hosts=2)[len(records) :]]
+    last = [write(r) for r in training(3, hosts=2)[len(records) :]]
     fourth = Screen()
-    painter = painters.painter_of(log, wanted, fourth)
+    painter = renderers.painter_of(log, wanted, fourth)
     fourth.wait_for(lambda m: m["type"] == "snapshot")
     log.written.add(last, len(last))
-    log.extend_later(len(last), lambda: chronicle.read(last))
+    log.extend_later(len(last), lambda: read(last))
     painter.end("ended")
     assert fourth.over.wait(20)
     assert fourth.end is not None
     assert fourth.end[1][1] == Picture(log, wanted).bundle()[1] != here[1]
     # And the next view has a new one, which ends with the lab.
     third = Screen()
-    painters.painter_of(log, wanted, third)
+    renderers.painter_of(log, wanted, third)
     third.wait_for(lambda m: m["type"] == "snapshot")
-    child = painters._studios[log]._child
-    painters.close(log)
+    child = renderers._studios[log]._child
+    renderers.close(log)
     assert third.over.wait(20)
     child.wait()
 
@@ -401,7 +402,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     made = Studio(lambda *frame: sent.append(frame), lambda: arrival(records[-1]) + 2 * LATE)
 
     def tell(part: list[Record]) -> None:
-        batches = [([chronicle.write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]
+        batches = [([write(r) for r in part[n : n + 50]], 50) for n in range(0, 6000, 50)]
         made.hear("records", [batch for batch in batches if batch[0]], 0, 0.0, 1.0, KEEP)
 
     tell(records[:cut])
@@ -424,8 +425,8 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     assert one._drawn is other._drawn
     while one.present.behind:
         made.tick(FOLD)
-    written = [chronicle.write(r) for r in folded]
-    assert written == [chronicle.write(r) for r in records[cut:]], "everything, once, in order"
+    written = [write(r) for r in folded]
+    assert written == [write(r) for r in records[cut:]], "everything, once, in order"
     assert one.bundle() is other.bundle(), "frozen once"
     # What one of them does is its own.
     made.hear("do", 1, "clear")
@@ -438,7 +439,7 @@ def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
 def test_records_that_nobody_can_read_or_fold_are_lost_and_views_go_on() -> None:
     records = training(2)
     cut = len(records) // 2
-    written = [chronicle.write(record) for record in records]
+    written = [write(record) for record in records]
     sent: list[str] = []
     clock = Clock()
     clock.now = arrival(records[-1])
@@ -448,7 +449,7 @@ def test_records_that_nobody_can_read_or_fold_are_lost_and_views_go_on() -> None
     batches = [
         (written[:cut], cut),
         ([written[0], b"\xc1"], 7),
-        ([chronicle.write(strange)], 1),
+        ([write(strange)], 1),
         (written[cut:], len(records) - cut),
     ]
     made.hear("records", batches, 0, 0.0, 1.0, KEEP)
@@ -460,7 +461,7 @@ def test_records_that_nobody_can_read_or_fold_are_lost_and_views_go_on() -> None
     assert "8 records dropped" in header.notes
     assert "7 records could not be read: CodecError" in made.timeline.failures[0]
     there = [r for r in made.timeline.records if not isinstance(r, Sample) and r != strange]
-    known = [chronicle.write(r) for r in there]
+    known = [write(r) for r in there]
     assert known == [w for w, r in zip(written, records, strict=True) if not isinstance(r, Sample)]
 
 
@@ -477,7 +478,7 @@ def test_nothing_rests_for_what_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(picture, "SETTLE", 0.0)
     records = training(1)
     made = Studio(lambda *_: None, lambda: arrival(records[-1]))
-    made.hear("records", [([chronicle.write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
+    made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     made.hear("told", 1, "finished")
     assert sum(made.tick(1000)) < 0.3 <= made.extra
@@ -495,10 +496,10 @@ def test_a_document_of_another_shape_is_part_of_looking(monkeypatch: pytest.Monk
             pass
         return message
 
-    monkeypatch.setattr(studio, "documented", dear)
+    monkeypatch.setattr(render_process, "documented", dear)
     records = training(1)
     made = Studio(lambda *_: None, lambda: arrival(records[-1]))
-    made.hear("records", [([chronicle.write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
+    made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     assert made.extra >= 0.05
     monkeypatch.setattr(Stream, "update", lambda self, *_: self.snapshot())
@@ -515,7 +516,7 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     made = Studio(lambda kind, *_: sent.append(kind), lambda: now[0])
     made.hear(
         "records",
-        [([chronicle.write(r) for r in records[:-12]], len(records) - 12)],
+        [([write(r) for r in records[:-12]], len(records) - 12)],
         0,
         0.25,
         1.0,
@@ -528,9 +529,7 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     if late < LAST:
         made.tick(1000)
         assert "frozen" not in sent
-        made.hear(
-            "records", [([chronicle.write(r) for r in records[-12:]], 12)], 0, 0.25, 1.0, KEEP
-        )
+        made.hear("records", [([write(r) for r in records[-12:]], 12)], 0, 0.25, 1.0, KEEP)
     made.tick(1000)
     assert sent[-1] == "frozen"
     assert made.elsewhere == (0.5 if late < LAST else 0.25), "what the kernel used is counted"

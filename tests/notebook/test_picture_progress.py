@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways_lab.notebook.picture import Picture, Wanted
+from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.devices import Slice
+from pathways_lab.client.lab.devices import Slice
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.program import Call
+from pathways_lab.core.program.program import Call
 from pathways_lab.pipeline.automatic import SCHEDULES
 from tests.client.kit import FakeLab
 

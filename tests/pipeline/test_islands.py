@@ -10,7 +10,7 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.program import Call, Transfer
+from pathways_lab.core.program.program import Call, Transfer
 from tests.client.kit import FakeLab
 from tests.pipeline.test_automatic import LABELS, LAYERS, Descent, X, loss, plain
 

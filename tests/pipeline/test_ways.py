@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client import jaxprs
+from pathways_lab.client.code import jaxprs
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.notebook.side_by_side import SideBySide, _difference
+from pathways_lab.notebook.reports.training_comparison import SideBySide, _difference
 from pathways_lab.pipeline import measured, ways
 from pathways_lab.pipeline.stages import StageFunctions
 from pathways_lab.timeline.log import Timeline

@@ -14,8 +14,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pathways_lab.runtime.codec import PACKED, Within, pack
-from pathways_lab.runtime.edge import Door
+from pathways_lab.transport.codec import PACKED, Within, pack
+from pathways_lab.transport.edge import Door
 from tests.runtime.mutate import Said
 
 Pools = Mapping[Any, Callable[[], Any]]

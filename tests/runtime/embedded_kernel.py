@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from pathways_lab.runtime.embedded import start_cluster
+from pathways_lab.runtime.cluster.embedded import start_cluster
 
 print(json.dumps({"pid": os.getpid()}), flush=True)
 cluster = start_cluster(2, 1, 2, host_module=sys.argv[1], platform="cpu")

@@ -17,22 +17,23 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout, boxes
 from pathways_lab.core.messages import Grant, HostReport
-from pathways_lab.core.program import Call, Line, Node, Plan, Transfer, Value
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import arrays, chronicle
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.auth import key_of
-from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
-from pathways_lab.runtime.coordination import Coordination
+from pathways_lab.core.program.layout import Layout, boxes
+from pathways_lab.core.program.program import Call, Line, Node, Plan, Transfer, Value
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime import arrays
 from pathways_lab.runtime.data_messages import upload_fields
-from pathways_lab.runtime.formation import Formation
-from pathways_lab.runtime.functions import Code
-from pathways_lab.runtime.lifeline import REMOVE, Child, spawn
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.host.compiler import Code
+from pathways_lab.runtime.islands.coordination_service import Coordination
+from pathways_lab.runtime.islands.process_group import Formation
+from pathways_lab.runtime.processes.child_process import REMOVE, Child, spawn
 from pathways_lab.timeline.records import Record, Span
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.addresses import private_folder, remove_folder
+from pathways_lab.transport.auth import key_of
+from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.host_kit import wire
 from tests.runtime.launch_kit import plan_of
 
@@ -90,7 +91,7 @@ class Lab:
             REMOVE: [str(private)],
         }
         self.children[host] = spawn(
-            "pathways_lab.runtime.host", settings, name=host, folder=self.folder
+            "pathways_lab.runtime.host.process", settings, name=host, folder=self.folder
         )
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class Lab:
                 self.resident |= {(link.name, buffer) for buffer in report.resident}
                 for function, slice_id, temporary, why in report.compiled:
                     self.compiled[link.name, function, slice_id] = (temporary, why)
-                self.records += chronicle.read(fields["records"])
+                self.records += record_encoding.read(fields["records"])
             elif op == "joined":
                 self.joined[link.name, fields["number"]] = fields["failure"]
             elif op == "output":

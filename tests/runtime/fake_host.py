@@ -12,26 +12,26 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.runtime import lifeline
-from pathways_lab.runtime.device_process import RETIRED
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.tls import client_context
+from pathways_lab.runtime.cluster.device_supervisor import RETIRED
+from pathways_lab.runtime.processes import child_process
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.tls import client_context
 
 
 def _message(link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]) -> None:
     if op == "retire":
-        lifeline.leave(RETIRED)
+        child_process.leave(RETIRED)
 
 
 def main() -> None:
-    lifeline.begin()
-    config = lifeline.configuration()
+    child_process.begin()
+    config = child_process.configuration()
     name: str = config["name"]
     if name.endswith("never"):
         sys.exit("no devices today")
     if config["control"]:
-        reactor = Reactor("host", _message, lambda link, reason: lifeline.leave())
+        reactor = Reactor("host", _message, lambda link, reason: child_process.leave())
         reactor.start()
         hello = {
             "role": "host", "name": name, "island": config["island"],
@@ -46,7 +46,7 @@ def main() -> None:
             config["control"], key, hello, timeout=30, retry=True, context=context
         )
         assert link.name == "control"
-    lifeline.report(ready=True)
+    child_process.report(ready=True)
     if "crashes-" in name:
         marker = Path(config["data_listen"])
         before = len(marker.read_text()) if marker.exists() else 0

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.processes import child_process
 
 
 class Worker:
@@ -29,8 +29,8 @@ class Worker:
         self.spanning: Any = None
 
     def join(self, number: int, parts: list[Any], address: str, timeout: float = 20) -> Any:
-        from pathways_lab.runtime.formation import Formation
-        from pathways_lab.runtime.joining import Joint
+        from pathways_lab.runtime.islands.group_member import Joint
+        from pathways_lab.runtime.islands.process_group import Formation
 
         formation = Formation(number, "island0", 0, tuple((h, tuple(n)) for h, n in parts))
         self.joints[number] = joint = Joint(formation, self.host, address, self.folder)
@@ -40,7 +40,7 @@ class Worker:
 
     def join_directly(self, number: int, parts: list[Any], address: str) -> Any:
         """Without a relay between the process and its coordination service."""
-        from pathways_lab.runtime import joining
+        from pathways_lab.runtime.islands import group_member
 
         class Direct:
             lost = False
@@ -48,7 +48,7 @@ class Worker:
             def __init__(self, address: str, folder: Path, on_lost: Any) -> None:
                 self.address = address
 
-        joining.Relay = Direct  # type: ignore[assignment,misc]
+        group_member.Relay = Direct  # type: ignore[assignment,misc]
         return self.join(number, parts, address)
 
     def numbering(self, number: int) -> Any:
@@ -142,7 +142,7 @@ class Worker:
 
     def drop(self, number: int) -> Any:
         """Forget everything about a formation; how many threads are left."""
-        from pathways_lab.runtime.joining import forget_clients
+        from pathways_lab.runtime.islands.group_member import forget_clients
 
         self.joints.pop(number)
         for key in [key for key in self.programs if key[0] == number]:
@@ -158,21 +158,21 @@ class Worker:
     # --- the host's own interface ---------------------------------------------------
 
     def runtime(self, patience: float = 20.0) -> None:
-        from pathways_lab.runtime.spanning import SpanningCpuRuntime
+        from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 
         self.spanning = SpanningCpuRuntime(
             self.host, self.folder, devices=4, memory=1 << 30, patience=patience
         )
 
     def binding(self, slice_id: int, shape: list[int], devices: list[Any]) -> Any:
-        from pathways_lab.core.topology import SliceBinding
+        from pathways_lab.core.slices.topology import SliceBinding
 
         axes = ("x", "y", "z")[: len(shape)]
         owned = tuple((host, local) for host, local in devices)
         return SliceBinding(slice_id, "kernel-1", "island0", tuple(shape), axes, owned, "cpu")
 
     def span(self, number: int, binding: list[Any]) -> None:
-        from pathways_lab.runtime.formation import Formation
+        from pathways_lab.runtime.islands.process_group import Formation
 
         self.spanning.span(binding[0], Formation.of(self.binding(*binding), number, 0))
 
@@ -188,8 +188,8 @@ class Worker:
         import jax
         import numpy as np
 
-        from pathways_lab.core.layout import Layout
-        from pathways_lab.core.program import Value
+        from pathways_lab.core.program.layout import Layout
+        from pathways_lab.core.program.program import Value
         from pathways_lab.runtime import arrays
 
         bound = self.binding(*binding)
@@ -214,7 +214,7 @@ class Worker:
 
     def platform(self, address: str, hosts: list[str], binding: list[Any]) -> Any:
         """What accelerators do, with JAX's CPU platform: join, open a slice, compute."""
-        from pathways_lab.runtime.spanning import JoinedPlatformRuntime
+        from pathways_lab.runtime.islands.multi_host_runtime import JoinedPlatformRuntime
 
         self.spanning = JoinedPlatformRuntime(self.host, hosts, address, self.folder, 1 << 30)
         return [self.spanning.count, self.sum_on(binding)]
@@ -227,12 +227,12 @@ class Worker:
 
 
 def main() -> None:
-    lifeline.begin()
-    configuration = lifeline.configuration()
+    child_process.begin()
+    configuration = child_process.configuration()
     worker = Worker(configuration["host"], Path(configuration["folder"]))
-    import pathways_lab.runtime.joining  # noqa: F401
+    import pathways_lab.runtime.islands.group_member  # noqa: F401
 
-    lifeline.report(ready=os.getpid())
+    child_process.report(ready=os.getpid())
 
     def serve(request: dict[str, Any], tag: str | None) -> None:
         name = request.pop("do")
@@ -241,10 +241,10 @@ def main() -> None:
             answer: dict[str, Any] = {"value": getattr(worker, name)(**request)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        lifeline.report(**answer, seconds=time.monotonic() - started, thread=tag)
+        child_process.report(**answer, seconds=time.monotonic() - started, thread=tag)
 
     while True:
-        request = lifeline.configuration()
+        request = child_process.configuration()
         tag = request.pop("thread", None)
         if tag is None:
             serve(request, None)

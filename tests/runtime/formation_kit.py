@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.runtime.coordination import Coordination
-from pathways_lab.runtime.lifeline import Child, spawn
+from pathways_lab.runtime.islands.coordination_service import Coordination
+from pathways_lab.runtime.processes.child_process import Child, spawn
 
 TIMEOUT = 20.0
 LONG = "--xla_cpu_collective_timeout_seconds=3600"

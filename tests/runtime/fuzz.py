@@ -26,18 +26,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.policies import ProportionalShare
-from pathways_lab.core.story import Stuck
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime import chronicle
+from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.scheduling.policies import ProportionalShare
+from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime.client_messages import CLIENTS
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.edge import Door, Malformed, parsed
 from pathways_lab.runtime.host_messages import HOSTS, NOBODY
-from pathways_lab.runtime.wire import Decoder, Limits, WireError, encode
 from pathways_lab.timeline.records import Event as Told
 from pathways_lab.timeline.records import Sample
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack
+from pathways_lab.transport.edge import Door, Malformed, parsed
+from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
 from tests.runtime.door_messages import Messages
 from tests.runtime.fuzz_lab import (
     EVIL_HOST,
@@ -167,12 +167,12 @@ class HostDoor:
     def __init__(self, lab: Lab) -> None:
         self.lab, rng = lab, lab.rng
         self._runs = 9
-        about = chronicle.about("p", "f", "evil", "a.py:1", 1, (0, 1))
-        gang = chronicle.Ended(about, 5, 0, 0, False, False, True, *[1.0] * 8)
+        about = record_encoding.about("p", "f", "evil", "a.py:1", 1, (0, 1))
+        gang = record_encoding.Ended(about, 5, 0, 0, False, False, True, *[1.0] * 8)
         some = [
-            chronicle.write(Told("launched", 1.0, "i1", EVIL_HOST, 5, 0)),
-            chronicle.write(Sample("memory", 1.0, 5.0, "i1", EVIL_HOST)),
-            chronicle.gangs("i1", EVIL_HOST, False, [gang], 0.0),
+            record_encoding.write(Told("launched", 1.0, "i1", EVIL_HOST, 5, 0)),
+            record_encoding.write(Sample("memory", 1.0, 5.0, "i1", EVIL_HOST)),
+            record_encoding.gangs("i1", EVIL_HOST, False, [gang], 0.0),
         ]
         pools: dict[Any, Callable[[], Any]] = {
             Stuck: Stuck,

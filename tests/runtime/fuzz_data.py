@@ -29,16 +29,16 @@ import numpy as np
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import binding as bindings
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime import virtual_devices as bindings
 from pathways_lab.runtime.arrays import as_bytes
-from pathways_lab.runtime.auth import ticket_of
-from pathways_lab.runtime.codec import pack, pack_fields
 from pathways_lab.runtime.data_messages import DATA, Part, upload_fields
 from pathways_lab.runtime.devices import CpuRuntime
-from pathways_lab.runtime.handshake import Refused
-from pathways_lab.runtime.host_rim import HostRim
-from pathways_lab.runtime.wire import Decoder, Limits, WireError, encode
+from pathways_lab.runtime.host.driver import HostRim
+from pathways_lab.transport.auth import ticket_of
+from pathways_lab.transport.codec import pack, pack_fields
+from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
+from pathways_lab.transport.handshake import Refused
 from tests.runtime.fake_control import Program
 from tests.runtime.host_kit import HOST, binding, code, layout, wire
 from tests.runtime.mutate import Mutator, Said

@@ -12,25 +12,25 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from pathways_lab.core.array_types import shard_bytes
 from pathways_lab.core.control import Control
+from pathways_lab.core.diagnosis.invariants import check
+from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.invariants import check
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.lowering import lower
 from pathways_lab.core.messages import Command, Event, Grant
-from pathways_lab.core.policies import FIFO
-from pathways_lab.core.program import Call, Line, Plan, Program, Signature, Value
-from pathways_lab.core.stuck import Seen
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.codec import pack, unpack, unpack_fields
-from pathways_lab.runtime.edge import Malformed
-from pathways_lab.runtime.registry import HostSeen
-from pathways_lab.runtime.rim import Rim
-from pathways_lab.runtime.wire import Letter, encode
+from pathways_lab.core.program.array_types import shard_bytes
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.lowering import lower
+from pathways_lab.core.program.program import Call, Line, Plan, Program, Signature, Value
+from pathways_lab.core.scheduling.policies import FIFO
+from pathways_lab.core.slices.topology import SliceRequest
+from pathways_lab.runtime.control_plane.directory import HostSeen
+from pathways_lab.runtime.control_plane.driver import Rim
 from pathways_lab.timeline.packed import single
 from pathways_lab.timeline.records import Span
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack, unpack, unpack_fields
+from pathways_lab.transport.edge import Malformed
+from pathways_lab.transport.framing import Letter, encode
 from tests.runtime.mutate import Said
 from tests.runtime.rim_kit import Peer, Services, ticket
 
@@ -118,7 +118,7 @@ class HostPeer(Peer):
         self.functions[fields["function"], fields["slice"]] = fields
         span = Span("compile", 1.0, 2.0, "", self.name, node=fields["name"], line=str(line))
         done = [(fields["function"], fields["slice"], 0, None)]
-        self._say("report", compiled=done, records=[chronicle.write(span)])
+        self._say("report", compiled=done, records=[record_encoding.write(span)])
 
     def _program(self, fields: dict[str, Any]) -> None:
         plan = self.plans[fields["plan"][1]] = unpack(Plan, fields["plan"])
@@ -329,7 +329,7 @@ class Lab:
         assert len(registry.functions) == len(registry.blobs) == len(registry.devices) == 2
         assert isinstance(registry.policy, FIFO)
         self.rim.diary.flush()
-        for record in single(chronicle.read_packed(bob.peer.records)):
+        for record in single(record_encoding.read_packed(bob.peer.records)):
             assert type(getattr(record, "node", "")) is str
         bob.peer.records.clear()
         for host in self.hosts.values():

@@ -23,12 +23,12 @@ from typing import Any
 
 import msgpack
 
-from pathways_lab.runtime import auth, link, segments
-from pathways_lab.runtime.auth import AuthenticationError, Initiator
-from pathways_lab.runtime.handshake import Arrival, Refused
-from pathways_lab.runtime.link import Link, LinkClosed
-from pathways_lab.runtime.segments import SPAN, Arena
-from pathways_lab.runtime.wire import Decoder, Limits, WireError, encode
+from pathways_lab.transport import auth, link, shared_memory
+from pathways_lab.transport.auth import AuthenticationError, Initiator
+from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
+from pathways_lab.transport.handshake import Arrival, Refused
+from pathways_lab.transport.link import Link, LinkClosed
+from pathways_lab.transport.shared_memory import SPAN, Arena
 from tests.runtime.mutate import Mutator
 
 LIMITS = Limits(header=1 << 16, buffers=64, body=1 << 20)
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    if not segments.SUPPORTED:
+    if not shared_memory.SUPPORTED:
         print("there is no shared memory here: links are tried without")
     fuzz, begun = Fuzz(chosen.seed), time.monotonic()
     before = len(os.listdir("/proc/self/fd"))

@@ -13,13 +13,13 @@ import numpy as np
 from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Line
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Line
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import emulated, jax_private
 from pathways_lab.runtime.arrays import is_key, key_implementation, key_type
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.functions import Code
+from pathways_lab.runtime.host.compiler import Code
+from pathways_lab.transport.codec import pack
 
 HOST = "island0/host0"
 _numbers = itertools.count()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pathways_lab.core.layout import Layout
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Call, Node, Plan, Step, Transfer, Value
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.actions import Action, Launch, Receive, Report, Send
-from pathways_lab.runtime.launch import Launcher
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Node, Plan, Step, Transfer, Value
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Action, Launch, Receive, Report, Send
+from pathways_lab.executor.launcher import Launcher
 
 HOST = "island0/host0"
 BYTES = 10

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program import Call, SliceId, Value
-from pathways_lab.runtime.actions import (
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, SliceId, Value
+from pathways_lab.executor.actions import (
     Action,
     Broken,
     CancelReceive,
@@ -27,7 +27,7 @@ from pathways_lab.runtime.actions import (
     Report,
     Send,
 )
-from pathways_lab.runtime.launch import Launcher
+from pathways_lab.executor.launcher import Launcher
 from pathways_lab.sim import world as worlds
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.parts import Part, RunHere, Task, WorldPort

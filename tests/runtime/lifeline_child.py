@@ -9,13 +9,13 @@ import threading
 import time
 from pathlib import Path
 
-from pathways_lab.runtime import lifeline
+from pathways_lab.runtime.processes import child_process
 
 
 def main() -> None:
-    lifeline.begin()
+    child_process.begin()
     print("printed to standard output", flush=True)
-    config = lifeline.configuration()
+    config = child_process.configuration()
     if config.get("fail"):
         sys.exit("a reason on standard error")
     if config.get("leave_behind"):
@@ -29,14 +29,14 @@ def main() -> None:
 
         def end_too() -> None:
             begun.wait()
-            lifeline.leave(1)
+            child_process.leave(1)
 
-        lifeline.at_end(end)
+        child_process.at_end(end)
         if config.get("slowly"):
             threading.Thread(target=end_too, daemon=True).start()
     pids = [os.getpid()]
     if config.get("depth"):
-        child = lifeline.spawn(
+        child = child_process.spawn(
             "tests.runtime.lifeline_child",
             {**config, "depth": config["depth"] - 1},
             name=f"child{config['depth']}",
@@ -46,7 +46,7 @@ def main() -> None:
     if config.get("fork") and os.fork() == 0:
         time.sleep(600)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lifeline.report(pids=pids, variables=sorted(os.environ), files=files)
+    child_process.report(pids=pids, variables=sorted(os.environ), files=files)
     if config.get("deaf"):
         os.kill(os.getpid(), 19)
     time.sleep(600)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.overdue import Overdue
-from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
-from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.registry import HostSeen
-from pathways_lab.runtime.rim import Rim
-from pathways_lab.runtime.wire import Letter
+from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Line, Plan, Step, Transfer, Value
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.control_plane.directory import HostSeen
+from pathways_lab.runtime.control_plane.driver import Rim
 from pathways_lab.timeline.records import Record
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack
+from pathways_lab.transport.framing import Letter
 
 ONE = 1 << 32
 TWO = 2 << 32
@@ -153,7 +153,11 @@ class Lab:
 
     def records(self, client: int = 0) -> list[Record]:
         self.rim.diary.flush()
-        return [r for f in self.clients[client].of("records") for r in chronicle.read(f["records"])]
+        return [
+            r
+            for f in self.clients[client].of("records")
+            for r in record_encoding.read(f["records"])
+        ]
 
 
 def grants(run: int) -> list[m.Command]:

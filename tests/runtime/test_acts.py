@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from pathways_lab.core.diagnosis.heartbeat import Pulse
+from pathways_lab.core.diagnosis.stall_actions import Action, Acts, OnStuck
+from pathways_lab.core.diagnosis.stall_story import Arrow, Member, Stuck
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program import Line
-from pathways_lab.core.story import Arrow, Member, Stuck
-from pathways_lab.runtime.acts import Action, Acts, OnStuck
-from pathways_lab.runtime.pulse import Pulse
+from pathways_lab.core.program.program import Line
 
 
 class Watch:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime.assemblies import Assemblies, HostWaiting
+from pathways_lab.runtime.islands.accelerator_groups import Assemblies, HostWaiting
 
 A, B, C = "i/a", "i/b", "j/c"
 

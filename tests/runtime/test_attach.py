@@ -20,20 +20,20 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import knocking, plugins
-from pathways_lab.runtime.attach import (
+from pathways_lab.runtime.cluster import dask_plugins, scheduler_probe
+from pathways_lab.runtime.cluster.attach import (
     VARIABLE,
     ControlAddress,
     attach,
     invitation,
     write_lab_file,
 )
-from pathways_lab.runtime.auth import key_of
-from pathways_lab.runtime.death_reports import TOPIC
-from pathways_lab.runtime.launching import ControlProcess, ControlSettings
-from pathways_lab.runtime.lifeline import spawn
-from pathways_lab.runtime.plugins import ControlPlugin, HostsPlugin
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.cluster.dask_plugins import ControlPlugin, HostsPlugin
+from pathways_lab.runtime.cluster.death_reports import TOPIC
+from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
+from pathways_lab.runtime.processes.child_process import spawn
+from pathways_lab.transport.auth import key_of
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import children, gone, runs, stop, tree, until
 
 distributed = pytest.importorskip("distributed")
@@ -110,7 +110,7 @@ def address() -> Iterator[str]:
 def test_who_waits_for_an_address_is_told_for_what_and_until_when(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knocking, "PATIENCE", 0.01)
+    monkeypatch.setattr(scheduler_probe, "PATIENCE", 0.01)
     for where, why, patience in (
         (address, "nobody has answered for 0.1 s", 0.1),
         ("tcp://127.0.0.1:1", "refused", 2.0),
@@ -128,7 +128,7 @@ def test_who_waits_for_an_address_is_told_for_what_and_until_when(
 def test_who_interrupts_that_wait_leaves_nothing_behind(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knocking, "PATIENCE", 0.01)
+    monkeypatch.setattr(scheduler_probe, "PATIENCE", 0.01)
     before = threading.enumerate()
 
     def interrupt(text: str) -> None:
@@ -295,16 +295,18 @@ def test_a_stopped_scheduler_is_waited_for_as_long_as_told(
 def test_when_the_control_plane_dies_the_next_lab_forms_on_the_same_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pathways_lab.runtime import plugins
+    from pathways_lab.runtime.cluster import dask_plugins
 
-    monkeypatch.setattr(plugins, "PATIENCE", 0.5)  # its device process waits for the lab to return
+    monkeypatch.setattr(
+        dask_plugins, "PATIENCE", 0.5
+    )  # its device process waits for the lab to return
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
     ) as cluster:
         first = attach(cluster, host_module=FAKE)
         kernel = Kernel(first)
         (host,) = kernel.hosts.values()
-        (plane,) = children(os.getpid(), "pathways_lab.runtime.control_plane")
+        (plane,) = children(os.getpid(), "pathways_lab.runtime.control_plane.process")
         plane.kill()
         until(lambda: not psutil.pid_exists(plane.pid))
         second = attach(cluster, host_module=FAKE)
@@ -372,7 +374,7 @@ def test_one_worker_without_the_package_is_left_out_and_named(tmp_path: Path) ->
 
 @pytest.mark.cluster
 def test_who_waits_for_a_first_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathways_lab.runtime.attach.PATIENCE", 0.01)
+    monkeypatch.setattr("pathways_lab.runtime.cluster.attach.PATIENCE", 0.01)
     told: list[str] = []
     with (
         distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
@@ -386,7 +388,7 @@ def test_who_waits_for_a_first_worker_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_a_kernel_that_ends_with_its_cluster_open_ends_in_peace() -> None:
     code = f"""if True:
         import distributed
-        from pathways_lab.runtime.attach import attach
+        from pathways_lab.runtime.cluster.attach import attach
         cluster = distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
         print(attach(cluster, host_module={FAKE!r}).folder)
@@ -400,7 +402,7 @@ def test_a_kernel_that_ends_with_its_cluster_open_ends_in_peace() -> None:
 
 @pytest.mark.cluster
 def test_plain_text_beyond_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathways_lab.runtime import dask_private
+    from pathways_lab.runtime.cluster import dask_private
 
     monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
     with (
@@ -416,7 +418,7 @@ def test_a_scheduler_of_loopback_that_another_machine_uses_is_refused(
     far: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a machine's name stands for loopback, Dask gives that as the scheduler's address."""
-    from pathways_lab.runtime import dask_private
+    from pathways_lab.runtime.cluster import dask_private
 
     with (
         distributed.LocalCluster(
@@ -436,7 +438,7 @@ def test_a_scheduler_that_calls_itself_loopback_elsewhere_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A name that stands for 127.0.1.1, or a forwarded port: what it says is no proof."""
-    monkeypatch.setattr(plugins, "machine", lambda: "another")
+    monkeypatch.setattr(dask_plugins, "machine", lambda: "another")
     with (
         distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
         pytest.raises(PathwaysError, match=r"used from another machine .*") as refused,
@@ -448,13 +450,17 @@ def test_a_scheduler_that_calls_itself_loopback_elsewhere_is_refused(
 def test_a_worker_elsewhere_that_calls_itself_loopback_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    control = {**ControlSettings.fresh().plain(), "machine": plugins.machine(), "host_address": ""}
+    control = {
+        **ControlSettings.fresh().plain(),
+        "machine": dask_plugins.machine(),
+        "host_address": "",
+    }
     plugin = HostsPlugin(control, 1, None, "cpu", FAKE)
     worker = Mock(address="tcp://127.0.1.1:4321")
     worker.name, worker.state.total_resources = "w", {}
     plugin._folder = Path("folder")
     assert plugin._configuration(worker)["island"]
-    monkeypatch.setattr(plugins, "machine", lambda: "another")
+    monkeypatch.setattr(dask_plugins, "machine", lambda: "another")
     with pytest.raises(PermissionError, match=r"used from another machine \(tcp://127.0.1.1:4321"):
         plugin._configuration(worker)
 
@@ -464,7 +470,7 @@ def test_with_tls_between_machines_everything_is_encrypted(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if loopback were a network: TCP with the cluster's credentials on every link."""
-    from pathways_lab.runtime import dask_private
+    from pathways_lab.runtime.cluster import dask_private
 
     monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
     with distributed.LocalCluster(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.runtime import auth
-from pathways_lab.runtime.auth import AuthenticationError, Initiator, Responder
+from pathways_lab.transport import auth
+from pathways_lab.transport.auth import AuthenticationError, Initiator, Responder
 
 KEY = bytes(range(32))
 

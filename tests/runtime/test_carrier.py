@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime import carrier as module
-from pathways_lab.runtime.carrier import TOLD_AFTER, Carrier
-from pathways_lab.runtime.courses import Courses
-from pathways_lab.runtime.lanes import Times
+from pathways_lab.runtime.host import effects as module
+from pathways_lab.runtime.host.device_queues import Times
+from pathways_lab.runtime.host.effects import TOLD_AFTER, Carrier
+from pathways_lab.runtime.host.row_reports import Courses
 
 NOW = Times(0.0, 0.0, 0.0, 1.0)
 

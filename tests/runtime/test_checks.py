@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Call, Value
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.checks import Check, NotANumber, complain
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Value
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.nan_checks import Check, NotANumber, complain
 
 NANS, INFS, BOTH = Check(nans=True), Check(infs=True), Check(nans=True, infs=True)
 CUT = Layout((("x", 2), ("y", 2)), (("x",), ("y",)))

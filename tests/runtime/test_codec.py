@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.core import messages as m
+from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.policies import Candidate
-from pathways_lab.core.program import Call, Line, Plan, Step, Transfer, Value
-from pathways_lab.core.story import Stuck
-from pathways_lab.core.topology import SliceRequest
-from pathways_lab.runtime.codec import (
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Line, Plan, Step, Transfer, Value
+from pathways_lab.core.scheduling.policies import Candidate
+from pathways_lab.core.slices.topology import SliceRequest
+from pathways_lab.timeline.records import Record, Span
+from pathways_lab.transport.codec import (
     PACKED,
     CodecError,
     Within,
@@ -29,7 +30,6 @@ from pathways_lab.runtime.codec import (
     unpack,
     unpack_fields,
 )
-from pathways_lab.timeline.records import Record, Span
 
 LAYOUT = Layout((("x", 2),), (("x",), ()))
 PLAN = Plan(

@@ -10,18 +10,18 @@ import pytest
 
 from pathways_lab.core.control import Control
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
 from pathways_lab.core.messages import Grant, HostReport
-from pathways_lab.core.program import Call, Plan, Step, Transfer, Value
-from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
-from pathways_lab.runtime.control_plane import ControlPlane, Keys
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Plan, Step, Transfer, Value
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.control_plane.process import ControlPlane, Keys
 from pathways_lab.timeline.queries import messages
 from pathways_lab.timeline.records import Event, Record
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import until
 from tests.runtime.rim_kit import announcement
 
@@ -175,7 +175,7 @@ def test_one_message_submits_a_run_over_two_islands(lab: Lab) -> None:
 
 
 def _records(lab: Lab) -> list[Record]:
-    return [r for f in lab.of("records") for r in chronicle.read(f["records"])]
+    return [r for f in lab.of("records") for r in record_encoding.read(f["records"])]
 
 
 def _kinds(lab: Lab) -> list[str]:

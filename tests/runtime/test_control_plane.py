@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.overdue import Overdue
-from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.runtime import auth, chronicle, control_plane
-from pathways_lab.runtime.auth import AuthenticationError, new_key
-from pathways_lab.runtime.codec import pack
-from pathways_lab.runtime.control_plane import ControlPlane, Keys
-from pathways_lab.runtime.handshake import Refused
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.control_plane import process
+from pathways_lab.runtime.control_plane.process import ControlPlane, Keys
+from pathways_lab.transport import auth, record_encoding
+from pathways_lab.transport.auth import AuthenticationError, new_key
+from pathways_lab.transport.codec import pack
+from pathways_lab.transport.handshake import Refused
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import until
 
 HOST = {
@@ -113,7 +114,7 @@ def test_a_client_finds_hosts_binds_a_slice_and_watches(lab: Lab) -> None:
     link.send("slice", {"slice": 1 << 32, "request": pack(SliceRequest((2,), ("x",)))})
     until(lambda: client.of("slice-bound") and host.of("bind"))
     until(lambda: len(client.of("records")) == 2)  # what was, then what came
-    records = [r for f in client.of("records") for r in chronicle.read(f["records"])]
+    records = [r for f in client.of("records") for r in record_encoding.read(f["records"])]
     kinds = [r.kind for r in records]  # type: ignore[union-attr]
     assert kinds == ["host-joined", "client-joined", "slice-bound"]
 
@@ -202,7 +203,7 @@ def test_a_host_that_is_gone_is_lost_with_the_word_of_its_worker(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link closes first; whoever waits for it no longer is told that and no more."""
-    monkeypatch.setattr(control_plane, "_WORD_SECONDS", 60.0)
+    monkeypatch.setattr(process, "_WORD_SECONDS", 60.0)
 
     def lost() -> list[str]:
         return [e.reason for e in lab.core.events if isinstance(e, m.HostLost)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime.copies import can_fork
-from pathways_lab.runtime.lifeline import Child, spawn
+from pathways_lab.runtime.processes.child_copies import can_fork
+from pathways_lab.runtime.processes.child_process import Child, spawn
 from tests.runtime.processes import gone, runs
 
 pytestmark = [

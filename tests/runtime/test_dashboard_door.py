@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime import dashboard
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.dashboard import Door, Pages
+from pathways_lab.runtime.cluster import dashboard_socket
+from pathways_lab.runtime.cluster.dashboard_socket import Door, Pages
+from pathways_lab.transport.addresses import private_folder, remove_folder
 
 
 def test_whoever_knocks_is_heard_though_no_process_could_be_started_before(
@@ -31,7 +31,7 @@ def test_whoever_knocks_is_heard_though_no_process_could_be_started_before(
             raise OSError(errno.EAGAIN, "no process left")
 
         monkeypatch.setattr(subprocess, "Popen", refused)
-        monkeypatch.setattr(dashboard, "_AGAIN", 0.0)
+        monkeypatch.setattr(dashboard_socket, "_AGAIN", 0.0)
         settings = SimpleNamespace(folder=folder, client_key=b"k", tls=None)
         control: Any = SimpleNamespace(settings=settings, client_address="")
         door = Door(Pages("nobody", {}), control)

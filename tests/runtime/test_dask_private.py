@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime import dask_private
+from pathways_lab.runtime.cluster import dask_private
 
 distributed = pytest.importorskip("distributed")
 

@@ -10,12 +10,12 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from pathways_lab.core.array_types import ELEMENT_BYTES
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
+from pathways_lab.core.program.array_types import ELEMENT_BYTES
+from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.codec import pack_fields, unpack_fields
 from pathways_lab.runtime.data_messages import Ask, Part, Put, upload_fields
+from pathways_lab.transport.codec import pack_fields, unpack_fields
 from tests.runtime.mutate import STRANGE, Mutator
 
 MESSAGES: tuple[Any, ...] = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime.deaths import Records, story
+from pathways_lab.runtime.processes.deaths import Records, story
 
 NONE = Records()
 SEGFAULT = """Fatal Python error: Segmentation fault

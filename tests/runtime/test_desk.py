@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.codec import unpack_fields
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.data_messages import Put, upload_fields
-from pathways_lab.runtime.desk import Desk, Fetch
+from pathways_lab.runtime.host.client_io import Desk, Fetch
+from pathways_lab.transport.codec import unpack_fields
 
 ANN, EVE = 1, 2
 GIB = 1 << 30

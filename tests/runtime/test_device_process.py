@@ -16,9 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from pathways_lab.runtime import device_process
-from pathways_lab.runtime.device_process import Change, DeviceProcess, device_configuration
-from pathways_lab.runtime.lifeline import Child, ChildDied, log_of
+from pathways_lab.runtime.cluster import device_supervisor
+from pathways_lab.runtime.cluster.device_supervisor import (
+    Change,
+    DeviceProcess,
+    device_configuration,
+)
+from pathways_lab.runtime.processes.child_process import Child, ChildDied, log_of
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -38,7 +42,7 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             return self.is_set()
 
     instead = SimpleNamespace(**{**vars(threading), "Event": Event})
-    monkeypatch.setattr(device_process, "threading", instead)
+    monkeypatch.setattr(device_supervisor, "threading", instead)
     return waited
 
 
@@ -89,7 +93,7 @@ def test_one_that_is_given_up_ends_with_its_worker(tmp_path: Path) -> None:
 
 
 def test_its_last_words_are_not_those_of_the_one_before(tmp_path: Path) -> None:
-    log = log_of(tmp_path, device_process.label("i/stays"))
+    log = log_of(tmp_path, device_supervisor.label("i/stays"))
     log.write_text("the one before was unhappy")
     process = make(tmp_path, "i/stays", [])
     process.wait_ready()
@@ -118,7 +122,7 @@ def test_one_for_which_there_is_no_process_is_tried_again(
     assert changes[-1] == "ready" or changes[-1].startswith(f"given up: {why}")
     assert process.restarts == min(times + 1, 6)
     assert len(rests) == min(times + 1, 5)
-    assert min(rests[1:]) > 0.5 * device_process._APART, "not all of them in one moment"
+    assert min(rests[1:]) > 0.5 * device_supervisor._APART, "not all of them in one moment"
     process.close()
 
 
@@ -128,7 +132,7 @@ def test_no_folder_stays_of_one_that_was_killed(
     private = tmp_path / "private"
     private.mkdir()
     monkeypatch.setattr(
-        device_process, "private_folder", lambda: Path(tempfile.mkdtemp(dir=private))
+        device_supervisor, "private_folder", lambda: Path(tempfile.mkdtemp(dir=private))
     )
     process = make(tmp_path, "i/stays", [])
     process.wait_ready()

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core import elastic_messages as em
 from pathways_lab.core import messages as m
-from pathways_lab.core.overdue import Overdue
-from pathways_lab.core.program import Line
-from pathways_lab.core.story import Stuck
-from pathways_lab.runtime.codec import unpack
-from pathways_lab.runtime.death_reports import DeathReports
-from pathways_lab.runtime.device_process import Change
+from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.messages import elastic as em
+from pathways_lab.core.program.program import Line
+from pathways_lab.runtime.cluster.death_reports import DeathReports
+from pathways_lab.runtime.cluster.device_supervisor import Change
+from pathways_lab.transport.codec import unpack
 from tests.runtime.rim_kit import ONE, Lab
 
 WHY = "was ended by signal 11 (SIGSEGV)"

@@ -20,15 +20,16 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime import accelerators, embedded, recipe
-from pathways_lab.runtime.accelerators import Found, assign, find
-from pathways_lab.runtime.attach import attach, write_lab_file
-from pathways_lab.runtime.auth import AuthenticationError, new_key
-from pathways_lab.runtime.budget import MIB, available_memory, plan_budget, usual_hosts
-from pathways_lab.runtime.embedded import EmbeddedCluster, start_cluster
-from pathways_lab.runtime.outline import Wishes, outline
-from pathways_lab.runtime.progress import Progress, line
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.cluster import accelerators, embedded, worker_spec
+from pathways_lab.runtime.cluster.accelerators import Found, assign, find
+from pathways_lab.runtime.cluster.attach import attach, write_lab_file
+from pathways_lab.runtime.cluster.embedded import EmbeddedCluster, start_cluster
+from pathways_lab.runtime.cluster.lab_spec import Wishes, outline
+from pathways_lab.runtime.cluster.start_progress import Progress, line
+from pathways_lab.runtime.processes.memory_budget import MIB, plan_budget, usual_hosts
+from pathways_lab.transport.auth import AuthenticationError, new_key
+from pathways_lab.transport.machine_memory import available_memory
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import gone, runs, tree, until
 
 FAKE = "tests.runtime.fake_host"
@@ -249,11 +250,11 @@ def test_a_killed_device_process_is_replaced(lab: EmbeddedCluster) -> None:
 def test_without_copies_each_process_is_an_interpreter_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recipe, "can_fork", lambda: False)
+    monkeypatch.setattr(worker_spec, "can_fork", lambda: False)
     with start_cluster(2, 1, 1, memory=MIB, platform="cpu", host_module=FAKE) as cluster:
         pids = everything(cluster)
         modules = [psutil.Process(pid).cmdline()[-1] for pid in cluster.pids["workers"]]
-        assert modules == ["pathways_lab.runtime.embedded_worker"] * 2
+        assert modules == ["pathways_lab.runtime.cluster.worker_main"] * 2
     assert gone(pids, 1.0) == []
 
 
@@ -395,7 +396,7 @@ def test_no_process_outlives_a_kernel_killed_during_the_start() -> None:
 def test_a_script_that_ends_takes_its_lab_along() -> None:
     """Also without ``close`` and without a ``__main__`` guard."""
     code = (
-        "from pathways_lab.runtime.embedded import start_cluster\n"
+        "from pathways_lab.runtime.cluster.embedded import start_cluster\n"
         f"c = start_cluster(1, 1, 1, 1 << 20, 'cpu', host_module={FAKE!r})\n"
         "print(*[p for ps in c.pids.values() for p in ps])\n"
     )

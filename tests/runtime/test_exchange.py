@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Plan, Transfer, Value
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Plan, Transfer, Value
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Receive, Send
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.local_array import READY, Slot
+from pathways_lab.executor.transfer_routes import route
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.actions import Receive, Send
-from pathways_lab.runtime.codec import unpack_fields
 from pathways_lab.runtime.data_messages import Part
 from pathways_lab.runtime.devices import CpuRuntime, Place
-from pathways_lab.runtime.exchange import Arrived, Exchange
-from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.parking import Parking
-from pathways_lab.runtime.routes import route
-from pathways_lab.runtime.slots import READY, Slot
+from pathways_lab.runtime.host.migration import Parking
+from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
+from pathways_lab.transport.codec import unpack_fields
 from tests.runtime.host_kit import binding, layout
 
 NEAR, FAR = "island0/host0", "island1/host0"

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 
-from pathways_lab.core.layout import Box, Layout
-from pathways_lab.runtime import arrays, files, jax_private
+from pathways_lab.core.program.layout import Box, Layout
+from pathways_lab.runtime import array_files, arrays, jax_private
 from pathways_lab.runtime.devices import spec_of
 
 
@@ -38,15 +38,15 @@ def cuts(ndim: int) -> st.SearchStrategy[Layout]:
 
 
 def written(folder: Path, array: Any, layout: Layout) -> None:
-    files.make(files.file_of(folder, 7), array.shape, str(array.dtype))
+    array_files.make(array_files.file_of(folder, 7), array.shape, str(array.dtype))
     there = jax.device_put(array, NamedSharding(mesh(), spec_of(layout)))
-    write = jax.jit(functools.partial(files.write, mesh=mesh(), layout=layout))
-    assert write(there, files.named(folder), 7).all()
+    write = jax.jit(functools.partial(array_files.write, mesh=mesh(), layout=layout))
+    assert write(there, array_files.named(folder), 7).all()
 
 
 def read(folder: Path, array: Any, layout: Layout) -> Any:
     how = {"mesh": mesh(), "layout": layout, "shape": array.shape, "dtype": str(array.dtype)}
-    made = jax.jit(functools.partial(files.read, **how))(files.named(folder), 7)
+    made = jax.jit(functools.partial(array_files.read, **how))(array_files.named(folder), 7)
     wanted = NamedSharding(mesh(), spec_of(layout))
     assert not array.size or made.sharding.is_equivalent_to(wanted, array.ndim)
     return made

@@ -14,9 +14,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import flips, jax_private
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.devices import Footprint, Place
+from pathways_lab.runtime.host import bit_flips
 
 TYPES = (
     *("float32", "bfloat16", "float16", "float8_e5m2", "bool", "complex64"),
@@ -71,8 +72,8 @@ GOOD: Any = SimpleNamespace(calls_python=False, check=None)
 
 def test_it_ends_by_itself_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, slices = Clock(), Slices()
-    monkeypatch.setattr(flips, "time", clock)
-    made = flips.Flips(slices, clock.later)  # type: ignore[arg-type]
+    monkeypatch.setattr(bit_flips, "time", clock)
+    made = bit_flips.Flips(slices, clock.later)  # type: ignore[arg-type]
     made.begin({"device": 1, "lasts": 5.0})
     made.begin({"device": 0, "lasts": 2.0})
     assert slices.tenant.executables.get("f") is None, "its devices are not open"
@@ -96,7 +97,7 @@ def test_one_bit_of_one_part(dtype: str) -> None:
     device = mesh().devices[1, 0]
     with jax.enable_x64(True):
         good = jax.device_put(jnp.ones((4, 2), dtype), NamedSharding(mesh(), P("x")))
-    bad = flips.spoilt(good, [device])
+    bad = bit_flips.spoilt(good, [device])
     assert (bad.dtype, bad.shape, bad.sharding) == (good.dtype, good.shape, good.sharding)
     changed = [(a ^ b).bit_count() for a, b in zip(bits(good), bits(bad), strict=True)]
     assert changed == [int(shard.device is device) for shard in good.addressable_shards]
@@ -105,4 +106,4 @@ def test_one_bit_of_one_part(dtype: str) -> None:
 
 def test_what_is_empty_stays_so() -> None:
     empty = jax.device_put(np.zeros((0, 4), np.float32), NamedSharding(mesh(), P()))
-    assert flips.spoilt(empty, list(mesh().devices.flat)).shape == (0, 4)
+    assert bit_flips.spoilt(empty, list(mesh().devices.flat)).shape == (0, 4)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.coordination import Coordination, CoordinationLost
+from pathways_lab.runtime.islands.coordination_service import Coordination, CoordinationLost
+from pathways_lab.transport.addresses import private_folder, remove_folder
 from tests.runtime.formation_kit import LONG, TIMEOUT, Error, Host, Island
 from tests.runtime.processes import until
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.codec import unpack
-from pathways_lab.runtime.formation import Formation
-from pathways_lab.runtime.formations import Formations
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.islands.process_group import Formation
+from pathways_lab.runtime.islands.process_groups import Formations
+from pathways_lab.transport.codec import unpack
 
 
 class World:

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways_lab.core.elastic_messages import Compiling
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.program import Value
-from pathways_lab.runtime import arrays, compiling, functions, settings
+from pathways_lab.core.messages.elastic import Compiling
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Value
+from pathways_lab.runtime import arrays, settings
 from pathways_lab.runtime.devices import CpuRuntime, Place
-from pathways_lab.runtime.functions import Code, Compiler, Executable, compile_code
-from pathways_lab.runtime.output import Output
+from pathways_lab.runtime.host import compile_marks
+from pathways_lab.runtime.host.compiler import Code, Compiler, Executable, compile_code
+from pathways_lab.runtime.host.user_output import Output
 from tests.runtime.host_kit import HOST, binding, code, key_array, layout, registered, wire
 
 SLICE = binding(1, (2, 2), [0, 1, 2, 3])
@@ -413,14 +414,14 @@ def test_what_is_being_compiled_can_be_read_by_whoever_outlives_it(
     seen: list[tuple[Compiling, ...]] = []
 
     def look(*_: Any) -> None:
-        seen.append(compiling.told(compiling.read(tmp_path)))
+        seen.append(compile_marks.told(compile_marks.read(tmp_path)))
 
-    monkeypatch.setattr(functions, "compile_code", look)
+    monkeypatch.setattr("pathways_lab.runtime.host.compiler.compile_code", look)
     made = code_of(lambda: (), [], [], [], [], name="looked")
-    compiler = Compiler(HOST, no_output(), died, notes=compiling.Notes(tmp_path))
+    compiler = Compiler(HOST, no_output(), died, notes=compile_marks.Notes(tmp_path))
     prepared(compiler, made, place)
     compiler.close()
     assert seen == [(Compiling(made.function, "looked", made.line),)]
-    assert compiling.read(tmp_path) == []
+    assert compile_marks.read(tmp_path) == []
     (tmp_path / "compiling-7").write_text("[half of")
-    assert compiling.read(tmp_path) == []
+    assert compile_marks.read(tmp_path) == []

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core.store import BufferRecord, Store
-from pathways_lab.runtime import chronicle, intake
+from pathways_lab.core.memory.store import BufferRecord, Store
 from pathways_lab.runtime.client_messages import CLIENTS
-from pathways_lab.runtime.edge import parsed
-from pathways_lab.runtime.once import Once
-from pathways_lab.runtime.rim import Rim
+from pathways_lab.runtime.control_plane import requests
+from pathways_lab.runtime.control_plane.driver import Rim
+from pathways_lab.runtime.control_plane.used_numbers import Once
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.edge import parsed
 from tests.runtime.fuzz import DOORS, ROUND, ClientDoor, Fuzz, HostDoor
 from tests.runtime.fuzz_lab import Broken
 
@@ -51,7 +52,7 @@ def _anybodys(self: Store, number: int, client: str) -> BufferRecord | None:
 
 def no_owners(patch: pytest.MonkeyPatch) -> None:
     """Whose an id is, is not asked."""
-    patch.setattr(intake, "own", lambda client, identities, what: None)
+    patch.setattr(requests, "own", lambda client, identities, what: None)
     patch.setattr(Store, "find", _anybodys)
 
 
@@ -62,12 +63,12 @@ def no_memory_of_numbers(patch: pytest.MonkeyPatch) -> None:
 
 def no_look_into_plans(patch: pytest.MonkeyPatch) -> None:
     """A plan is believed in what it says of its values."""
-    patch.setattr(intake, "check_values", lambda plan, devices, functions: None)
+    patch.setattr(requests, "check_values", lambda plan, devices, functions: None)
 
 
 def no_look_into_functions(patch: pytest.MonkeyPatch) -> None:
     """The same of functions."""
-    patch.setattr(intake, "wrong_leaves", lambda leaves, devices: "")
+    patch.setattr(requests, "wrong_leaves", lambda leaves, devices: "")
 
 
 def names_of_any_type(patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def an_error_behind_the_edge(patch: pytest.MonkeyPatch) -> None:
 
 def records_unread(patch: pytest.MonkeyPatch) -> None:
     """Hosts' records are kept as they come."""
-    patch.setattr(chronicle, "check", lambda records: None)
+    patch.setattr(record_encoding, "check", lambda records: None)
 
 
 def _loosen(patch: pytest.MonkeyPatch, op: str, name: str) -> None:
@@ -109,7 +110,7 @@ def _loosen(patch: pytest.MonkeyPatch, op: str, name: str) -> None:
     namespace = {"parcels": old.parcels, "__module__": old.__module__}
     new = dataclasses.make_dataclass(op, fields, namespace=namespace, frozen=True)
     patch.setitem(CLIENTS, op, new)  # type: ignore[arg-type]
-    for handlers in (intake._HANDLERS, Rim._from_client.__globals__["_OWN"]):
+    for handlers in (requests._HANDLERS, Rim._from_client.__globals__["_OWN"]):
         if old in handlers:
             patch.setitem(handlers, new, handlers[old])
 

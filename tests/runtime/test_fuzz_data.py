@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.core.layout import Layout, shard_shape
-from pathways_lab.runtime import data_messages, host_rim
-from pathways_lab.runtime.codec import unpack_fields
+from pathways_lab.core.program.layout import Layout, shard_shape
+from pathways_lab.runtime import data_messages
 from pathways_lab.runtime.data_messages import DATA, Ask, Put
-from pathways_lab.runtime.desk import Desk
-from pathways_lab.runtime.edge import Door
-from pathways_lab.runtime.exchange import Exchange
-from pathways_lab.runtime.host_rim import HostRim
+from pathways_lab.runtime.host import driver
+from pathways_lab.runtime.host.client_io import Desk
+from pathways_lab.runtime.host.driver import HostRim
+from pathways_lab.runtime.host.transfer_engine import Exchange
+from pathways_lab.transport.codec import unpack_fields
+from pathways_lab.transport.edge import Door
 from tests.runtime.fuzz_data import EVE, ROUND, Fuzz, messages
 
 
@@ -77,7 +78,7 @@ def _parsed(shape: tuple[int, ...], dtype: str, layout: Layout) -> int:
 @pytest.mark.parametrize(
     ("where", "name", "instead", "found"),
     [
-        (host_rim, "parsed", _unchecked, "could not take|Traceback"),
+        (driver, "parsed", _unchecked, "could not take|Traceback"),
         (data_messages, "shard_bytes", _parsed, "ZeroDivisionError|SyntaxError|KeyError|TypeError"),
         (Desk, "_check_own", lambda *args: None, "another's value|are left"),
     ],
@@ -132,8 +133,8 @@ def test_questions_and_early_parts_of_one_link_are_bounded(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = fuzz.lab
-    monkeypatch.setattr("pathways_lab.runtime.desk._ASKED", 3)
-    monkeypatch.setattr("pathways_lab.runtime.desk._RECORD", 2 << 30)
+    monkeypatch.setattr("pathways_lab.runtime.host.client_io._ASKED", 3)
+    monkeypatch.setattr("pathways_lab.runtime.host.client_io._RECORD", 2 << 30)
     link, high = lab.come("client", EVE), EVE << 32
     asked = {"id": 1, "buffer": high | 99, "devices": []}
     for _ in range(3):

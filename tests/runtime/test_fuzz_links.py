@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pathways_lab.runtime import link, segments, wire
+from pathways_lab.transport import framing, link, shared_memory
 from tests.runtime.fuzz_links import Fuzz, heads
 
-pytestmark = pytest.mark.skipif(not segments.SUPPORTED, reason="no sealed shared memory here")
+pytestmark = pytest.mark.skipif(not shared_memory.SUPPORTED, reason="no sealed shared memory here")
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_all_that_links_say_to_each_other_is_tried() -> None:
 
 def test_an_arena_beyond_the_limit_is_found(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is its reader's: 4 GiB that nobody has written are 4 GiB once they are read."""
-    monkeypatch.setattr(segments, "SPAN", 1 << 40)
+    monkeypatch.setattr(shared_memory, "SPAN", 1 << 40)
     with pytest.raises(AssertionError, match="more than the limit"):
         many(fuzz)
 
 
 def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire.Decoder, "_check_lengths", lambda *_: None)
+    monkeypatch.setattr(framing.Decoder, "_check_lengths", lambda *_: None)
 
     def several() -> None:
         for seed in range(30):  # a huge length may be first, which swallows all that follows

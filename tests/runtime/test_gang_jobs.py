@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.runtime import gangs
-from pathways_lab.runtime.gangs import GangJob, Work
+from pathways_lab.runtime.host import gang_job
+from pathways_lab.runtime.host.gang_job import GangJob, Work
 
 
 class Receipt:
@@ -38,8 +38,8 @@ def job(*, free: bool) -> GangJob:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gangs, "_LOOK", 1e-6)
-    monkeypatch.setattr(gangs, "_LEFT_BEHIND", 1e-4)
+    monkeypatch.setattr(gang_job, "_LOOK", 1e-6)
+    monkeypatch.setattr(gang_job, "_LEFT_BEHIND", 1e-4)
 
 
 def test_in_order_a_gang_is_waited_for_without_looking() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import emulated as emulated_module
 from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.emulated import emulated

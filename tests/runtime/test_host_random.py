@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.core.program import Plan
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.functions import Code
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.host.compiler import Code
 from pathways_lab.timeline.records import Sample
 from tests.runtime.fake_control import FetchFailed, Lab, Program, spans
 from tests.runtime.host_kit import binding, code, layout

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import emulated as emulated_module
 from pathways_lab.runtime.emulated import emulated
 from tests.runtime.fake_control import FetchFailed, Lab, Program, spans

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.routes import route
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.transfer_routes import route
 from tests.runtime.fake_control import Data, FetchFailed, Lab, Program, spans
 from tests.runtime.host_kit import binding, code, key_array, layout
 

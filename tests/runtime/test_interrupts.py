@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime import dask_private
-from pathways_lab.runtime import link as link_module
-from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.tls import client_context, server_context
-from pathways_lab.runtime.wire import Decoder
+from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.transport import link as link_module
+from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.framing import Decoder
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.tls import client_context, server_context
 
 
 class Bites:

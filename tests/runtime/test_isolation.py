@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.arrays import as_bytes
-from pathways_lab.runtime.auth import AuthenticationError, key_of
 from pathways_lab.runtime.data_messages import upload_fields
-from pathways_lab.runtime.handshake import Refused
+from pathways_lab.transport.auth import AuthenticationError, key_of
+from pathways_lab.transport.handshake import Refused
 from tests.runtime.fake_control import Data, Lab
 from tests.runtime.host_kit import binding, layout
 

@@ -1,7 +1,7 @@
 """The private JAX doors for runtimes of several processes still open.
 
 A failure here means that JAX moved something: the message says what, and
-``runtime/jax_private.py`` and ``runtime/jax_coordination.py`` are the only
+``runtime/jax_private.py`` and ``runtime/islands/jax_coordination.py`` are the only
 files to change.
 """
 
@@ -31,7 +31,7 @@ FORM = """
 def test_the_coordination_module_loads_jaxlib_only() -> None:
     out = in_new_process("""
         import sys
-        import pathways_lab.runtime.coordination
+        import pathways_lab.runtime.islands.coordination_service
         from pathways_lab.runtime import jax_coordination
         print("jax" in sys.modules, "jaxlib" in sys.modules)
     """)

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.core.program_messages import ProgramsForgotten
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.broadcast import Broadcast
-from pathways_lab.runtime.codec import pack, pack_fields
-from pathways_lab.runtime.device_process import arenas
+from pathways_lab.core.messages.programs import ProgramsForgotten
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.runtime.cluster.device_supervisor import arenas
+from pathways_lab.runtime.control_plane.record_stream import Broadcast
 from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
-from pathways_lab.runtime.functions import Compiler
-from pathways_lab.runtime.host_rim import HostRim
-from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.output import Output
-from pathways_lab.runtime.story import Story
-from pathways_lab.runtime.tenants import Tenants
+from pathways_lab.runtime.host.compiler import Compiler
+from pathways_lab.runtime.host.driver import HostRim
+from pathways_lab.runtime.host.host_records import Story
+from pathways_lab.runtime.host.local_slices import Tenants
+from pathways_lab.runtime.host.user_output import Output
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.records import Event, Sample, Span
 from pathways_lab.timeline.records_of import Placing
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack, pack_fields
 from tests.runtime import host_kit, launch_kit
 from tests.runtime.launch_kit import HOST, PlanBuilder
 from tests.runtime.rim_kit import ONE, Lab, Peer, announcement, submitted
@@ -155,7 +155,7 @@ def test_compiled_code_goes_with_the_last_slice_of_its_devices_that_wants_it() -
 def test_late_watchers_get_what_fits_into_a_bound_of_bytes() -> None:
     log = Broadcast(capacity=10, nbytes=10_000)
     small, large = (
-        chronicle.write(Event("output", 0.0, args={"text": "x" * size})) for size in (1, 2000)
+        record_encoding.write(Event("output", 0.0, args={"text": "x" * size})) for size in (1, 2000)
     )
     for _ in range(8):
         log.add([large])
@@ -163,15 +163,17 @@ def test_late_watchers_get_what_fits_into_a_bound_of_bytes() -> None:
     peer = Peer()
     log.watch("late", peer, 1.0)
     (sent,) = peer.of("records")
-    dropped, *kept = chronicle.read(sent["records"])
+    dropped, *kept = record_encoding.read(sent["records"])
     assert isinstance(dropped, Sample)
     assert (dropped.name, dropped.value, len(kept)) == ("dropped", 4.0, 7)
     assert 9 * len(small) < sum(map(len, sent["records"])) <= 10_000 + 100
 
 
-def ended(step: int, opens: bool) -> chronicle.Ended:
-    about = chronicle.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
-    return chronicle.Ended(about, 9, step, 40 + step, False, False, opens, *map(float, range(8)))
+def ended(step: int, opens: bool) -> record_encoding.Ended:
+    about = record_encoding.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+    return record_encoding.Ended(
+        about, 9, step, 40 + step, False, False, opens, *map(float, range(8))
+    )
 
 
 def entries() -> list[bytes]:
@@ -180,23 +182,25 @@ def entries() -> list[bytes]:
     times: Any = ([0.0] * 5,) * 4
     gangs = tuple((n, n, "f", 7, "a.py:1: f(x)", ("h",)) for n in range(3))
     return [
-        chronicle.write(Event("submitted", 1.0, run=9)),
-        chronicle.write(Sample("memory", 1.0, 5.0)),
-        chronicle.write(Span("compile", 1.0, 2.0, "i", "h")),
-        chronicle.gangs("i", "h", True, [ended(n, n == 0) for n in range(4)], 0.5),
-        chronicle.row(
+        record_encoding.write(Event("submitted", 1.0, run=9)),
+        record_encoding.write(Sample("memory", 1.0, 5.0)),
+        record_encoding.write(Span("compile", 1.0, 2.0, "i", "h")),
+        record_encoding.gangs("i", "h", True, [ended(n, n == 0) for n in range(4)], 0.5),
+        record_encoding.row(
             "i", "h", True, 0.5, about, (9, 0, 40), (), 5, False, (0.0, 0.0, 0.0, 0.0), times
         ),
-        chronicle.places((1.0, 9, 0, 40), chronicle.placing(Placing("i", "p", "c", gangs))),
-        chronicle.messages([(1.0, "grant", "control", ("h", "k"), 100, 9, "p")] * 6),
+        record_encoding.places(
+            (1.0, 9, 0, 40), record_encoding.placing(Placing("i", "p", "c", gangs))
+        ),
+        record_encoding.messages([(1.0, "grant", "control", ("h", "k"), 100, 9, "p")] * 6),
     ]
 
 
 def test_how_many_records_an_entry_holds_is_known_without_reading_it() -> None:
-    looked = [chronicle.look(entry) for entry in entries()]
+    looked = [record_encoding.look(entry) for entry in entries()]
     assert [kind for kind, _ in looked] == ["submitted", "memory", "compile", "", "", "", ""]
     for (_, least), entry in zip(looked, entries(), strict=True):
-        there = len(chronicle.read([entry]))
+        there = len(record_encoding.read([entry]))
         assert there / 2 < least <= there
 
 
@@ -205,11 +209,11 @@ def test_unread_entries_are_bounded_by_their_records() -> None:
     kept = Entries(capacity=100)
     (messages,) = entries()[-1:]
     for _ in range(1000):
-        kept.add([messages], chronicle.look(messages)[1])
+        kept.add([messages], record_encoding.look(messages)[1])
     held, version, missed = kept.since(0)
     there = sum(records for _, records in held)
-    assert (version, missed) == (1000 * chronicle.look(messages)[1], version - there)
-    assert 80 < len(chronicle.read([entry for batch, _ in held for entry in batch])) <= 100
+    assert (version, missed) == (1000 * record_encoding.look(messages)[1], version - there)
+    assert 80 < len(record_encoding.read([entry for batch, _ in held for entry in batch])) <= 100
 
 
 def test_device_processes_share_few_heaps_unless_a_user_wants_others(

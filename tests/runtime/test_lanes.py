@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import emulated as emulated_module
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.emulated import emulated
-from pathways_lab.runtime.lanes import IN_FLIGHT, Lanes, Times
+from pathways_lab.runtime.host.device_queues import IN_FLIGHT, Lanes, Times
 from tests.runtime.processes import until
 
 

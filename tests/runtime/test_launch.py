@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.actions import (
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import (
     Broken,
     CancelReceive,
     Launch,
@@ -20,8 +20,8 @@ from pathways_lab.runtime.actions import (
     Send,
     Serve,
 )
-from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.order import Order
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.order import Order
 from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
 
 BOOM = Failure("execute", "boom")

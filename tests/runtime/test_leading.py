@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.client.waiting import Board, Pending
-from pathways_lab.runtime import interrupts
-from pathways_lab.runtime import reactor as reactor_module
-from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.interrupts import HeldBack
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.client.session.waiting import Board, Pending
+from pathways_lab.transport import deferred_signals
+from pathways_lab.transport import reactor as reactor_module
+from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.deferred_signals import HeldBack
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import until
 
 KEY = new_key()
@@ -198,7 +198,7 @@ def test_interrupts_while_reading_lose_nothing(
 ) -> None:
     if strike is ctrl_c:
         # Else the alarm would be held back, and Ctrl-C never strike while something is read.
-        monkeypatch.setattr(interrupts, "_SIGNALS", (signal.SIGINT,))
+        monkeypatch.setattr(deferred_signals, "_SIGNALS", (signal.SIGINT,))
     assert strikes(pair, 2000, strike) > 200
     assert pair.got == list(range(2000))
 
@@ -241,7 +241,7 @@ def fails(*_: object) -> None:
 @pytest.fixture
 def all_fail() -> Iterator[list[int]]:
     """All signals that are held back have a handler that raises."""
-    before = {number: signal.signal(number, fails) for number in interrupts._SIGNALS}
+    before = {number: signal.signal(number, fails) for number in deferred_signals._SIGNALS}
     yield list(before)
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -264,7 +264,7 @@ def test_each_signal_counts_afterwards(all_fail: list[int]) -> None:
 def test_what_strikes_first_keeps_no_other_handler_away(
     all_fail: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, struck = interrupts._signal.signal, []
+    real, struck = deferred_signals._signal.signal, []
 
     def put(number: int, handler: Any) -> Any:
         before = real(number, handler)
@@ -274,7 +274,7 @@ def test_what_strikes_first_keeps_no_other_handler_away(
         return before
 
     with monkeypatch.context() as patch:
-        patch.setattr(interrupts._signal, "signal", put)
+        patch.setattr(deferred_signals._signal, "signal", put)
         with pytest.raises(TimeoutError):
             hold()
     assert struck == all_fail[:1]

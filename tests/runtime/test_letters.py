@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathways_lab.core import messages as m
-from pathways_lab.runtime.codec import pack, unpack_fields
+from pathways_lab.transport.codec import pack, unpack_fields
 from tests.runtime.rim_kit import ONE, Lab, plan_on
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pathways_lab.runtime import lifeline
-from pathways_lab.runtime.lifeline import Child, ChildDied, spawn
+from pathways_lab.runtime.processes import child_process
+from pathways_lab.runtime.processes.child_process import Child, ChildDied, spawn
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -173,7 +173,7 @@ def test_words_about_a_fatal_signal_name_it_however_many_functions_were_running(
     running = [f'  File "/lib/python3.11/a.py", line {n} in f{n}' for n in range(frames)]
     fatal = ["Fatal Python error: Segmentation fault", "", "Current thread 0x1:", *running]
     log = "\n".join([*["it goes on"] * 500, *fatal, "Extension modules: a, b"])
-    told = lifeline._telling(log, 2000)
+    told = child_process._telling(log, 2000)
     assert len(told) <= 2000
     assert "it goes on\nFatal Python error: Segmentation fault" in told
     assert " in f0\n" in told
@@ -181,4 +181,4 @@ def test_words_about_a_fatal_signal_name_it_however_many_functions_were_running(
 
 
 def test_words_are_the_end_of_a_log() -> None:
-    assert lifeline._telling("a" * 50 + "\nthe end\n\n", 10) == "aa\nthe end"
+    assert child_process._telling("a" * 50 + "\nthe end\n\n", 10) == "aa\nthe end"

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.runtime.link import Link, LinkClosed, _Frame, _together
-from pathways_lab.runtime.segments import DESCRIPTORS
-from pathways_lab.runtime.wire import Decoder, WireError, encode
+from pathways_lab.transport.framing import Decoder, WireError, encode
+from pathways_lab.transport.link import Link, LinkClosed, _Frame, _together
+from pathways_lab.transport.shared_memory import DESCRIPTORS
 
 OWNER: Any = None
 STAGE = 64 * 1024

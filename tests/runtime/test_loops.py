@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pathways_lab.runtime.client_messages import Loop
-from pathways_lab.runtime.loops import LAPS, Lap, Laps, run
+from pathways_lab.runtime.host.host_loop import LAPS, Lap, Laps, run
 
 HOWS = [(wait, records) for wait in (False, True) for records in (False, True)]
 

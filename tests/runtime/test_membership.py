@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_lab.runtime.membership import devices_of, place_of
+from pathways_lab.runtime.cluster.membership import devices_of, place_of
 
 
 @pytest.mark.parametrize(

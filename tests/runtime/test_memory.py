@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime.actions import Launch, Receive
-from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.memory import Memory
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Launch, Receive
+from pathways_lab.executor.device_memory import Memory
+from pathways_lab.executor.launcher import Launcher
 from pathways_lab.sim.search import search
 from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
 from tests.runtime.launcher_world import launchers

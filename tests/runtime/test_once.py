@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from pathways_lab.runtime import once
-from pathways_lab.runtime.once import Once
+from pathways_lab.runtime.control_plane import used_numbers
+from pathways_lab.runtime.control_plane.used_numbers import Once
 
 
 def test_a_number_is_used_once() -> None:
@@ -33,5 +33,5 @@ def test_numbers_that_count_up_are_never_refused() -> None:
 def test_what_is_remembered_is_bounded_and_nothing_is_used_twice() -> None:
     used, rng = Once(), random.Random(0)
     taken = {n for n in (rng.randrange(1 << 40) for _ in range(20_000)) if used.use(n)}
-    assert len(used._pages) <= once._PAGES
+    assert len(used._pages) <= used_numbers._PAGES
     assert not any(map(used.use, taken))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime import peers as module
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.peers import Peers
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.runtime.host import peers as module
+from pathways_lab.runtime.host.peers import Peers
+from pathways_lab.transport.addresses import private_folder, remove_folder
+from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import until
 
 KEY = b"k" * 32

@@ -9,10 +9,10 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import FIFO, Place, PlaceView, PolicyView, RemotePolicy
-from pathways_lab.runtime.codec import pack, unpack
-from pathways_lab.runtime.policy_desk import PATIENCE, PolicyDesk
-from pathways_lab.runtime.policy_process import CHOICE_SECONDS, LOAD_SECONDS
+from pathways_lab.core.scheduling.policies import FIFO, Place, PlaceView, PolicyView, RemotePolicy
+from pathways_lab.runtime.control_plane.policy_supervisor import PATIENCE, PolicyDesk
+from pathways_lab.runtime.control_plane.policy_worker import CHOICE_SECONDS, LOAD_SECONDS
+from pathways_lab.transport.codec import pack, unpack
 
 
 class Link:

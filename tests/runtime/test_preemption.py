@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pathways_lab.runtime.preemption import giving_way
+from pathways_lab.runtime.islands.batch_threads import giving_way
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such threads")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pathways_lab.core import messages as m
-from pathways_lab.runtime.races import Races
+from pathways_lab.core.scheduling.unordered_launch import Races
 from tests.runtime.rim_kit import ONE, TWO, Lab
 
 HOSTS = {"h0": (0, 1), "h1": (1, 0)}

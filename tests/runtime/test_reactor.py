@@ -16,15 +16,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pathways_lab.runtime import auth, dask_private
-from pathways_lab.runtime.auth import AuthenticationError, new_key
-from pathways_lab.runtime.comms import is_comm
-from pathways_lab.runtime.handshake import Refused
-from pathways_lab.runtime.link import Link, LinkClosed
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.reception import Listener, Reception
-from pathways_lab.runtime.tls import client_context, server_context
-from pathways_lab.runtime.wire import Limits, encode
+from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.transport import auth
+from pathways_lab.transport.auth import AuthenticationError, new_key
+from pathways_lab.transport.dask_comms import is_comm
+from pathways_lab.transport.framing import Limits, encode
+from pathways_lab.transport.handshake import Refused
+from pathways_lab.transport.link import Link, LinkClosed
+from pathways_lab.transport.listener import Listener, Reception
+from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.tls import client_context, server_context
 from tests.runtime.processes import until
 
 distributed = pytest.importorskip("distributed")

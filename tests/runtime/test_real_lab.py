@@ -17,15 +17,15 @@ import psutil
 import pytest
 
 import pathways_lab as pw
-from pathways_lab.client.data import DataLinks
-from pathways_lab.client.lab import Lab
-from pathways_lab.runtime.attach import attach
-from pathways_lab.runtime.copies import can_fork
+from pathways_lab.client.lab.lab import Lab
+from pathways_lab.client.session.transfers import DataLinks
+from pathways_lab.runtime.cluster.attach import attach
+from pathways_lab.runtime.processes.child_copies import can_fork
 from tests.runtime.processes import gone, runs, tree, until
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
-HOST = "pathways_lab.runtime.host"
+HOST = "pathways_lab.runtime.host.process"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_workers_and_device_processes_are_copies_of_one_process(lab: Lab) -> Non
     (command,) = {
         tuple(psutil.Process(pid).cmdline()) for pid in (root, *pids["workers"], *pids["devices"])
     }
-    assert command[-1] == "pathways_lab.runtime.embedded_workers"
+    assert command[-1] == "pathways_lab.runtime.cluster.workers_main"
 
 
 def test_gangs_run_in_device_processes_of_dask_workers(lab: Lab) -> None:

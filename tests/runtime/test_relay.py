@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pathways_lab.runtime import severing
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.relay import Relay
+from pathways_lab.runtime.islands import disconnect
+from pathways_lab.runtime.islands.coordination_relay import Relay
+from pathways_lab.transport.addresses import private_folder, remove_folder
 
 
 @pytest.fixture
@@ -120,16 +120,16 @@ def pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 
 def test_only_the_connections_of_a_listener_are_severed() -> None:
-    before = severing.listeners()
+    before = disconnect.listeners()
     doomed = socket.create_server(("127.0.0.1", 0))
-    (endpoint,) = severing.listeners() - before
+    (endpoint,) = disconnect.listeners() - before
     assert endpoint == doomed.getsockname()
     other = socket.create_server(("127.0.0.1", 0))
     cut, spared = pair(doomed), pair(other)
     unix = socket.socketpair()
     files = len(os.listdir("/dev/fd"))
     # Both ends are in this process.
-    assert severing.sever({endpoint}) == 2
+    assert disconnect.sever({endpoint}) == 2
     assert len(os.listdir("/dev/fd")) == files, "a handle was left open"
     assert cut[0].recv(1) == b""
     assert cut[1].recv(1) == b""
@@ -150,7 +150,7 @@ def test_who_waits_is_woken() -> None:
     ended = threading.Event()
     threading.Thread(target=lambda: (ours.recv(1), ended.set()), daemon=True).start()
     assert not ended.wait(0.05)
-    severing.sever({listener.getsockname()})
+    disconnect.sever({listener.getsockname()})
     assert ended.wait(5)
     for sock in (listener, ours, theirs):
         sock.close()

@@ -8,14 +8,14 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime import reports as module
-from pathways_lab.runtime.codec import unpack_fields
-from pathways_lab.runtime.link import LinkClosed
-from pathways_lab.runtime.memory import Memory
-from pathways_lab.runtime.reports import PERIOD, QUICK, Reports
+from pathways_lab.executor.device_memory import Memory
+from pathways_lab.runtime.host import reports as module
+from pathways_lab.runtime.host.reports import PERIOD, QUICK, Reports
 from pathways_lab.sim.machine import Costs
 from pathways_lab.timeline.records import Event, Sample, Span
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import unpack_fields
+from pathways_lab.transport.link import LinkClosed
 
 
 class Desk:
@@ -39,7 +39,7 @@ class Desk:
             lambda: self.idle,
             self.memory,
             self.look,
-            lambda ended: chronicle.gangs("i", "i/h", True, ended, 0.0),
+            lambda ended: record_encoding.gangs("i", "i/h", True, ended, 0.0),
         )
 
     def look(self) -> None:
@@ -198,16 +198,16 @@ def test_while_something_is_under_way_somebody_looks(desk: Desk) -> None:
 
 
 def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
-    about = chronicle.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+    about = record_encoding.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
     for step in range(3):
         stamps = [float(n) for n in range(8)]
         desk.reports.ended(
-            chronicle.Ended(about, 9, step, 40 + step, False, False, step == 0, *stamps)
+            record_encoding.Ended(about, 9, step, 40 + step, False, False, step == 0, *stamps)
         )
     desk.idle = True
     desk.reports.due()
     (written,) = desk.sent[-1]["records"]
-    records = chronicle.read([written])
+    records = record_encoding.read([written])
     assert [r.kind for r in records if isinstance(r, Span)] == [
         "receive", "prepare", "launch", "gang", "launch", "gang", "launch", "gang",
     ]  # fmt: skip
@@ -220,7 +220,7 @@ def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
 
 def test_memory_is_sampled_when_it_changes_and_not_too_often(desk: Desk) -> None:
     def samples() -> list[tuple[int, float]]:
-        found = [r for f in desk.sent for r in chronicle.read(f["records"])]
+        found = [r for f in desk.sent for r in record_encoding.read(f["records"])]
         return [(s.args["device"], s.value) for s in found if isinstance(s, Sample)]
 
     desk.memory.used = {0: 10, 1: 20}
@@ -247,21 +247,23 @@ def test_a_lost_control_plane_is_no_error(desk: Desk) -> None:
 
 def test_a_row_in_columns_reads_as_its_gangs_one_by_one() -> None:
     abouts = [
-        chronicle.about("p", name, "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+        record_encoding.about("p", name, "kernel-1", "a.py:1: f(x)", 7, (0, 1))
         for name in ("f", "g", "f")
     ]
     once = (0.5, 1.0, 1.5, 2.0)
     times = tuple([n + column / 10 for n in range(3)] for column in range(4))
     columns = (times[0], times[1], times[2], times[3])
-    written = chronicle.row("i", "i/h", True, 0.25, abouts, (9, 4, 40), [1], 1, True, once, columns)
+    written = record_encoding.row(
+        "i", "i/h", True, 0.25, abouts, (9, 4, 40), [1], 1, True, once, columns
+    )
     ended = [
-        chronicle.Ended(
+        record_encoding.Ended(
             about, 9, 4 + n, 40 + n, n == 1, n < 1, n == 0, *once, *(c[n] for c in times)
         )
         for n, about in enumerate(abouts)
     ]
-    assert chronicle.read([written]) == chronicle.read(
-        [chronicle.gangs("i", "i/h", True, ended, 0.25)]
+    assert record_encoding.read([written]) == record_encoding.read(
+        [record_encoding.gangs("i", "i/h", True, ended, 0.25)]
     )
 
 

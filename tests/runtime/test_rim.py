@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.cancel_messages import CancelRequested
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
-from pathways_lab.core.program import Plan
-from pathways_lab.core.program_messages import ProgramsDropped
-from pathways_lab.core.topology import SliceBinding, SliceRequest
-from pathways_lab.core.upload_messages import PatienceEnded
-from pathways_lab.runtime import chronicle
-from pathways_lab.runtime.codec import pack, pack_fields, unpack, unpack_fields
-from pathways_lab.runtime.edge import Malformed
-from pathways_lab.runtime.registry import HostSeen
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.messages.uploads import PatienceEnded
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.scheduling.policies import FIFO, PolicyView, ProportionalShare, RemotePolicy
+from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
+from pathways_lab.runtime.control_plane.directory import HostSeen
 from pathways_lab.timeline.queries import messages
 from pathways_lab.timeline.records import Event
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_fields
+from pathways_lab.transport.edge import Malformed
 from tests.runtime.rim_kit import (
     ONE,
     TWO,
@@ -397,7 +397,7 @@ def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
     report = m.HostReport(0, "", "", finished=((ONE + 9, 0, 0.1),))
     ended = m.RunEnded("c", "kernel-1", ONE + 9, "failed", Failure("execute", "because"))
     lab.core.answer = lambda event: [m.Resolved("c", "kernel-1", (ONE + 6,)), ended]
-    own = [chronicle.write(Event("launched", 1.0, "i0", "i0/h", ONE + 9, 0))]
+    own = [record_encoding.write(Event("launched", 1.0, "i0", "i0/h", ONE + 9, 0))]
     lab.rim.from_host("i0/h", "report", {**pack_fields(report), "records": own}, [], 60)
     records = lab.records()
     granted = [r for r in records if isinstance(r, Event) and r.kind == "granted"]
@@ -419,7 +419,7 @@ def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
 
 
 def test_a_record_that_somebody_could_not_read_costs_its_host_the_link(lab: Lab) -> None:
-    wrong = chronicle.write(Event("launched", 1.0, "i0", "i0/h", node=None))  # type: ignore[arg-type]
+    wrong = record_encoding.write(Event("launched", 1.0, "i0", "i0/h", node=None))  # type: ignore[arg-type]
     lab.say(2, "watch")
     before = len(lab.records(1))
     with pytest.raises(Malformed):

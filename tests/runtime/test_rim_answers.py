@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.cancel_messages import CancelAnswered
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.window_messages import WindowKept
-from pathways_lab.runtime.edge import Malformed
+from pathways_lab.core.messages.cancelling import CancelAnswered
+from pathways_lab.core.messages.windows import WindowKept
+from pathways_lab.transport.edge import Malformed
 from tests.runtime.rim_kit import ONE, Lab
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pathways_lab.core import messages as m
 from pathways_lab.core.errors import Failure
-from pathways_lab.runtime.codec import unpack
-from pathways_lab.runtime.edge import Malformed
+from pathways_lab.transport.codec import unpack
+from pathways_lab.transport.edge import Malformed
 from tests.runtime.rim_kit import Lab, Peer
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways_lab.core.layout import Layout
-from pathways_lab.core.topology import SliceBinding
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.transfer_routes import route
 from pathways_lab.runtime.arrays import index
-from pathways_lab.runtime.routes import route
 
 
 @st.composite

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program import Plan
+from pathways_lab.core.program.program import Plan
+from pathways_lab.executor.actions import LaunchRow
+from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.actions import LaunchRow
-from pathways_lab.runtime.lanes import Times
-from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.rows import UNSEEN, Course, Ends, Piece
+from pathways_lab.runtime.host.device_queues import Times
+from pathways_lab.runtime.host.row_job import UNSEEN, Course, Ends, Piece
 from tests.runtime.launch_kit import HOST, PlanBuilder, binding, grant
 
 
@@ -141,7 +141,7 @@ def test_a_piece_ends_soon_after_what_somebody_waits_for(
     """Gangs that are over at once, each 0.6 ms after the one before."""
     now = itertools.count(0.0, 0.0006)
     clock = SimpleNamespace(monotonic=lambda: next(now))
-    monkeypatch.setattr("pathways_lab.runtime.rows.time", clock)
+    monkeypatch.setattr("pathways_lab.runtime.host.row_job.time", clock)
     made = PlanBuilder()
     for number in range(7):
         made.call(1, "f", [f"v{number}"], [f"v{number + 1}"])
@@ -224,7 +224,7 @@ def test_what_is_doomed_is_launched_no_more_and_says_why(monkeypatch: pytest.Mon
     first = Piece(course, 0)
     receipt = first.start()
     course.doomed = Failure("deadlock", "formed again")
-    monkeypatch.setattr("pathways_lab.runtime.gangs._LEFT_BEHIND", 0.0)
+    monkeypatch.setattr("pathways_lab.runtime.host.gang_job._LEFT_BEHIND", 0.0)
     first.wait(receipt)
     rest = first.rest()
     assert rest is not None

@@ -24,16 +24,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pathways_lab.runtime import segments
-from pathways_lab.runtime.auth import new_key
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.pages import Pages, size_class
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.segments import SHARED_FROM, SPAN, Arena, Borrower, Lender, _Gaps
-from pathways_lab.runtime.wire import Decoder, WireError, encode
+from pathways_lab.transport import shared_memory
+from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.buffer_pool import Pages, size_class
+from pathways_lab.transport.framing import Decoder, WireError, encode
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.shared_memory import SHARED_FROM, SPAN, Arena, Borrower, Lender, _Gaps
 from tests.runtime.processes import until
 
-pytestmark = pytest.mark.skipif(not segments.SUPPORTED, reason="no sealed shared memory here")
+pytestmark = pytest.mark.skipif(not shared_memory.SUPPORTED, reason="no sealed shared memory here")
 KEY = new_key()
 MIB = 1 << 20
 
@@ -229,7 +229,7 @@ def test_random_sizes_types_and_layouts(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path == "no-room":
-        monkeypatch.setattr(segments, "MOST", 0)
+        monkeypatch.setattr(shared_memory, "MOST", 0)
     ends = Ends("tcp://127.0.0.1:0" if path == "tcp" else f"unix:{tmp_path}/s")
     draw, values = random.Random(7), np.random.default_rng(7)
     kept: list[tuple[memoryview, bytes]] = []
@@ -312,14 +312,14 @@ def test_no_room_means_socket(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_little_memory_means_socket(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "available_memory", lambda: 3 * MIB)
+    monkeypatch.setattr(shared_memory, "available_memory", lambda: 3 * MIB)
     ends.link.send("a", {}, [bytes(MIB)])
     ends.take()
     assert ends.link.lent_messages == 0
 
 
 def test_old_segments_give_way_to_other_sizes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MOST", 3 * MIB)
+    monkeypatch.setattr(shared_memory, "MOST", 3 * MIB)
     for size in (MIB, 3 * MIB, 200 * 1024, MIB, 3 * MIB):
         ends.link.send("a", {}, [bytes(size)])
         assert len(ends.take()[1][0]) == size
@@ -342,7 +342,7 @@ def test_a_message_that_cannot_be_encoded_leaves_nothing_on_loan(ends: Ends) -> 
 
 CHILD = """
 import sys, time
-from pathways_lab.runtime.reactor import Reactor
+from pathways_lab.transport.reactor import Reactor
 reactor = Reactor("child", lambda *_: None, lambda *_: None)
 reactor.start()
 link = reactor.connect(sys.argv[1], bytes.fromhex(sys.argv[2]), {"name": "child"}, bulk=True)
@@ -471,11 +471,11 @@ def test_wrong_offers_are_refused(hostile: Hostile) -> None:
     assert not hostile.borrower.take(arena.size), "it came without its descriptor"
     for size in (arena.size + 1, "1", None):
         hostile.send(None, [], [arena.descriptor])
-        with pytest.raises(segments.SegmentError):
+        with pytest.raises(shared_memory.SegmentError):
             hostile.borrower.take(size)
     hostile.borrower.close()
     hostile.shares()
-    with pytest.raises(segments.SegmentError, match="twice"):
+    with pytest.raises(shared_memory.SegmentError, match="twice"):
         hostile.borrower.take(arena.size)
 
 
@@ -484,7 +484,7 @@ def test_memory_that_could_be_taken_away_is_refused(hostile: Hostile) -> None:
     descriptor = os.memfd_create("open", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, MIB)
     hostile.send(None, [], [descriptor])
-    with pytest.raises(segments.SegmentError, match="sealed"):
+    with pytest.raises(shared_memory.SegmentError, match="sealed"):
         hostile.borrower.take(MIB)
     os.close(descriptor)
     sealed = Arena()
@@ -510,7 +510,7 @@ def test_descriptors_do_not_pile_up(hostile: Hostile) -> None:
     arena = Arena()
     for _ in range(8):
         hostile.send(None, [], [arena.descriptor])
-    with pytest.raises(segments.SegmentError, match="too many"):
+    with pytest.raises(shared_memory.SegmentError, match="too many"):
         hostile.send(None, [], [arena.descriptor])
     hostile.borrower.close()
     del arena
@@ -563,7 +563,7 @@ def test_pages_that_lie_unused_are_bounded() -> None:
 
 
 def test_a_lender_stops_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MOST", MIB)
+    monkeypatch.setattr(shared_memory, "MOST", MIB)
     lender = Lender()
     assert lender.offer() is not None
     lender.answered(True)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.topology import SliceBinding
-from pathways_lab.runtime import jax_private, spanning
-from pathways_lab.runtime.address import private_folder, remove_folder
-from pathways_lab.runtime.codec import pack, unpack
-from pathways_lab.runtime.formation import Formation, why_hosts_stay_apart
-from pathways_lab.runtime.spanning import SpanningCpuRuntime
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.islands import multi_host_runtime
+from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
+from pathways_lab.runtime.islands.process_group import Formation, why_hosts_stay_apart
+from pathways_lab.transport.addresses import private_folder, remove_folder
+from pathways_lab.transport.codec import pack, unpack
 from tests.runtime.formation_kit import LONG, Error, Host, Island
 
 H0, H1 = "h0", "h1"
@@ -81,7 +82,7 @@ def test_a_broken_collective_waits_for_the_news(tmp_path: Path) -> None:
 def test_without_news_a_broken_collective_says_what_it_saw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spanning, "_NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(multi_host_runtime, "_NEWS_SECONDS", 0.0)
     runtime = SpanningCpuRuntime(H0, tmp_path, devices=2)
     on = bound(*WHOLE)  # type: ignore[arg-type]
     runtime.span(on.slice, Formation.of(on, 7, 0))
@@ -103,7 +104,7 @@ def test_of_a_slice_that_was_closed_no_news_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Else each gang in flight would hold up whoever computes on the same devices next."""
-    monkeypatch.setattr(spanning, "_NEWS_SECONDS", 0.0 if when == "before" else 5.0)
+    monkeypatch.setattr(multi_host_runtime, "_NEWS_SECONDS", 0.0 if when == "before" else 5.0)
     runtime = SpanningCpuRuntime(H0, tmp_path, devices=2)
     on = bound(*WHOLE)  # type: ignore[arg-type]
     runtime.span(on.slice, Formation.of(on, 7, 0))

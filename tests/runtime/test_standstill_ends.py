@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.overdue import Overdue
-from pathways_lab.core.program import Call, Line
-from pathways_lab.core.story import Arrow, Member, Stuck
-from pathways_lab.runtime.standstill import Standstill
+from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.diagnosis.stall_story import Arrow, Member, Stuck
+from pathways_lab.core.program.program import Call, Line
+from pathways_lab.runtime.control_plane.stall_response import Standstill
 
 HOSTS = ("island0/host0", "island0/host1")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program import Call, Plan
-from pathways_lab.runtime.actions import (
+from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.executor.actions import (
     Action,
     Key,
     Launch,
@@ -20,10 +20,10 @@ from pathways_lab.runtime.actions import (
     ReportRow,
     Send,
 )
-from pathways_lab.runtime.launch import Launcher
-from pathways_lab.runtime.slots import Slot
-from pathways_lab.runtime.steps import Row
-from pathways_lab.runtime.stretches import stretches
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.local_array import Slot
+from pathways_lab.executor.steps import Row
+from pathways_lab.executor.stretches import stretches
 from tests.runtime.launch_kit import BYTES, HOST, PlanBuilder, binding, grant
 
 SEEDS = range(400)

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from pathways_lab.runtime.host_rim import HostRim
-from pathways_lab.runtime.spanning import SpanningCpuRuntime
+from pathways_lab.runtime.host.driver import HostRim
+from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 
 
 @pytest.mark.parametrize(

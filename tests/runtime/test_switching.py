@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pathways_lab.runtime.switching import PYTHONS, SECONDS, Sooner
+from pathways_lab.runtime.processes.gil_switch_interval import PYTHONS, SECONDS, Sooner
 
 
 @pytest.fixture(autouse=True)

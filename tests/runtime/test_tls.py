@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime import dask_private
-from pathways_lab.runtime.auth import AuthenticationError, key_of, new_key
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.tls import client_context, server_context
+from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.transport.auth import AuthenticationError, key_of, new_key
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
+from pathways_lab.transport.tls import client_context, server_context
 from tests.runtime.processes import until
 
 distributed = pytest.importorskip("distributed")

@@ -19,10 +19,10 @@ from pathways_lab.core.messages import (
     PolicySet,
     RunSubmitted,
 )
-from pathways_lab.core.policies import ProportionalShare
-from pathways_lab.core.rules import Rules
-from pathways_lab.core.upload_messages import PatienceEnded
-from pathways_lab.runtime.transcript import (
+from pathways_lab.core.messages.uploads import PatienceEnded
+from pathways_lab.core.scheduling.policies import ProportionalShare
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.runtime.control_plane.transcript import (
     IncompleteTranscript,
     Transcript,
     differences,

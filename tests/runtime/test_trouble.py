@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.runtime.link import Link
-from pathways_lab.runtime.reactor import Reactor
-from pathways_lab.runtime.trouble import Rule, Troubles
+from pathways_lab.transport.fault_injection import Rule, Troubles
+from pathways_lab.transport.link import Link
+from pathways_lab.transport.reactor import Reactor
 
 KEY = b"k" * 32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pathways_lab.runtime.vigil import Vigil
+from pathways_lab.transport.busy_poll import Vigil
 
 MOST = 1.0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pathways_lab.core.overdue import Overdue
-from pathways_lab.core.program import Line
-from pathways_lab.core.story import Stuck
-from pathways_lab.core.stuck import LAUNCHED, Seen
-from pathways_lab.runtime.watchdog import Watchdog
+from pathways_lab.core.diagnosis.overdue import Overdue
+from pathways_lab.core.diagnosis.stall import LAUNCHED, Seen
+from pathways_lab.core.diagnosis.stall_detector import Watchdog
+from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.program.program import Line
 
 
 class World:

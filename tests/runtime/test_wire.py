@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathways_lab.runtime.wire import Decoder, Limits, Message, WireError, encode
+from pathways_lab.transport.framing import Decoder, Limits, Message, WireError, encode
 
 plain = st.recursive(
     st.none()
@@ -135,7 +135,7 @@ def test_a_buffer_for_which_there_is_no_memory_is_an_error_of_its_message(
     def none(nbytes: int) -> memoryview:
         raise MemoryError
 
-    monkeypatch.setattr("pathways_lab.runtime.wire._pages.take", none)
+    monkeypatch.setattr("pathways_lab.transport.framing._pages.take", none)
     frame = b"".join(encode("x", {}, [bytes(100_000)]))
     with pytest.raises(WireError, match="no memory for 100,000 bytes"):
         Decoder().feed(frame[: len(frame) // 2])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pathways_lab.core.invariants import check
+from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.sim.chaos import Chaos
 from pathways_lab.sim.generate import RandomClient, Shape, random_machine, uneven
 from pathways_lab.sim.search import _empty, _ended, _kept, _one_order

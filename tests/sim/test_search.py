@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core.accounts import Accounts
-from pathways_lab.core.cancelling import Cancelling
-from pathways_lab.core.forgetting import Forgetting
-from pathways_lab.core.outcomes import Outcomes
-from pathways_lab.core.questions import Questions
-from pathways_lab.core.sharing import Sharing
-from pathways_lab.core.store import BufferRecord, Store
-from pathways_lab.core.uploads import Uploads
+from pathways_lab.core.memory.accounts import Accounts
+from pathways_lab.core.memory.store import BufferRecord, Store
+from pathways_lab.core.memory.uploads import Uploads
+from pathways_lab.core.program.code_gc import Forgetting
+from pathways_lab.core.scheduling.cancelling import Cancelling
+from pathways_lab.core.scheduling.outcomes import Outcomes
+from pathways_lab.core.scheduling.remote_policy import Questions
+from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.search import STORM, WITHOUT, main, search, shape_of
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from pathways_lab.core.policies import Policy, Priority, ProportionalShare, ShortestFirst
-from pathways_lab.core.rules import Rules
+from pathways_lab.core.scheduling.policies import Policy, Priority, ProportionalShare, ShortestFirst
+from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.simulate import Load, chain, simulate
 

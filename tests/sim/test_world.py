@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.layout import Layout
 from pathways_lab.core.messages import HostReport
-from pathways_lab.core.policies import ProportionalShare
-from pathways_lab.core.program import Call, Program, Signature, Value
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Call, Program, Signature, Value
+from pathways_lab.core.scheduling.policies import ProportionalShare
 from pathways_lab.sim import streams
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.notebook import scene as scenes
 from pathways_lab.notebook.panels import graph, planned
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene import scene as scenes
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.packed import Item
 from pathways_lab.timeline.queries import order

@@ -4,7 +4,7 @@ Problem: a picture of the lab that belongs to no notebook: it shows all clients,
 moves while every kernel is busy, and outlives reloads.
 
 How: a process of its own (:mod:`.process`), started by the Dask scheduler when
-somebody looks (:mod:`pathways_lab.runtime.dashboard`), follows the control
+somebody looks (:mod:`pathways_lab.runtime.cluster.dashboard_socket`), follows the control
 plane's records and serves pages.  They are the views of the notebook: the same
 plots, the same messages, the same script in the page.
 
@@ -14,7 +14,7 @@ below any prefix, behind any proxy; nothing but GETs.
 
 from __future__ import annotations
 
-from pathways_lab.runtime.dashboard import Pages
+from pathways_lab.runtime.cluster.dashboard_socket import Pages
 
 PANELS = (
     "islands", "order", "hosts", "queues", "utilisation", "memory", "graph", "messages", "planned",

@@ -15,9 +15,9 @@ import json
 from collections import deque
 from typing import Any
 
-from pathways_lab.notebook.picture import Picture, Wanted
-from pathways_lab.notebook.present import LATE, Present, newest
-from pathways_lab.notebook.stream import Message, Stream
+from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
+from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.view.stream import Message, Stream
 from pathways_lab.timeline.log import Timeline
 
 KEPT = 64
@@ -74,7 +74,9 @@ class Feed:
             return b""
         if self._messages and self._messages[0][0] <= seq + 1 <= self._stream.seq:
             return b"".join(frame for number, frame in self._messages if number > seq)
-        from pathways_lab.notebook.figures import documented  # the first page waits for Bokeh
+        from pathways_lab.notebook.draw.bokeh_figures import (
+            documented,  # the first page waits for Bokeh
+        )
 
         return framed(documented(self._stream.snapshot()))
 

@@ -19,7 +19,7 @@ from pathways_lab.core.errors import PathwaysError
 from pathways_lab.notebook.dashboard import PANELS, path_of
 
 if TYPE_CHECKING:
-    from pathways_lab.client.lab import Lab
+    from pathways_lab.client.lab.lab import Lab
 
 ROUTE_VARIABLE = "PATHWAYS_LAB_PAGES_ROUTE"
 """Set by our Jupyter server extension: where it passes on pages of labs of this machine."""

@@ -29,12 +29,12 @@ from pathways_lab.notebook.dashboard.feed import WINDOW, Feed, begun
 from pathways_lab.notebook.dashboard.page import BOKEHJS, html
 from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import Watch
-from pathways_lab.notebook.pace import Pace
 from pathways_lab.notebook.panels import DEFAULT
-from pathways_lab.notebook.present import Present
-from pathways_lab.notebook.processors import COUNT, give_way, spare
-from pathways_lab.runtime import lifeline
-from pathways_lab.runtime.attach import ControlAddress
+from pathways_lab.notebook.scene.live_fold import Present
+from pathways_lab.notebook.view.cpu_budget import Pace
+from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
+from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.processes import child_process
 
 PERIOD = 0.2
 """Seconds between two updates."""
@@ -55,7 +55,7 @@ LINGER = 60.0
 """Seconds after the last request at which the process ends."""
 
 _HERE = Path(__file__).parent
-_VIEWS = _HERE.parent
+_VIEWS = _HERE.parent / "view"
 
 FILES = {
     "live.js": (_VIEWS / "page.js", _VIEWS / "live.js"),
@@ -266,13 +266,13 @@ async def serve(listener: socket.socket, control: ControlAddress) -> None:
 
 def main() -> None:
     """The process: configuration in, then serve."""
-    lifeline.begin()
+    child_process.begin()
     give_way()
-    config = lifeline.configuration()
+    config = child_process.configuration()
     listener = socket.socket(fileno=config["listen"])
     control = ControlAddress(config["address"], bytes.fromhex(config["key"]), config["tls"])
     asyncio.run(serve(listener, control))
-    lifeline.leave()
+    child_process.leave()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pathways_lab.notebook.panels.islands import LOOK_BACK, SHOWN
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.machine import Lane, SliceSeen
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 
-from pathways_lab.runtime.attach import ControlAddress
-from pathways_lab.runtime.observer import Observer
+from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.control_plane.observer import Observer
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Machine
 from pathways_lab.timeline.packed import Packed, Row

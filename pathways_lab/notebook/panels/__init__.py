@@ -22,8 +22,8 @@ from pathways_lab.notebook.panels import (
     queues,
     utilisation,
 )
-from pathways_lab.notebook.plot import Plot
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.plot import Plot
+from pathways_lab.notebook.scene.scene import Scene
 
 Panel = Callable[[Scene, float], Plot]
 

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pathways_lab.notebook.chosen import NOBODY, number
-from pathways_lab.notebook.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
-from pathways_lab.notebook.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, fitted
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.gang_number import NOBODY, number
+from pathways_lab.notebook.scene.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
+from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, fitted
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import own

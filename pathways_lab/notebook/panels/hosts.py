@@ -10,8 +10,8 @@ Paper: figure 4 (sequential and parallel asynchronous dispatch).
 
 from __future__ import annotations
 
-from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, Layer, Plot
-from pathways_lab.notebook.scene import WORK, Scene
+from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, Layer, Plot
+from pathways_lab.notebook.scene.scene import WORK, Scene
 
 HOVER = (
     ("work", "@kind{custom}"),

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pathways_lab.notebook.palette import FAILED, NEUTRAL
-from pathways_lab.notebook.plot import BOXES, FRAME, TEXTS, Layer, Plot, squeezed, wide
-from pathways_lab.notebook.rows import short
-from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.seen import What
+from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.palette import FAILED, NEUTRAL
+from pathways_lab.notebook.scene.plot import BOXES, FRAME, TEXTS, Layer, Plot, squeezed, wide
+from pathways_lab.notebook.scene.row_layout import short
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.busy import recents
 from pathways_lab.timeline.machine import HostSeen, Lane, SliceSeen
 from pathways_lab.timeline.records import own

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pathways_lab.core.holdings import size
-from pathways_lab.notebook.palette import CAUSE_COLOURS
+from pathways_lab.core.memory.holdings import size
 from pathways_lab.notebook.panels.utilisation import steps
-from pathways_lab.notebook.plot import AREAS, Layer, Plot
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.palette import CAUSE_COLOURS
+from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
+from pathways_lab.notebook.scene.scene import Scene
 
 TALL = 0.42
 """Height of the larger of each quantity, in rows; a row is an island's."""

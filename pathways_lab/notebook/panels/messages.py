@@ -9,11 +9,11 @@ Paper: figure 4 (what travels between client, controller and hosts).
 
 from __future__ import annotations
 
-from pathways_lab.notebook.palette import CAUSE_COLOURS
 from pathways_lab.notebook.panels.graph import newest
-from pathways_lab.notebook.plot import AREAS, FRAME, LINES, TEXTS, Layer, Plot
-from pathways_lab.notebook.rows import MOST
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.palette import CAUSE_COLOURS
+from pathways_lab.notebook.scene.plot import AREAS, FRAME, LINES, TEXTS, Layer, Plot
+from pathways_lab.notebook.scene.row_layout import MOST
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.machine import natural
 from pathways_lab.timeline.records import Event
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from pathways_lab.notebook.chosen import number
-from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, RIGHT, Layer, Plot, wide
-from pathways_lab.notebook.rows import rows
-from pathways_lab.notebook.scene import Scene
-from pathways_lab.notebook.seen import What
+from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, RIGHT, Layer, Plot, wide
+from pathways_lab.notebook.scene.row_layout import rows
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.gangs import Gang
 
 PLACES, MOST_PLACES = 40, 160

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from pathways_lab.notebook.chosen import number
-from pathways_lab.notebook.palette import PAINTS, ink_on
-from pathways_lab.notebook.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
-from pathways_lab.notebook.rows import Rows, short
-from pathways_lab.notebook.scene import WAITS, Scene
+from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.palette import PAINTS, ink_on
+from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.scene.row_layout import Rows, short
+from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
 

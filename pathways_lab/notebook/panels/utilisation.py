@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathways_lab.notebook.plot import AREAS, Layer, Plot
-from pathways_lab.notebook.scene import Scene
+from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
+from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.timeline.busy import recent
 
 TALL = 0.86

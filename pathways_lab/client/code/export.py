@@ -1,0 +1,248 @@
+"""From a traced function to code that travels.
+
+Problem: hosts must run exactly the user's function, on layouts that everybody
+knows beforehand, without the kernel having a single device.  The function is
+lowered to StableHLO by ``jax.export`` for the kind of its slice; Shardy's
+propagation over that code says where unspecified arguments and results go, and
+they are pinned there; the hash of the code is the function's key, so that the
+same function in a re-executed cell is the same function.
+
+Functions that call back into Python cannot be exported: they travel by value
+(cloudpickle) and are lowered by the hosts; their layouts are found the same
+way, on a copy without the callbacks.
+
+Rule for maintainers: the key covers everything that a host needs to compile;
+two functions with one key must be interchangeable.
+
+Paper: section 4.2 (registering computations), section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import jax
+from jax import export as jax_export
+from jax import jit as jax_jit  # JAX's own, also while jax.jit is routed to the lab
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+
+from pathways_lab.client.code import jaxprs, layouts, pickling
+from pathways_lab.client.code.layouts import Requested
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.lab import stats
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.run_options import Running
+from pathways_lab.client.session import failures
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Line, SliceId
+from pathways_lab.runtime import jax_private, settings
+from pathways_lab.runtime.arrays import dtype_of
+from pathways_lab.runtime.client_messages import Loop
+from pathways_lab.transport.codec import pack
+
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+"""What JAX calls a kind of device when it lowers for it."""
+
+
+class Body(Protocol):
+    """What is exported: a traced function over flat leaves.
+
+    call: the function.  jaxpr: its closed jaxpr.  calls_python: it has callbacks.
+    running: what is said of its runs.
+    """
+
+    call: Callable[..., Any]
+    name: str
+    jaxpr: Any
+    calls_python: bool
+    running: Running
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+    requested: tuple[Requested, ...]
+    donated: tuple[int, ...]
+    line: Line
+
+
+@dataclass(frozen=True)
+class Executable:
+    """Code for one placement.
+
+    key: hash of the content.  kind: ``"export"`` (blob is a ``jax.export``
+    artefact of the flat function) or ``"pickle"`` (blob is the flat function
+    by value).  donated: flat positions.  held: seconds that it holds its devices
+    by ``pw.emulated``.  loop: set where hosts repeat it.
+    settings: of JAX, under which a host traces what came by value.
+    """
+
+    key: str
+    kind: str
+    blob: bytes
+    name: str
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+    in_layouts: tuple[Layout, ...]
+    out_layouts: tuple[Layout, ...]
+    donated: tuple[int, ...]
+    line: Line
+    held: float = 0.0
+    loop: Loop | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def checked(self, check: frozenset[str]) -> Executable:
+        """The same, tested on its devices for what is no number (:mod:`.runtime.nan_checks`)."""
+        key = hashlib.sha256(f"{self.key} {sorted(check)}".encode()).hexdigest()[:32]
+        return replace(self, key=key, settings={**self.settings, **dict.fromkeys(check, True)})
+
+    def announced(self, place: SliceId) -> dict[str, Any]:
+        """What goes along with the blob."""
+        return {
+            "function": self.key,
+            "slice": place,
+            "kind": self.kind,
+            "name": self.name,
+            "in_layouts": [pack(layout) for layout in self.in_layouts],
+            "out_layouts": [pack(layout) for layout in self.out_layouts],
+            "in_types": [[list(kind.shape), kind.dtype] for kind in self.in_types],
+            "out_types": [[list(kind.shape), kind.dtype] for kind in self.out_types],
+            "donated": list(self.donated),
+            "line": pack(self.line),
+            "loop": None if self.loop is None else pack(self.loop),
+            "settings": self.settings,
+        }
+
+
+def make(
+    body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None]
+) -> Executable:
+    """Lower and pack *body* for *place*.  wanted, out: layouts that are already decided."""
+    stats.work.exported += 1
+    platform = PLATFORMS.get(place.kind, place.kind)
+    _pin(body, place, wanted, out)
+    structs = [
+        jax.ShapeDtypeStruct(
+            kind.shape,
+            dtype_of(kind.dtype),
+            sharding=_sharding(requested, layout, place),
+            weak_type=kind.weak,
+        )
+        for kind, layout, requested in zip(body.in_types, wanted, body.requested, strict=True)
+    ]
+    out_shardings = [
+        None if layout is None else layouts.sharding_of(layout, place) for layout in out
+    ]
+    # Arguments are counted by position everywhere: those that nothing reads stay.
+    jitted = jax_jit(_as_traced(body), out_shardings=out_shardings, keep_unused=True)
+    module: str | bytes
+    if body.calls_python:
+        kind, blob = "pickle", _pickled(body)
+        module = jax_private.lower_without_callbacks(jitted.trace(*structs), [platform])
+    else:
+        kind = "export"
+        blob, module = _exported(body, jitted, structs, platform)
+    code = jax_private.read_lowered(
+        module, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]
+    )
+    failures.check_axes(code.axes)
+    in_layouts = _settled(wanted, code.inputs, body.in_types, place)
+    out_layouts = _settled(out, code.outputs, body.out_types, place)
+    identity = (body.in_types, body.out_types, in_layouts, out_layouts, body.donated, kind)
+    digest = hashlib.sha256(code.text.encode())
+    digest.update(repr(identity).encode())
+    under = settings.in_force() if kind == "pickle" else {}
+    if kind == "pickle":
+        digest.update(blob + repr(under).encode())
+    parts = max(map(_parts, (*in_layouts, *out_layouts)), default=1)
+    return Executable(
+        digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
+        in_layouts, out_layouts, body.donated, body.line,
+        jaxprs.held_seconds(body.jaxpr.jaxpr, parts), settings=under,
+    )  # fmt: skip
+
+
+def _as_traced(body: Body) -> Callable[..., Any]:
+    """What the user's Python came to: it runs once, for however many places code is made."""
+
+    def traced(*leaves: Any) -> Any:
+        return jaxpr_as_fun(body.jaxpr)(*leaves)
+
+    # JAX names the compiled module after it.
+    traced.__name__ = traced.__qualname__ = body.call.__name__
+    return traced
+
+
+def _parts(layout: Layout) -> int:
+    """Into how many different parts it cuts an array."""
+    sizes = dict(layout.mesh)
+    return math.prod(sizes[axis] for axes in layout.spec for axis in axes)
+
+
+def _sharding(requested: Any, layout: Layout | None, place: Slice) -> NamedSharding | None:
+    """What JAX is told of an argument; where axes are explicit, the user's own sharding."""
+    if layouts.is_explicit(requested):
+        return requested
+    return None if layout is None else layouts.sharding_of(layout, place)
+
+
+def _pin(body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout | None]) -> None:
+    """Decide as much as JAX needs to know on how many devices it lowers."""
+    if any(layout is not None for layout in (*wanted, *out)):
+        return
+    if place in jaxprs.slices_named(body.jaxpr.jaxpr):
+        return
+    wanted[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.in_types]
+    if not wanted:
+        out[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.out_types]
+
+
+def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tuple[bytes, bytes]:
+    """As it travels, and the StableHLO in it."""
+    disabled = [
+        jax_export.DisabledSafetyCheck.custom_call(target)
+        for target in sorted(jaxprs.foreign_calls(body.jaxpr.jaxpr))
+    ]
+    with jax_private.exporting_without_backend():
+        exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
+        exported = exporter(*structs)
+        try:
+            made = bytes(exported.serialize()), exported.mlir_module_serialized
+        except KeyError as unknown:
+            raise failures.capture_failure(
+                f"compiled function {body.name!r} takes or returns an array of {unknown.args[0]},"
+                " and jax.export cannot write that dtype",
+                "take and return a wider one, and use .astype() inside of the function",
+                node=body.name,
+            ) from unknown
+    jax_private.forget_lowered()
+    return made
+
+
+def _pickled(body: Body) -> bytes:
+    try:
+        return pickling.dumps(body.call)
+    except Exception as error:
+        raise failures.capture_failure(
+            f"compiled function {body.name!r} calls back into Python, so it is sent by value,"
+            f" and it cannot be pickled: {error}",
+            "do not close over locks, files, sockets, or handles",
+            node=body.name,
+        ) from error
+
+
+def _settled(
+    decided: list[Layout | None],
+    found: tuple[Layout | None, ...],
+    kinds: tuple[ArrayType, ...],
+    place: Slice,
+) -> tuple[Layout, ...]:
+    """What was decided; else what propagation found, where it cuts evenly; else whole copies."""
+    settled = []
+    for layout, propagated, kind in zip(decided, found, kinds, strict=True):
+        if layout is None and propagated is not None and layouts.fits(propagated, kind, place):
+            layout = propagated
+        settled.append(layout or layouts.replicated(place, len(kind.shape)))
+    return tuple(settled)

@@ -1,0 +1,1 @@
+"""Input pipelines: host computations on Dask workers."""

@@ -1,0 +1,1 @@
+"""``pw.jit`` and its like: arguments, types, and operators on handles."""

@@ -1,0 +1,85 @@
+"""``lab.dcn``: as if islands were far from each other.
+
+Problem: on one machine, bytes between islands are as fast as bytes inside of one, so
+what a slow network does to a program, and what overlap saves, cannot be seen.
+
+How: hosts hold back what has come from hosts of other islands for as long as a network
+of that latency and bandwidth would have taken.  It is as slow as told, never faster
+than the machine; and it is emulated, which is said wherever it is shown.
+
+Rule for maintainers: only owners of the Dask cluster get here; what is held back stays
+in order.
+
+Paper: section 5.3 (islands connected over the DCN), figures 10 and 12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import distributed
+
+from pathways_lab.client.lab.topology_view import Island
+from pathways_lab.client.session import failures
+from pathways_lab.runtime.cluster.break_process import act
+
+FOR_EVER = 1e9
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Dcn:
+    """latency: seconds, one way.  bandwidth: bytes per second, host to host; 0: no limit."""
+
+    latency: float
+    bandwidth: float
+
+    @classmethod
+    def of(cls, latency: float, bandwidth: float) -> Dcn:
+        """What users ask for.  Raises PathwaysError for what is no number from 0 on."""
+        for name, given in (("latency", latency), ("bandwidth", bandwidth)):
+            if not isinstance(given, int | float) or not 0 <= given < math.inf:
+                raise failures.failure(
+                    "refused",
+                    f"{name}={given!r} of the DCN is no number from 0 on",
+                    "for example lab.dcn(latency=0.001, bandwidth=1e9): seconds, bytes per second",
+                )
+        return cls(latency, bandwidth)
+
+    def seconds(self, nbytes: float) -> float:
+        """How long so many bytes take from one host to another, at least."""
+        return self.latency + (nbytes / self.bandwidth if self.bandwidth else 0.0)
+
+    def __repr__(self) -> str:
+        if not self.latency and not self.bandwidth:
+            return "DCN: as fast as this machine"
+        rate = f"{self.bandwidth / 1e6:g} MB/s from host to host" if self.bandwidth else "no limit"
+        return f"DCN (emulated): latency {self.latency * 1e3:g} ms, {rate}"
+
+
+def emulate(dask: distributed.Client, islands: tuple[Island, ...], dcn: Dcn) -> None:
+    """Have every host be so far from the hosts of other islands.  Hosts that come later are not."""
+    of = {host.name: island.name for island in islands for host in island.hosts}
+    rules = {
+        host: {
+            "kind": "delay",
+            "name": "dcn",
+            "peers": [other for other, at in of.items() if at != island],
+            "lasts": FOR_EVER,
+            "seconds": dcn.latency,
+            "rate": dcn.bandwidth,
+        }
+        for host, island in of.items()
+    }
+    dask.run(_begin, rules)
+
+
+def _begin(rules: Mapping[str, Any]) -> None:
+    """On a worker: tell its own device process."""
+    for host, rule in rules.items():
+        with contextlib.suppress(LookupError):
+            act(host, {"do": "trouble", "rule": rule})

@@ -1,0 +1,243 @@
+"""The part of a lab that looks after it: ``lab.stuck()``, ``lab.on_stuck(...)``,
+``lab.memory()``, ``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
+
+Problem: a lab that stands still, or is full, must say why, do as it was told, find the
+device that computes wrong, and let itself be tried.
+
+Rule for maintainers: a part of :class:`pathways_lab.Lab`; thin, like it.
+
+Paper: section 4.4, section 4.6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pathways_lab.client.chaos.chaos import Chaos
+from pathways_lab.client.code import variables
+from pathways_lab.client.functions import scopes
+from pathways_lab.client.lab import slice_request
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.memory_table import Memory
+from pathways_lab.client.lab.topology_view import Device
+from pathways_lab.client.session import failures
+from pathways_lab.client.session.session import Session
+from pathways_lab.client.verify import device_check, step_check
+from pathways_lab.client.verify.device_check import Verification
+from pathways_lab.core.diagnosis.stall_actions import Action, OnStuck
+from pathways_lab.core.diagnosis.stall_story import Stuck
+from pathways_lab.core.memory.holdings import Holdings
+from pathways_lab.core.slices.topology import SliceRequest
+from pathways_lab.runtime import settings
+from pathways_lab.runtime.cluster import attach
+from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
+from pathways_lab.transport.codec import pack, unpack
+
+if TYPE_CHECKING:
+    import distributed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checking:
+    """Tests that ``lab.check_nans(...)`` has begun; they end with the block."""
+
+    session: Session
+    before: frozenset[str]
+
+    def __enter__(self) -> Checking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.checks = self.before
+
+    def __repr__(self) -> str:
+        found = " and ".join(name.removeprefix("debug_") for name in sorted(self.session.checks))
+        return f"<gangs are tested for {found or 'nothing'}>"
+
+
+class Care:
+    """The part of a lab that has to do with faults."""
+
+    session: Session
+    embedded: EmbeddedCluster | None
+    _control: ControlAddress
+    _target: Any = None
+    """What was given to ``pw.connect``, if that was something of Dask's."""
+
+    if TYPE_CHECKING:
+
+        def _bound(self, request: SliceRequest, wait: bool | float) -> Slice: ...
+
+    def slice_at(
+        self,
+        devices: Sequence[Device | tuple[str, int]],
+        shape: int | tuple[int, ...] | None = None,
+        axes: str | tuple[str, ...] | None = None,
+        *,
+        wait: bool | float = True,
+    ) -> Slice:
+        """A slice of these physical devices and no others: for who looks into devices.
+
+        devices: in the order of the mesh: entries of :meth:`devices`, or host and number of
+            each, as in ``slice.binding``.
+        shape, axes, wait: as of :meth:`slice`.
+        """
+        pairs = [(d.host, d.number) if isinstance(d, Device) else d for d in devices]
+        at = [
+            (slice_request.name("host", h), slice_request.count("device", n, 0)) for h, n in pairs
+        ]
+        request = slice_request.slice_request(len(at) if shape is None else shape, axes)
+        return self._bound(dataclasses.replace(request, at=tuple(at)), wait)
+
+    def stuck(self, seconds: float = 1.0) -> Stuck:
+        """The gangs that were launched so long ago and have not ended, and who waits for whom.
+
+        seconds: how long ago.
+        Hosts are asked, and nothing is disturbed: long work is legal.  The answer
+        prints as a story, and shows as a figure in a notebook; it is false when nothing
+        is late, and all hosts answer.
+        """
+        asked = {"seconds": slice_request.seconds("seconds", seconds)}
+        packed = self.session.connection.questions.ask("stuck", asked).fields["story"]
+        return Stuck() if packed is None else unpack(Stuck, packed)
+
+    def memory(self) -> Memory:
+        """Every value on devices: who has it, where, how many bytes, and why it is kept.
+
+        The answer prints as a table, the largest value first, with sums by device and by
+        owner; ``.values``, ``.runs``, ``.devices``, ``.owners`` have it as data.  Bytes are
+        those that the lab counts: values, and what runs under way have reserved.
+
+        An owner of the lab sees everything.  Others see their own values, values that they
+        have taken, and sums of the rest.  It is asked for now and costs nothing before.
+
+        >>> lab.memory().values[0].why                       # doctest: +SKIP
+        ('a handle is held', "published as 'weights'")
+        """
+        answer = self.session.connection.questions.ask("memory", {}).fields["holdings"]
+        return Memory.of(unpack(Holdings, answer), variables.of_caller())
+
+    def check_nans(self, on: bool = True, *, infs: bool = False) -> Checking:
+        """Have every gang tested on its devices for NaNs; the first one is said with its line.
+
+        on: for all that this kernel runs from now on; False ends it.  In a ``with`` block
+            only for what is called in the block, whenever that runs.
+        infs: for infinities too.
+
+        A gang that is given or makes one fails.  Its error names program, node, line, the
+        argument or result, the element, shard, host and device, and all that depends on it
+        fails of the same.  As with ``jax.debug_nans`` it costs time: functions are compiled
+        once more, gangs read their arguments and results once more, and they run one by one.
+        Off, it costs nothing.  Loops of :meth:`multi_controller` are not tested.
+
+        >>> with lab.check_nans():                           # doctest: +SKIP
+        ...     loss = train(params, batch)
+        >>> loss.result()                                    # doctest: +SKIP
+        PathwaysError: scale has made a NaN: element [0, 3] of its result 0 (float32[4,8]), ...
+        """
+        wanted = settings.TESTS if infs else settings.TESTS[:1]
+        checking = Checking(self.session, self.session.checks)
+        self.session.checks = frozenset(wanted if on else ())
+        return checking
+
+    def on_stuck(
+        self, action: Action, *, after: float = 30.0, silence: float | None = 60.0
+    ) -> OnStuck:
+        """Say what the lab does when all wait for one gang, or a host does not answer.
+
+        action: what is done when everybody has waited for one gang for *after* seconds.
+            ``"report"``: the story is printed where its run was started.  ``"fail"``:
+            that run fails, and its error tells the story; what cannot be interrupted
+            still ends on its devices.  ``"restart"``: the device processes that hold
+            it up, or do not answer, are restarted; what is on them fails.
+        silence: seconds after which a host that does not answer anything is
+            restarted, whatever the action (None: never).
+
+        It holds for all clients, and only owners of the lab can say it.  A lab begins
+        with ``lab.on_stuck("report", after=30, silence=60)``; long work is legal.
+
+        >>> lab.on_stuck("restart", after=10)                # doctest: +SKIP
+        """
+        told = OnStuck(action, after, silence)
+        wrong = told.wrong()
+        if wrong:
+            raise failures.failure("refused", wrong, 'lab.on_stuck("restart", after=10)')
+        answer = self.session.connection.questions.ask("watchdog", {"told": pack(told)})
+        return unpack(OnStuck, answer.fields["told"])
+
+    @property
+    def watchdog(self) -> OnStuck:
+        """The lab's reaction to what is stuck, and who has said so (:meth:`on_stuck`)."""
+        answer = self.session.connection.questions.ask("watchdog", {})
+        return unpack(OnStuck, answer.fields["told"])
+
+    def verify(
+        self,
+        step: Callable[..., Any] | None = None,
+        /,
+        *args: Any,
+        rounds: int = 3,
+        wait: bool | float = True,
+    ) -> Verification:
+        """Find a device that computes wrong and says nothing.
+
+        Without arguments every device runs the same computation, alone: products of
+        matrices, sums, functions, sorting, integers, copies.  The answer on which
+        most devices of one make agree, to the bit, is right.
+
+        step, args: a compiled function of your own, and what it is called with.  It runs
+            again where it is, and then on other devices, until it shows which one spoils it.
+        rounds: so many, each on other numbers; of what runs without arguments.
+        wait: as of :meth:`slice`.
+
+        The answer prints as what was seen; ``.ok``, ``.suspects``.  Results stay on their
+        devices, a few words of each device travel.  Raises PathwaysError where there is
+        nobody to compare with, and for what cannot run twice: functions that donate, or
+        call back into Python.
+
+        >>> lab.verify().suspects                            # doctest: +SKIP
+        >>> lab.verify(step, params, batch)                  # doctest: +SKIP
+        """
+        if not scopes.outermost():
+            raise failures.capture_failure(
+                "lab.verify is no part of a program: it waits for what devices have computed",
+                "call it before or after, with the handles that the program takes or returns",
+            )
+        lab = cast(device_check.Lab, self)
+        if step is None:
+            return device_check.scan(lab, slice_request.count("rounds", rounds), wait)
+        return step_check.replay(lab, step, args, wait)
+
+    @functools.cached_property
+    def chaos(self) -> Chaos:
+        """Faults on purpose, with the outcome said first and looked at afterwards.
+
+        ``kill(host)``, ``hang(host, seconds)``, ``slow(host, factor)``, ``lose(island)``,
+        ``delay``, ``drop``, ``duplicate``, ``partition`` of what is said between two
+        islands or hosts, ``fill_memory(host)``, ``flip(host, device)``, ``lose_client()``,
+        ``lose_scheduler()``.
+        Everything about them is real.  Only owners of the lab can do this: who holds
+        the credentials of its Dask cluster.
+
+        >>> with lab.chaos.kill("island0/host1") as fault:   # doctest: +SKIP
+        ...     out = train(w, x)
+        >>> fault                                            # doctest: +SKIP
+        """
+        return Chaos(self, self._control)  # type: ignore[arg-type]
+
+    def dask_client(self) -> distributed.Client:
+        """A Dask client of the lab's cluster; the caller closes it."""
+        self.session.connection.check()
+        if self.embedded is not None:
+            return self.embedded.dask_client()
+        if self._target is not None:
+            return attach.dask_client(self._target)
+        raise failures.failure(
+            "refused",
+            "this lab was not started here, and not connected to through Dask",
+            "use the distributed.Client of the cluster",
+        )

@@ -1,0 +1,58 @@
+"""What a front end may plug into the client, without the client knowing any.
+
+Problem: a lab shows live views and the progress of its start, but how depends
+on where it is used (a notebook, a terminal, a script), and the client must not
+import what draws.
+
+Rule for maintainers: set by whoever stands above the client (the public
+package, the notebook extension); the client works with all of them unset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.runtime.cluster import start_progress
+from pathways_lab.runtime.cluster.dashboard_socket import Pages
+from pathways_lab.runtime.cluster.start_progress import Show, Tell, in_terminal
+
+open_view: Callable[..., Any] | None = None
+"""``open_view(lab, *panels, **options)``: a view of a lab's timeline."""
+
+lab_opened: Callable[[Path], None] | None = None
+"""``lab_opened(folder)``: told the private folder of a lab of this machine that this kernel has."""
+
+lab_closes: Callable[[Any], None] | None = None
+"""``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""
+
+pages: Pages | None = None
+"""What is added to the dashboard of the Dask cluster of a lab that is started here."""
+
+open_dashboard: Callable[..., Any] | None = None
+"""``open_dashboard(lab, folder, page, height)``: shows a page of the lab's dashboard; folder: its
+private one, when it is on this machine; height in pixels."""
+
+show_progress: Callable[[], Show] | None = None
+"""Makes a display of the start of a lab; None: one line in a terminal."""
+
+show_line: Callable[[], Tell] | None = None
+"""Makes a display of what a cell waits for, one line that changes; None: lines on stderr."""
+
+interrupted: Callable[[KeyboardInterrupt], None] | None = None
+"""``interrupted(error)``: told of a Ctrl-C that ends a wait, before whoever waits hears of it."""
+
+open_notes: Callable[[], Callable[[str | Failure], None]] | None = None
+"""Makes a place below the running cell for what is noticed later, by any thread."""
+
+
+def display() -> Show:
+    """A display of how far something is."""
+    return start_progress.line() if show_progress is None else show_progress()
+
+
+def line() -> Tell:
+    """A display of what somebody waits for."""
+    return in_terminal if show_line is None else show_line()

@@ -1,0 +1,180 @@
+"""Handles under a name, from one notebook to another, and what each client has and may have.
+
+Problem: what one notebook has made is readable by nobody else, which is right
+until somebody wants to pass it on.  A published handle, or a tree of them, is described
+(:mod:`.session.descriptions`) in words that the control plane keeps and does not read,
+and made again, of handles of its own, by whoever takes it.
+
+Rule for maintainers: what is taken comes from another client; where it lies is told by the
+control plane.
+
+Paper: section 4.2 (opaque handles), section 4.6 (ownership).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pathways_lab.client.lab import slice_request
+from pathways_lab.client.lab.accounts import Accounts
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.slice_request import bytes_of
+from pathways_lab.client.session import failures
+from pathways_lab.client.session.descriptions import describe, read
+from pathways_lab.client.session.handles import Handle
+from pathways_lab.client.session.pending import Answer, Buffer
+from pathways_lab.client.session.session import Session, buffer_of
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.transport.codec import unpack
+
+
+def publish(session: Session, name: str, tree: Any) -> None:
+    """Let other clients take *tree* by *name*.  Raises PathwaysError when refused."""
+    handles, about = describe(tree)
+    buffers = [buffer_of(handle, session) for handle in handles]
+    for buffer in buffers:
+        buffer.shared = True
+    fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+    session.connection.questions.ask("publish", fields, buffers=[about])
+
+
+def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
+    """Handles of this client's own to what is published under *name*.
+
+    patience: seconds to wait for the name; None: as long as it takes.
+    """
+    connection = session.connection
+    if patience != 0:
+        with contextlib.suppress(TimeoutError):
+            connection.board.wait(
+                lambda: connection.closed is not None or name in connection.topology["published"],
+                patience,
+                f"a publication of {name!r}",
+            )
+    count = connection.questions.ask("named", {"name": name}).fields["count"]
+    buffers = [connection.new_buffer() for _ in range(count)]
+    try:
+        fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+        answer = connection.questions.ask("take", fields)
+        made = _handles(session, name, buffers, answer)
+    except BaseException as error:
+        connection.drop(*[buffer.id for buffer in buffers])
+        if isinstance(error, IndexError | KeyError | RecursionError | TypeError | ValueError):
+            raise failures.failure(
+                "refused", f"what is published as {name!r} is described wrongly: {error!r}"
+            ) from error
+        raise
+    return made
+
+
+def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: Answer) -> Any:
+    fields = answer.fields
+    kinds, tree = read(answer.buffers[0], len(buffers))
+    paths = {number: jax.tree_util.keystr(path) for path, number in jax.tree.leaves_with_path(tree)}
+    bindings = [unpack(SliceBinding, packed) for packed in fields["bindings"]]
+    places = {binding.slice: _place(session, binding) for binding in bindings}
+    handles = []
+    for number, (buffer, kind) in enumerate(zip(buffers, kinds, strict=True)):
+        buffer.stored, buffer.ticket = fields["stored"][number], fields["tickets"][number]
+        on = places[fields["slices"][number]]
+        handles.append(Handle(session, buffer, on.placed(*kind), name + paths.get(number, "")))
+    return jax.tree.map(handles.__getitem__, tree)
+
+
+def _place(session: Session, binding: SliceBinding) -> Slice:
+    """A slice of another client's."""
+    on = Slice(binding)
+    session.connection.following.follow(on)
+    on.taken, on.name = True, f"{on.name} of {binding.client}"
+    return on
+
+
+class Sharing:
+    """The part of a lab that has to do with its other clients."""
+
+    session: Session
+
+    def publish(self, name: str, tree: Any) -> None:
+        """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.
+
+        name: 1 to 200 characters; using it again for something newer moves it.
+        tree: a handle, or a tree of handles in dicts, lists and tuples; what was taken from
+            others may be among them.  It goes as a whole: whoever takes it gets all of one
+            publication, never a mixture of two.
+
+        The arrays stay on their devices, also when these handles die, until the name
+        is taken back (:meth:`unpublish`), moved, or this client leaves.  Those who
+        have taken them until then keep them, even longer than this client stays (but a
+        value that is still to be computed then fails with this client's run).  As
+        long as anybody else has it, an array cannot be donated.
+
+        Raises PathwaysError when the name is another client's, or a handle is dead.
+
+        >>> lab.publish("weights", {"w": w, "b": b})         # doctest: +SKIP
+        >>> weights = lab.take("weights")       # in another notebook; doctest: +SKIP
+        """
+        publish(self.session, slice_request.name("name", name), tree)
+
+    def unpublish(self, name: str) -> None:
+        """Take a name back.  Who has taken the handle keeps it."""
+        self.session.connection.questions.ask(
+            "unpublish", {"name": slice_request.name("name", name)}
+        )
+
+    def take(self, name: str, wait: bool | float = False) -> Any:
+        """A handle to what another client has published as *name*, or the tree of them, at once.
+
+        wait: for somebody to publish it, if nobody has (True: as long as it takes, or so many
+            seconds).
+
+        A handle is read like any other (its value may still come), and can be given to
+        compiled functions and programs on slices of this client: then it moves
+        there.  It counts on its devices until this handle dies too.
+
+        Raises PathwaysError when nothing has this name; it says what there is.
+        """
+        patience = slice_request.patience("wait", wait)
+        return take(self.session, slice_request.name("name", name), patience)
+
+    @property
+    def published(self) -> dict[str, str]:
+        """What can be taken: names, and which client has published each."""
+        return dict(self.session.connection.topology["published"])
+
+    def accounts(self) -> Accounts:
+        """What every client has used since the lab began, and may have; a table.
+
+        Gangs, device seconds, bytes between islands, bytes on devices now and over
+        time (GB seconds).  The control plane counts them; the rows add up to the last.
+        """
+        return Accounts.of(self.session.connection.questions.ask("accounts", {}).fields["rows"])
+
+    def quota(
+        self, client: str = "", *, devices: int | None = None, bytes: int | str | None = None
+    ) -> None:
+        """Limit what a client may have at a time; only owners of the lab can.
+
+        client: its name, also before it is there; "": everybody without a quota of his own.
+        devices: of all its slices together.  bytes: on all its devices together,
+            memory that is reserved for its runs included; also text like ``"2 GB"``.
+            None: no limit.
+
+        Nothing is taken away.  What would exceed a quota waits until the client has
+        less: slices in line, runs and uploads with the others that wait for memory.
+        What never could be is refused, with the numbers.
+
+        >>> lab.quota("student-3", devices=4, bytes="2 GB")  # doctest: +SKIP
+        """
+        if devices is not None:
+            devices = slice_request.count("devices", devices, least=0)
+        nbytes = None if bytes is None else bytes_of(bytes, "bytes")
+        fields = {
+            "whom": slice_request.name("client", client),
+            "devices": devices,
+            "nbytes": nbytes,
+        }
+        self.session.connection.questions.ask("quota", fields)

@@ -1,0 +1,1 @@
+"""Programs: captured once, placed, fused, and simulated."""

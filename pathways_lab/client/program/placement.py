@@ -1,0 +1,440 @@
+"""From recorded equations to a graph: where each operation runs.
+
+Problem: calls of compiled functions say where they run; ordinary operations
+do not.  They run where their operands are.  What has no place yet (zeros,
+random keys, slices of a host array) waits until somebody with a place needs
+it, and is then made there, once per slice; so does what is made of values that were taken from
+another client, since nothing is computed where those are.  Operands on two slices are an
+error: the user says what moves.
+
+A group of operations stays open until something else on its slice, or a reader
+elsewhere, comes: so nodes follow each other in the user's own order.
+
+Rule for maintainers: order is capture order; nothing is reordered or merged
+across a call on the same slice.
+
+Paper: section 4.2 (data movement is the system's job), section 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from jax.core import Tracer
+from jax.extend.core import Literal, jaxprs_in_params
+
+from pathways_lab.client.code import jaxprs, layouts, source_lines
+from pathways_lab.client.functions import array_types
+from pathways_lab.client.functions.array_types import ArrayType, type_of
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.program.calls import result_name
+from pathways_lab.client.program.capture import OWN, Captured, Move, Outside, Site
+from pathways_lab.client.program.glue import Group, Operation
+from pathways_lab.client.program.graph import (
+    CallNode,
+    Constant,
+    GraphNode,
+    Held,
+    Ref,
+    Source,
+    TransferNode,
+    uses,
+)
+from pathways_lab.client.session import failures
+from pathways_lab.core.program.program import Line
+from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.arrays import is_key
+
+_BAKED = 1024
+"""Constants up to this many bytes become part of the code of a group."""
+
+
+@dataclass(eq=False)
+class Given:
+    """An input from the host, which may be wanted on several slices."""
+
+    type: ArrayType
+    source: Source
+    name: str
+
+
+@dataclass(eq=False)
+class Waiting:
+    """An operation that has no place yet.  number: its place in the recorded order."""
+
+    number: int
+    equation: Any
+    operands: tuple[Any, ...]
+    kinds: tuple[ArrayType, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Result *index* of an operation without a place."""
+
+    operation: Waiting
+    index: int
+
+
+Item = Ref | Given | Part
+
+
+@dataclass
+class Graph:
+    """Nodes in order, and the value of each result of the captured code.
+
+    results: a value, or an input (:class:`Given`) that is returned untouched.
+    """
+
+    nodes: list[GraphNode] = field(default_factory=list)
+    results: list[Ref | Given] = field(default_factory=list)
+
+
+def place(captured: Captured, inputs: Sequence[Ref | Given], default: Slice | None = None) -> Graph:
+    """The graph of captured code.
+
+    inputs: what each argument of the code is: a value with a place, or a host array.
+    default: where results run that nothing gives a place; without it the first
+        slice of the program.
+
+    Raises PathwaysError for operands on two slices, and for what is no node.
+    """
+    placer = _Placer()
+    closed = captured.jaxpr
+    constants = [placer.constant(value) for value in closed.consts]
+    items = placer.read(closed.jaxpr, constants, list(inputs))
+    results = [placer.result(item, default) for item in items]
+    return Graph(placer.finished(results), results)
+
+
+class _Placer:
+    def __init__(self) -> None:
+        self.steps: list[GraphNode | Group] = []
+        self.open: dict[Slice, Group] = {}
+        # What has its place on a slice already: inputs, and results of operations,
+        # by the identity of what they were (kept, so that it stays theirs).
+        self.given: dict[tuple[int, Slice], Ref] = {}
+        self.made: dict[tuple[int, Slice], tuple[Ref, ...]] = {}
+        self.constants: dict[Any, Given] = {}
+        self.kept: list[Any] = []
+        self.first: Slice | None = None
+        self.count = 0
+
+    # --- reading the recorded code ------------------------------------------------------
+
+    def read(self, jaxpr: Any, constants: Sequence[Item], inputs: Sequence[Item]) -> list[Item]:
+        """Place every equation; what the code returns."""
+        items: dict[Any, Item] = dict(zip(jaxpr.constvars, constants, strict=True))
+        items.update(zip(jaxpr.invars, inputs, strict=True))
+        for item in inputs:
+            if _has_place(item):
+                self.first = self.first or item.slice
+
+        def value_of(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else items[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [value_of(atom) for atom in equation.invars]
+            handler = self._HANDLERS.get(equation.primitive.name)
+            if handler is not None:
+                results = handler(self, equation, operands)
+            elif _has_nodes(equation):
+                results = self._inlined(equation, operands)
+            else:
+                results = self._operation(equation, operands)
+            items.update(zip(equation.outvars, results, strict=True))
+        outputs = []
+        for atom in jaxpr.outvars:
+            value = value_of(atom)
+            outputs.append(self.constant(value) if isinstance(atom, Literal) else value)
+        return outputs
+
+    def constant(self, value: Any, kind: ArrayType | None = None) -> Given:
+        """A host array that the program closes over; equal ones are one."""
+        if isinstance(value, Tracer):
+            raise failures.capture_failure(*failures.ESCAPED)
+        kind = kind or array_types.host_type(value)
+        assert kind is not None, "JAX has accepted it as an array"
+        data = array_types.host_bytes(value, kind)
+        key = (kind, data.tobytes()) if data.nbytes <= _BAKED else id(value)
+        known = self.constants.get(key)
+        if known is None:
+            # A copy: the user's array may change after the capture.
+            known = self.constants[key] = Given(kind, Constant(data.copy()), "constant")
+            self.kept.append(value)
+        return known
+
+    def _inlined(self, equation: Any, operands: list[Any]) -> list[Item]:
+        """A plain ``jax.jit`` around nodes: its body stands in its place."""
+        inner = equation.params.get("jaxpr")
+        if equation.primitive.name not in ("jit", "pjit", "closed_call") or inner is None:
+            line = source_lines.of_equation(_first_own(equation))
+            raise failures.capture_failure(
+                f"a compiled function is called inside {_outside_name(equation)},"
+                " which runs it an unknown number of times or under another rule",
+                "put the whole loop into one compiled function, or write a Python loop",
+                # What JAX calls itself knows no line of the user's: then that of JAX's function.
+                line=line if line.number else source_lines.of_equation(equation),
+            )
+        constants = [self.constant(value) for value in inner.consts]
+        given = [x if isinstance(x, Item) else self.constant(x) for x in operands]
+        return self.read(inner.jaxpr, constants, given)
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def _call(self, equation: Any, operands: list[Any]) -> list[Item]:
+        call: Site = equation.params["site"]
+        line = source_lines.of_node(equation)
+        on = call.function.slice or self._common(operands, call.function.name, line)
+        items = [
+            x if isinstance(x, Item) else self.constant(x, kind)
+            for x, kind in zip(operands, call.body.in_types, strict=True)
+        ]
+        inputs = tuple(self._placed(item, on) for item in items)
+        for ref in inputs:
+            self._close_of(ref)
+        self._close(on)
+        body = call.body
+        outputs = tuple(
+            Ref(kind, on, name=result_name(body.name, number, len(body.out_types)))
+            for number, kind in enumerate(body.out_types)
+        )
+        self.first = self.first or on
+        self.steps.append(CallNode(body, on, inputs, outputs, body.name, line))
+        return list(outputs)
+
+    def _common(self, operands: list[Any], name: str, line: Line) -> Slice:
+        """Where a function runs that does not say it: where all its arguments are."""
+        found = dict.fromkeys(x.slice for x in operands if _has_place(x))
+        if len(found) == 1:
+            return next(iter(found))
+        names = " and ".join(on.name for on in found) or "no slice"
+        raise failures.capture_failure(
+            f"the arguments of {name!r} are on {names}, and nothing says where it runs",
+            f"pw.jit({name}, on=slice): arguments elsewhere are then moved to it",
+            line=line,
+            node=name,
+        )
+
+    def _handle(self, equation: Any, _: list[Any]) -> list[Item]:
+        outside: Outside = equation.params["outside"]
+        handle = outside.handle
+        known = self.given.get((id(handle), handle.slice))
+        if known is None:
+            name = handle.name or "handle"
+            known = Ref(handle.type, handle.slice, handle.layout, name, Held(handle))
+            self.given[id(handle), handle.slice] = known
+            self.kept.append(handle)
+        return [known]
+
+    def _move(self, equation: Any, operands: list[Any]) -> list[Item]:
+        move: Move = equation.params["move"]
+        return [self._moved(operands[0], move, source_lines.of_node(equation))]
+
+    def _device_put(self, equation: Any, operands: list[Any]) -> list[Item]:
+        """``jax.device_put``: a move when it names the mesh of a slice, else nothing."""
+        results: list[Item] = []
+        for operand, target in zip(operands, equation.params["devices"], strict=True):
+            item = operand if isinstance(operand, Item) else self.constant(operand)
+            on = layouts.slice_of_sharding(target)
+            if on is not None:
+                item = self._moved(item, Move(on, target), source_lines.of_node(equation))
+            results.append(item)
+        return results
+
+    def _moved(self, operand: Any, move: Move, line: Line) -> Ref:
+        item = operand if isinstance(operand, Item) else self.constant(operand)
+        on, requested = move.slice, move.requested
+        self.first = self.first or on
+        if isinstance(item, Given) and requested is not None:
+            # It has no place yet: it comes to this one at once.
+            with failures.at(line):
+                layout = layouts.layout_of(requested, on, item.type)
+            self.kept.append(item)
+            return Ref(item.type, on, layout, item.name, item.source)
+        source = self._placed(item, on)
+        if not isinstance(item, Ref) and requested is None:
+            return source
+        self._close_of(source)
+        target = Ref(source.type, on, name=source.name)
+        self.steps.append(TransferNode(source, target, requested, line))
+        return target
+
+    # --- ordinary operations -----------------------------------------------------------------
+
+    def _operation(self, equation: Any, operands: list[Any]) -> list[Item]:
+        _check_pure(equation)
+        kinds = tuple(type_of(variable.aval) for variable in equation.outvars)
+        self.count += 1
+        operation = Waiting(self.count, equation, tuple(operands), kinds)
+        on = self._where(equation, operands)
+        if on is None:
+            return [Part(operation, index) for index in range(len(kinds))]
+        return list(self._made(operation, on))
+
+    def _where(self, equation: Any, operands: list[Any]) -> Slice | None:
+        places = {x.slice: x for x in operands if _has_place(x)}
+        for on in jaxprs.slices_of_equation(equation):
+            places.setdefault(on, Ref(type_of(equation.outvars[0].aval), on, name="its sharding"))
+        if len(places) <= 1:
+            return next(iter(places), None)
+        parts = [f"{ref.name or 'a value'} ({ref.type}) on {on.name}" for on, ref in places.items()]
+        name = equation.params.get("name") or equation.primitive.name
+        raise failures.capture_failure(
+            f"{name} has operands on different slices: {', '.join(parts)}",
+            "move one of them: pw.device_put(x, slice)",
+            line=source_lines.of_equation(equation),
+        )
+
+    def _placed(self, item: Item, on: Slice) -> Ref:
+        """The value on *on*; one that has a place already stays where it is."""
+        if isinstance(item, Ref):
+            return item
+        if isinstance(item, Given):
+            return self._given(item, on)
+        for operation in _needed(item.operation, lambda w: (id(w), on) in self.made):
+            self._made(operation, on)
+        return self.made[id(item.operation), on][item.index]
+
+    def _given(self, item: Given, on: Slice) -> Ref:
+        key = (id(item), on)
+        known = self.given.get(key)
+        if known is None:
+            known = self.given[key] = Ref(item.type, on, None, item.name, item.source)
+            self.kept.append(item)
+        return known
+
+    def _made(self, operation: Waiting, on: Slice) -> tuple[Ref, ...]:
+        """Put an operation into the open group of a slice, its inputs first."""
+        operands = tuple(self._operand(x, on) for x in operation.operands)
+        group = self.open.get(on)
+        if group is None:
+            group = self.open[on] = Group(on)
+        name = str(operation.equation.params.get("name") or operation.equation.primitive.name)
+        results = tuple(Ref(kind, on, name=name) for kind in operation.kinds)
+        group.add(Operation(operation.equation, operands, results))
+        self.first = self.first or on
+        self.made[id(operation), on] = results
+        self.kept.append(operation)
+        return results
+
+    def _operand(self, value: Any, on: Slice) -> Any:
+        if isinstance(value, Given) and isinstance(value.source, Constant):
+            data = value.source.data
+            if data.nbytes <= _BAKED and not is_key(value.type.dtype):
+                return data
+        return self._placed(value, on) if isinstance(value, Item) else value
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def _close(self, on: Slice) -> None:
+        group = self.open.pop(on, None)
+        if group is not None:
+            self.steps.append(group)
+
+    def _close_of(self, ref: Ref) -> None:
+        group = self.open.get(ref.slice)
+        if group is not None and ref in group.made:
+            self._close(ref.slice)
+
+    def result(self, item: Item, default: Slice | None) -> Ref | Given:
+        """A value that the program returns."""
+        if isinstance(item, Ref | Given):
+            return item
+        on = default or self.first
+        if on is None:
+            raise failures.capture_failure(
+                "a result has no place: nothing that it is made of is on a slice",
+                "put an argument on a slice (pw.device_put), or call a compiled function with on=",
+                line=source_lines.of_equation(item.operation.equation),
+            )
+        return self._placed(item, on)
+
+    def finished(self, results: Sequence[Ref | Given]) -> list[GraphNode]:
+        """The nodes in order, groups made into nodes, without groups that nobody needs."""
+        self.steps += self.open.values()
+        self.open = {}
+        needed = {ref for ref in results if isinstance(ref, Ref)}
+        nodes: list[GraphNode] = []
+        for step in reversed(self.steps):
+            node = step.node(needed) if isinstance(step, Group) else step
+            if node is not None:
+                nodes.append(node)
+                needed.update(ref for _, ref in uses([node]))
+        return nodes[::-1]
+
+    _HANDLERS: dict[str, Callable[[_Placer, Any, list[Any]], list[Item]]] = {  # noqa: RUF012
+        "pw_call": _call,
+        "pw_handle": _handle,
+        "pw_move": _move,
+        "device_put": _device_put,
+    }
+
+
+def _has_place(item: Any) -> TypeGuard[Ref]:
+    """Whether what is computed with a value is computed where it is."""
+    return isinstance(item, Ref) and not item.slice.taken
+
+
+# --- questions about equations ------------------------------------------------------------
+
+
+def _has_nodes(equation: Any) -> bool:
+    return any(
+        inner.primitive.name in OWN
+        for jaxpr in jaxprs_in_params(equation.params)
+        for inner in jaxprs.equations(jaxpr)
+    )
+
+
+def _first_own(equation: Any) -> Any:
+    """The call that stands inside an equation of JAX's."""
+    for jaxpr in jaxprs_in_params(equation.params):
+        for inner in jaxprs.equations(jaxpr):
+            if inner.primitive.name in OWN:
+                return inner
+    return equation
+
+
+_OUTSIDE = {
+    "scan": "jax.lax.scan (or fori_loop, or map)",
+    "while": "jax.lax.while_loop (or fori_loop)",
+    "cond": "jax.lax.cond (or switch)",
+    "shard_map": "jax.shard_map",
+    "checkpoint": "jax.checkpoint",
+    "remat2": "jax.checkpoint",
+}
+
+
+def _outside_name(equation: Any) -> str:
+    name = equation.primitive.name
+    return _OUTSIDE.get(name, "a custom derivative" if name.startswith("custom_") else name)
+
+
+def _check_pure(equation: Any) -> None:
+    """Operations between nodes compute; they do not print or call back."""
+    names = {equation.primitive.name}
+    for jaxpr in jaxprs_in_params(equation.params):
+        names.update(inner.primitive.name for inner in jaxprs.equations(jaxpr))
+    found = sorted(names & jax_private.CALLBACK_NAMES)
+    if found or equation.effects:
+        what = found[0] if found else equation.primitive.name
+        raise failures.capture_failure(
+            f"{what} stands between the nodes of a program, where nothing calls back into Python",
+            "put it into a compiled function (pw.jit): there it runs on the devices",
+            line=source_lines.of_equation(equation),
+        )
+
+
+def _needed(operation: Waiting, done: Callable[[Waiting], bool]) -> list[Waiting]:
+    """*operation* and what it is made of, as far as not *done*, in recorded order."""
+    found: dict[int, Waiting] = {}
+    todo = [operation]
+    while todo:
+        current = todo.pop()
+        if current.number not in found and not done(current):
+            found[current.number] = current
+            todo += [x.operation for x in current.operands if isinstance(x, Part)]
+    return [found[number] for number in sorted(found)]

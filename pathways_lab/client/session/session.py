@@ -1,0 +1,338 @@
+"""Running prepared programs: arguments in, handles out.
+
+Problem: a run must cost the client one message, whatever its size; arguments
+ride in it when they are small and are uploaded to their devices before when
+they are not; handles go in by their ids.
+
+Rule for maintainers: everything that a run needs is decided in
+:class:`Prepared`; here nothing is traced, lowered or exported.  From the moment a buffer has an
+id until a handle has it nothing may be interrupted: nobody would drop it.
+
+Paper: section 4.2 (client), section 4.4 (one message per subgraph).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways_lab.client.functions import array_types
+from pathways_lab.client.functions.array_types import SMALL, ArrayType, shard_bytes
+from pathways_lab.client.lab.devices import Placed, Slice
+from pathways_lab.client.program.graph import Argument, Constant, Held, Prepared, Ref
+from pathways_lab.client.session import failures, lateness
+from pathways_lab.client.session.call_batching import Calls
+from pathways_lab.client.session.connection import Connection
+from pathways_lab.client.session.handles import Handle
+from pathways_lab.client.session.pending import Buffer
+from pathways_lab.client.session.transfers import DataLinks
+from pathways_lab.client.session.upload_limit import Large, Room
+from pathways_lab.client.session.waiting import Pending
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Line
+from pathways_lab.transport.deferred_signals import HeldBack
+
+_INLINE_CONSTANT = 1024
+"""Constants up to this many bytes ride in every run; larger ones are uploaded once."""
+_OUTPUTS = 10_000
+
+
+class Session:
+    """One lab's connection, and what runs on it.
+
+    outputs: text that user code printed on hosts and nobody has shown yet.
+    checks: what the gangs of runs are tested for from now on, as JAX's settings call it.
+    show_output: a front end's own way to show it, called in the reactor's
+        thread; it answers False for what shall be printed by whoever waits.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.data = DataLinks(connection)
+        self.outputs: deque[dict[str, Any]] = deque(maxlen=_OUTPUTS)
+        self.show_output: Callable[[dict[str, Any]], bool] | None = None
+        self.checks: frozenset[str] = frozenset()
+        self._constants: weakref.WeakKeyDictionary[Prepared, dict[int, Handle]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._calls = Calls(connection)
+        self.room = Room(connection)
+        self._uploading = threading.Lock()
+        connection.on_output = self._printed
+
+    # --- runs -------------------------------------------------------------------------
+
+    def run(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
+        """Submit one run.  leaves: the flat arguments.  Handles, one per output, at once.
+
+        Raises PathwaysError when a handle is dead or a slice was released.
+        """
+        prepared = self._as_wanted(prepared)
+        binder, buffers = self._bind(prepared, leaves)
+        with HeldBack():
+            self.connection.registered.add(prepared)
+            made = self.connection.submit(prepared.plan, buffers, binder.arguments, binder.payload)
+            binder.donate(prepared)
+            return self._handles(prepared, made, binder.large)
+
+    def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
+        """The same for a call outside of programs: it may be sent together with later ones."""
+        prepared = self._as_wanted(prepared)
+        binder, buffers = self._bind(prepared, leaves)
+        donate = functools.partial(binder.donate, prepared) if prepared.donated else None
+        with HeldBack():
+            made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
+            return self._handles(prepared, made, binder.large)
+
+    def repeat(
+        self, prepared: Prepared, order: Sequence[int], leaves: Sequence[Handle]
+    ) -> list[Handle]:
+        """The same where all inputs are handles, none of which is donated.
+
+        order: which of *leaves* each input is.
+        """
+        prepared = self._as_wanted(prepared)
+        self._check(prepared)
+        buffers = [buffer_of(leaves[index], self) for index in order]
+        with HeldBack():
+            return self._handles(prepared, self._calls.add(prepared, buffers))
+
+    def _as_wanted(self, prepared: Prepared) -> Prepared:
+        return prepared.checked(self.checks) if self.checks else prepared
+
+    def _check(self, prepared: Prepared) -> None:
+        """Wait until there is room for a run.  Raises PathwaysError when a slice was released."""
+        self.connection.make_room(prepared.plan)
+        prepared.check()
+
+    def _bind(
+        self, prepared: Prepared, leaves: Sequence[Any]
+    ) -> tuple[_Binder, list[Buffer | None]]:
+        self._check(prepared)
+        binder = _Binder(self, leaves)
+        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
+        if prepared.donated:
+            self._check_donation(prepared, buffers)
+        return binder, buffers
+
+    def _check_donation(self, prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
+        """Raises PathwaysError while the handles are as they were."""
+        passed = Counter(buffers)
+        shared: dict[int, tuple[Buffer, str, Line]] = {}
+        for number, (to, line) in prepared.donated.items():
+            buffer = buffers[number]
+            if buffer is not None and passed[buffer] > 1:
+                raise failures.failure(
+                    "refused",
+                    f"the same handle is passed twice, and {to!r} donates one of them",
+                    "pass a copy (handle + 0), or do not donate the argument",
+                    line=line,
+                )
+            if buffer is not None and buffer.shared:
+                shared[buffer.id] = buffer, to, line
+        if not shared:
+            return
+        refused = self.connection.questions.not_donated([buffer for buffer, *_ in shared.values()])
+        if refused is not None:
+            number, message, remedy = refused
+            _, to, line = shared[number]
+            raise failures.failure("refused", message, remedy, node=to, line=line)
+
+    def _handles(
+        self, prepared: Prepared, made: Sequence[Buffer], large: Sequence[Large] = ()
+    ) -> list[Handle]:
+        if large:
+            self.room.take(made, large)
+        return [
+            Handle(self, buffer, placed, name)
+            for buffer, (placed, name) in zip(made, prepared.made, strict=True)
+        ]
+
+    def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
+        """A host array on the devices of a slice."""
+        on.check()
+        return self._upload(array_types.host_bytes(leaf, kind, name), on.placed(kind, layout), name)
+
+    def _upload(self, data: np.ndarray[Any, Any], placed: Placed, name: str) -> Handle:
+        handle: Handle | None = None
+        try:
+            with HeldBack():
+                buffer = self.connection.new_buffer()
+                handle = Handle(self, buffer, placed, name)
+            # It may take long, so Ctrl-C gets through: then all goes that is there of it.
+            self.data.upload(buffer, data, placed, name)
+            return handle
+        except BaseException:
+            if handle is not None:
+                # At once: a traceback may keep the handle for long.
+                self.connection.drop(handle.buffer_id)
+            raise
+
+    def constant(self, prepared: Prepared, number: int, ref: Ref, source: Constant) -> Handle:
+        """The uploaded form of a constant of a program, made once."""
+        with self._uploading:
+            known = self._constants.setdefault(prepared, {})
+            handle = known.get(number)
+            if handle is None or handle.failure is not None:
+                handle = known[number] = self._upload(source.data, ref.placed, ref.name)
+            return handle
+
+    # --- waiting ------------------------------------------------------------------------
+
+    def wait(self, handle: Handle, done: Callable[[], bool], timeout: float | None) -> None:
+        """Wait for something of *handle*; prints what user code printed meanwhile.
+
+        Ctrl-C returns at once and cancels what is not granted of the handle's
+        run and of the runs that it waits for.
+        """
+        self.connection.flush()
+        self.data.hurry(handle.buffer)
+        what = f"the value of {handle.name or 'the handle'} ({handle.type})"
+        begun, left = time.monotonic(), timeout
+        try:
+            while True:
+                lateness.wait(
+                    self.connection, lambda: done() or self._unshown(), left, what, timeout
+                )
+                self.flush_outputs()
+                if done():
+                    return
+                if timeout is not None:
+                    left = max(0.0, begun + timeout - time.monotonic())
+        except KeyboardInterrupt:
+            with contextlib.suppress(PathwaysError):
+                self.connection.cancel([handle.buffer])
+            raise
+
+    async def ended(self, entry: Pending) -> None:
+        """Wait in a running event loop."""
+        self.connection.flush()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake_soon() -> None:
+            # The loop may have been closed meanwhile: then nobody waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(wake)
+
+        self.connection.board.when_done(entry, wake_soon)
+        await future
+
+    def cancel(self, *handles: Handle, runs: Sequence[int] = ()) -> dict[str, Any]:
+        """Have values, or whole runs, cancelled; what the control plane answers."""
+        asked = {"buffers": [handle.buffer_id for handle in handles], "runs": list(runs)}
+        return self.connection.questions.ask("cancel", asked).fields
+
+    # --- what user code prints on hosts ---------------------------------------------------
+
+    def _printed(self, fields: dict[str, Any]) -> None:
+        show = self.show_output
+        if show is None or not show(fields):
+            self.outputs.append(fields)
+            self.connection.board.settle((), None)
+
+    def print_later(self, source: str, text: str) -> None:
+        """Have text printed by whoever waits next, with its source before every line."""
+        self._printed({"host": source, "device": None, "text": text})
+
+    def _unshown(self) -> bool:
+        return bool(self.outputs)
+
+    def flush_outputs(self) -> None:
+        """Print, in the calling thread, what user code printed on hosts."""
+        while self.outputs:
+            with contextlib.suppress(IndexError):
+                print(labelled(self.outputs.popleft()), end="", flush=True)
+
+
+def labelled(output: dict[str, Any]) -> str:
+    """Printed text with host and device before every line."""
+    device = output.get("device")
+    where = str(output["host"]) + ("" if device is None else f" device {device}")
+    lines = str(output["text"]).splitlines() or [""]
+    return "".join(f"[{where}] {line}\n" for line in lines)
+
+
+class _Binder:
+    """Binds the inputs of one run."""
+
+    def __init__(self, session: Session, leaves: Sequence[Any]) -> None:
+        self.session = session
+        self.leaves = leaves
+        self.payload: list[bytes] = []
+        self.arguments: dict[int, int] = {}
+        self.handles: dict[int, Handle] = {}
+        self.large: list[Large] = []
+        self._places: dict[int, int] = {}
+
+    def bind(self, prepared: Prepared, number: int, ref: Ref) -> Buffer | None:
+        """The buffer of an input; None when its bytes ride in the message."""
+        source = ref.source
+        if isinstance(source, Held):
+            return self._handle(number, source.handle)
+        if isinstance(source, Constant):
+            if source.data.nbytes > _INLINE_CONSTANT:
+                return self._handle(number, self.session.constant(prepared, number, ref, source))
+            self._ride(number, source.data.tobytes())
+            return None
+        assert isinstance(source, Argument)
+        leaf = self.leaves[source.index]
+        if type(leaf) is Handle:
+            return self._handle(number, leaf)
+        if ref.type.nbytes > SMALL:
+            on, layout = ref.slice, _known(ref)
+            if large := self.session.room.wait(on, shard_bytes(ref.type, layout)):
+                self.large.append(large)
+            return self._handle(number, self.session.put(leaf, ref.type, on, layout, ref.name))
+        place = self._places.get(source.index)
+        if place is not None:
+            self.arguments[number] = place
+        else:
+            self._ride(number, array_types.host_bytes(leaf, ref.type, ref.name).tobytes())
+            self._places[source.index] = self.arguments[number]
+        return None
+
+    def donate(self, prepared: Prepared) -> None:
+        """Handles whose arrays the run consumes are dead from now on."""
+        for number, (to, line) in prepared.donated.items():
+            handle = self.handles.get(number)
+            if handle is not None:
+                handle.mark_donated(to, line)
+
+    def _ride(self, number: int, data: bytes) -> None:
+        self.arguments[number] = len(self.payload)
+        self.payload.append(data)
+
+    def _handle(self, number: int, handle: Handle) -> Buffer:
+        self.handles[number] = handle
+        return buffer_of(handle, self.session)
+
+
+def buffer_of(handle: Handle, session: Session) -> Buffer:
+    """What a run of this session reads.  Raises PathwaysError when it cannot."""
+    if handle.session is not session:
+        raise failures.failure(
+            "refused",
+            f"handle {handle.name or handle.type} belongs to another lab",
+            "fetch it with handle.result() and pass the array",
+        )
+    return handle.buffer
+
+
+def _known(ref: Ref) -> Layout:
+    assert ref.layout is not None, "a prepared program has all layouts"
+    return ref.layout

@@ -1,0 +1,1 @@
+"""Training loops: across lost islands, and without a controller."""

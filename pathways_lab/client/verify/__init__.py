@@ -1,0 +1,1 @@
+"""Devices compared with each other."""

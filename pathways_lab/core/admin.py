@@ -1,0 +1,177 @@
+"""What one client decides for all: policies, quotas, and islands for itself.
+
+Problem: on a shared lab some requests change what everybody gets.  Policies,
+quotas and the order of an island are up to the lab's *owners*; whoever was
+invited is a client, and decides for itself.
+
+Rule for maintainers: who is an owner is known before anything is looked at, and
+whoever is not is told who may.  What a policy or a quota then does is not here.
+
+Paper: section 4.1 (resource manager), section 4.4 (policies).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pathways_lab.core.checks import ClientRecord, not_an_owner, refusal
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.memory.quotas import Quota
+from pathways_lab.core.memory.uploads import Uploads
+from pathways_lab.core.messages import (
+    AskPolicy,
+    Leased,
+    LeaseEnded,
+    LeaseRequested,
+    LeaseReturned,
+    PolicyAnswered,
+    PolicyChosen,
+    PolicyFailed,
+    PolicyLate,
+    PolicySet,
+    QuotaChosen,
+)
+from pathways_lab.core.messages.elastic import Answer
+from pathways_lab.core.messages.windows import WindowChosen, WindowKept
+from pathways_lab.core.scheduling.admission import beyond_quota
+from pathways_lab.core.scheduling.outcomes import Outcomes
+from pathways_lab.core.scheduling.policies import RemotePolicy, validate
+from pathways_lab.core.slices.slice_queue import Bookings
+from pathways_lab.core.state import State
+
+
+@dataclass(slots=True)
+class Decisions:
+    """See the module's docstring."""
+
+    state: State
+    clients: Mapping[str, ClientRecord]
+    bookings: Bookings
+    outcomes: Outcomes
+    uploads: Uploads
+
+    def _owns(
+        self,
+        event: PolicyChosen | QuotaChosen | LeaseRequested | WindowChosen,
+        subject: str,
+        to: str,
+    ) -> bool:
+        """Whether a client may decide for all; else it is told who may."""
+        if self.clients[event.client].owner:
+            return True
+        self._refuse(event, subject, Failure("refused", *not_an_owner(event.client, to)))
+        return False
+
+    def quota_chosen(self, event: QuotaChosen) -> None:
+        """What waits and never will be given is refused now."""
+        state = self.state
+        if not self._owns(event, f"the quota of {event.whom}", "set quotas"):
+            return
+        state.quotas.give(event.whom, Quota(event.devices, event.nbytes))
+        state.out.append(Answer(event.cause, event.client, event.request))
+        self.bookings.moved = True
+        state.admission.changed, state.admission.settled = True, False
+        for entry in [e for entries in state.admission.kinds.values() for e in entries]:
+            failure = beyond_quota(entry, state.store.ledger, state.quotas)
+            if failure is not None and entry.run is not None:
+                self.outcomes.fail(entry.run, failure)
+            elif failure is not None and entry.buffer is not None:
+                self.uploads.lose(entry.buffer, failure)
+
+    def window_chosen(self, event: WindowChosen) -> None:
+        """What waits is cut anew, and what is granted stays."""
+        pace, functions, seconds = self.state.pace, self.state.functions, event.seconds
+        if seconds is not None:
+            if not self._owns(event, f"question {event.request}", "say how far ahead grants run"):
+                return
+            pace.limit = round(seconds * 1e6)
+            functions.assumed = max(self.state.rules.assumed, seconds)
+            functions.version += 1
+        kept = WindowKept(event.cause, event.client, pace.limit / 1e6, event.request)
+        self.state.out.append(kept)
+
+    def policy_chosen(self, event: PolicyChosen) -> None:
+        if not self._owns(event, f"policy {event.request}", "set policies"):
+            return
+        turns = self.state.turns
+        self.bookings.moved = True
+        failure: Failure | None = None
+        if isinstance(event.policy, RemotePolicy):
+            turns.install(event.policy, event.client)
+        else:
+            failure = validate(event.policy)
+            if failure is None:
+                turns.install(copy.deepcopy(event.policy), event.client)
+        self.state.out.append(
+            PolicySet(event.cause, event.client, turns.policy, turns.owner, failure, event.request)
+        )
+
+    def _remote(self, number: int) -> bool:
+        """Whether the policy in force is this remote one; others may have last words."""
+        policy = self.state.turns.policy
+        return isinstance(policy, RemotePolicy) and policy.number == number
+
+    def policy_answered(self, event: PolicyAnswered) -> None:
+        if self._remote(event.policy):
+            self.state.turns.answered(event.question, event.run)
+            self.bookings.moved = True
+
+    def policy_late(self, event: PolicyLate) -> None:
+        if self._remote(event.policy):
+            self.state.turns.questions.overdue()
+            self.bookings.moved = True
+
+    def policy_failed(self, event: PolicyFailed) -> None:
+        if self._remote(event.policy):
+            self.state.turns.remove(event.failure)
+            self.bookings.moved = True
+
+    def tell_policy(self) -> None:
+        """Ask what is new to be asked; say whose policy was removed."""
+        state, turns = self.state, self.state.turns
+        turns.questions.named.clear()
+        if turns.questions.new:
+            assert isinstance(turns.policy, RemotePolicy)
+            number = turns.policy.number
+            new, turns.questions.new = turns.questions.new, []
+            state.out += [AskPolicy(state.cause, number, question, view) for question, view in new]
+        if turns.removed is not None:
+            (owner, failure), turns.removed = turns.removed, None
+            state.out.append(PolicySet(state.cause, owner, turns.policy, turns.owner, failure))
+
+    def lease_requested(self, event: LeaseRequested) -> None:
+        state, subject = self.state, f"lease {event.island}"
+        if not event.order and not self._owns(event, subject, "switch the order off"):
+            return
+        handles = {number: len(buffers) for number, buffers in state.store.by_slice.items()}
+        failure = state.resources.lease(event.island, event.client, event.order, handles)
+        if failure is not None:
+            self._refuse(event, subject, failure)
+        else:
+            # Nothing is bounded where the order is off: see Grants.
+            state.functions.version += not event.order
+            state.out += [
+                Leased(event.cause, event.client, event.island, event.order, event.patience),
+                Answer(event.cause, event.client, event.request),
+            ]
+
+    def lease_returned(self, event: LeaseReturned) -> None:
+        if self.state.resources.end_lease(event.island, event.client):
+            self.state.functions.version += 1
+            self.bookings.moved = True
+            self.state.out += [
+                LeaseEnded(event.cause, event.client, event.island),
+                Answer(event.cause, event.client, event.request),
+            ]
+        else:
+            self._refuse(event, f"lease {event.island}", f"{event.client} has no such lease")
+
+    def _refuse(
+        self,
+        event: PolicyChosen | QuotaChosen | LeaseRequested | LeaseReturned | WindowChosen,
+        subject: str,
+        why: str | Failure,
+    ) -> None:
+        self.state.out.append(refusal(event, subject, why))

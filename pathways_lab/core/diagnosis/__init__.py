@@ -1,0 +1,1 @@
+"""Explanations: of a standstill, of a device that computes wrong, of a rule that broke."""

@@ -1,0 +1,1 @@
+"""Programs of clients, and the plans that they are lowered to."""

@@ -1,0 +1,290 @@
+"""What the core looks up about a registered plan, worked out once.
+
+Problem: a grant, a report or a failure must cost the same few microseconds
+for any plan; so who depends on whom, which hosts take part in which step and
+where windows end is computed when the plan is registered, by steps and hosts
+and never by devices.
+
+Rule for maintainers: an index is immutable except for what it caches.
+
+Paper: section 4.3 (compact sharded dataflow), section 4.5 (one message per
+subgraph).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pathways_lab.core.memory.liveness import Need, Profile
+from pathways_lab.core.program.functions import FunctionKey, Functions
+from pathways_lab.core.program.layout import boxes
+from pathways_lab.core.program.legality import donated_of, inputs_of, outputs_of
+from pathways_lab.core.program.program import Call, Line, Plan, SliceId
+from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.topology import SliceBinding
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps ``first <= i < last`` of a plan: what one grant covers.
+
+    hosts: ``(host, island)`` of everyone with a step in it.
+    islands: ``(island, number of its gangs)``.
+    reads, donates: positions of plan inputs that its steps read, or consume.
+    done: positions whose last reader is in it.
+    makes: positions of plan outputs that its steps make.
+    costs: estimated device microseconds of each step; slices: of each slice, with
+        the number of its gangs.
+    seconds: of the busiest slice.
+    limit: device microseconds that may be granted and unfinished where it gets its places,
+        its own included.  version: of the estimates.  known: all of it was measured.
+    """
+
+    first: int
+    last: int
+    hosts: tuple[tuple[str, str], ...]
+    islands: tuple[tuple[str, int], ...]
+    reads: tuple[int, ...]
+    donates: tuple[int, ...]
+    done: tuple[int, ...]
+    makes: tuple[int, ...]
+    costs: tuple[int, ...]
+    slices: tuple[tuple[SliceId, int, int], ...]
+    seconds: float
+    limit: int
+    version: int
+    known: bool
+
+
+@dataclass(slots=True)
+class PlanIndex:
+    """Per step: its slices, hosts, function, producers and consumers; per input: its readers.
+
+    results: per step, the output positions that it makes; touches: makes or reads.
+    lines: per output position, the user's line that makes it.
+    uses: per output position, how many steps touch it.
+    inner: per step, whether it is a gang that only other steps of the plan know.
+    gates: steps that may be granted only when their inputs are resident.
+    bits: one bit per host; masks: per step, those of its hosts.
+    shared: hosts that have the plan.  home: island by host.  devices: by slice.
+    bindings: of all its slices.
+    kept: its runs go on when nobody can read their results any more.
+    profiles: bytes along the order, by the inputs that the run accounts for.
+    needs: the same by cell, with the version of the cells that they hold for,
+        and whether such a run surely fits when it is alone.
+    """
+
+    plan: Plan
+    client: str
+    hosts: tuple[str, ...]
+    step_slices: tuple[tuple[SliceId, ...], ...]
+    bits: Mapping[str, int]
+    masks: tuple[int, ...]
+    step_hosts: tuple[tuple[str, ...], ...]
+    step_islands: tuple[tuple[str, ...], ...]
+    functions: tuple[FunctionKey, ...]
+    step_function: tuple[FunctionKey | None, ...]
+    producers: tuple[tuple[int, ...], ...]
+    consumers: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    readers: tuple[tuple[int, ...], ...]
+    donors: Mapping[int, int]
+    results: tuple[tuple[int, ...], ...]
+    touches: tuple[tuple[int, ...], ...]
+    lines: tuple[Line, ...]
+    uses: tuple[int, ...]
+    inner: tuple[bool, ...]
+    waits: tuple[int, ...]
+    gates: frozenset[int]
+    home: Mapping[str, str]
+    devices: Mapping[SliceId, int]
+    bindings: Mapping[SliceId, SliceBinding]
+    kept: bool
+    shared: set[str] = field(default_factory=set)
+    profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
+    needs: dict[frozenset[int], tuple[int, Need, bool]] = field(default_factory=dict)
+    _crossing: dict[int, int] = field(default_factory=dict)
+    _windows: dict[int, Window] = field(default_factory=dict)
+    _estimates: int = -1
+    _remaining: tuple[int, list[float]] | None = None
+
+    def window(
+        self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
+    ) -> Window:
+        """The window that begins at step *first*.  limits: see :attr:`Window.limit`."""
+        if self._estimates != functions.version:
+            self._windows.clear()
+            self._estimates = functions.version
+        found = self._windows.get(first)
+        if found is None:
+            found = self._windows[first] = self._cut(first, functions, rules, limits)
+        return found
+
+    def remaining(self, position: int, functions: Functions) -> float:
+        """Estimated device seconds of the steps from *position* on, on the busiest slice."""
+        if self._remaining is None or self._remaining[0] != functions.version:
+            slices: dict[SliceId, float] = {}
+            found = [0.0]
+            for key in reversed(self.step_function):
+                if key is not None:
+                    slices[key[1]] = slices.get(key[1], 0.0) + functions.seconds(key)
+                found.append(max(slices.values(), default=0.0))
+            self._remaining = functions.version, found[::-1]
+        return self._remaining[1][position]
+
+    def crossing(self, step: int) -> int:
+        """Bytes that a transfer brings to hosts of another island: each box once per host."""
+        found = self._crossing.get(step)
+        if found is None:
+            found = self._crossing[step] = self._crosses(step)
+        return found
+
+    def _crosses(self, step: int) -> int:
+        node = self.plan.steps[step].node
+        if isinstance(node, Call):
+            return 0
+        source, target = self.plan.values[node.input], self.plan.values[node.output]
+        if source.slice is None or target.slice is None or target.layout is None:
+            return 0
+        to = self.bindings[target.slice]
+        if self.bindings[source.slice].island == to.island:
+            return 0
+        where = boxes(target.layout, target.shape)
+        assembled = {(host, box) for (host, _), box in zip(to.devices, where, strict=True)}
+        return len(assembled) * target.nbytes
+
+    def _limit(self, step: int, limits: Callable[[SliceId], int]) -> int:
+        """What the lab, the slices and the program let be ahead of a step."""
+        node = self.plan.steps[step].node
+        least = min([limits(slice_id) for slice_id in self.step_slices[step]])
+        if isinstance(node, Call) and node.window is not None:
+            return min(least, round(node.window * 1e6))
+        return least
+
+    def _cut(
+        self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
+    ) -> Window:
+        limit = self._limit(first, limits)
+        most = min(round(rules.window * 1e6), limit // 2)
+        slices: dict[SliceId, int] = {}
+        gangs: dict[SliceId, int] = {}
+        costs: list[int] = []
+        last = first
+        while last < len(self.plan.steps):
+            key = self.step_function[last]
+            cost = round(functions.seconds(key) * 1e6) if key else 0
+            total = slices.get(key[1], 0) + cost if key else 0
+            if last > first and (
+                last in self.gates
+                or not rules.peak
+                or total > most
+                or self._limit(last, limits) != limit
+            ):
+                break
+            if key:
+                slices[key[1]] = total
+                gangs[key[1]] = gangs.get(key[1], 0) + 1
+            costs.append(cost)
+            last += 1
+        hosts: dict[str, str] = {}
+        islands: dict[str, int] = {}
+        reads: dict[int, None] = {}
+        for step in range(first, last):
+            for host in self.step_hosts[step]:
+                hosts[host] = self.home[host]
+            for island in self.step_islands[step]:
+                islands[island] = islands.get(island, 0) + 1
+            reads.update(dict.fromkeys(self.reads[step]))
+        return Window(
+            first,
+            last,
+            tuple(hosts.items()),
+            tuple(islands.items()),
+            tuple(reads),
+            tuple(p for p in reads if first <= self.donors.get(p, -1) < last),
+            tuple(p for p in reads if self.readers[p][-1] < last),
+            tuple(p for step in range(first, last) for p in self.results[step]),
+            tuple(costs),
+            tuple((s, cost, gangs[s]) for s, cost in slices.items()),
+            max(slices.values(), default=0) / 1e6,
+            limit,
+            functions.version,
+            all(functions.known(key) for key in self.step_function[first:last] if key),
+        )
+
+
+def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]) -> PlanIndex:
+    """Work out everything about a checked *plan*; *bindings* holds all its slices."""
+    maker: dict[int, int] = {}
+    position = {value: p for p, value in enumerate(plan.inputs)}
+    slices: list[tuple[SliceId, ...]] = []
+    step_function: list[FunctionKey | None] = []
+    producers: list[tuple[int, ...]] = []
+    consumers: list[list[int]] = [[] for _ in plan.steps]
+    reads: list[tuple[int, ...]] = []
+    readers: list[list[int]] = [[] for _ in plan.inputs]
+    donors: dict[int, int] = {}
+    gates = set()
+    for index, step in enumerate(plan.steps):
+        node = step.node
+        used = dict.fromkeys(inputs_of(node))
+        touched = [plan.values[v].slice for v in (*used, *outputs_of(node))]
+        touched += [node.slice] if isinstance(node, Call) else []
+        slices.append(tuple(dict.fromkeys(s for s in touched if s is not None)))
+        step_function.append((node.function, node.slice) if isinstance(node, Call) else None)
+        producers.append(tuple(dict.fromkeys(maker[v] for v in used if v in maker)))
+        for producer in producers[-1]:
+            consumers[producer].append(index)
+        reads.append(tuple(position[v] for v in used if v in position))
+        for p in reads[-1]:
+            readers[p].append(index)
+        donors.update({position[v]: index for v in donated_of(node) if v in position})
+        maker.update(dict.fromkeys(outputs_of(node), index))
+        if isinstance(node, Call) and not node.ahead:
+            gates.add(index)
+    result = {value: p for p, value in enumerate(plan.outputs)}
+    results = [[result[v] for v in outputs_of(s.node) if v in result] for s in plan.steps]
+    touches = [
+        made + [result[v] for v in dict.fromkeys(inputs_of(s.node)) if v in result]
+        for made, s in zip(results, plan.steps, strict=True)
+    ]
+    slice_hosts = {s: bindings[s].hosts for s in plan.slices}
+    home = {h: bindings[s].island for s in plan.slices for h in slice_hosts[s]}
+    step_hosts = tuple(
+        tuple(dict.fromkeys(h for s in touched for h in slice_hosts[s])) for touched in slices
+    )
+    bits = {host: 1 << number for number, host in enumerate(home)}
+    return PlanIndex(
+        plan=plan,
+        client=client,
+        hosts=tuple(home),
+        bits=bits,
+        masks=tuple(sum(bits[h] for h in hosts) for hosts in step_hosts),
+        step_slices=tuple(slices),
+        step_hosts=step_hosts,
+        step_islands=tuple(
+            tuple(dict.fromkeys(bindings[s].island for s in touched)) for touched in slices
+        ),
+        functions=tuple(dict.fromkeys(f for f in step_function if f is not None)),
+        step_function=tuple(step_function),
+        producers=tuple(producers),
+        consumers=tuple(map(tuple, consumers)),
+        reads=tuple(reads),
+        readers=tuple(map(tuple, readers)),
+        donors=donors,
+        results=tuple(map(tuple, results)),
+        touches=tuple(map(tuple, touches)),
+        lines=tuple(plan.steps[maker[v]].node.line for v in plan.outputs),
+        uses=tuple(sum(p in step for step in touches) for p in range(len(plan.outputs))),
+        inner=tuple(
+            key is not None and not reading and not touching
+            for key, reading, touching in zip(step_function, reads, touches, strict=True)
+        ),
+        waits=tuple(1 + len(p) + len(r) for p, r in zip(producers, reads, strict=True)),
+        gates=frozenset(gates),
+        home=home,
+        devices={s: len(bindings[s].devices) for s in plan.slices},
+        bindings={s: bindings[s] for s in plan.slices},
+        kept=any(isinstance(step.node, Call) and step.node.keep for step in plan.steps),
+    )

@@ -1,0 +1,110 @@
+"""Whether the values of a plan are arrays, and the ones that its functions take and give.
+
+Problem: hosts allocate, cut and send by what a plan says of its values.  A type that does
+not exist, a mesh of more devices than the slice has or a shard of other bytes would fail on
+every host of an island in the middle of its work; so a plan is wrong here, before any host
+hears of it.
+
+Rule for maintainers: a check returns a :class:`Failure` or None and never raises on any
+input that its types allow; its cost is linear in the plan and never grows with devices.
+
+Paper: section 4.3 (legality of the lowered program).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.array_types import shard_bytes
+from pathways_lab.core.program.functions import FunctionKey
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.legality import inputs_of, outputs_of
+from pathways_lab.core.program.program import Call, Node, Plan, SliceId, ValueId
+
+Leaf = tuple[tuple[int, ...], str, Layout]
+"""Shape, type and layout of one array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """What a compiled function takes and gives."""
+
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    donated: tuple[int, ...] = ()
+
+
+def wrong_leaves(leaves: tuple[Leaf, ...], devices: int | None) -> str:
+    """Why these are not arrays on a slice of so many devices (None: not known), or ""."""
+    for shape, dtype, layout in leaves:
+        try:
+            shard_bytes(shape, dtype, layout)
+        except ValueError as error:
+            return str(error)
+        if devices not in (None, layout.devices):
+            return f"a mesh of {layout.devices} devices is not the slice's, which has {devices}"
+    return ""
+
+
+def check_values(
+    plan: Plan, devices: Mapping[SliceId, int], functions: Mapping[FunctionKey, Types]
+) -> Failure | None:
+    """Values that are arrays, of the bytes that the plan says, and that its functions take.
+
+    devices: of the slices that are known.  functions: those that are announced; others are
+    refused elsewhere, as are values and slices that do not exist.
+    """
+    for number, value in enumerate(plan.values):
+        if value.layout is None:
+            continue
+        count = devices.get(value.slice) if value.slice is not None else None
+        leaf = value.shape, value.dtype, value.layout
+        wrong = wrong_leaves((leaf,), count)
+        if not wrong and shard_bytes(*leaf) != value.nbytes:
+            wrong = f"a shard has {shard_bytes(*leaf):,} bytes, and not {value.nbytes:,}"
+        if wrong:
+            return Failure(
+                "refused",
+                f"value {number} ({value.name or 'unnamed'}) of plan {plan.name!r} is no array:"
+                f" {wrong}",
+                "lower the program with pathways_lab.core.program.lowering.lower",
+                program=plan.name,
+            )
+    for node in (step.node for step in plan.steps):
+        wrong = _wrong_node(plan, node, functions)
+        if wrong:
+            return Failure(
+                "refused", f"node {node.name!r} {wrong}", program=plan.name, node=node.name,
+                line=node.line,
+            )  # fmt: skip
+    if any(_leaf(plan, v) is None for v in plan.inputs if 0 <= v < len(plan.values)):
+        return Failure(
+            "refused", f"an input of plan {plan.name!r} has no layout", program=plan.name
+        )
+    return None
+
+
+def _wrong_node(plan: Plan, node: Node, functions: Mapping[FunctionKey, Types]) -> str:
+    values = (*inputs_of(node), *outputs_of(node))
+    if any(not 0 <= v < len(plan.values) for v in values):
+        return ""  # legality says it
+    given = [_leaf(plan, v) for v in inputs_of(node)]
+    made = [_leaf(plan, v) for v in outputs_of(node)]
+    if None in given or None in made:
+        return "has arguments or results without a layout"
+    if not isinstance(node, Call):
+        alike = {(leaf[0], leaf[1]) for leaf in (*given, *made) if leaf is not None}
+        return "" if len(alike) == 1 else "changes the shape or type of what it transfers"
+    types = functions.get((node.function, node.slice))
+    if types is None:
+        return ""
+    if given != list(types.inputs) or made != list(types.outputs):
+        return "has other arguments or results than its compiled function"
+    return ""
+
+
+def _leaf(plan: Plan, number: ValueId) -> Leaf | None:
+    value = plan.values[number]
+    return None if value.layout is None else (value.shape, value.dtype, value.layout)

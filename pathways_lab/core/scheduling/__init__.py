@@ -1,0 +1,1 @@
+"""The gang scheduler: runs, their order, and the grants that hosts obey."""

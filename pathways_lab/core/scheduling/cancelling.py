@@ -1,0 +1,92 @@
+"""Cancelling: what its client does not want any more ends as far as it has not begun.
+
+Problem: runs wait for seconds behind others, and meanwhile a client changes its mind, loses
+the last handle, or gives the slice back.  Devices cannot be interrupted, and hosts that were
+told of a gang launch it; so what has its place ends, and what has none never gets one.
+
+A client cancels whole runs, or single results: then the gangs that make them, and all that
+depends on them, in their run and in later ones, are worthless for the same reason, and a run
+of which no other result is wanted ends.  What only a cancelled run would have read is read by
+nobody, so its makers end too, by the rule of :meth:`.scheduling.outcomes.Outcomes.unread`.
+
+Rule for maintainers: nothing here waits or is retried; who comes too late is told so.
+
+Paper: section 4.6 (ownership).
+"""
+
+from __future__ import annotations
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import Refused
+from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
+from pathways_lab.core.program.program import SliceId, slice_name
+from pathways_lab.core.scheduling.outcomes import Outcomes
+from pathways_lab.core.scheduling.runs import RunRecord
+from pathways_lab.core.state import State
+
+
+class Cancelling:
+    """See the module's docstring."""
+
+    def __init__(self, state: State, outcomes: Outcomes) -> None:
+        self.state = state
+        self.outcomes = outcomes
+
+    def requested(self, event: CancelRequested) -> None:
+        """Runs that are over, and buffers that are there, are passed over in silence."""
+        state = self.state
+        meant: dict[int, set[int]] = {}
+        for number in event.buffers:
+            buffer = state.store.find(number, event.client)
+            if buffer is not None and buffer.owner == event.client and buffer.state == "promised":
+                meant.setdefault(buffer.maker, set()).add(buffer.id)
+        whole = {*event.runs}
+        ended = {"cancelled": 0, "begun": 0, "going": 0}
+        for number in (*event.runs, *[n for n in meant if n not in whole]):
+            run = state.runs.get(number)
+            if run is None:
+                continue
+            if run.client != event.client:
+                text = f"run {number}: it belongs to another client"
+                why = Failure("refused", text)
+                state.out.append(Refused(event.cause, event.client, f"run {number}", why))
+                continue
+            ended[self._cancel(run, None if number in whole else meant[number])] += 1
+        if event.request:
+            state.tell_resolved()  # before the answer
+            state.out.append(CancelAnswered(event.cause, event.client, event.request, **ended))
+
+    def _cancel(self, run: RunRecord, wanted: set[int] | None) -> str:
+        """End a run, or what makes these results of it; what has become of it."""
+        index, name, begun = run.index, run.index.plan.name, run.position
+        why = Failure(
+            "cancelled",
+            f"the run of {name!r} was cancelled by {run.client}: by handle.cancel(), lab.cancel(),"
+            " Ctrl-C in a wait for what it makes, or a view's button",
+            "call it again; handle.result(timeout=10) ends by itself and cancels nothing",
+            program=name,
+        )
+        if wanted is not None:
+            for step in range(run.position, len(run.gangs)):
+                if any(run.outputs[p].id in wanted for p in index.results[step]):
+                    self.outcomes.poison(run, step, why)
+            if any(b.failure is None and not b.granted and b.readable for b in run.outputs):
+                return "going"
+        self.outcomes.cut(run, why)
+        if run.cut is None:
+            return "going"
+        return "begun" if begun else "cancelled"
+
+    def released(self, slice_id: SliceId, client: str) -> None:
+        """What waits for a slice that was given back never gets a place on it."""
+        for run in [r for r in self.state.runs.values() if slice_id in r.index.plan.slices]:
+            name = run.index.plan.name
+            why = Failure(
+                "cancelled",
+                f"slice {slice_name(slice_id)} was released by {client} while a run of {name!r}"
+                " waited for it",
+                "wait for results (handle.block_until_ready()) before slice.release(), or before"
+                " the end of its block",
+                program=name,
+            )
+            self.outcomes.cut(run, why)

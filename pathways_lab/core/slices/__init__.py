@@ -1,0 +1,1 @@
+"""The resource manager: islands, and the slices of devices that clients hold."""

@@ -1,0 +1,116 @@
+"""Handles that clients share: who may read what another has made.
+
+Problem: a buffer belongs to one client, and nobody else can name it.  Sometimes
+that is not wanted: a model that one notebook trains is what another serves.  So
+its owner *publishes* it under a name, and any client *takes* it by that name.
+
+What is decided here: one name stands for one or many buffers, and they are taken together.
+Taking gives references of the taker's own, which count
+like handles, and can be published too.  So the taker's value outlives the name, the owner's
+handle and the owner himself; the bytes are freed when the last one who has it drops it.
+The name itself counts too, until it is taken back, used for something newer, or
+whoever published it leaves.  References only read: what is shared is never donated, and
+nothing is computed on another's slice.
+
+Rule for maintainers: the store counts; here is only who may.
+
+Paper: section 4.6 (object store, ownership).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.memory.store import BufferRecord
+from pathways_lab.core.memory.uploads import Uploads
+from pathways_lab.core.messages import (
+    HandlePublished,
+    HandleTaken,
+    Published,
+    Resolved,
+    Taken,
+    Unpublished,
+)
+from pathways_lab.core.state import State
+
+
+class Sharing:
+    """names: by name, who published which buffers, and what takers must know of them."""
+
+    def __init__(self, state: State, uploads: Uploads) -> None:
+        self.state = state
+        self.uploads = uploads
+        self.names: dict[str, tuple[str, tuple[BufferRecord, ...], bytes]] = {}
+
+    def names_of(self, client: str) -> list[str]:
+        """What a client has published."""
+        return [name for name, (owner, _, _) in self.names.items() if owner == client]
+
+    def count(self, name: str) -> int:
+        """How many buffers a name stands for; 0 if it is nobody's."""
+        return len(self.names[name][1]) if name in self.names else 0
+
+    def publish(self, event: HandlePublished) -> str | Failure | None:
+        """Give buffers a name; a name of the same client's moves.  Why not, or None."""
+        known = self.names.get(event.name)
+        if known is not None and known[0] != event.client:
+            return f"{known[0]} has published something under this name: choose another"
+        buffers: list[BufferRecord] = []
+        for number in event.buffers:
+            buffer = self.state.store.find(number, event.client)
+            if buffer is None or not (buffer.kept or number in buffer.references):
+                return "only a client that has a handle can publish it"
+            if buffer.failure is not None:
+                return buffer.failure
+            if buffer.donor:
+                return "the handle was donated: publish the result of that call"
+            buffers.append(buffer)
+        # The new ones first: some may have the name already.
+        for buffer in buffers:
+            buffer.names.add(event.name)
+        if known is not None:
+            self._end(event.name, {*known[1]} - {*buffers})
+        self.names[event.name] = event.client, tuple(buffers), event.about
+        self.state.out.append(Published(self.state.cause, event.client, event.name))
+        return None
+
+    def unpublish(self, name: str) -> None:
+        """Nobody can take it by this name any more."""
+        client, buffers, _ = self.names.pop(name)
+        self._end(name, buffers)
+        self.state.out.append(Unpublished(self.state.cause, client, name))
+
+    def _end(self, name: str, buffers: Iterable[BufferRecord]) -> None:
+        for buffer in sorted({*buffers}, key=lambda b: b.id):
+            buffer.names.discard(name)
+            self.state.store.settle(buffer)
+            self.uploads.dropped(buffer)
+
+    def take(self, event: HandleTaken) -> str | None:
+        """Give a client references of its own.  Why not, or None."""
+        known = self.names.get(event.name)
+        if known is None:
+            there = ", ".join(sorted(self.names)) or "nothing"
+            return f"nothing is published under this name; there is {there}"
+        numbers = event.buffers
+        for number in numbers:
+            if self.state.store.in_use(number) or number < 1:
+                return f"the number {number} is in use"
+        if len({*numbers}) < len(numbers):
+            return "two of them have the same number"
+        owner, buffers, about = known
+        if owner == event.client:
+            return "this client has published it itself, and has the handle"
+        if len(numbers) != len(buffers):
+            return f"it is {len(buffers)} arrays, and {len(numbers)} were asked for: take it again"
+        for number, buffer in zip(numbers, buffers, strict=True):
+            self.state.store.refer(buffer, event.client, number)
+        cause, client = self.state.cause, event.client
+        stored, slices = tuple([b.id for b in buffers]), tuple([b.slice for b in buffers])
+        taken = Taken(cause, client, event.name, numbers, stored, slices, about, event.request)
+        self.state.out.append(taken)
+        for number, buffer in zip(numbers, buffers, strict=True):
+            if buffer.state != "promised":
+                self.state.out.append(Resolved(cause, client, (number,), buffer.failure))
+        return None

@@ -1,0 +1,527 @@
+"""The resource manager: which devices exist, and which slice holds which.
+
+Problem: users ask for virtual devices with a mesh shape and wishes; islands
+have hosts that come and go.  This machine binds slices to physical devices of
+one island, spreads them (a device may be shared by several slices), takes them
+back, and says clearly why a wish cannot be met.  It also divides the devices
+into *cells*, the sets of devices that the same slices cover: bytes and pace
+are counted per cell, so that nothing else in the core looks at devices.
+
+Rule for maintainers: slices own *devices*; bytes belong to the store, order to
+the gang scheduler.  Work here may grow with devices: it happens when a slice
+is bound, never when a gang is granted.
+
+Paper: section 4.1 (resource manager), section 3 (virtual device sets).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import HostJoined
+from pathways_lab.core.messages.elastic import HostDown
+from pathways_lab.core.program.program import SliceId, slice_name
+from pathways_lab.core.scheduling.lifecycles import SLICE
+from pathways_lab.core.scheduling.policies import Place
+from pathways_lab.core.slices.placement import Choice, Grid, place
+from pathways_lab.core.slices.topology import (
+    HostInfo,
+    IslandInfo,
+    SliceBinding,
+    SliceRequest,
+    Topology,
+)
+
+AGAIN = "get other devices for the slice (slice.rebind()) and compute the values again"
+"""The remedy for what was on a slice that is lost."""
+_START = "lab.restart({island!r}) starts it again; its own log says more"
+"""The remedy where a host was given up."""
+
+
+@dataclass(slots=True)
+class SliceRecord:
+    """A slice: where it lies, in what state it is, and why it was lost.
+
+    hosts: who has something of it; while it moves, also those that it leaves.
+    told: its hosts were told to forget it.
+    away: it holds no devices, for it was suspended.
+    """
+
+    binding: SliceBinding
+    hosts: tuple[str, ...]
+    request: SliceRequest
+    state: str = SLICE.start
+    failure: Failure | None = None
+    told: bool = False
+    away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Devices that exactly these slices cover.  limit: bytes per device."""
+
+    slices: frozenset[SliceId]
+    limit: int
+    devices: int
+    island: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """An island that one client has for itself.  order: see :class:`LeaseRequested`."""
+
+    client: str
+    order: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Down:
+    """A host without a device process.  until: see :class:`HostDown`."""
+
+    island: str
+    reason: str
+    until: float
+
+
+@dataclass(slots=True)
+class _Host:
+    info: HostInfo
+    loads: list[int]
+
+
+@dataclass(slots=True)
+class ResourceManager:
+    """Hosts, islands, slices.  *cells* and *cells_of* follow every change of slices.
+
+    leases: by island, who has it for himself.
+    leaving: hosts that take no new slices, for they will be taken away.
+    down: hosts whose device process has ended, and whose worker lives.
+    version: changes whenever the cells or the hosts do.
+    """
+
+    hosts: dict[str, _Host] = field(default_factory=dict)
+    slices: dict[SliceId, SliceRecord] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
+    down: dict[str, _Down] = field(default_factory=dict)
+    cells: tuple[Cell, ...] = ()
+    cells_of: dict[SliceId, tuple[int, ...]] = field(default_factory=dict)
+    version: int = 0
+
+    def join(self, event: HostJoined) -> None:
+        """A new host with free devices."""
+        info = HostInfo(
+            event.host, event.island, event.devices, event.kind, event.memory, event.block
+        )
+        self.hosts[event.host] = _Host(info, [0] * event.devices)
+        self.forget_down(event.host)
+
+    def lose(self, host: str, failure: Failure) -> list[SliceRecord]:
+        """Forget a host; returns the slices that are lost with it."""
+        del self.hosts[host]
+        self.leaving.discard(host)
+        return self.lose_slices([s for s, r in self.slices.items() if host in r.hosts], failure)
+
+    def fall(self, event: HostDown) -> None:
+        """The device process of a host has ended."""
+        self.down[event.host] = _Down(event.island, event.reason, event.until)
+        self.version += 1
+
+    def forget_down(self, host: str) -> None:
+        """It has a device process again, or will never have one."""
+        self.down.pop(host, None)
+        self.version += 1
+
+    @property
+    def due(self) -> float:
+        """When the next host that was to come back is given up."""
+        return min((d.until for d in self.down.values() if d.until), default=math.inf)
+
+    def expect_no_more(self, now: float) -> bool:
+        """Give up hosts that should have been back; whether there were any."""
+        late = [host for host, down in self.down.items() if 0.0 < down.until <= now]
+        for host in late:
+            self.down[host] = replace(self.down[host], until=0.0)
+            self.version += 1
+        return bool(late)
+
+    def coming_back(self, island: str | None) -> str:
+        """Which hosts of an island (None: of any) are being started again, in words, or ""."""
+        hosts = [h for h, d in self.down.items() if d.until and island in (None, d.island)]
+        return f"{' and '.join(sorted(hosts))} to be started again" if hosts else ""
+
+    def remedy(self, host: str) -> str:
+        """For what was on a lost host."""
+        down = self.down.get(host)
+        return AGAIN if down is None or down.until else f"{_START.format(island=down.island)}"
+
+    def lose_slices(self, slices: Iterable[SliceId], failure: Failure) -> list[SliceRecord]:
+        """Nothing computes on these any more; returns those that were not lost before."""
+        found = [self.slices[s] for s in slices if s in self.slices]
+        lost = [r for r in found if r.state != "lost"]
+        for record in lost:
+            if record.state == "bound":
+                self._hold(record.binding, -1)
+            record.state = SLICE.next(record.state, "lose", record.binding.slice)
+            record.failure = failure
+        self._divide()
+        return lost
+
+    def bind(self, slice_id: SliceId, client: str, request: SliceRequest) -> SliceBinding | Failure:
+        """Find devices and hold them.  A wish that cannot be met is a Failure."""
+        wrong = _malformed(request) or (
+            f"slice {slice_id} exists already" if slice_id in self.slices else ""
+        )
+        if wrong:
+            return Failure("refused", wrong, "ask again with a new, well-formed request")
+        binding = self._place(slice_id, client, request)
+        if isinstance(binding, Failure):
+            return binding
+        self.slices[slice_id] = SliceRecord(binding, binding.hosts, request)
+        self._hold(binding, 1)
+        self._divide()
+        return binding
+
+    def places(self, client: str, request: SliceRequest) -> list[Place]:
+        """Islands on which a request could be met, the best one first; none for a malformed one."""
+        if _malformed(request):
+            return []
+        held = Counter(
+            record.binding.island
+            for record in self.slices.values()
+            if record.state == "bound"
+            for _ in record.binding.devices
+        )
+        found = []
+        for (key, chosen), island, devices in sorted(self._options(client, request)):
+            members = self._members(island)
+            kind = self.hosts[devices[chosen[0]][0]].info.kind
+            count = sum(host.info.devices for host in members)
+            found.append(Place(island, kind, len(members), count, key[0], held[island]))
+        return found
+
+    def bind_again(self, slice_id: SliceId, island: str | None) -> SliceBinding | Failure:
+        """Devices for a lost or suspended slice: a mesh of the same shape and kind.
+
+        island: where; None: wherever there is room, best where it was.  A
+        suspended slice that gets its old devices is of the same generation.
+        """
+        record = self.slices[slice_id]
+        old = record.binding
+        request = replace(record.request, island=island, kind=old.kind, at=())
+        new = self._place(slice_id, old.client, request, old)
+        if isinstance(new, Failure):
+            return new
+        if record.state == "lost" or new.devices != old.devices:
+            new = replace(new, generation=old.generation + 1)
+        record.state = SLICE.next(record.state, "bind", slice_id)
+        record.hosts = tuple(dict.fromkeys((*new.hosts, *(old.hosts if record.away else ()))))
+        record.binding, record.failure, record.told, record.away = new, None, False, False
+        self._hold(new, 1)
+        self._divide()
+        return new
+
+    def suspend(self, slice_id: SliceId) -> None:
+        """The slice gives its devices to others for a while."""
+        record = self.slices[slice_id]
+        record.state = SLICE.next(record.state, "suspend", slice_id)
+        record.away = True
+        self._hold(record.binding, -1)
+        self._divide()
+
+    def unbind_again(self, slice_id: SliceId, old: SliceBinding) -> None:
+        """What :meth:`bind_again` did to a suspended slice was of no use."""
+        self.suspend(slice_id)
+        record = self.slices[slice_id]
+        record.binding, record.hosts = old, old.hosts
+
+    def _place(
+        self,
+        slice_id: SliceId,
+        client: str,
+        request: SliceRequest,
+        old: SliceBinding | None = None,
+    ) -> SliceBinding | Failure:
+        """The best devices for a request.  old: where the slice was: preferred."""
+        best = min(self._options(client, request), key=itemgetter(0), default=None)
+        if best is None:
+            return self._unmet(client, request)
+        (key, chosen), island, devices = best
+        where = tuple(devices[d] for d in chosen)
+        if old is not None and request.island in (None, old.island):
+            before = self._most_shared(old)
+            if before is not None and before <= key[0] and self._open_to(old.island, client):
+                where, island = old.devices, old.island
+        kind = self.hosts[where[0][0]].info.kind
+        return SliceBinding(slice_id, client, island, request.shape, request.axes, where, kind)
+
+    def _options(
+        self, client: str, request: SliceRequest
+    ) -> Iterator[tuple[Choice, str, list[tuple[str, int]]]]:
+        """The best devices of every island that would do, with its name and all its devices."""
+        for island in self.islands():
+            if request.island in (None, island) and self._open_to(island, client):
+                grid, devices, loads = self._ground(island, request)
+                choice = _chosen(grid, devices, loads, request)
+                if choice is not None:
+                    yield choice, island, devices
+
+    def _most_shared(self, binding: SliceBinding) -> int | None:
+        """Slices on its most shared device; None when not all its devices are to be had."""
+        loads = []
+        for name, device in binding.devices:
+            host = self.hosts.get(name)
+            if host is None or name in self.leaving or device >= host.info.devices:
+                return None
+            loads.append(host.loads[device])
+        return max(loads)
+
+    def lease(
+        self, island: str, client: str, order: bool, handles: Mapping[SliceId, int]
+    ) -> Failure | None:
+        """Give an island to one client; a Failure while others have anything there.
+
+        handles: how many buffers are named on each slice.
+        """
+        if island not in self.islands():
+            known = ", ".join(self.islands()) or "no island"
+            return Failure("refused", f"there is no island {island!r} to lease; there is {known}")
+        others: dict[str, list[str]] = {}
+        holder = self.leases.get(island)
+        if holder is not None:
+            others[holder.client] = ["a lease of it"]
+        for number, record in self.slices.items():
+            if record.binding.island == island and not record.away:
+                held, name = handles.get(number, 0), slice_name(number)
+                also = f" with {held} handle{'s' * (held != 1)}" if held else ""
+                what = f"slice {name} ({record.state}, {len(record.binding.devices)} devices)"
+                others.setdefault(record.binding.client, []).append(what + also)
+        others.pop(client, None)
+        if holder is not None and holder.client == client:
+            return Failure(
+                "refused", f"{client} has {island} on lease already", "leave that lease first"
+            )
+        if others:
+            who = "; ".join(f"{name} has {', '.join(things)}" for name, things in others.items())
+            return Failure(
+                "refused",
+                f"{island} cannot be leased to {client}: {who}",
+                "wait until they are gone, or take another island",
+            )
+        self.leases[island] = Lease(client, order)
+        return None
+
+    def held_by(self, client: str) -> dict[SliceId, int]:
+        """Slices that a client holds, suspended ones too, with the number of their devices."""
+        mine = [r for r in self.slices.values() if r.binding.client == client]
+        return {
+            r.binding.slice: len(r.binding.devices)
+            for r in mine
+            if r.state in ("bound", "suspended")
+        }
+
+    def kept_from(self, client: str, request: SliceRequest) -> str:
+        """What keeps a request from being met that will end, or "" when nothing does.
+
+        Leases of others, and hosts that are being started again.
+        """
+        found = []
+        if not _malformed(request) and (coming := self.coming_back(request.island)):
+            found.append(coming)
+        for island in () if _malformed(request) else self.islands():
+            if request.island in (None, island) and not self._open_to(island, client):
+                grid, devices, loads = self._ground(island, request)
+                if _chosen(grid, devices, loads, request) is not None:
+                    found.append(f"{island} is leased to {self.leases[island].client}")
+        return "; ".join(found)
+
+    def _open_to(self, island: str, client: str) -> bool:
+        """Whether nobody else has the island for himself."""
+        lease = self.leases.get(island)
+        return lease is None or lease.client == client
+
+    def end_lease(self, island: str, client: str) -> bool:
+        """Give the island back; False when it was not leased to this client."""
+        if island not in self.leases or self.leases[island].client != client:
+            return False
+        del self.leases[island]
+        return True
+
+    def release(self, slice_id: SliceId) -> None:
+        """The slice takes no new work; its devices count as free."""
+        record = self.slices[slice_id]
+        if record.state == "bound":
+            record.state = SLICE.next(record.state, "release", slice_id)
+            self._hold(record.binding, -1)
+
+    def free(self, slice_id: SliceId) -> SliceRecord:
+        """Nothing uses the released or lost slice any more."""
+        record = self.slices.pop(slice_id)
+        record.state = SLICE.next(record.state, "free", slice_id)
+        self._divide()
+        return record
+
+    def islands(self) -> tuple[str, ...]:
+        """Names of the islands that have hosts, in order."""
+        return tuple(sorted({h.info.island for h in self.hosts.values()}, key=_natural))
+
+    def topology(self) -> Topology:
+        """The machine as it is now."""
+        islands = []
+        for island in self.islands():
+            members = self._members(island)
+            infos = tuple(h.info for h in members)
+            islands.append(IslandInfo(island, _grid(infos), infos))
+        bindings = tuple(r.binding for r in self.slices.values() if r.state == "bound")
+        return Topology(tuple(islands), bindings)
+
+    def _members(self, island: str) -> list[_Host]:
+        members = [h for h in self.hosts.values() if h.info.island == island]
+        return sorted(members, key=lambda h: _natural(h.info.name))
+
+    def _ground(
+        self, island: str, request: SliceRequest
+    ) -> tuple[Grid, list[tuple[str, int]], list[int | None]]:
+        """The island's grid, its devices row-major, and the load of those that will do."""
+        members = self._members(island)
+        devices: list[tuple[str, int]] = []
+        loads: list[int | None] = []
+        for host in members:
+            fits = request.kind in (None, host.info.kind) and host.info.memory >= request.memory
+            fits = fits and host.info.name not in self.leaving
+            devices += [(host.info.name, d) for d in range(host.info.devices)]
+            loads += host.loads if fits else [None] * host.info.devices
+        return _grid(tuple(h.info for h in members)), devices, loads
+
+    def _hold(self, binding: SliceBinding, by: int) -> None:
+        for name, device in binding.devices:
+            host = self.hosts.get(name)
+            if host is not None:
+                host.loads[device] += by
+
+    def _divide(self) -> None:
+        """Divide the devices of all living slices into cells."""
+        cover: dict[tuple[str, int], list[SliceId]] = {}
+        for slice_id, record in self.slices.items():
+            if record.state != "lost" and not record.away:
+                for device in record.binding.devices:
+                    cover.setdefault(device, []).append(slice_id)
+        groups: dict[tuple[tuple[SliceId, ...], int, str], int] = {}
+        for (name, _), slices in cover.items():
+            info = self.hosts[name].info
+            key = (tuple(slices), info.memory, info.island)
+            groups[key] = groups.get(key, 0) + 1
+        self.cells = tuple(
+            Cell(frozenset(slices), memory, count, island)
+            for (slices, memory, island), count in groups.items()
+        )
+        of: dict[SliceId, list[int]] = {slice_id: [] for slice_id in self.slices}
+        for index, cell in enumerate(self.cells):
+            for slice_id in cell.slices:
+                of[slice_id].append(index)
+        self.cells_of = {slice_id: tuple(indices) for slice_id, indices in of.items()}
+        self.version += 1
+
+    def _unmet(self, client: str, request: SliceRequest) -> Failure:
+        """What was asked, what exists, what is free, and what to do."""
+        islands = self.islands()
+        down = {h: d for h, d in self.down.items() if request.island in (None, d.island)}
+        lines = [f"{host} is down: {down[host].reason}" for host in sorted(down, key=_natural)]
+        given_up = [d.island for d in down.values() if not d.until]
+        start = _START.format(island=given_up[0]) if given_up else ""
+        if not islands or request.island not in (None, *islands):
+            if lines:
+                return Failure(
+                    "refused",
+                    f"there are no devices for the slice: {'; '.join(lines)}",
+                    start or "it is being started again: ask again in some seconds",
+                )
+            if not islands:
+                return Failure(
+                    "refused",
+                    "there are no devices for the slice: no host has joined, or all have left",
+                    "wait until lab.islands has some, or start workers on the lab's Dask cluster",
+                )
+            return Failure(
+                "refused",
+                f"there is no island {request.island!r} for the slice;"
+                f" there is {', '.join(islands)}",
+                "name one that is there, or none",
+            )
+        asked = f"{request.devices} devices in shape {request.shape}"
+        wishes = [
+            f"{label} {value}"
+            for label, value in (("island", request.island), ("kind", request.kind))
+            if value is not None
+        ]
+        wishes += [f"at least {request.memory:,} bytes per device"] if request.memory else []
+        wishes += [f"device {number} of {host}" for host, number in request.at]
+        asked += f" with {', '.join(wishes)}" if wishes else ""
+        for island in islands:
+            members = self._members(island)
+            count = sum(h.info.devices for h in members)
+            free = sum(load == 0 for h in members for load in h.loads)
+            kinds = sorted({f"{h.info.kind}, {h.info.memory:,} bytes" for h in members})
+            line = f"{island} has {count} devices ({'; '.join(kinds)}), {free} of them unshared"
+            if not self._open_to(island, client):
+                line += f", and is leased to {self.leases[island].client}"
+            if any(h.info.name in self.leaving for h in members):
+                line += ", and hosts of it are about to leave"
+            lines.append(line)
+        return Failure(
+            "refused",
+            f"no island can hold the slice: asked for {asked}; {'; '.join(lines)}",
+            start
+            or "a slice lies on one island: ask for fewer devices there, or drop a constraint",
+        )
+
+
+def _malformed(request: SliceRequest) -> str:
+    if not 1 <= len(request.shape) <= 3 or any(size < 1 for size in request.shape):
+        return f"slice shape {request.shape} must have 1 to 3 sizes, each at least 1"
+    if len(set(request.axes)) != len(request.shape):
+        return f"shape {request.shape} needs one distinct axis name per size, got {request.axes}"
+    if not all(axis.isascii() for axis in request.axes):
+        return f"axis names {request.axes} must be ASCII: others end the process that compiles"
+    if request.at and not len(request.at) == len(set(request.at)) == request.devices:
+        return f"shape {request.shape} needs {request.devices} different devices, got {request.at}"
+    if request.window is not None and not 0 <= request.window < math.inf:
+        return f"a window is a number of seconds from 0 on, got {request.window!r}"
+    return ""
+
+
+def _chosen(
+    grid: Grid,
+    devices: Sequence[tuple[str, int]],
+    loads: Sequence[int | None],
+    request: SliceRequest,
+) -> Choice | None:
+    """The best devices of an island for a request; those that it names, if it does."""
+    if not request.at:
+        return place(grid, loads, request.shape)
+    numbers = {device: number for number, device in enumerate(devices)}
+    chosen = tuple(numbers[device] for device in request.at if device in numbers)
+    held = [load for number in chosen if (load := loads[number]) is not None]
+    return ((max(held),), chosen) if len(held) == len(request.at) else None
+
+
+def _grid(hosts: tuple[HostInfo, ...]) -> Grid:
+    """Blocks stacked along the first dimension; a row where hosts differ or say nothing."""
+    blocks = {h.block for h in hosts}
+    block = blocks.pop() if len(blocks) == 1 else ()
+    if not block or any(math.prod(block) != h.devices for h in hosts):
+        return (sum(h.devices for h in hosts),)
+    return (len(hosts) * block[0], *block[1:])
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key: ``host10`` after ``host2``."""
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
+    )

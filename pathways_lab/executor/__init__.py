@@ -1,0 +1,1 @@
+"""The second pure core: the decisions of one host (standard library and core only)."""

@@ -1,0 +1,178 @@
+"""What the pure part of a host asks of its rim.
+
+Problem: the decision which step may start is tested without threads and
+without JAX; so it *says* what shall happen, and lanes, exchange and links do it.
+
+Rule for maintainers: plain data.  Slots are shared with the rim on purpose:
+a lane reads and writes their payloads, the decisions never look into them.
+
+Paper: section 4.5 (asynchronous dispatch on the hosts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.program import Call, Plan, Transfer
+from pathways_lab.executor.local_array import Reader, Slot
+from pathways_lab.executor.stretches import Stretch
+
+Key = tuple[int, int]
+"""Run and step."""
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """Hand the gang to its lane.  Missing payloads of *inputs* are zeros.
+
+    copies: donated inputs that somebody else still names: give a copy away.
+    alone: nothing else may be in flight on the lane.
+    first: no gang of this function was launched on this slice before.
+    poison: why its results are worthless, or None.
+    seq: its place in the island's order.
+    last: the last step of its run here.  followers: who waits until it is over.
+    stamp: what came with its grant.
+    """
+
+    key: Key
+    plan: Plan
+    call: Call
+    lane: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    copies: tuple[int, ...]
+    alone: bool
+    first: bool
+    poison: Failure | None
+    seq: int
+    last: bool = False
+    followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
+    stamp: Any = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for its end.  Any thread: it may be so a moment later."""
+        return self.last or bool(self.followers) or any(s.awaited for s in self.outputs)
+
+
+@dataclass(slots=True, eq=False)
+class LaunchRow:
+    """Hand the gangs of a stretch to their lane, one after the other.
+
+    inputs: slots of its externals, by cell.  lost: cells that have no value: what reads
+    them has no results, nor has what reads those.
+    together: other hosts launch them too, so each is launched, with zeros for what is lost;
+    else what lacks something is not.
+    outputs: slots of what it exports, by value.
+    The rest is as in :class:`Launch`; *last* is of the last part.
+    """
+
+    run: int
+    plan: Plan
+    stretch: Stretch
+    lane: str
+    inputs: tuple[Slot, ...]
+    outputs: dict[int, Slot]
+    lost: frozenset[int]
+    together: bool
+    seq: int
+    last: bool
+    followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
+    stamp: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """The source of a transfer is settled: send its parts, or why there are none."""
+
+    key: Key
+    plan: Plan
+    node: Transfer
+    source: Slot
+    failure: Failure | None
+    seq: int
+
+
+@dataclass(slots=True, eq=False)
+class Receive:
+    """Parts of a transfer will come; they make the payload of *target*."""
+
+    key: Key
+    plan: Plan
+    node: Transfer
+    target: Slot
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceive:
+    """Nobody waits for the parts of this transfer any more."""
+
+    key: Key
+
+
+@dataclass(slots=True, eq=False)
+class Serve:
+    """Answer a fetch: the bytes are there.  Tell the launcher when they were read."""
+
+    fetch: Hashable
+    slot: Slot
+    reader: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a fetch: the buffer has no value here, and why."""
+
+    fetch: Hashable
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A step is over on this host."""
+
+    key: Key
+    seconds: float
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """Steps one after the other are over on this host, and good.  times: seconds of each."""
+
+    run: int
+    first: int
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """Nothing of this run will happen here any more."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The order is not known any more (a grant is missing): the host must end."""
+
+    message: str
+
+
+Action = (
+    Launch
+    | LaunchRow
+    | Send
+    | Receive
+    | CancelReceive
+    | Serve
+    | Refuse
+    | Report
+    | ReportRow
+    | RunOver
+    | Broken
+)

@@ -1,0 +1,147 @@
+"""What a host was told: slices, programs, and the numbers of its grants.
+
+Problem: a grant is a few numbers; what they mean here follows from the plan
+and from where its slices are.  And the numbers themselves must be right: a
+repeated grant is ignored, a missing one means that the island's order is not
+known any more.
+
+Rule for maintainers: lookups only; what a plan means on this host is worked
+out once, not with every run.
+
+Paper: section 4.4 (consistent order on all hosts), section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pathways_lab.core.messages import Grant
+from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer, Value
+from pathways_lab.core.slices.topology import SliceBinding
+
+REPEATED = "repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A plan as it concerns one host.
+
+    ours: per step, whether this host takes part.
+    places: per step, whether it takes a place in the order of this host's island.
+    end: one more than the last step that is ours.
+    """
+
+    plan: Plan
+    ours: tuple[bool, ...]
+    places: tuple[bool, ...]
+    end: int
+
+
+class Book:
+    """Slices, programs and grants of one host."""
+
+    def __init__(self, host: str, island: str) -> None:
+        self.host = host
+        self.island = island
+        self._slices: dict[SliceId, tuple[SliceBinding, str]] = {}
+        self._locals: dict[SliceId, tuple[int, ...]] = {}
+        self._plans: dict[str, Plan] = {}
+        self._readings: dict[str, Reading] = {}
+        self._epoch = -1
+        self._place = -1
+
+    # --- slices -----------------------------------------------------------------------
+
+    def bind(self, binding: SliceBinding, lane: str) -> None:
+        """lane: the slice's queue on this host, "" when it has no device here."""
+        self._slices[binding.slice] = (binding, lane)
+        self._locals[binding.slice] = tuple(d for host, d in binding.devices if host == self.host)
+
+    def unbind(self, slice_id: SliceId) -> None:
+        """A slice is gone, and with it the programs that used it."""
+        self._slices.pop(slice_id, None)
+        self._locals.pop(slice_id, None)
+        self.forget([key for key, plan in self._plans.items() if slice_id in plan.slices])
+
+    def lane(self, slice_id: SliceId | None) -> str:
+        """The slice's queue here, or "" when it has no device on this host.
+
+        A slice that no step of a program touches, of an unused input, may be unknown.
+        """
+        known = self._slices.get(slice_id) if slice_id is not None else None
+        return known[1] if known is not None else ""
+
+    def devices(self, slice_id: SliceId) -> tuple[tuple[str, int], ...]:
+        """``(host, local number)`` of all devices of a slice."""
+        return self._slices[slice_id][0].devices
+
+    def locals_on(self, slice_id: SliceId) -> tuple[int, ...]:
+        """This host's own numbers of its devices in a slice."""
+        return self._locals[slice_id]
+
+    def locals_of(self, value: Value) -> tuple[int, ...]:
+        """The same of the devices that hold a value."""
+        assert value.slice is not None
+        return self._locals[value.slice]
+
+    # --- programs ---------------------------------------------------------------------
+
+    def program(self, plan: Plan) -> None:
+        self._plans[plan.key] = plan
+        self._readings.pop(plan.key, None)
+
+    def forget(self, plans: Iterable[str]) -> None:
+        """Nothing of these will be granted any more."""
+        for key in plans:
+            self._plans.pop(key, None)
+            self._readings.pop(key, None)
+
+    def plan(self, key: str) -> Plan | None:
+        return self._plans.get(key)
+
+    def reading(self, key: str) -> Reading:
+        """What a plan means here.  Its slices must be known."""
+        reading = self._readings.get(key)
+        if reading is None:
+            plan = self._plans[key]
+            slices = [_slices_of(plan, step.node) for step in plan.steps]
+            ours = tuple(any(self.lane(s) for s in of_step) for of_step in slices)
+            places = tuple(
+                any(self._slices[s][0].island == self.island for s in of_step) for of_step in slices
+            )
+            end = max((index + 1 for index, mine in enumerate(ours) if mine), default=0)
+            reading = self._readings[key] = Reading(plan, ours, places, end)
+        return reading
+
+    # --- grants -----------------------------------------------------------------------
+
+    def take(self, grant: Grant, free: bool = False) -> str:
+        """Note a grant: "", REPEATED, or what makes it impossible to go on.
+
+        free: the order is off, and it may come before or after others.
+        """
+        if grant.epoch < self._epoch:
+            return REPEATED
+        if grant.epoch == self._epoch and grant.place <= self._place and not free:
+            return REPEATED
+        if grant.epoch > self._epoch:
+            self._epoch, self._place = grant.epoch, -1
+        where = f"{self.host} was granted place {grant.place} of epoch {grant.epoch}"
+        if grant.previous != self._place and not free:
+            return f"{where} after place {grant.previous}, but the last one it saw is {self._place}"
+        plan = self._plans.get(grant.plan)
+        if plan is None:
+            return f"{where} for a program that it was never sent"
+        unknown = [s for s in plan.slices if s not in self._slices]
+        if unknown:
+            return f"{where}, but was never told where slice {unknown[0]} is"
+        self._place = max(self._place, grant.place)
+        return ""
+
+
+def _slices_of(plan: Plan, node: Call | Transfer) -> tuple[SliceId, ...]:
+    if isinstance(node, Call):
+        return (node.slice,)
+    ends = (plan.values[node.input].slice, plan.values[node.output].slice)
+    return tuple(s for s in ends if s is not None)

@@ -1,0 +1,147 @@
+"""Straight stretches of a plan: gangs that a host may launch one after the other, unasked.
+
+Problem: what a gang waits for, whom it poisons and what dies with it costs more
+to find out than a small gang takes; and most gangs wait for nothing but the one
+before them, on the same devices.
+
+How: once per plan and window, maximal ranges of such gangs are found.  A value
+that is made and dropped inside of one is a *cell*, a number in a list, and
+nobody but the launching thread ever sees it.  To the launcher a stretch in
+progress is one unit in the order (:class:`pathways_lab.executor.steps.Row`).
+
+A gang is in no stretch when it donates, calls back into Python, or must meet
+other hosts before; transfers are in none.  Where a stretch begins and ends may
+differ between the hosts of a slice: the order of their launches does not.
+
+Rule for maintainers: pure, and worked out once; whatever makes a gang special
+ends a stretch, so that only the general way knows about it.
+
+Paper: section 4.5 (parallel asynchronous dispatch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pathways_lab.core.program.program import Call, Plan, ValueId
+
+SHORTEST = 2
+"""Gangs; for one alone there is nothing to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One gang of a stretch.
+
+    index: its step in the plan.
+    inputs, outputs: cells.
+    clears: cells that no later part reads.
+    exports: positions in its outputs, and the values that outlive the stretch.
+    releases: cells of values from outside that no later part reads.
+    frees: values that others know too, and that die with it.
+    """
+
+    index: int
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    clears: tuple[int, ...]
+    exports: tuple[tuple[int, ValueId], ...]
+    releases: tuple[int, ...]
+    frees: tuple[ValueId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive gangs on one slice.
+
+    externals: values from outside; the first cells are theirs, in this order.
+    later: cells of those that the first part does not read.
+    cells: how many there are.  inner: bytes per device of values that nobody else sees.
+    seen: positions of parts that touch what others know.
+    """
+
+    parts: tuple[Part, ...]
+    externals: tuple[ValueId, ...]
+    later: tuple[int, ...]
+    cells: int
+    inner: int
+    seen: tuple[int, ...]
+
+    @property
+    def first(self) -> Call:
+        """The call of the first part."""
+        return self.parts[0].call
+
+
+def stretches(
+    plan: Plan, first: int, last: int, plain: Callable[[Call], bool]
+) -> dict[int, Stretch]:
+    """The straight stretches of steps *first* to *last* (exclusive), by their first step.
+
+    plain(call): whether it runs here, and never alone.
+    """
+    return {
+        begin: _stretch(plan, begin, end)
+        for begin, end in _ranges(plan, first, min(last, len(plan.steps)), plain)
+    }
+
+
+def _ranges(
+    plan: Plan, first: int, last: int, plain: Callable[[Call], bool]
+) -> Iterator[tuple[int, int]]:
+    begin = first
+    while begin < last:
+        end, slice_id = begin, None
+        while end < last:
+            call = plan.steps[end].node
+            if not isinstance(call, Call) or call.donated or not plain(call):
+                break
+            if slice_id not in (None, call.slice):
+                break
+            slice_id, end = call.slice, end + 1
+        if end - begin >= SHORTEST:
+            yield begin, end
+        begin = max(end, begin + 1)
+
+
+def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
+    calls = [(i, s.node) for i, s in enumerate(plan.steps[begin:end], begin)]
+    gangs = [(index, node) for index, node in calls if isinstance(node, Call)]
+    freed = {value for step in plan.steps[begin:end] for value in step.frees}
+    made = {value for _, call in gangs for value in call.outputs}
+    outlive = {v for v in made if v not in freed or v in plan.outputs}
+    read = dict.fromkeys(v for _, call in gangs for v in call.inputs)
+    externals = tuple(v for v in read if v not in made)
+    cells = {value: cell for cell, value in enumerate(externals)}
+    for _, call in gangs:
+        for value in call.outputs:
+            cells.setdefault(value, len(cells))
+    last_use: dict[ValueId, int] = {}
+    for index, call in gangs:
+        last_use.update(dict.fromkeys((*call.inputs, *call.outputs), index))
+    parts = []
+    for index, call in gangs:
+        over = sorted(cells[v] for v, at in last_use.items() if at == index)
+        parts.append(
+            Part(
+                index,
+                call,
+                tuple(cells[v] for v in call.inputs),
+                tuple(cells[v] for v in call.outputs),
+                tuple(over),
+                tuple((p, v) for p, v in enumerate(call.outputs) if v in outlive),
+                tuple(cell for cell in over if cell < len(externals)),
+                tuple(v for v in plan.steps[index].frees if v in outlive or v not in made),
+            )
+        )
+    at_once = set(parts[0].inputs)
+    return Stretch(
+        tuple(parts),
+        externals,
+        tuple(cell for cell in range(len(externals)) if cell not in at_once),
+        len(cells),
+        sum(plan.values[v].nbytes for v in made - outlive),
+        tuple(at for at, p in enumerate(parts) if p.exports or p.releases or p.frees),
+    )

@@ -1,0 +1,1 @@
+"""Plots drawn by Bokeh, and as SVG."""

@@ -1,0 +1,1 @@
+"""The kernel extension: magics, cells, errors and printed output."""

@@ -1,0 +1,1 @@
+"""Tables and figures that compare and explain."""

@@ -1,0 +1,1 @@
+"""A timeline folded into panels as plain data."""

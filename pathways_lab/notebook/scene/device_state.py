@@ -1,0 +1,73 @@
+"""What a scene remembers of devices: what they work on, and the bytes in use on them.
+
+Rule for maintainers: plain and bounded; the scene folds, these only hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pathways_lab.notebook.kernel.line_index import split
+from pathways_lab.timeline.gangs import GangKey
+
+CHANGES = 4000
+"""Changes of an island's memory that are told from each other."""
+
+
+class What(NamedTuple):
+    """What a bar is about: one row of the catalogue that hover texts read."""
+
+    node: str
+    program: str
+    client: str
+    line: str
+
+    @property
+    def source(self) -> str:
+        """The user's line without its file, which in a notebook is a pseudo file's path."""
+        known = split(self.line)
+        return f"{known[1]}: {known[2]}" if known else self.line
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Gangs that a device was handed and has not finished, first in first out."""
+
+    queue: deque[tuple[GangKey, float, What]] = field(default_factory=deque)
+    ended: float = float("-inf")
+
+    def head(self) -> tuple[GangKey, float, What] | None:
+        """The gang that the device works on, and since when at the earliest (seconds)."""
+        if not self.queue:
+            return None
+        key, launched, what = self.queue[0]
+        return key, max(launched, self.ended), what
+
+
+@dataclass(slots=True)
+class Used:
+    """Bytes in use on an island's devices.
+
+    Samples of several hosts come in any order, so changes are kept, and added up by time.
+    """
+
+    changes: deque[tuple[float, float]] = field(default_factory=deque)
+    before: float = 0.0
+
+    def add(self, time: float, change: float) -> None:
+        """So many bytes more at *time* (seconds)."""
+        self.changes.append((time, change))
+        if len(self.changes) > CHANGES:
+            self.before += self.changes.popleft()[1]
+
+    def levels(self, until: float) -> tuple[list[float], list[float]]:
+        """Times (seconds, in order, none later than *until*) and the bytes in use from then on."""
+        times, levels, level = [], [], self.before
+        for time, change in sorted(self.changes):
+            level += change
+            if time <= until:
+                times.append(time)
+                levels.append(max(0.0, level))
+        return times, levels

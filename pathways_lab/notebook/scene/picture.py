@@ -1,0 +1,345 @@
+"""What a view shows: a timeline folded, at the present or at a moment of the past.
+
+Problem: the same picture is made in the kernel, or in a process of its own that
+takes nothing from the kernel, and a person looks at the present, back to a
+moment, or at one gang.
+
+Rule for maintainers: no thread, no widget, no Bokeh: it is asked for plots and
+told what a person wants.  It reads the timeline and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pathways_lab.notebook.panels import chosen, completed, plots
+from pathways_lab.notebook.scene.header import Header
+from pathways_lab.notebook.scene.legend import legend
+from pathways_lab.notebook.scene.live_fold import Present
+from pathways_lab.notebook.scene.palette import palette_of
+from pathways_lab.notebook.scene.plot import FRAME, Plot
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.text import (
+    about_gang,
+    duration,
+    gang_of,
+    merged_note,
+    summary,
+    table,
+)
+from pathways_lab.notebook.view.frozen import Bundle, freeze
+from pathways_lab.timeline.log import Timeline, items_within
+from pathways_lab.timeline.packed import Item, Packed, single
+from pathways_lab.timeline.records import ENDS, Event, Sample
+from pathways_lab.timeline.waits import known_at, known_order
+
+SETTLE = 0.3
+"""Seconds after the end of a run in which its last records arrive."""
+
+PATIENCE = 3.0
+"""Seconds that a view waits for computations to end that it saw begin."""
+
+LAST = 0.5
+"""Seconds for which a view that is closed waits for what is on its way: values are faster than
+records."""
+
+QUIET = 1.0
+"""Seconds after the last computation in which a picture still moves on."""
+
+FOLD = 1_000
+"""Records that one look folds at most, some 25 ms of work: a picture that is behind moves on, and
+says so."""
+
+BEHIND = 0.5
+"""Seconds of lag that are not worth a remark."""
+
+OUTCOMES = ("failed", "cancelled", "finished")
+"""How a run may end, worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a view is of.
+
+    panels: names.  window: seconds that it looks back while it is live.
+    origin: time (records' clock) that the axis calls 0; None: when the record begins.
+    since: only what happened from then on is shown; None: the newest *window* seconds.
+    until: what happens afterwards is not shown.
+    runs: it ends when these have ended.  gangs: how many they have, 0 when unknown.
+    actions: what else its buttons offer.
+    """
+
+    panels: tuple[str, ...] = ()
+    title: str = "Pathways Lab"
+    window: float = 20.0
+    origin: float | None = None
+    since: float | None = None
+    until: float = math.inf
+    runs: frozenset[int] = frozenset()
+    gangs: int = 0
+    actions: tuple[str, ...] = ()
+
+
+class Picture:
+    """One view's content.
+
+    outcome: how what it shows has ended, "" while it goes on.
+    present: of the timeline, where other pictures show the same part of it.
+    """
+
+    def __init__(self, timeline: Timeline, wanted: Wanted, present: Present | None = None) -> None:
+        self.timeline = timeline
+        self.wanted = wanted
+        self.panels = self._names = chosen(wanted.panels)
+        self.outcome = ""
+        self.palette = palette_of(timeline)
+        self.present = present or Present(
+            timeline, wanted.window, wanted.origin, wanted.since, until=wanted.until
+        )
+        self._folds = -1
+        self._over_at = 0.0
+        self._first, self._cleared = float("inf"), 0
+        self._gang: float | None = None
+        self._past: Past | None = None
+        self._drawn: tuple[Plot, ...] = ()
+
+    @property
+    def scene(self) -> Scene:
+        """What is shown while it follows."""
+        return self.present.scene
+
+    @property
+    def since(self) -> float:
+        """What happened before is not shown (seconds on the records' clock)."""
+        return self.present.since
+
+    # --- looking -------------------------------------------------------------
+
+    def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
+        """What is new at *now* (records' clock), folded and :meth:`shown`."""
+        now = min(now, self.wanted.until)
+        self.present.collect(now, FOLD)
+        return self.shown(now)
+
+    def shown(self, now: float) -> tuple[tuple[Plot, ...], Header]:
+        """The plots and the header of what is folded; *now* is the time (records' clock)."""
+        news, self._folds = self.present.folds != self._folds, self.present.folds
+        self._names = completed(self._names, self.scene)  # what was there once stays
+        scene, at = self.scene, self.present.folded
+        if self._past is not None:
+            scene, at = self._past.scene, self._past.now
+            self._drawn = self._past.plots(self._names)
+        elif not self._drawn or news or scene.busy or now - scene.last < QUIET:
+            self._drawn = self.present.once(self._names, self._plots)
+        return self._drawn, self.header(scene, at, now)
+
+    def _plots(self, scene: Scene, at: float) -> tuple[Plot, ...]:
+        return plots(self._names, scene, at)
+
+    def header(self, scene: Scene, at: float, now: float) -> Header:
+        """What stands above the figures; *scene* is shown as it is *at* some moment."""
+        active = self.timeline.grows and (scene.busy or at - scene.last < QUIET)
+        state = self.outcome or ("running" if active else "idle")
+        if not scene.started and not self.outcome:
+            state = "waiting"
+        done, all_known = self._counted(scene)
+        begun = round(self.since - scene.origin, 3)
+        folded = self.present.folded
+        known = max(self.scene.last, self.since) + QUIET
+        end = folded if self.scene.busy else min(folded, known)
+        gang = gang_of(scene, self._gang) if self._gang is not None else None
+        return Header(
+            title=self.wanted.title,
+            state={"finished": "done"}.get(state, state),
+            status=self._status(scene, done, all_known, at),
+            progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
+            notes=(*self.notes(), *self._coarse(), *self._late(now)),
+            legend=legend(completed(self.panels, scene), scene),
+            summary=summary(scene, at, self.wanted.title),
+            actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
+            chosen=about_gang(scene, gang) if self._gang is not None else (),
+            line=gang.line if gang is not None else "",
+            moments=(begun, max(begun, round(end - scene.origin, 1))),
+            at=round(at - scene.origin, 4) if self._past is not None else None,
+        )
+
+    def _counted(self, scene: Scene) -> tuple[int, int]:
+        """Gangs that are done, and that are expected, or known and submitted."""
+        gangs, runs = scene.gangs, self.wanted.runs
+        known = self.wanted.gangs or gangs.known() + scene.backlog.gangs
+        if not runs:
+            return gangs.all_done, known
+        return self._cleared + sum(gangs.done.get(run, 0) for run in runs), known
+
+    def _status(self, scene: Scene, done: int, known: int, at: float) -> str:
+        if not known:
+            return ""
+        text = f"{done:,} of {known:,} gangs done"
+        self._first = min(self._first, scene.first)  # also of what was cleared since
+        took = at - self._first
+        if self.wanted.gangs and 0 < done < known and took > 2.0 and not self.outcome:
+            text += f", about {duration(float(f'{took * (known - done) / done:.2g}'))} left"
+        return text
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks that a reader needs to trust the picture."""
+        scene = self.scene
+        out = []
+        if scene.machine.emulated:
+            out.append("emulated devices")
+        if scene.machine.simulated:
+            out.append("simulated: nothing of this was computed")
+        if scene.apart:
+            out.append(f"stamps of hosts may be off by {duration(scene.apart)}")
+        if scene.dropped:
+            out.append(f"{scene.dropped:,} records dropped")
+        return tuple(out)
+
+    def _coarse(self) -> tuple[str, ...]:
+        """Said when bars are merged that a reader could tell apart."""
+        resolution = self.scene.resolution
+        if resolution <= 2 * self.scene.window / FRAME:
+            return ()
+        return (merged_note(resolution),)
+
+    def _late(self, now: float) -> tuple[str, ...]:
+        """Said when records come faster than they can be drawn."""
+        lag = now - self.present.folded
+        return (f"the picture is {duration(lag)} behind",) if lag > BEHIND else ()
+
+    def text(self) -> str:
+        """The picture as text."""
+        now = min(self.timeline.clock(), self.wanted.until)
+        if self._past is not None:
+            return table(self._past.scene, self._past.now, self.wanted.title)
+        if not self.outcome:
+            self.present.collect(now)
+        return table(self.scene, now, self.wanted.title)
+
+    # --- what a person wants ------------------------------------------------------
+
+    def do(self, name: str, value: object = None) -> None:
+        """``"choose"`` a gang by its number (None: none), ``"seek"`` a moment in seconds on
+        the axis (None: follow), ``"clear"`` what was until now."""
+        number = float(value) if isinstance(value, int | float) else None
+        if name == "choose":
+            self._gang = number
+        elif name == "seek":
+            if number is None:
+                self._past = None
+                self._drawn = ()
+            else:
+                self._past = self._past or Past(self)
+                self._past.go(number + self.scene.origin)
+        elif name == "clear":
+            self._clear()
+
+    def _clear(self) -> None:
+        self._past, self._gang, self._drawn = None, None, ()
+        done = self.scene.gangs.done
+        self.present = self.present.forgetting(self.timeline.clock())
+        left = self.scene.gangs.done  # of runs that go on, whole
+        self._cleared += sum(done.get(run, 0) for run in self.wanted.runs if run not in left)
+
+    # --- the end --------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is more to come of what it has seen begin."""
+        return bool(self.scene.busy) or self.present.behind
+
+    def over(self, told: str) -> bool:
+        """Whether what is shown has ended and its last records have arrived.
+
+        told: what others say of how it ended, or "".
+        """
+        outcome = told or self._outcome_of_runs()
+        if not outcome:
+            return False
+        now = time.monotonic()
+        self._over_at = self._over_at or now
+        if now - self._over_at < SETTLE:
+            return False
+        if self.waiting and now - self._over_at < PATIENCE:
+            return False
+        self.outcome = outcome
+        return True
+
+    def _outcome_of_runs(self) -> str:
+        """How the view's runs have ended: the worst of them; "" before the last has."""
+        outcomes = {self.scene.ended.get(run, "") for run in self.wanted.runs}
+        if not outcomes or "" in outcomes:
+            return ""
+        return next(worst for worst in OUTCOMES if worst in outcomes)
+
+    def bundle(self) -> Bundle:
+        """The frozen picture of everything that the view has seen."""
+        if self.timeline.version != self.present.version or self.present.behind:
+            self.present.collect(self.timeline.clock())
+        return self.present.once(("frozen", self.panels, self.wanted.title), self._freeze)
+
+    def _freeze(self, scene: Scene, at: float) -> Bundle:
+        items = self.timeline.items
+        last = max(min(scene.last, self._until(items)), self.since + 1e-3)
+        return freeze(
+            items_within(items, self.since, last), self.since, last, self.panels,
+            self.wanted.title, self.palette, self.notes(), scene.machine,
+        )  # fmt: skip
+
+    def _until(self, items: Iterable[Item]) -> float:
+        """When the last of the view's runs was over: the next cell's may have begun since."""
+        runs = self.wanted.runs
+        mine = [i for i in items if not isinstance(i, Sample) and i.run in runs]
+        ends = [i for i in mine if not isinstance(i, Event) or i.kind in ENDS]
+        return max(map(known_at, ends), default=float("inf"))
+
+
+class Past:
+    """The records as they were known at a moment.
+
+    now: that moment, seconds on the records' clock.
+    """
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._items = sorted(items_within(picture.timeline.items, picture.since), key=known_order)
+        self._folded = 0
+        self._plots: tuple[Plot, ...] = ()
+        self.now = picture.since
+        self.scene = picture.present.blank(picture.scene.origin)
+
+    def go(self, moment: float) -> None:
+        """Stand at *moment*."""
+        if moment < self.now:
+            self.scene = self._picture.present.blank(self._picture.scene.origin)
+            self._folded = 0
+        self._part(moment)
+        until = bisect_right(self._items, moment, key=known_at)
+        self.scene.add(self._items[self._folded : until], moment)
+        self._folded, self.now, self._plots = until, moment, ()
+
+    def _part(self, moment: float) -> None:
+        """What is in columns and known in part at *moment* goes on as single records.
+
+        None of it was known before, so what was folded stays as it is.
+        """
+
+        def partly(item: Item) -> bool:
+            if not isinstance(item, Packed) or item.known_at <= moment:
+                return False
+            return not item.within(moment, math.inf)
+
+        rest = self._items[self._folded :]
+        parted = [item for item in rest if partly(item)]
+        if parted:
+            whole = [item for item in rest if not partly(item)]
+            self._items[self._folded :] = sorted([*whole, *single(parted)], key=known_order)
+
+    def plots(self, panels: tuple[str, ...]) -> tuple[Plot, ...]:
+        """The panels at that moment."""
+        self._plots = self._plots or plots(panels, self.scene, self.now)
+        return self._plots

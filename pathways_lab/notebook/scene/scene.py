@@ -1,0 +1,585 @@
+"""The scene: what the panels show, folded from records as they arrive.
+
+Problem: ten times a second every panel needs its columns, for the price of the
+new records only.  The scene keeps what a picture needs and no more.
+
+Rule for maintainers: fed with records only, and with the time; it never looks
+at a lab.  Folding all records at once or a few at a time must give the same
+picture (tested).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from pathways_lab.notebook.scene.device_state import Used, Waiting, What
+from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, WORK_PAINTS, Palette
+from pathways_lab.notebook.scene.plot import FRAME
+from pathways_lab.notebook.scene.row_layout import MOST, Rows, rows
+from pathways_lab.notebook.scene.strips import Strip
+from pathways_lab.notebook.scene.table import Table
+from pathways_lab.timeline.backlog import Backlog
+from pathways_lab.timeline.bars import GANG, Bar, Bars, bars_of, fitting
+from pathways_lab.timeline.busy import Busy
+from pathways_lab.timeline.columns import Joined, alike, follows, plain, times
+from pathways_lab.timeline.flow import Flows
+from pathways_lab.timeline.gangs import GangKey, Gangs
+from pathways_lab.timeline.machine import FEEDS, Lane, Machine, lanes_of
+from pathways_lab.timeline.packed import Granted, Item, Packed, Row, size
+from pathways_lab.timeline.planned import RunSeen
+from pathways_lab.timeline.records import ENDS, Event, Record, Sample, Span, own
+from pathways_lab.timeline.waits import (
+    CAUSES,
+    NOTHING,
+    DeviceWaits,
+    RowWaits,
+    Wait,
+    Waits,
+    marks,
+)
+
+BUDGET = 6000
+"""Bars that a live queue panel holds."""
+
+MARGIN = 0.2
+"""Seconds shown before the first computation, when it came later than that."""
+
+BINS = 1000
+"""Bins in which busy time is counted, over the whole window."""
+
+WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
+"""What is drawn of a device that waits; nothing to do is an empty row."""
+
+WORK = ("receive", "prepare", "launch", "send")
+"""Kinds of control work of a host."""
+
+RUNS, PARTS = 256, 200_000
+"""Runs that are over and remembered whole: the newest ones that have so many gangs together, each
+counted once for each of its hosts, but always the last one."""
+
+AHEAD = 2_000
+"""Runs that are remembered at all: more than are submitted ahead."""
+
+_OF_RUNS = frozenset(("submitted", "admitted", "granted", "finished"))
+"""Kinds of event that say nothing of what is drawn of devices."""
+
+_ASIDE = frozenset(("message", "resolved"))
+"""Kinds of event that say nothing of devices, gangs and programs: there are many."""
+
+GANGS = 2000
+"""Gangs that are remembered for the order panel."""
+
+
+class Scene:
+    """Folds records into what is drawn.
+
+    origin: time (seconds, records' clock) that the axis calls 0.
+    window: seconds that a running view looks back.
+    final: the picture is of something that is over: numbers are over all of it.
+    level: what a row stands for (see ``rows``); "" picks.
+    budget: bars that the queue panel may hold before it goes coarser.
+    machine: what is known already of islands, hosts and slices.
+    """
+
+    def __init__(
+        self,
+        origin: float = 0.0,
+        window: float = 20.0,
+        palette: Palette | None = None,
+        final: bool = False,
+        budget: int = BUDGET,
+        level: str = "",
+        machine: Machine | None = None,
+    ) -> None:
+        self.origin, self.window, self.final, self.budget = origin, window, final, budget
+        self.level = level
+        self.palette = palette or Palette()
+        self.machine = machine or Machine()
+        self.gangs = Gangs(keep=GANGS)
+        self.waiting: dict[Lane, Waiting] = {}
+        self.recent: dict[Lane, What] = {}
+        self.totals: dict[Lane, dict[str, float]] = {}
+        self.catalogue: dict[What, int] = {}
+        self.bars = Table(
+            {
+                "left": np.float64,
+                "right": np.float64,
+                "top": np.float32,
+                "bottom": np.float32,
+                "paint": np.uint8,
+                "alpha": np.float32,
+                "what": np.uint16,
+                "count": np.int32,
+                "busy": np.float32,
+                "run": np.float64,
+                "gang": np.float64,
+            }
+        )
+        self.resolution = 0.0
+        self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
+        self.by_program: Busy[tuple[str, str, str]] = Busy(window / BINS, BINS + 1, origin)
+        self.by_dcn: Busy[str] = Busy(window / BINS, BINS + 1, origin)
+        self.flows = Flows()
+        self.backlog = Backlog(self.flows)
+        self.waits = Waits(self.flows)
+        self.runs: dict[int, RunSeen] = {}
+        self._over: deque[tuple[int, int]] = deque()
+        self._held = 0
+        self.memory: dict[Lane, float] = {}
+        self.used: dict[str, Used] = {}
+        self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
+        self.worked = Strip(WORK_PAINTS, -0.44, 0.44, budget, self._what_of)
+        self.seen_causes: set[int] = set()
+        self.clients: dict[str, str] = {}
+        self.longest: dict[tuple[str, str], float] = {}
+        self.ended: dict[int, str] = {}
+        self.dropped = 0
+        self.apart = 0.0
+        self.first = float("inf")
+        self.last = float("-inf")
+        self._bars = Bars()
+        self._folded: dict[str, list[RowWaits]] = {}
+        self._rows = rows(self.machine, level)
+        self._host_rows = self._rows
+        self._structure = -1
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the queue panel, for the machine as it is known now."""
+        if self._structure != self.machine.structure:
+            self._structure = self.machine.structure
+            before, self._rows = self._rows, rows(self.machine, self.level)
+            moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
+            if any(old != new for old, new in moved.items()):
+                for bar in self._bars.items:
+                    bar.row = moved.get(bar.row, bar.row)
+                self._show_again()
+                self.waited.move(moved, self.origin)
+            level = "host" if len(self.machine.hosts) <= MOST else "island"
+            old = self._host_rows
+            self._host_rows = rows(self.machine, level, feeders=True)
+            moved = {row: self._host_rows.of[lane] for lane, row in old.of.items()}
+            if any(a != b for a, b in moved.items()):
+                self.worked.move(moved, self.origin)
+        return self._rows
+
+    @property
+    def host_rows(self) -> Rows:
+        """The rows of the panel of hosts: one per host, or per island where they are many."""
+        assert self.rows is not None  # looks whether the machine has changed
+        return self._host_rows
+
+    def add(self, items: Iterable[Item], now: float) -> None:
+        """Fold *items*, which are all that is known at *now* (seconds)."""
+        items = tuple(items)
+        # The resolution depends on what is shown, and so on where the first computation is.
+        self.first = min(self.first, min(map(_begun, items), default=self.first))
+        self.resolution = max(self.resolution, self.span(now) / FRAME)
+        for bars in (self._bars, self.waited.bars, self.worked.bars):
+            bars.resolution = max(bars.resolution, self.resolution)
+        for item in items:
+            try:
+                self._fold(item)
+            except Exception:
+                # It is not what this version writes.  All others are shown.
+                self.dropped += size(item)
+        self._draw_rows()
+        self._show(self._bars.seal())
+        self.waited.seal(self.origin)
+        self.worked.seal(self.origin)
+        self._forget(now)
+
+    def _fold(self, item: Item) -> None:
+        if isinstance(item, Granted):
+            self._granted(item)
+        elif isinstance(item, Row):
+            self._row(item)
+        elif not isinstance(item, Packed):
+            self._add(item)
+
+    def _add(self, record: Record) -> None:
+        if isinstance(record, Event) and record.kind in _ASIDE:
+            self.last = max(self.last, record.time)
+            if record.run:
+                self._run(record.run, record.program, record.client).add(record, [])
+            return
+        if self._folded and not isinstance(record, Sample) and record.kind not in _OF_RUNS:
+            self._draw_rows()
+        self.machine.add(record)
+        self.gangs.add(record)
+        self.flows.add(record)
+        self.backlog.add(record)
+        self._remember(record, self.waits.add(record))
+        if isinstance(record, Span):
+            self._span(record)
+        elif isinstance(record, Event):
+            self._event(record)
+        else:
+            self._sample(record)
+
+    def _granted(self, granted: Granted) -> None:
+        """As its records one by one."""
+        self.gangs.add_packed(granted)
+        self.backlog.placed(granted.run, len(granted))
+        self.waits.add_granted(granted)
+        self._run(granted.run, granted.program, granted.placing.client)
+        self.last = max(self.last, granted.time)
+
+    def _row(self, row: Row) -> None:
+        """As its records one by one; in columns where that is the same."""
+        when, about = times(row), row.abouts[0]
+        shared = "island" in (self.rows.level, self.host_rows.level)
+        waits = self.waits.add_row(row, when) if plain(row, when) and not shared else None
+        if waits is None:
+            for record in row.records():
+                self._add(record)
+            return
+        self.machine.add_row(row)
+        self.gangs.add_packed(row)
+        run = self._run(row.run, about.program, about.client)
+        run.add_row(waits)
+        before = self._folded.get(row.host)
+        if before and not (
+            follows(before[-1].when, when) and alike(before[-1].row.abouts[0], about)
+        ):
+            self._draw_rows()
+        self._folded.setdefault(row.host, []).append(waits)
+
+    def _draw_rows(self) -> None:
+        """What was folded of rows, drawn: as many as there are at once."""
+        folded, self._folded = self._folded, {}
+        for waits in folded.values():
+            self._draw_joined(waits, Joined([w.row for w in waits], [w.when for w in waits]))
+
+    def _draw_joined(self, waits: list[RowWaits], rows: Joined) -> None:
+        when, lanes = rows.when, lanes_of(rows.island, rows.host, rows.devices)
+        places, length = self.rows.places.counted(lanes), when.end - when.start
+        for cause, devices, at, since, until in marks(waits, rows):
+            kind = WAITS.index(cause)
+            self.seen_causes.add(kind)
+            where = self.rows.places.counted(lanes_of(rows.island, rows.host, devices))
+            self.waited.bars.add_many(where, kind, rows, at, since, until)
+        self._worked_on(rows)
+        self._bars.add_many(places, GANG, rows, range(len(rows)), when.start, when.end)
+        end = float(when.end[-1])
+        self.first = min(self.first, float(when.called[0]))
+        self.last = max(self.last, float(when.called[-1]), end)
+        for about, most in rows.longest(length).items():
+            node = (about.program, about.node)
+            self.longest[node] = max(most, self.longest.get(node, most))
+        last, took = rows.about(len(rows) - 1), float(length.sum())
+        what = What(last.node, last.program, last.client, last.line)
+        told = {(r.run, r.step + n) for r in rows.rows for n in range(min(r.announced, r.count))}
+        for lane in lanes:
+            self.recent[lane] = what
+            totals = self.totals.setdefault(lane, {})
+            totals[rows.program] = totals.get(rows.program, 0.0) + took
+            waiting = self.waiting.setdefault(lane, Waiting())
+            waiting.ended = max(waiting.ended, end)
+            if told and waiting.queue:
+                waiting.queue = deque([w for w in waiting.queue if w[0] not in told])
+        held = self.by_device.held(when.start, when.end)
+        self.by_device.add_held(lanes, held)
+        program = (rows.island, rows.program, rows.client)
+        self.by_program.add_held([program], held, float(len(rows.devices)))
+
+    def _worked_on(self, rows: Joined) -> None:
+        """What the host's process did for rows."""
+        (lane,) = lanes_of(rows.island, rows.host, (0,))
+        place = self.host_rows.of.get(lane)
+        if place is None:
+            return
+        for span in [span for row in rows.rows for span in row.opening()]:
+            kind = WORK.index(span.kind)
+            self.worked.add([_mark(place, kind, span.start, span.end, span)])
+        launch, each = WORK.index("launch"), range(len(rows))
+        called, returned = rows.when.called, rows.when.returned
+        self.worked.bars.add_many([(place, 1)], launch, rows, each, called, returned)
+
+    def _sample(self, sample: Sample) -> None:
+        if sample.name == "dropped":
+            self.lose(int(sample.value))
+        elif sample.name == "clock":
+            self.apart = max(self.apart, sample.value)
+        elif sample.name == "memory":
+            lane = Lane(sample.island, sample.host, int(sample.args.get("device", 0)))
+            before, self.memory[lane] = self.memory.get(lane, 0.0), sample.value
+            self.used.setdefault(sample.island, Used()).add(sample.time, sample.value - before)
+
+    def lose(self, count: int) -> None:
+        """So many records are missing: what devices work on may long have ended."""
+        self.dropped += count
+        self.gangs.lose()
+        self.backlog.lose()
+        for waiting in self.waiting.values():
+            waiting.queue.clear()
+
+    def _remember(self, record: Record, waits: DeviceWaits) -> None:
+        """Keep what is known of the newest runs, and draw what devices waited for."""
+        if isinstance(record, Span) and record.kind == "host-computation":
+            self._feed(record)
+        if isinstance(record, Sample) or not record.run:
+            return
+        run = self._run(record.run, record.program, record.client)
+        run.add(record, waits)
+        for devices, wait in reversed(waits):  # the earliest first
+            if wait.cause != NOTHING:
+                self._wait(devices, wait)
+        if isinstance(record, Span) and record.kind in WORK:
+            (lane,) = lanes_of(record.island, record.host, (0,))
+            row = self.host_rows.of.get(lane)
+            if row is not None:
+                self.worked.add(
+                    [_mark(row, WORK.index(record.kind), record.start, record.end, record)]
+                )
+
+    def _run(self, number: int, program: str, client: str) -> RunSeen:
+        """What is remembered of a run."""
+        self.clients.setdefault(program, client)
+        run = self.runs.get(number)
+        if run is None:
+            run = self.runs[number] = RunSeen(number)
+            if len(self.runs) > AHEAD:
+                del self.runs[next(iter(self.runs))]
+        return run
+
+    def _run_ended(self, number: int) -> None:
+        """A run is over: of such ones only the newest are remembered whole."""
+        run = self.runs.get(number)
+        if run is None:
+            return
+        self._over.append((number, run.count))
+        self._held += run.count
+        while len(self._over) > RUNS or (self._held > PARTS and len(self._over) > 1):
+            oldest, count = self._over.popleft()
+            self._held -= count
+            self.runs.pop(oldest, None)
+
+    def _feed(self, span: Span) -> None:
+        """An element was made, and sent to its hosts."""
+        row = self.host_rows.of[Lane(FEEDS, span.host, 0)]
+        made = min(max(span.start, float(span.args.get("made", span.end))), span.end)
+        self.worked.add(
+            [
+                _mark(row, WORK.index("prepare"), span.start, made, span),
+                _mark(row, WORK.index("send"), made, span.end, span),
+            ]
+        )
+
+    def _wait(self, devices: tuple[int, ...], wait: Wait) -> None:
+        gang = wait.gang
+        lanes = lanes_of(gang.island, gang.host, devices)
+        self.seen_causes.add(WAITS.index(wait.cause))
+        self.waited.add(
+            _mark(row, WAITS.index(wait.cause), wait.start, wait.end, gang, count)
+            for row, count in self.rows.places.counted(lanes)
+        )
+
+    def arrived(self, run: int, step: int, host: str) -> bool:
+        """Whether a transfer is complete on a host, as far as is remembered."""
+        seen = self.runs.get(run)
+        return seen is None or any(t.step == step and t.host == host for t in seen.transfers)
+
+    def _what_of(self, bar: Bar) -> int:
+        return self.what(What(bar.node, bar.program, bar.client, bar.line))
+
+    def _event(self, event: Event) -> None:
+        self.last = max(self.last, event.time)
+        if event.kind == "launched":
+            key = (event.run, event.step)
+            if self.gangs.ended(key, event.host):
+                return
+            self.first = min(self.first, event.time)
+            line = str(event.args.get("line", ""))
+            what = What(event.node, event.program, event.client, line)
+            for lane in lanes_of(event.island, event.host, tuple(event.args.get("devices", ()))):
+                self.waiting.setdefault(lane, Waiting()).queue.append((key, event.time, what))
+        elif event.kind == "host-lost":
+            for lane, waiting in self.waiting.items():
+                if lane.host == event.host:
+                    waiting.queue.clear()
+        elif event.kind in ENDS:
+            self.ended[event.run] = event.kind
+            self._run_ended(event.run)
+            while len(self.ended) > GANGS:
+                del self.ended[next(iter(self.ended))]
+
+    def _span(self, span: Span) -> None:
+        if span.kind not in WORK:
+            self.last = max(self.last, span.end)
+        if span.kind == "transfer" and span.end > span.start:
+            origin = str(span.args.get("source", "")).partition("/")[0]
+            if origin and origin != span.island:
+                rate = float(span.args.get("nbytes", 0)) / (span.end - span.start)
+                self.by_dcn.add(span.island, span.start, span.end, rate)
+        if span.kind == "gang":
+            self.first = min(self.first, span.start)
+        self._bars.add(bars_of(span, self.rows.places))
+        if span.kind != "gang":
+            return
+        what = What(span.node, span.program, span.client, span.line)
+        took, node = span.end - span.start, (span.program, span.node)
+        self.longest[node] = max(took, self.longest.get(node, took))
+        key = (span.run, span.step)
+        for lane in lanes_of(span.island, span.host, span.devices):
+            self.recent[lane] = what
+            totals = self.totals.setdefault(lane, {})
+            totals[span.program] = totals.get(span.program, 0.0) + took
+            self.by_device.add(lane, span.start, span.end)
+            waiting = self.waiting.setdefault(lane, Waiting())
+            waiting.ended = max(waiting.ended, span.end)
+            for place, (other, _, _) in enumerate(waiting.queue):
+                if other == key:
+                    del waiting.queue[place]
+                    break
+        self.by_program.add(
+            (span.island, span.program, span.client),
+            span.start,
+            span.end,
+            float(len(span.devices)),
+        )
+
+    def _show(self, bars: list[Bar]) -> None:
+        if not bars:
+            return
+        self.bars.append(
+            {
+                "left": [b.start - self.origin for b in bars],
+                "right": [b.end - self.origin for b in bars],
+                "top": [b.row + (0.36 if b.kind else -0.40) for b in bars],
+                "bottom": [b.row + (0.48 if b.kind else 0.30) for b in bars],
+                "paint": [self.paint(b) for b in bars],
+                "alpha": [0.75 if b.kind else 1.0 for b in bars],
+                "what": [self.what(What(b.node, b.program, b.client, b.line)) for b in bars],
+                "count": [b.count for b in bars],
+                "busy": [1000 * b.busy / b.count for b in bars],
+                "run": [float(own(b.run)) for b in bars],
+                "gang": [number(b.run, b.step) for b in bars],
+            }
+        )
+
+    def paint(self, bar: Bar) -> int:
+        """Index into the palette of a bar."""
+        if bar.failed:
+            return 1
+        return 0 if bar.kind else self.palette.code(bar.program, bar.node)
+
+    def what(self, what: What) -> int:
+        """Row of the catalogue for *what*; row 0 is a catch-all once 4,095 are known."""
+        if not self.catalogue:
+            self.catalogue[What("several", "", "", "")] = 0
+        if what not in self.catalogue and len(self.catalogue) < 4096:
+            self.catalogue[what] = len(self.catalogue)
+        return self.catalogue.get(what, 0)
+
+    def catalogue_columns(self) -> dict[str, list[str]]:
+        """The catalogue as columns, for hover texts."""
+        known = list(self.catalogue)
+        return {
+            "node": [what.node or "several" for what in known],
+            "program": [what.program or "several programs" for what in known],
+            "client": [what.client for what in known],
+            "line": [what.source for what in known],
+        }
+
+    def _show_again(self) -> None:
+        self.bars.clear()
+        self._show(self._bars.sealed)
+
+    def _forget(self, now: float) -> None:
+        """Keep to the window, and go coarser when too many bars are in it."""
+        past = now - 1.1 * self.window
+        self.bars.drop(self._bars.forget_before(past))
+        self.waited.forget_before(past, self.origin)
+        self.worked.forget_before(past, self.origin)
+        if len(self.bars) > self.budget:
+            self.coarsen(2 * self.budget // 3)
+
+    def coarsen(self, most: int) -> None:
+        """Merge bars until there are at most about *most*."""
+        kept = Bars()
+        kept.items, self.resolution = fitting(self._bars.items, most, self.resolution)
+        kept.seal()
+        self._bars = kept
+        self._show_again()
+        for strip in (self.waited, self.worked):
+            if len(strip.table) > most // 2:
+                strip.coarsen(most // 2, self.origin)
+
+    @property
+    def lead(self) -> float:
+        """Seconds before the first computation that are not shown: nothing is in them."""
+        wait = self.first - self.origin - MARGIN
+        return wait if MARGIN < wait < float("inf") else 0.0
+
+    def span(self, now: float) -> float:
+        """Seconds that the time axis covers at *now*."""
+        start, end = self.range(now)
+        return end - start
+
+    def range(self, now: float) -> tuple[float, float]:
+        """The time axis at *now*: seconds since the origin."""
+        end = max(now - self.origin, self.lead + min(0.2, self.window))
+        return max(self.lead, end - self.window), end
+
+    def running(self) -> list[tuple[Lane, GangKey, float, What]]:
+        """``(device, gang, since, what)`` of everything that devices work on."""
+        out = []
+        for lane, waiting in self.waiting.items():
+            head = waiting.head()
+            if head is not None:
+                out.append((lane, *head))
+        return out
+
+    def program_on(self, lane: Lane) -> str:
+        """The program whose colour a device has: the last one, or at the end the longest."""
+        totals = self.totals.get(lane)
+        if self.final and totals:
+            return max(totals, key=lambda program: totals[program])
+        what = self.recent.get(lane)
+        return what.program if what else ""
+
+    @property
+    def drawn(self) -> list[Bar]:
+        """The bars that the queue panel holds."""
+        return self._bars.items
+
+    @property
+    def marks(self) -> int:
+        """How many bars and marks are drawn."""
+        return len(self.bars) + len(self.waited.table) + len(self.worked.table)
+
+    @property
+    def merged(self) -> bool:
+        """Whether any bar stands for several in a row."""
+        devices = self.rows.devices
+        return any(bar.count > devices.get(bar.row, 1) for bar in self._bars.items)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any device has work."""
+        return any(waiting.queue for waiting in self.waiting.values())
+
+    @property
+    def started(self) -> bool:
+        """Whether any gang was seen."""
+        return bool(self.gangs.by_key)
+
+
+def _mark(row: float, kind: int, start: float, end: float, span: Span, count: int = 1) -> Bar:
+    """A mark of a strip that tells of *span*."""
+    return Bar(
+        row, kind, start, end, span.program, span.node, span.client, span.line, span.run,
+        span.step, count, count * (end - start),
+    )  # fmt: skip
+
+
+def _begun(item: Item) -> float:
+    """When the first computation in *item* began, if there is one."""
+    if isinstance(item, Row):
+        return item.begun
+    return item.start if isinstance(item, Span) and item.kind == "gang" else float("inf")

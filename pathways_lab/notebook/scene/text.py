@@ -1,0 +1,134 @@
+"""The same picture as text: for terminals, screen readers and saved notebooks.
+
+Problem: a canvas says nothing to a screen reader, and plain IPython has no
+canvas.
+
+Rule for maintainers: pure functions from a scene; a screenful at most.
+"""
+
+from __future__ import annotations
+
+from pathways_lab.notebook.scene.device_state import What
+from pathways_lab.notebook.scene.gang_number import parts
+from pathways_lab.notebook.scene.row_layout import short
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.timeline.busy import recent
+from pathways_lab.timeline.gangs import Gang
+from pathways_lab.timeline.machine import Lane
+from pathways_lab.timeline.records import own
+
+MOST_LINES = 40
+"""Devices listed one by one at most; beyond it hosts are listed."""
+
+
+def duration(seconds: float) -> str:
+    """A time in few characters: ``"1.5 s"``, ``"12 ms"``, ``"80 µs"``."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def merged_note(resolution: float) -> str:
+    """Said where bars stand for more than one gang.  resolution: seconds."""
+    return f"bars closer than {duration(resolution)} are drawn as one"
+
+
+def lead_note(seconds: float) -> str:
+    """Said where the time before the first computation is left out."""
+    return f"{duration(seconds)} before the first computation are not shown"
+
+
+def summary(scene: Scene, now: float, title: str) -> str:
+    """One line: what a person who cannot see the picture needs first."""
+    machine = scene.machine
+    if not machine.islands:
+        return f"{title}: waiting for the first host"
+    devices = len(machine.lanes)
+    words = [
+        f"{title}: {len(machine.islands)} island{'s' * (len(machine.islands) != 1)}, "
+        f"{devices} device{'s' * (devices != 1)}"
+    ]
+    if not scene.started:
+        words.append("waiting for the first gang")
+        return ", ".join(words)
+    for island in machine.islands:
+        order = scene.gangs.order(island)
+        gone = scene.gangs.gone.get(island, 0)
+        done, known = gone + sum(gang.counted for gang in order), scene.gangs.known(island)
+        words.append(f"{island} {done} of {known} gangs done")
+    lost = [host.name for host in machine.hosts.values() if host.lost]
+    if lost:
+        words.append(f"lost: {', '.join(lost)}")
+    return ", ".join(words)
+
+
+def table(scene: Scene, now: float, title: str) -> str:
+    """A table of devices: what they computed, how much of the time, and what last."""
+    edges, shares = scene.by_device.shares(
+        now, [(lane, since, 1.0) for lane, _, since, _ in scene.running()]
+    )
+    lines = [summary(scene, now, title)]
+    lanes = scene.machine.lanes
+    if not lanes:
+        return lines[0]
+    rows: list[tuple[str, ...]] = [("island", "host", "device", "busy", "last computation")]
+    grouped: dict[tuple[str, ...], list[Lane]] = {}
+    for lane in lanes:
+        device = str(lane.device) if len(lanes) <= MOST_LINES else "all"
+        grouped.setdefault((lane.island, short(lane.host), device), []).append(lane)
+    for names, group in grouped.items():
+        share = sum(
+            recent(edges, shares[lane], now, scene.span(now)) for lane in group if lane in shares
+        )
+        what = next((scene.recent[lane] for lane in group if lane in scene.recent), None)
+        last = f"{what.node or 'several'} of {what.program or 'several programs'}" if what else "-"
+        rows.append((*names, f"{100 * share / len(group):.0f} %", last))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows[: MOST_LINES + 1]:
+        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        lines.append("  " + "  ".join(cells).rstrip())
+    if len(rows) > MOST_LINES + 1:
+        lines.append(f"  ... and {len(rows) - MOST_LINES - 1} more hosts")
+    lines.append(f"  (busy: share of {scene.span(now):.2f} s; transfers do not count)")
+    return "\n".join(lines)
+
+
+def gang_of(scene: Scene, gang: float) -> Gang | None:
+    """The gang with a number, while it is in what is shown."""
+    run, step = parts(gang)
+    known = scene.gangs.by_key.items()
+    return next((g for (r, s), g in known if s == step and own(r) == run), None)
+
+
+def about_gang(scene: Scene, found: Gang | None) -> tuple[tuple[str, str], ...]:
+    """What is known of a gang: ``(label, text)``."""
+    if found is None:
+        return (("gang", "it is not in the part of the record that is shown"),)
+    run, step = own(found.run), found.step
+    line = What(found.node, found.program, found.client, found.line)
+    out = [
+        ("", f"{found.node} of {found.program}"),
+        ("line", line.source or "unknown"),
+        ("run", f"{run}, step {step}, of {found.client}"),
+        ("island", f"{found.island}, place {found.place[1]} in its order"),
+        ("state", _times(scene, found)),
+    ]
+    return tuple(out)
+
+
+def _times(scene: Scene, gang: Gang) -> str:
+    def at(time: float) -> str:
+        return f"{time - scene.origin:.4f} s"
+
+    words = [gang.state]
+    if gang.granted is not None:
+        words.append(f"granted {at(gang.granted)}")
+    if gang.launched:
+        words.append(f"launched {at(min(gang.launched.values()))}")
+    if gang.started:
+        words.append(f"started {at(min(gang.started.values()))}")
+    if gang.ended:
+        last = max(gang.ended, key=lambda host: gang.ended[host])
+        words.append(f"ended {at(gang.ended[last])} (last on {short(last)})")
+    return ", ".join(words)

@@ -1,0 +1,1 @@
+"""Live views: messages to the browser, and the frozen picture that stays."""

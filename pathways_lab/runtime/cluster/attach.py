@@ -1,0 +1,357 @@
+"""Make a running Dask cluster into a lab, or find the lab that it already is.
+
+Problem: the same call must work on a cluster that somebody else has started,
+for the first notebook and for the second, and for people who were given no
+Dask credentials but only an invitation.
+
+Who may do what: whoever holds the Dask credentials, or the control plane's own
+key, is an *owner*.  A *lab file* (JSON, readable by its owner only) usually holds
+less: the control plane's address, an invitation's number and a key made for it,
+and of certificates only the authority's.  Its reader is a *client*.
+
+Rule for maintainers: only documented Dask API here; every failure says what to
+do.  Importing this module must not import Dask: a client needs none.
+
+Paper: section 3 (users reach the system through a client library).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.cluster.dashboard_socket import Pages
+from pathways_lab.runtime.cluster.device_supervisor import MODULE
+from pathways_lab.runtime.cluster.lab_spec import Wishes
+from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, knock, waiting
+from pathways_lab.runtime.cluster.start_progress import Tell
+from pathways_lab.transport import addresses
+from pathways_lab.transport.auth import key_of
+from pathways_lab.transport.dask_comms import is_comm
+
+if TYPE_CHECKING:
+    import distributed
+
+VARIABLE = "PATHWAYS_LAB"
+"""A Dask scheduler's address (credentials as in Dask's own configuration), or a lab file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlAddress:
+    """Where a control plane takes clients, and the key for it.
+
+    tls: PEM texts ``ca``, ``cert``, ``key`` when the link leaves the machine; who
+        was invited has ``ca`` only.
+    holder: number of an invitation, whose key this is; 0: the owners' own.
+    dashboard: the address of the Dask cluster's dashboard, where it is known.
+    """
+
+    address: str
+    key: bytes = field(repr=False)
+    tls: dict[str, str] | None = field(default=None, repr=False)
+    holder: int = 0
+    dashboard: str = field(default="", compare=False)
+
+    @property
+    def folder(self) -> Path | None:
+        """The lab's private folder on this machine; None when it is on another one."""
+        scheme, _, path = self.address.partition(":")
+        return Path(path).parent if scheme == "unix" else None
+
+
+def invitation(control: ControlAddress) -> ControlAddress:
+    """What an owner gives to somebody who shall be a client and no more.
+
+    Raises PathwaysError where clients cannot be told from owners.
+    """
+    if control.holder:
+        return control
+    if is_comm(control.address):
+        raise _error(
+            "this lab talks over Dask's comms, and whoever has the certificates for that is an"
+            " owner",
+            'invite(path, owner=True), or start the lab with transport="sockets"',
+        )
+    holder = 1 + secrets.randbelow(2**63)
+    ca = None if control.tls is None else {"ca": control.tls["ca"]}
+    key = key_of(control.key, holder)
+    return ControlAddress(control.address, key, ca, holder, control.dashboard)
+
+
+def write_lab_file(path: str | Path, control: ControlAddress) -> None:
+    """Who can read the file can connect with what is in it.  Mode 0600."""
+    content = {
+        "control": {
+            "address": control.address,
+            "key": control.key.hex(),
+            "tls": control.tls,
+            "holder": control.holder,
+            "dashboard": control.dashboard,
+        }
+    }
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)
+        json.dump(content, file)
+
+
+def read_lab_file(path: str | Path) -> ControlAddress:
+    """The inverse of :func:`write_lab_file`.  Raises PathwaysError for anything else."""
+    try:
+        control = json.loads(Path(path).read_text())["control"]
+        key, holder = bytes.fromhex(control["key"]), int(control.get("holder", 0))
+        dashboard = str(control.get("dashboard", ""))
+        addresses.parse(address := str(control["address"]))
+        return ControlAddress(address, key, control["tls"], holder, dashboard)
+    except FileNotFoundError:
+        raise _error(
+            f"there is no lab file {str(Path(path).absolute())!r}",
+            "check the path, or ask the owner of the lab for a file (lab.invite(path))",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _error(
+            f"{str(path)!r} is not a lab file: {error!r}",
+            "ask the owner of the lab for a new one (lab.invite(path))",
+        ) from error
+
+
+def attach(
+    target: object = None,
+    *,
+    hosts_per_island: int | None = None,
+    devices_per_host: int | None = None,
+    memory: int | None = None,
+    platform: str = "auto",
+    timeout: float = 60.0,
+    pages: Pages | None = None,
+    host_module: str = MODULE,
+    tell: Tell = lambda _: None,
+) -> ControlAddress:
+    """Find the lab behind *target*; make one by plugins if there is none yet.
+
+    target: a ``distributed.Client``; a Dask cluster object; the address of a
+        Dask scheduler; the path of a lab file; None: the environment variable
+        PATHWAYS_LAB, which holds one of the last two.
+    hosts_per_island: workers of an island whose accelerators start as one runtime,
+        all of them or none; None: slices of accelerators lie on one host.  CPU
+        devices of several hosts compute together in any number.
+    devices_per_host, memory (bytes per device), platform (``"auto"`` or
+        ``"cpu"``): only for the one who makes the lab; None means what the
+        worker's resources or JAX say.
+    timeout: seconds to wait for a first worker, and at most for a scheduler that answers
+        (Dask's configuration says how long that may take, usually half a minute).
+    pages: what is added to Dask's dashboard when the lab is made.
+    host_module: the module that is a device process, for tests.
+    tell: told what is waited for, when that takes more than a moment.
+
+    Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
+    """
+    wished = Wishes(
+        hosts_per_island=hosts_per_island, devices_per_host=devices_per_host, memory=memory
+    )
+    wished.check()
+    if platform not in ("auto", "cpu"):
+        raise _error(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise _error(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
+    if target is None:
+        target = os.environ.get(VARIABLE)
+        if not target:
+            raise _error(
+                f"there is nothing to connect to: the environment variable {VARIABLE} is not set",
+                "give a Dask address, Client or cluster, or the path of a lab file; "
+                "pathways_lab.start() makes a lab on this machine",
+            )
+    if isinstance(target, str | Path) and "://" not in str(target):
+        return read_lab_file(target)
+    client, ours = _client_of(target, timeout, tell)
+    try:
+        members = wished.hosts_per_island or 1
+        wishes = (wished.devices_per_host, memory, platform, host_module, members)
+        return _attach(client, wishes, timeout, pages, tell)
+    finally:
+        if ours:
+            client.close()
+
+
+def dask_client(target: Any) -> distributed.Client:
+    """A Dask client of one's own for what :func:`attach` took; the caller closes it."""
+    import distributed
+
+    from pathways_lab.runtime.cluster import dask_private
+
+    if not isinstance(target, distributed.Client):
+        return _client_of(target)[0]
+    address = target.scheduler_info()["address"]
+    security = dask_private.security_of(target)
+    return distributed.Client(address, security=security, set_as_default=False)
+
+
+def _client_of(
+    target: Any, timeout: float = math.inf, tell: Tell = lambda _: None
+) -> tuple[distributed.Client, bool]:
+    """A Dask client for *target*, and whether it is ours to close."""
+    import dask
+    import distributed
+
+    from pathways_lab.runtime.cluster import dask_private
+
+    if isinstance(target, distributed.Client):
+        if target.asynchronous:
+            raise _error(
+                "an asynchronous distributed.Client cannot be used here",
+                "give the scheduler's address, or a Client made without asynchronous=True",
+            )
+    elif not isinstance(target, str) and not hasattr(target, "scheduler_address"):
+        raise _error(
+            f"cannot connect to {type(target).__name__} {target!r:.60}",
+            "give a Dask address, a distributed.Client, a Dask cluster, or a lab file",
+        )
+    usual = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    security = None
+    try:
+        limit = min(timeout, usual)
+        if isinstance(target, distributed.Client):
+            # Whatever it is asked, it would wait for ever for a scheduler that says nothing.
+            address = str(target.scheduler.address) if target.scheduler else ""
+            if not address.startswith("inproc:"):
+                knock(address, dask_private.security_of(target), limit, tell)
+            return target, False
+        if isinstance(target, str):
+            security = dask_private.security_for(target)
+            knock(target, security, limit, tell)
+        client = distributed.Client(target, security=security, timeout=limit, set_as_default=False)
+        return client, True
+    except (OSError, TypeError, ValueError) as error:
+        # Dask raises TypeError for a tls:// address without credentials.
+        raise _error(
+            f"the Dask scheduler at {target!r:.80} cannot be reached: {error}{_why(error)}",
+            "check the address, and for tls:// Dask's configuration of certificates",
+        ) from error
+
+
+def _attach(
+    client: distributed.Client,
+    hosts: tuple[int | None, int | None, str, str, int],
+    timeout: float,
+    pages: Pages | None,
+    tell: Tell,
+) -> ControlAddress:
+    from pathways_lab.runtime.cluster import dask_private
+    from pathways_lab.runtime.cluster.dask_plugins import (
+        ControlPlugin,
+        HostsPlugin,
+        beyond,
+        control_of,
+        hosts_up,
+        machine_of,
+    )
+
+    address: str = client.scheduler_info()["address"]
+    local, here = dask_private.is_loopback(address), dask_private.place_of_client(client)
+    if local and not dask_private.is_loopback(here):
+        raise _error(*beyond(here))
+    pems = dask_private.pems_of(dask_private.security_of(client), "client")
+    if not local and pems is None:
+        raise _error(
+            f"the Dask cluster at {address} sends in the clear and is reachable from other "
+            "machines: anybody on the network could run code in the lab",
+            "start it with TLS credentials (security=distributed.Security.temporary() makes a set),"
+            " or on loopback",
+        )
+    try:
+        if local and client.run_on_scheduler(machine_of) != addresses.machine():
+            raise _error(*beyond(f"another machine ({socket.gethostname()})"))
+        control = client.run_on_scheduler(control_of)
+        if control is None:
+            client.register_plugin(ControlPlugin(local, pages))
+            control = client.run_on_scheduler(control_of)
+    except (ImportError, AttributeError) as error:
+        raise _error(
+            f"the Dask scheduler at {address} cannot load pathways_lab: {error}",
+            "install the same version of pathways_lab for the scheduler, workers and notebook",
+        ) from error
+    assert control is not None
+    if not control["alive"]:
+        raise _error(
+            f"the control plane of the lab at {address} has died",
+            "whoever started the lab can start a new one with pw.start()",
+        )
+    if not control["hosts_are_there"]:
+        _wait_for_worker(client, timeout, tell)
+        if not control["hosts_come"]:
+            tell("starting device processes on the workers")
+            out = _install_hosts(client, HostsPlugin(control, *hosts))
+        # Somebody else may have begun at the same time: he has the same lab, and not half of it.
+        client.run_on_scheduler(hosts_up, timeout)
+        if not control["hosts_come"]:
+            tell("the device processes are there")
+            for told in out:
+                tell(f"left out: {told}")
+    return ControlAddress(
+        control["client_address"],
+        bytes.fromhex(control["client_key"]),
+        None if local else pems,
+        dashboard=client.dashboard_link or "",
+    )
+
+
+def _wait_for_worker(client: distributed.Client, timeout: float, tell: Tell) -> None:
+    try:
+        client.wait_for_workers(1, timeout=min(timeout, PATIENCE))
+        return
+    except TimeoutError:
+        pass
+    left = max(0.0, timeout - PATIENCE)
+    try:
+        with waiting("a first worker of the Dask cluster", left, tell):
+            client.wait_for_workers(1, timeout=left)
+    except TimeoutError as error:
+        raise _error(
+            f"the Dask cluster has no workers after {timeout:g} s",
+            "start workers, or give a longer timeout",
+        ) from error
+
+
+def _install_hosts(client: distributed.Client, plugin: Any) -> list[str]:
+    """Start the device processes; which workers are left out, and why.
+
+    Raises PathwaysError when all of them would be.
+    """
+    from pathways_lab.runtime.cluster import dask_private
+
+    try:
+        client.register_plugin(plugin)
+    except Exception as error:
+        out = dask_private.left_out(client, plugin.name, type(plugin).__module__)
+        if 0 < len(out) < len(client.scheduler_info(n_workers=-1)["workers"]):
+            return sorted(out.values())
+        # Let the next attempt, perhaps with other arguments, try again.
+        with contextlib.suppress(Exception):  # where it is not, it cannot be removed
+            client.unregister_worker_plugin(plugin.name)
+        raise _error(
+            f"a device process could not be started on a Dask worker: {error}"
+            + "".join(f"; {told}" for told in sorted(out.values())),
+            "see the last lines of its log above; platform='cpu' does without accelerators",
+        ) from error
+    return []
+
+
+def _why(error: Exception) -> str:
+    """What Dask's last attempt failed of, which its own words leave out."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return "" if str(cause) in str(error) else f": {cause}"
+
+
+def _error(message: str, remedy: str) -> PathwaysError:
+    return PathwaysError(Failure("refused", message, remedy))

@@ -1,0 +1,416 @@
+"""Two Dask plugins make a Pathways lab out of a Dask cluster.
+
+Problem: clusters exist already (a queueing system, Kubernetes, SSH, a laptop);
+nobody should have to start other programs on them.  Dask gives membership,
+placement, bootstrap, security and failure detection; everything fast happens in
+processes of our own, started from here:
+
+* :class:`ControlPlugin`, on the scheduler, starts the control plane as a child
+  and feeds it membership.  The scheduler's own loop stalls for tens of
+  milliseconds under load, so nothing is ordered inside it.
+* :class:`HostsPlugin`, on every worker now and later, starts the device process
+  as a child and replaces it when it dies.
+
+Rule for maintainers: a second registration, also at the same time, finds the
+first; nothing here blocks Dask's event loop.  Keys travel only inside plugins
+and answers, that is, over Dask's own connections: whoever holds the Dask
+credentials is an owner of the lab.
+
+Paper: section 4.1; Dask takes the place of the cluster manager below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from distributed import SchedulerPlugin, WorkerPlugin
+
+from pathways_lab.runtime.cluster import dask_private
+from pathways_lab.runtime.cluster.break_process import act
+from pathways_lab.runtime.cluster.dashboard_socket import Door, Pages
+from pathways_lab.runtime.cluster.death_reports import TOPIC, DeathReports
+from pathways_lab.runtime.cluster.device_supervisor import (
+    PATIENCE,
+    Change,
+    DeviceProcess,
+    device_configuration,
+)
+from pathways_lab.runtime.cluster.feed_worker import FEEDS
+from pathways_lab.runtime.cluster.membership import devices_of, place_of
+from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
+from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
+from pathways_lab.transport.addresses import machine, private_folder, remove_folder
+
+log = logging.getLogger("pathways_lab")
+
+_doors: WeakKeyDictionary[Any, Door] = WeakKeyDictionary()
+"""Where the pages of the lab of every scheduler are had."""
+
+_planes: WeakKeyDictionary[Any, asyncio.Future[ControlProcess]] = WeakKeyDictionary()
+"""The control plane of every scheduler in this process: one each, whoever asks first."""
+
+_plugins: WeakKeyDictionary[Any, ControlPlugin] = WeakKeyDictionary()
+"""The plugin of every scheduler that listens to its control plane."""
+
+
+class ControlPlugin(SchedulerPlugin):
+    """Runs the control plane beside the Dask scheduler.
+
+    local: hosts and clients are on the scheduler's machine: Unix sockets.
+        Otherwise TCP with the cluster's TLS credentials.
+    pages: what to add to Dask's dashboard; None: nothing.
+    """
+
+    name = "pathways-control"
+    idempotent = True
+
+    def __init__(self, local: bool, pages: Pages | None = None) -> None:
+        self.local = local
+        self.pages = pages
+        self._names: dict[str, str] = {}
+        self._endings: set[asyncio.Future[None]] = set()
+        self._door: Door | None = None
+        self._closing = False
+        self._over: asyncio.Future[None] | None = None
+
+    async def start(self, scheduler: Any) -> None:
+        """Start the control plane, or wait for the one that is being started."""
+        plane = _planes.get(scheduler)
+        if plane is None:
+            plane = _planes[scheduler] = asyncio.ensure_future(self._start(scheduler))
+        self._plane = await asyncio.shield(plane)
+        if self._plane.heard:
+            return  # by one that was registered at the same time; Dask keeps that one
+        _plugins[scheduler] = self
+        loop = asyncio.get_running_loop()
+
+        def soon(function: Callable[..., object], *args: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(function, *args)
+
+        self._plane.listen(
+            lambda report: soon(self._wanted, scheduler, report),
+            lambda: soon(self._ended, scheduler),
+        )
+        for address in dask_private.known_workers(scheduler):
+            self.add_worker(scheduler, address)
+        if self.pages is not None:
+            first = scheduler not in _doors
+            self._door = _doors[scheduler] = Door(self.pages, self._plane)
+            if first and dask_private.has_dashboard():
+                publish(scheduler)
+
+    async def _start(self, scheduler: Any) -> ControlProcess:
+        try:
+            return await asyncio.to_thread(self._launch, scheduler)
+        except BaseException:
+            # The next one who asks may try again.
+            _planes.pop(scheduler, None)
+            raise
+
+    def _launch(self, scheduler: Any) -> ControlProcess:
+        host = None if self.local else dask_private.host_of(scheduler.address)
+        pems = dask_private.pems_of(dask_private.security_of(scheduler), "scheduler")
+        if host is not None and pems is None:
+            raise PermissionError(_plain_text(scheduler.address))
+        process = ControlProcess(ControlSettings.fresh(host=host, tls=pems if host else None))
+        try:
+            process.wait_ready()
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def add_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Remember its name: when it is removed, Dask tells only the address."""
+        name = dask_private.name_of_known_worker(scheduler, worker)
+        if name is not None:
+            self._names[worker] = name
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Its host is lost, also when the device process only hangs: after a while.
+
+        A worker that retires is removed before it ends, and ends what runs on it first.
+        """
+        name = self._names.pop(worker, None)
+        if name is not None:
+            with contextlib.suppress(ChildDied):  # the lab has ended before its cluster
+                self._plane.worker_removed(name, f"Dask removed the worker {name} ({worker})")
+
+    def _wanted(self, scheduler: Any, report: dict[str, Any]) -> None:
+        """The control plane wants a device process ended or started: its worker can do it."""
+        for address, name in self._names.items():
+            if name == report["worker"]:
+                doing = asyncio.ensure_future(
+                    dask_private.run_on_worker(
+                        scheduler, address, act, report["host"], report["wish"]
+                    )
+                )
+                self._endings.add(doing)
+                doing.add_done_callback(self._endings.discard)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """A worker says how its device process ended."""
+        if topic == TOPIC:
+            with contextlib.suppress(ChildDied):
+                self._plane.tell({"down": msg})
+
+    def _ended(self, scheduler: Any) -> None:
+        if not self._closing:
+            log.error("the control plane of the lab has died; %s", self._plane.last_words())
+            if not _embedded(scheduler):
+                self.over(scheduler)
+
+    def over(self, scheduler: Any) -> asyncio.Future[None]:
+        """The control plane has died, and with it the lab; done when the cluster has none any more.
+
+        A later lab is another one, with keys and processes of its own.
+        """
+        if self._over is None:
+            self._over = asyncio.ensure_future(self._leave(scheduler))
+        return self._over
+
+    async def _leave(self, scheduler: Any) -> None:
+        await self.close()
+        try:
+            await dask_private.remove_plugins(scheduler, self.name, HostsPlugin.name)
+        except Exception as error:
+            # Its device processes have lost the control plane, and end by themselves.
+            log.warning("a worker could not be told that the lab is over: %s", error)
+        del _planes[scheduler]
+
+    async def close(self) -> None:
+        """The scheduler ends, or the lab: the control plane tells its clients and ends too.
+
+        Again is fine.
+        """
+        self._closing = True
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()
+        try:
+            await asyncio.to_thread(self._plane.close)
+        except RuntimeError:  # this process ends, and begins no thread any more
+            self._plane.close()
+
+
+def publish(scheduler: Any) -> None:
+    """Have the web server of *scheduler*, which asks nobody who he is, serve the lab's pages."""
+    from pathways_lab.runtime.cluster.dashboard_proxy import routes
+
+    door = _doors.get(scheduler)
+    if door is not None:
+        names = door.pages.names
+        dask_private.add_pages(scheduler, routes(names, lambda: _doors[scheduler].path), names)
+
+
+def adopt(scheduler: Any, process: ControlProcess) -> None:
+    """Let the plugin of *scheduler* use a control plane that was started before it."""
+    future: asyncio.Future[ControlProcess] = asyncio.get_running_loop().create_future()
+    future.set_result(process)
+    _planes[scheduler] = future
+
+
+async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
+    """For ``Client.run_on_scheduler``: addresses and keys of the lab, None when there is none.
+
+    One whose control plane has died is none, and gone from the cluster when this returns.
+    """
+    plane = _planes.get(dask_scheduler)
+    if plane is None:
+        return None
+    process = await asyncio.shield(plane)
+    if not process.alive and not _embedded(dask_scheduler):
+        await asyncio.shield(_plugins[dask_scheduler].over(dask_scheduler))
+        return None
+    return {
+        **process.settings.plain(),
+        "client_address": process.client_address,
+        "machine": machine(),
+        "host_address": process.host_address,
+        "pid": process.pid,
+        "alive": process.alive,
+        "hosts_are_there": _embedded(dask_scheduler),
+        "hosts_come": dask_private.has_worker_plugin(dask_scheduler, HostsPlugin.name),
+    }
+
+
+async def hosts_up(patience: float, dask_scheduler: Any = None) -> None:
+    """For ``Client.run_on_scheduler``: wait until the device processes have come that somebody
+    else has begun to start on the workers; *patience* seconds at most."""
+    workers = dask_private.known_workers(dask_scheduler)
+    told = [dask_private.run_on_worker(dask_scheduler, w, _host_up, patience) for w in workers]
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*told, return_exceptions=True), patience)
+
+
+async def _host_up(patience: float, dask_worker: Any = None) -> None:
+    """On a worker: the plugin may still be on its way to it."""
+    seen, end = False, time.monotonic() + patience
+    while time.monotonic() < end:
+        plugin = dask_private.plugin_of(dask_worker, HostsPlugin.name)
+        if plugin.failure is not None if plugin else seen:
+            return  # or it could not be set up, and was taken back
+        seen = plugin is not None
+        await asyncio.sleep(0.02)
+
+
+def machine_of(dask_scheduler: Any = None) -> str:
+    """For ``Client.run_on_scheduler``: where the scheduler really is."""
+    return machine()
+
+
+def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
+    """For ``Client.run_on_scheduler``: trouble for what comes to the control plane.
+
+    rule: see :class:`pathways_lab.transport.fault_injection.Rule`.
+    """
+    _planes[dask_scheduler].result().tell({"trouble": rule})
+
+
+_EMBEDDED = "pathways_lab_embedded"
+
+
+def mark_embedded(scheduler: Any) -> None:
+    """Its workers brought their device processes along: never install them again."""
+    setattr(scheduler, _EMBEDDED, True)
+
+
+def _embedded(scheduler: Any) -> bool:
+    return getattr(scheduler, _EMBEDDED, False)
+
+
+class HostsPlugin(WorkerPlugin):
+    """Runs a device process beside every Dask worker.
+
+    control: what :func:`control_of` answers.
+    devices_per_host, memory, platform, host_module, members: see
+        :func:`pathways_lab.runtime.cluster.attach.attach`; members are its hosts_per_island.
+    failure: why it could not start the device process, or "" where it did; None: it is at it.
+    """
+
+    name = "pathways-hosts"
+    idempotent = True
+
+    def __init__(
+        self,
+        control: dict[str, Any],
+        devices_per_host: int | None,
+        memory: int | None,
+        platform: str,
+        host_module: str,
+        members: int = 1,
+    ) -> None:
+        self.control = control
+        self.devices_per_host = devices_per_host
+        self.memory = memory
+        self.platform = platform
+        self.host_module = host_module
+        self.members = members
+        self.failure: str | None = None
+
+    async def setup(self, worker: Any) -> None:
+        """Start the device process and wait until the control plane knows it.
+
+        A failure (no such device, no memory) is raised with the end of its log.
+        A worker for feeds owns no devices.
+        """
+        try:
+            await self._set_up(worker)
+        except BaseException as error:
+            self.failure = str(error) or repr(error)
+            raise
+        self.failure = ""
+
+    async def _set_up(self, worker: Any) -> None:
+        self._process: DeviceProcess | None = None
+        if FEEDS in dask_private.resources_of(worker):
+            return
+        self._folder = private_folder()
+        configuration = self._configuration(worker)
+        self._reports = DeathReports(configuration)
+        self._reports.attach(worker)
+        self._process = await asyncio.to_thread(
+            DeviceProcess,
+            {**configuration, REMOVE: [str(self._folder)]},
+            self._folder,
+            self._changed,
+            self.host_module,
+        )
+        try:
+            await asyncio.to_thread(self._process.wait_ready)
+        except BaseException:
+            await self.teardown(worker)
+            raise
+
+    async def teardown(self, worker: Any) -> None:
+        """The worker ends, and with it the device process, which ends what it has begun first."""
+        if self._process is None:
+            return
+        try:
+            lost = not await asyncio.to_thread(dask_private.has_scheduler, worker)
+            await asyncio.to_thread(self._process.retire, PATIENCE, lab_lost=lost)
+        except RuntimeError:  # as above; the scheduler may be in this process, and waits for us
+            self._process.close()
+        remove_folder(self._folder)
+
+    def _configuration(self, worker: Any) -> dict[str, Any]:
+        resources = dask_private.resources_of(worker)
+        place = place_of(worker.name, resources, os.environ, socket.gethostname())
+        settings = ControlSettings.from_plain(self.control)
+        if settings.host is None:
+            if not dask_private.is_loopback(worker.address):
+                raise PermissionError("; ".join(beyond(worker.address)))
+            if self.control["machine"] != machine():
+                raise PermissionError("; ".join(beyond(f"another machine ({worker.address})")))
+            pems, data_listen = None, f"unix:{self._folder}/data"
+        else:
+            pems = dask_private.pems_of(dask_private.security_of(worker), "worker")
+            if pems is None:
+                raise PermissionError(_plain_text(worker.address))
+            data_listen = f"tcp://{dask_private.host_of(worker.address)}:0"
+        return device_configuration(
+            control=self.control["host_address"],
+            key=settings.host_key,
+            data_key=settings.data_key,
+            name=place.host,
+            island=place.island,
+            devices=devices_of(resources, self.devices_per_host),
+            platform=self.platform,
+            memory=self.memory,
+            data_listen=data_listen,
+            worker=str(worker.name),
+            tls=pems,
+            members=self.members,
+        )
+
+    def _changed(self, change: Change) -> None:
+        self._reports.changed(change)
+        if change.state != "ready":
+            words = f"; {change.words}" if change.words else ""
+            log.warning("device process %s: it %s%s", change.state, change.reason, words)
+
+
+def beyond(other: str) -> tuple[str, str]:
+    """What is wrong, and what helps, where another machine uses a scheduler of loopback."""
+    return (
+        "the Dask scheduler gives a loopback address as its own, where no other machine reaches "
+        f"it, and is used from {other}",
+        "start it with the address by which others reach it: dask scheduler --host ADDRESS",
+    )
+
+
+def _plain_text(address: str) -> str:
+    return (
+        f"the Dask cluster at {address} is reachable from other machines and sends in the clear, "
+        "so anybody on the network could run code in the lab; start it with TLS credentials "
+        "(security=distributed.Security.temporary() makes a set) or on loopback"
+    )

@@ -1,0 +1,298 @@
+"""A worker's device process, kept alive: started, restarted, ended.
+
+Problem: an abort inside XLA kills a whole process, so the devices live in one
+that may die without taking the Dask worker along.  A new one takes its place
+(a new incarnation under the same name), as soon as the machine has room for a
+process; what crashes again and again is not restarted until somebody says so.
+
+Rule for maintainers: no Dask here; the thread that watches never outlives
+:meth:`DeviceProcess.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pathways_lab.runtime.host.compile_marks import read
+from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
+from pathways_lab.runtime.processes.deaths import Records, story
+from pathways_lab.transport.addresses import private_folder, remove_folder
+
+MODULE = "pathways_lab.runtime.host.process"
+RETIRED = 71
+"""Exit code of a device process that was sent away, and is not to be replaced."""
+_READY_SECONDS = 60.0
+PATIENCE = 10.0
+"""Seconds that a host of a worker which leaves may go on with what is admitted there."""
+_RESTARTS = 5
+_RESTART_WINDOW = 60.0
+"""More than so many restarts in so many seconds, and it stays down until somebody restarts it;
+not counted are those that were asked for, and those of a process that had lived for a while."""
+_LIVED = 10.0
+_APART = 2.0
+"""Seconds between two starts at least: the machine may have room for a process again by then."""
+
+
+def device_configuration(
+    *,
+    control: str,
+    key: bytes,
+    data_key: bytes,
+    name: str,
+    island: str,
+    devices: int | None,
+    platform: str,
+    memory: int | None,
+    data_listen: str,
+    worker: str = "",
+    tls: dict[str, str] | None = None,
+    members: int = 1,
+    stand_in: bool = False,
+) -> dict[str, Any]:
+    """What a device process is told; the keys are those of the control plane.
+
+    devices: None means what JAX finds.  memory: bytes per device, None means
+    what the device has.  worker: Dask's name of the worker.  tls: PEM texts
+    ``ca``, ``cert``, ``key``, or None.  members: hosts of the island whose
+    accelerators start as one runtime.  stand_in: CPU devices that start as
+    accelerators do, for tests.
+    """
+    return {
+        "control": control,
+        "key": key.hex(),
+        "data_key": data_key.hex(),
+        "name": name,
+        "island": island,
+        "devices": devices,
+        "platform": platform,
+        "memory": memory,
+        "data_listen": data_listen,
+        "worker": worker,
+        "worker_pid": os.getpid(),
+        "tls": tls,
+        "members": members,
+        "stand_in": stand_in,
+    }
+
+
+def arenas() -> dict[str, str]:
+    """How many heaps glibc makes for the threads of a device process.
+
+    Clients of JAX come and go with their threads, and so does what compiles.  Where each
+    thread has a heap of its own, what they have freed stays with the process: some 100 MB.
+    """
+    name = "MALLOC_ARENA_MAX"
+    return {name: os.environ.get(name, "2")}
+
+
+def label(name: str) -> str:
+    """What people call the device process of a host."""
+    return f"device process {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of a device process.
+
+    state: ``"died"``: another one is started; ``"given up"``: none is.
+    pid: of the incarnation, 0 for one that could not be started.
+    code: its exit code, None for such a one.
+    reason: one sentence, without a subject.  words: the end of its log.
+    asked: it was ended on purpose.
+    compiling: what it was compiling, see :func:`pathways_lab.runtime.host.compile_marks.read`.
+    """
+
+    state: Literal["ready", "died", "given up", "retired"]
+    pid: int = 0
+    code: int | None = None
+    reason: str = ""
+    words: str = ""
+    asked: bool = False
+    compiling: list[list[Any]] = field(default_factory=list)
+
+
+class DeviceProcess:
+    """One device process after the other, under one name.
+
+    environment: variables to set in addition to this process's own.
+    first: the first one, if it was started already and waits for its configuration.
+    on_change: called in the watching thread.
+    """
+
+    def __init__(
+        self,
+        configuration: dict[str, Any],
+        folder: Path,
+        on_change: Callable[[Change], None] = lambda change: None,
+        module: str = MODULE,
+        environment: dict[str, str] | None = None,
+        first: Child | None = None,
+    ) -> None:
+        self.name: str = configuration["name"]
+        self.restarts = 0
+        self._configuration = configuration
+        self._folder = folder
+        self._on_change = on_change
+        self._module = module
+        # NPROC is read when the JAX client is made.
+        processors = configuration["devices"] or os.cpu_count() or 1
+        self._environment = {"NPROC": str(processors), **arenas(), **(environment or {})}
+        self._closing = threading.Event()
+        self._revived = threading.Event()
+        self._settled = threading.Event()
+        self._failure = ""
+        self._asked = False
+        self._child = self._start(first)
+        _here[self.name] = self
+        self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the present incarnation."""
+        return self._child.pid
+
+    def wait_ready(self) -> None:
+        """Until the first incarnation is known to the control plane.  Raises ChildDied."""
+        self._settled.wait()
+        if self._failure:
+            raise ChildDied(self._failure)
+
+    def tell(self, plain: dict[str, Any]) -> None:
+        """Something for the present incarnation, over its lifeline.  Raises ChildDied."""
+        self._child.tell(plain)
+
+    def kill(self, pid: int) -> bool:
+        """Kill the incarnation with this pid, whatever it does; another one takes its place.
+
+        Whether it was there.
+        """
+        if self._child.pid != pid or not self._child.alive:
+            return False
+        self._asked = True
+        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def restart(self) -> None:
+        """Start another incarnation, if none is started by itself any more."""
+        self._revived.set()
+
+    def retire(self, patience: float, lab_lost: bool = False) -> None:
+        """Its worker leaves: let it end what it has begun.
+
+        The control plane tells it when it may go.  patience: seconds, after which it is
+        ended all the same.  lab_lost: the worker goes because its Dask scheduler is gone,
+        and with it the lab: the control plane ends everything and says why, so nothing is
+        asked of it here.
+        """
+        self._stop()
+        with contextlib.suppress(ChildDied):  # it may have ended already
+            if not lab_lost:
+                self._child.tell({"leave": "its worker leaves"})
+            self._thread.join(patience)
+        self.close()
+
+    def close(self) -> None:
+        """End it and do not restart it.  Again is fine."""
+        self._stop()
+        self._child.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    def _stop(self) -> None:
+        self._closing.set()
+        self._revived.set()
+
+    def _start(self, there: Child | None = None) -> Child:
+        # Its own, for sockets: it removes it when this process dies, and this one when it does.
+        self._private = private_folder()
+        remove = [*self._configuration.get(REMOVE, ()), str(self._private)]
+        configuration = {**self._configuration, "private": str(self._private), REMOVE: remove}
+        if there is not None:
+            there.tell(configuration)
+            return there
+        return spawn(
+            self._module,
+            configuration,
+            name=label(self.name),
+            folder=self._folder,
+            environment=self._environment,
+        )
+
+    def _watch(self) -> None:
+        starts: list[float] = []
+        while True:
+            began, before = time.monotonic(), Records.read()
+            starts.append(began)
+            ended, failed, silent = None, "", False
+            try:
+                if self.restarts:
+                    self._child = self._start()
+                    if self._closing.is_set():
+                        self._child.end()
+                        remove_folder(self._private)
+                        return
+                ended = self._child
+                ended.hear(_READY_SECONDS)
+                self._settled.set()
+                self._on_change(Change("ready", ended.pid))
+                ended.wait()
+            except ChildDied as death:
+                failed, silent = str(death), ended is not None and ended.alive
+                self._child.end()
+            compiling = read(self._private)
+            remove_folder(self._private)
+            if self._closing.is_set():
+                self._settled.set()
+                return
+            if self._child.exit_code == RETIRED:
+                self._on_change(Change("retired"))
+                return
+            pid, code, words = 0, None, failed
+            if ended is not None:
+                pid, words = ended.pid, words if silent else ended.last_words()
+                code = None if silent else ended.exit_code
+            reason = story(code, words, before, Records.read())
+            if not self._settled.is_set():
+                # The first start failed: the reason is for whoever waits.
+                self._failure = failed
+                self._settled.set()
+                self._on_change(Change("given up", pid, code, reason, words))
+                return
+            now = time.monotonic()
+            if self._asked or now - began > _LIVED:
+                starts.pop()
+            asked, self._asked = self._asked, False
+            starts = [start for start in starts if start > now - _RESTART_WINDOW]
+            self._child.end()
+            self.restarts += 1
+            if len(starts) > _RESTARTS:
+                self._revived.clear()
+                if self._closing.is_set():
+                    return
+                reason += f", for the {len(starts)}th time in {now - starts[0]:.0f} s"
+                self._on_change(Change("given up", pid, code, reason, words, asked, compiling))
+                starts.clear()
+                self._revived.wait()
+            else:
+                self._on_change(Change("died", pid, code, reason, words, asked, compiling))
+                self._closing.wait(max(0.0, began + _APART - now))
+            if self._closing.is_set():
+                return
+
+
+_here: weakref.WeakValueDictionary[str, DeviceProcess] = weakref.WeakValueDictionary()
+
+
+def find(name: str) -> DeviceProcess | None:
+    """The device process of this host, if it is a child of this process."""
+    return _here.get(name)

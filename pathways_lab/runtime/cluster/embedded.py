@@ -1,0 +1,406 @@
+"""A lab on this machine: a Dask cluster and its devices, in seconds, and gone without trace.
+
+Problem: one call must start a dozen processes, show what it is doing, and
+leave none of them behind, whatever happens: an interrupt in the middle, a
+closed notebook, a killed kernel.
+
+How: every process hangs on a lifeline of its parent (see
+:mod:`pathways_lab.runtime.processes.child_process`).  All of them start at once, because keys
+and socket paths are decided here; only the Dask scheduler's address has to be
+waited for.  Nothing is imported into this process but what it needs, so a
+notebook pays nothing for Dask until it asks for a Dask client, and a script
+needs no ``__main__`` guard.
+
+Rule for maintainers: whatever has been started is reachable from ``close``
+before anything can fail; ``close`` may be called at any time, any number of times,
+and waits for nobody but its own children, for seconds at most: Ctrl-C waits that long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import selectors
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.cluster.device_supervisor import MODULE
+from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
+from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
+from pathways_lab.runtime.cluster.start_progress import Progress, Show
+from pathways_lab.runtime.cluster.worker_spec import (
+    QUIET,
+    Recipe,
+    check,
+    check_name,
+    wait_for_workers,
+)
+from pathways_lab.runtime.islands.process_group import why_hosts_stay_apart
+from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
+from pathways_lab.runtime.processes.memory_budget import Budget, plan_budget
+from pathways_lab.transport.addresses import private_folder, remove_folder
+from pathways_lab.transport.dask_comms import is_comm
+from pathways_lab.transport.deferred_signals import HeldBack
+from pathways_lab.transport.machine_memory import available_memory
+
+if TYPE_CHECKING:
+    import distributed
+
+    from pathways_lab.runtime.cluster.dashboard_socket import Pages
+
+_START_SECONDS = 120.0
+_END_SECONDS = 10.0
+
+
+@dataclass
+class EmbeddedCluster:
+    """A running lab of this machine.
+
+    address: of the Dask scheduler (``tls://127.0.0.1:…``).
+    control: where clients of the lab connect.
+    pids: ``scheduler``, ``control``, ``workers``, ``devices``, as they were started.
+    budget: the memory that it may take.  seconds: how long the start took.
+    note: why islands have one host although nobody said so, or "".
+    folder: private; logs of all processes, sockets.  Removed at the end.
+    recipe: for more workers like the first ones.
+    """
+
+    budget: Budget
+    folder: Path
+    control: ControlAddress = field(repr=False)
+    address: str = ""
+    note: str = ""
+    seconds: float = 0.0
+    pids: dict[str, list[int]] = field(default_factory=dict)
+    recipe: Recipe | None = field(default=None, repr=False)
+    _children: list[Child] = field(default_factory=list, repr=False)
+    _islands: dict[str, Child] = field(default_factory=dict, repr=False)
+    """By island: the process of its workers, and perhaps of other islands'."""
+    _feeders: list[Child] = field(default_factory=list, repr=False)
+    _made_feeders: int = field(default=0, repr=False)
+    _pems: dict[str, str] = field(default_factory=dict, repr=False)
+    _dashboard: str = field(default="", repr=False)
+    _owner: int = field(default_factory=os.getpid, repr=False)
+
+    @property
+    def security(self) -> distributed.Security:
+        """The temporary credentials: who has them is an owner of this lab."""
+        import distributed
+
+        return distributed.Security(
+            require_encryption=True,
+            tls_ca_file=self._pems["ca"],
+            tls_client_cert=self._pems["cert"],
+            tls_client_key=self._pems["key"],
+        )
+
+    def dask_client(self) -> distributed.Client:
+        """A Dask client of this cluster; the caller closes it."""
+        import distributed
+
+        return distributed.Client(self.address, security=self.security, set_as_default=False)
+
+    def dashboard(self) -> str:
+        """Where Dask's dashboard is, on loopback.  The first call loads it: about a second."""
+        if not self._dashboard:
+            scheduler = self._children[0]
+            scheduler.tell({"wish": "dashboard"})
+            self._dashboard = scheduler.hear(_START_SECONDS)["address"]
+        return self._dashboard
+
+    def add_island(self, name: str, hosts: int | None = None, devices: int | None = None) -> None:
+        """Start the workers of one more island, and wait until their devices are there.
+
+        hosts, devices: of the island, and of each host (None: as the first islands have).
+        Raises PathwaysError when memory does not suffice or a process does not start;
+        then all is as before.
+        """
+        recipe = self.recipe
+        assert recipe is not None
+        check_name(name)
+        if not recipe.emulated:
+            raise _error(
+                "this lab has accelerators, and all of this machine's are given out",
+                "add workers to its Dask cluster on other machines",
+            )
+        hosts, devices = hosts or recipe.hosts, devices or recipe.devices
+        apart = why_hosts_stay_apart("cpu") if hosts > 1 else None
+        if apart is not None:
+            raise PathwaysError(apart)
+        plan_budget(hosts, devices, recipe.memory, available_memory())
+        workers = [recipe.worker(name, host, hosts, devices, {}) for host in range(hosts)]
+        children: list[Child] = []
+        try:
+            with HeldBack():
+                children.append(recipe.start(f"workers of {name}", workers))
+                self._children += children
+            children[0].tell(recipe.meeting)
+            made = wait_for_workers(children[0], hosts, _START_SECONDS)
+        except BaseException as error:
+            self._end(children)
+            if isinstance(error, ChildDied):
+                raise _error(f"island {name} did not start: {error}", "") from error
+            raise
+        self._islands[name] = children[0]
+        self.pids["workers"] += made[0]
+        self.pids["devices"] += made[1]
+
+    def add_feeders(self, count: int) -> None:
+        """Have *count* workers without devices, for feeds; those that have ended are replaced.
+
+        Raises PathwaysError when one does not start.
+        """
+        recipe = self.recipe
+        assert recipe is not None
+        for dead in [child for child in self._feeders if not child.alive]:
+            self._feeders.remove(dead)
+            self._end([dead])
+        children: list[Child] = []
+        try:
+            for _ in range(count - len(self._feeders)):
+                self._made_feeders += 1
+                with HeldBack():
+                    children.append(recipe.start_feeder(self._made_feeders))
+                    self._children.append(children[-1])
+            for child in children:
+                child.hear(_START_SECONDS)
+        except BaseException as error:
+            self._end(children)
+            if isinstance(error, ChildDied):
+                raise _error(f"a worker for feeds did not start: {error}", "") from error
+            raise
+        self._feeders += children
+
+    def remove_island(self, name: str) -> None:
+        """End the workers of an island, if they were started here."""
+        child = self._islands.pop(name, None)
+        if child is None:
+            return
+        if child not in self._islands.values():
+            self._end([child])
+            return
+        # The first islands have one process, whose other workers go on.
+        assert self.recipe is not None
+        left = self.recipe.hosts
+        with contextlib.suppress(ChildDied):  # then all have ended
+            child.tell({"end": name})
+            while left:
+                report = child.hear(_END_SECONDS)
+                left -= report["stage"] == "ended" and report["host"].startswith(f"{name}/")
+
+    def _end(self, children: list[Child]) -> None:
+        with HeldBack():
+            for child in children:
+                self._children.remove(child)
+                child.let_go()
+            for child in children:
+                child.end()
+
+    @property
+    def alive(self) -> bool:
+        """Whether all processes that were started here run."""
+        return bool(self._children) and all(child.alive for child in self._children)
+
+    def close(self) -> None:
+        """End every process and remove the folder; Ctrl-C counts afterwards.  Again is fine."""
+        if os.getpid() != self._owner:
+            # A fork of the notebook must not close the notebook's lab.
+            return
+        with HeldBack():
+            atexit.unregister(self.close)
+            for child in self._children:
+                child.let_go()
+            for child in self._children:
+                child.end()
+            remove_folder(self.folder)
+
+    def __enter__(self) -> EmbeddedCluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def start_cluster(
+    islands: int = 2,
+    hosts_per_island: int | None = None,
+    devices_per_host: int | None = None,
+    memory: int | None = None,
+    platform: str = "auto",
+    progress: Show | None = None,
+    *,
+    transcript: str | Path = "",
+    idle_close: float | None = None,
+    transport: Transport = "sockets",
+    pages: Pages | None = None,
+    host_module: str = MODULE,
+    stand_in: bool = False,
+) -> EmbeddedCluster:
+    """Start a lab on this machine and wait until its devices are there.
+
+    hosts_per_island, devices_per_host: None means two; but one host with four
+        devices on accelerators, and where two hosts cannot compute together or leave
+        too little memory (then ``.note`` says so).
+    memory: bytes per device that programs may use (None: see ``.budget``).
+    platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``"auto"``: accelerators when there
+        are enough of them, see :mod:`pathways_lab.runtime.cluster.accelerators`.
+    progress: called with a Progress whenever something is there.
+    transcript: a file for what the core is told and answers (see
+        :mod:`pathways_lab.runtime.control_plane.transcript`).
+    idle_close: seconds without use after which it ends by itself; None: never.
+    transport: ``"sockets"``, or ``"dask"`` for all links over Dask's comms (slower).
+    pages: what to add to Dask's dashboard, see :mod:`.cluster.dashboard_socket`.
+    host_module: the module that is a device process, for tests.
+    stand_in: CPU devices that start as accelerators do, for tests: all hosts of an
+        island as one runtime of JAX's own.
+
+    Raises PathwaysError with the numbers when memory does not suffice, where
+    hosts cannot compute together, and with the last lines of its log when a
+    process does not start.
+    """
+    wishes = Wishes(
+        islands, hosts_per_island, devices_per_host, memory, platform, transcript, idle_close,
+        transport,
+    )  # fmt: skip
+    started = time.monotonic()
+    plan = outline(wishes)
+    folder = private_folder()
+    settings = ControlSettings.fresh(folder)
+    settings.comms = transport == "dask"
+    settings.idle = float(idle_close or 0.0)
+    settings.transcript = str(Path(transcript).absolute()) if transcript else ""
+    control = ControlAddress(settings.listen("client"), settings.client_key)
+    cluster = EmbeddedCluster(plan.budget, folder, control, note=plan.note)
+    atexit.register(cluster.close)
+    try:
+        cluster.recipe = recipe = Recipe(
+            folder,
+            settings,
+            plan.given.platform,
+            host_module,
+            plan.hosts,
+            plan.devices,
+            plan.budget.device_memory if plan.emulated else memory,
+            stand_in,
+            {},
+        )
+        places = [(f"island{i}", h) for i in range(islands) for h in range(plan.hosts)]
+        workers = [
+            recipe.worker(*place, plan.hosts, plan.devices, plan.given.environment(number))
+            for number, place in enumerate(places)
+        ]
+        with HeldBack():
+            _spawn_all(cluster, pages, workers)
+        _Start(cluster, len(places), progress or (lambda progress: None), started).wait()
+    except BaseException as error:
+        cluster.close()
+        if isinstance(error, ChildDied):
+            raise _error(
+                f"the lab did not start: {error}",
+                "`python -m pathways_lab doctor` checks what it needs",
+            ) from error
+        raise
+    return cluster
+
+
+def _spawn_all(
+    cluster: EmbeddedCluster, pages: Pages | None, workers: list[dict[str, Any]]
+) -> None:
+    """Start the scheduler's process and the workers'."""
+    recipe = cluster.recipe
+    assert recipe is not None
+    scheduler = spawn(
+        "pathways_lab.runtime.cluster.scheduler_main",
+        None,
+        name="scheduler",
+        folder=cluster.folder,
+        environment=QUIET,
+    )
+    cluster._children.append(scheduler)
+    plain = pages.plain() if pages is not None else None
+    control = recipe.settings.plain()
+    scheduler.tell({"control": control, "pages": plain, REMOVE: [str(cluster.folder)]})
+    islands = {worker["device"]["island"] for worker in workers}
+    child = recipe.start("workers", workers)
+    cluster._children.append(child)
+    cluster._islands.update(dict.fromkeys(islands, child))
+
+
+class _Start:
+    """Waits for the reports of all processes, in any order."""
+
+    def __init__(self, cluster: EmbeddedCluster, hosts: int, show: Show, started: float) -> None:
+        self.cluster = cluster
+        self.show = show
+        self.started = started
+        self.scheduler, self.workers = cluster._children
+        self.done = 0
+        self.total = 2 + 2 * hosts
+        self.pids: dict[str, list[int]] = {
+            "scheduler": [self.scheduler.pid],
+            "control": [],
+            "workers": [],
+            "devices": [],
+        }
+
+    def wait(self) -> None:
+        """Raises ChildDied."""
+        self._tell("starting processes")
+        deadline = self.started + _START_SECONDS
+        with selectors.DefaultSelector() as selector:
+            for child in self.cluster._children:
+                selector.register(child, selectors.EVENT_READ, child)
+            while self.done < self.total:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    waiting = ", ".join(child.name for child in self.cluster._children)
+                    raise ChildDied(f"nothing happened for {_START_SECONDS:g} s in {waiting}")
+                for key, _ in ready:
+                    for report in key.data.reports():
+                        self._take(report)
+        self.cluster.pids = self.pids
+        self.cluster.seconds = time.monotonic() - self.started
+
+    def _take(self, report: dict[str, Any]) -> None:
+        check(report)
+        stage = report["stage"]
+        self.done += 1
+        if stage == "control":
+            self.pids["control"].append(report["pid"])
+            self._tell("control plane is there")
+        elif stage == "scheduler":
+            cluster = self.cluster
+            cluster.address, cluster._pems = report["address"], report["tls"]
+            if is_comm(report["client_address"]):
+                cluster.control = ControlAddress(
+                    report["client_address"], cluster.control.key, cluster._pems
+                )
+            assert cluster.recipe is not None
+            cluster.recipe.meeting = {
+                "address": cluster.address,
+                "tls": cluster._pems,
+                "control": report["host_address"],
+            }
+            self.workers.tell(cluster.recipe.meeting)
+            self._tell("Dask scheduler is there")
+        elif stage == "device":
+            self.pids["devices"].append(report["pid"])
+            self._tell(f"devices of {report['host']} are there")
+        elif stage == "worker":
+            self.pids["workers"].append(report["pid"])
+            self._tell(f"worker {report['host']} is there")
+
+    def _tell(self, text: str) -> None:
+        if self.done == self.total:
+            text = "the lab is ready"
+        with contextlib.suppress(Exception):
+            self.show(Progress(text, self.done, self.total, time.monotonic() - self.started))
+
+
+def _error(message: str, remedy: str) -> PathwaysError:
+    return PathwaysError(Failure("refused", message, remedy))

@@ -1,0 +1,1 @@
+"""The control plane's process: the core, its links, its clock."""

@@ -1,0 +1,290 @@
+"""What the control plane keeps beside the core: names, addresses, and parcels.
+
+Problem: the core decides about ids; somebody must remember whose ids they are,
+where a host listens, and the bytes (code, arguments, plans) that go with an id
+until the core says to whom.
+
+Rule for maintainers: parcels are kept as they came and never looked into; each
+has a moment at which it is dropped.  A client may only name ids that carry its
+own number in their high 32 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+from pathways_lab.core.messages import Run
+from pathways_lab.core.program.program import Plan, SliceId
+from pathways_lab.core.program.wellformed import Types
+from pathways_lab.core.scheduling.policies import FIFO, Policy, RemotePolicy, name_of
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.control_plane.used_numbers import Once
+from pathways_lab.transport.codec import Within, pack
+from pathways_lab.transport.edge import Count, Size
+
+_NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
+_Name = Annotated[str, Within(1, 1000)]
+_USED = ("run", "buffer", "race")
+GIVEN_UP = "it was given up: lab.restart({!r}) starts it again"
+_OURS = re.compile(r"control|policy|kernel-\d+")
+
+
+def why_no_name(name: str) -> str:
+    """Why no client of any lab can be called so, or ""."""
+    if not _NAME.fullmatch(name):
+        return (
+            f"{name[:60]!r} cannot be a client's name: 1 to 40 letters, digits, spaces or any"
+            " of . @ - _, and first a letter or digit"
+        )
+    if _OURS.fullmatch(name):
+        return f"{name!r} is a name that the lab gives itself: choose another"
+    return ""
+
+
+@dataclass(slots=True)
+class ClientSeen:
+    """A connected notebook kernel.  number: the high 32 bits of its ids.
+
+    owner: it may decide for all (policies, quotas, chaos, an island's order).
+    """
+
+    name: str
+    number: int
+    pid: int
+    owner: bool = False
+    messages: int = 0
+    used: dict[str, Once] = field(
+        default_factory=lambda: {w: Once() for w in ("run", "buffer", "race")}
+    )
+    """Numbers that it has given to something, by what."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverSeen:
+    """A connected process that is told what happens, and says nothing."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeen:
+    """A connected device process, as its hello says.  memory: bytes per device."""
+
+    name: _Name
+    island: _Name
+    devices: Count
+    kind: _Name
+    memory: Size
+    pid: Count
+    worker_pid: Count
+    data_address: _Name
+    emulated: bool
+    block: tuple[Count, ...] = ()
+    worker: str = ""
+    """Dask's name of the worker that owns the process."""
+    assembled: bool = False
+    """Whether its island's hosts started as one runtime, and need no formations."""
+    make: str = ""
+    """What its devices are made of: those of one make compute the same, to the bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """A host whose device process has ended, and whose worker lives.
+
+    again: another process is being started.  reason: a sentence.
+    """
+
+    name: str
+    island: str
+    worker: str
+    reason: str
+    again: bool
+
+    @property
+    def told(self) -> str:
+        """Why, and what comes of it."""
+        how = "it is being started again" if self.again else GIVEN_UP.format(self.island)
+        return f"{self.reason}; {how}"
+
+
+@dataclass(slots=True)
+class Arguments:
+    """What travels with a run: sent to each host with its first grant.
+
+    places: of small arrays: input index -> index in *buffers*.
+    hear: the number under which hosts tell its client by themselves that the output is there.
+    """
+
+    places: dict[int, int]
+    buffers: list[memoryview]
+    hear: int = 0
+    sent: set[str] = field(default_factory=set)
+
+
+class Function(NamedTuple):
+    """A compiled function that was announced.  fields: of the announcement."""
+
+    fields: dict[str, Any]
+    types: Types
+
+
+@dataclass(slots=True)
+class Registry:
+    """Clients and hosts by name; bindings by slice; parcels by their ids."""
+
+    clients: dict[str, ClientSeen] = field(default_factory=dict)
+    hosts: dict[str, HostSeen] = field(default_factory=dict)
+    down: dict[str, Fallen] = field(default_factory=dict)
+    bindings: dict[SliceId, SliceBinding] = field(default_factory=dict)
+    plans: dict[str, tuple[str, Plan]] = field(default_factory=dict)
+    """By key: the client that registered it, and the plan."""
+    devices: dict[SliceId, int] = field(default_factory=dict)
+    """How many each slice has, also while it has lost them."""
+    functions: dict[tuple[str, SliceId], Function] = field(default_factory=dict)
+    """By key and slice."""
+    blobs: dict[tuple[int, str], memoryview] = field(default_factory=dict)
+    """Code, by client number and key: another client's code is never served."""
+    arguments: dict[Run, Arguments] = field(default_factory=dict)
+    programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
+    """Of runs that are not over: the client and the plan's key."""
+    told: dict[SliceId, set[str]] = field(default_factory=dict)
+    """By slice that programs move something to or from: hosts that have one of them."""
+    away: dict[SliceId, str] = field(default_factory=dict)
+    """Slices without devices: ``"suspended"``, or ``"lost"``."""
+    published: dict[str, str] = field(default_factory=dict)
+    """By name of a shared handle: the client that published it."""
+    taken: set[tuple[int, SliceId]] = field(default_factory=set)
+    """Client numbers with slices of others on which lies, or lay, what they have taken."""
+    leases: dict[str, str] = field(default_factory=dict)
+    """By island: the client that has it for itself."""
+    disorder: dict[str, float] = field(default_factory=dict)
+    """By island that is leased without order: seconds after which a deadlock is ended."""
+    policy: Policy | RemotePolicy = field(default_factory=FIFO)
+    policy_owner: str = ""
+    """The policy in force, and the client who set it."""
+
+    def check_name(self, name: str) -> str:
+        """Why a new client cannot be called so, or ""."""
+        wrong = why_no_name(name)
+        if not wrong and name in self.clients:
+            pid = self.clients[name].pid
+            return (
+                f"a client named {name!r} is connected already (process {pid}): choose another,"
+                " or have that one leave first (lab.close())"
+            )
+        return wrong
+
+    def check_host(self, host: HostSeen) -> str:
+        """Why a new device process cannot be this host, or "".
+
+        Of the same worker it is a new incarnation; two workers would replace each other for ever.
+        """
+        there = self.hosts.get(host.name)
+        if there is None or there.worker == host.worker:
+            return ""
+        return (
+            f"the Dask workers {there.worker!r} and {host.worker!r} are both to be the host"
+            f" {host.name!r}: give one of them a name of its own, for example"
+            f" --name {host.island}/another"
+        )
+
+    def client_of(self, identity: int) -> ClientSeen | None:
+        """The connected client to whom an id belongs."""
+        number = identity >> 32
+        return next((c for c in self.clients.values() if c.number == number), None)
+
+    def forget_run(self, run: Run) -> None:
+        """The run is over, or was refused."""
+        self.arguments.pop(run, None)
+        self.programs.pop(run, None)
+
+    def bind_slice(self, binding: SliceBinding) -> None:
+        """The slice has these devices."""
+        self.bindings[binding.slice] = binding
+        self.devices[binding.slice] = len(binding.devices)
+
+    def withdraw_slice(self, slice_id: SliceId) -> None:
+        """The slice has no devices any more; it may get others."""
+        if self.bindings.pop(slice_id, None) is not None:
+            self.away[slice_id] = "lost"
+
+    def forget_slice(self, slice_id: SliceId) -> None:
+        """The slice is gone, and with it what was announced for it."""
+        self.withdraw_slice(slice_id)
+        self.away.pop(slice_id, None)
+        self.devices.pop(slice_id, None)
+        self.told.pop(slice_id, None)
+        self.taken = {entry for entry in self.taken if entry[1] != slice_id}
+        self.forget_programs(
+            [key for key, (_, plan) in self.plans.items() if slice_id in plan.slices],
+            [key for key in self.functions if key[1] == slice_id],
+        )
+
+    def forget_programs(
+        self, plans: Iterable[str], functions: Iterable[tuple[str, SliceId]]
+    ) -> None:
+        """Nobody needs these any more, nor code that nothing else is announced with."""
+        for plan in plans:
+            self.plans.pop(plan, None)
+        for function in functions:
+            self.functions.pop(function, None)
+        used = {(slice_id >> 32, key) for key, slice_id in self.functions}
+        for blob in [blob for blob in self.blobs if blob not in used]:
+            del self.blobs[blob]
+
+    def forget_client(self, name: str) -> None:
+        """The client left; its slices are forgotten as the core frees them."""
+        client = self.clients.pop(name, None)
+        if client is None:
+            return
+        for run in [run for run, (owner, _) in self.programs.items() if owner == name]:
+            self.forget_run(run)
+        for key in [key for key, (owner, _) in self.plans.items() if owner == name]:
+            del self.plans[key]
+        for announced in [a for a in self.functions if a[1] >> 32 == client.number]:
+            del self.functions[announced]
+        self.taken = {entry for entry in self.taken if entry[0] != client.number}
+        for blob in [blob for blob in self.blobs if blob[0] == client.number]:
+            del self.blobs[blob]
+
+    def topology(self) -> dict[str, Any]:
+        """Islands with their hosts, and the bound slices, for clients."""
+        islands: dict[str, list[dict[str, Any]]] = {}
+        for host in sorted(self.hosts.values(), key=lambda host: host.name):
+            islands.setdefault(host.island, []).append(
+                {
+                    "name": host.name,
+                    "pid": host.pid,
+                    "worker_pid": host.worker_pid,
+                    "devices": host.devices,
+                    "kind": host.kind,
+                    "memory": host.memory,
+                    "data_address": host.data_address,
+                    "emulated": host.emulated,
+                    "make": host.make,
+                }
+            )
+        down = sorted(self.down.values(), key=lambda fallen: fallen.name)
+        return {
+            "down": [
+                {"name": d.name, "island": d.island, "told": d.told, "again": d.again} for d in down
+            ],
+            "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
+            "slices": [pack(binding) for binding in self.bindings.values()],
+            "away": dict(self.away),
+            "clients": list(self.clients),
+            "published": dict(self.published),
+        }
+
+    def policy_in_force(self) -> dict[str, Any]:
+        """For clients.  Code of another client's own is a name and no more."""
+        remote = isinstance(self.policy, RemotePolicy)
+        return {
+            "policy": None if remote else pack(self.policy),
+            "name": name_of(self.policy),
+            "owner": self.policy_owner,
+        }

@@ -1,0 +1,370 @@
+"""What clients ask, as events of the core: may it be, as far as that is known here.
+
+Problem: messages that have been parsed (:mod:`pathways_lab.transport.edge`) become events
+that the core trusts.  Here every id is checked for its owner and every number for its
+first use; a message that may not be is refused with its reason and changes nothing.
+
+Rule for maintainers: no clock and no sockets here; parcels go to the registry
+only after all checks of the message have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.core import messages as m
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import elastic as em
+from pathways_lab.core.messages.cancelling import CancelRequested
+from pathways_lab.core.messages.programs import ProgramsDropped
+from pathways_lab.core.messages.uploads import UploadLost
+from pathways_lab.core.messages.windows import WindowChosen
+from pathways_lab.core.program.program import Call
+from pathways_lab.core.program.wellformed import Types, check_values, wrong_leaves
+from pathways_lab.core.scheduling import tags
+from pathways_lab.runtime import client_messages as said
+from pathways_lab.runtime.control_plane.directory import Arguments, ClientSeen, Function, Registry
+from pathways_lab.transport.codec import pack_fields
+
+_NAME_LENGTH = 200
+_ABOUT_BYTES = 1 << 18
+"""What the description of what is published may take: some thousand arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """One message of a client, with what is needed to judge it."""
+
+    registry: Registry
+    client: ClientSeen
+    said: Any
+    buffers: list[memoryview]
+    time: float
+    cause: str
+
+    @property
+    def by(self) -> tuple[float, str, str]:
+        """How an event of a client begins."""
+        return self.time, self.cause, self.client.name
+
+
+class Rejected(ValueError):
+    """A message that is refused.  subject: what it was about, e.g. ``"run 7"``."""
+
+    def __init__(self, subject: str, why: str | Failure, remedy: str = "") -> None:
+        super().__init__(why if isinstance(why, str) else why.message)
+        self.subject = subject
+        self.failure = Failure("refused", why, remedy) if isinstance(why, str) else why
+
+
+def client_event(
+    registry: Registry, client: ClientSeen, message: Any, buffers: list[memoryview], time: float
+) -> m.Event:
+    """The event that a client's message means.  Raises Rejected."""
+    client.messages += 1
+    cause = f"{client.name}:{client.messages}"
+    return _HANDLERS[type(message)](_Letter(registry, client, message, buffers, time, cause))
+
+
+def own(client: ClientSeen, identities: Iterable[int], what: str) -> None:
+    """Raises Rejected for a number that is not the client's."""
+    for identity in identities:
+        if identity >> 32 != client.number:
+            raise Rejected(
+                f"{what} {identity}",
+                f"{what} {identity} does not belong to {client.name}",
+                "use only handles and slices of this connection",
+            )
+
+
+def use(client: ClientSeen, identities: Collection[int], what: str) -> bool:
+    """True.  Raises Rejected for a number of somebody else's, or that was used before."""
+    own(client, identities, what)
+    for identity in identities:
+        if not client.used[what].use(identity):
+            raise Rejected(
+                f"{what} {identity}",
+                f"{what} {identity} was there before: a number is used once",
+                "send no message twice",
+            )
+    return True
+
+
+def _slice(letter: _Letter) -> m.Event:
+    message: said.Slice = letter.said
+    own(letter.client, [message.slice], "slice")
+    request = message.request
+    sizes = request.shape
+    if not 1 <= len(sizes) == len(request.axes) == len(set(request.axes)) <= 3:
+        raise Rejected(f"slice {message.slice}", "a slice has 1 to 3 axes of different names")
+    if min(sizes) < 1 or max(sizes) >= 1 << 31 or not 0 <= request.memory < 1 << 63:
+        raise Rejected(f"slice {message.slice}", f"a slice of shape {sizes} cannot be")
+    return m.SliceRequested(*letter.by, message.slice, request, message.wait)
+
+
+def _release(letter: _Letter) -> m.Event:
+    own(letter.client, [letter.said.slice], "slice")
+    return m.SliceReleased(*letter.by, letter.said.slice)
+
+
+def _rebind(letter: _Letter) -> m.Event:
+    own(letter.client, [letter.said.slice], "slice")
+    return em.RebindRequested(*letter.by, letter.said.slice, letter.said.island)
+
+
+def _function(letter: _Letter) -> m.Event:
+    message: said.Function = letter.said
+    registry, key, slice_id = letter.registry, message.function, message.slice
+    subject = f"function {key[:64]}"
+    own(letter.client, [slice_id], "slice")
+    if message.loop is not None:
+        binding = registry.bindings.get(slice_id)
+        island = binding.island if binding is not None else ""
+        if registry.leases.get(island) != letter.client.name:
+            raise Rejected(
+                subject,
+                f"hosts run a loop by themselves only on a leased island, and {letter.client.name}"
+                f" has no lease of {island or 'it'}",
+                f"with lab.lease({island!r}): ...",
+            )
+    types = _types(message, subject)
+    wrong = wrong_leaves((*types.inputs, *types.outputs), registry.devices.get(slice_id))
+    if wrong:
+        raise Rejected(subject, f"{message.name!r}: {wrong}")
+    announced, known = pack_fields(message), registry.functions.get((key, slice_id))
+    if known is not None and known.fields != announced:
+        raise Rejected(subject, "this key was given to another function")
+    parcel = (letter.client.number, key)
+    if letter.buffers:
+        registry.blobs[parcel] = letter.buffers[0]
+    elif parcel not in registry.blobs:
+        raise Rejected(subject, "the code of the function did not come with it")
+    registry.functions[key, slice_id] = Function(announced, types)
+    return m.FunctionAnnounced(*letter.by, key, slice_id)
+
+
+def _types(message: said.Function, subject: str) -> Types:
+    """Raises Rejected where what it takes and gives is told in lists of different lengths."""
+    try:
+        ins = zip(message.in_types, message.in_layouts, strict=True)
+        outs = zip(message.out_types, message.out_layouts, strict=True)
+        types = Types(
+            tuple((*kind, layout) for kind, layout in ins),
+            tuple((*kind, layout) for kind, layout in outs),
+        )
+    except ValueError:
+        raise Rejected(subject, "its types and layouts are not as many") from None
+    if any(p >= len(types.inputs) for p in message.donated):
+        raise Rejected(subject, f"{message.name!r} donates an argument that it does not have")
+    return types
+
+
+def _program(letter: _Letter) -> m.Event:
+    plan, registry = letter.said.plan, letter.registry
+    subject = f"program {plan.key[:64]}"
+    number, taken = letter.client.number, registry.taken
+    own(letter.client, [s for s in plan.slices if (number, s) not in taken], "slice")
+    owner = registry.plans.get(plan.key)
+    if owner is not None and owner[0] != letter.client.name:
+        raise Rejected(subject, "another client has a program of this key")
+    if owner is not None and owner[1] != plan:
+        raise Rejected(subject, "this key was given to another program")
+    nodes = [step.node for step in plan.steps]
+    called = {(node.function, node.slice) for node in nodes if isinstance(node, Call)}
+    known = {key: registry.functions[key].types for key in called & registry.functions.keys()}
+    wrong = check_values(plan, registry.devices, known)
+    if wrong is not None:
+        raise Rejected(subject, wrong)
+    registry.plans[plan.key] = letter.client.name, plan
+    return m.ProgramRegistered(*letter.by, plan)
+
+
+def _forget(letter: _Letter) -> m.Event:
+    message: said.Forget = letter.said
+    own(letter.client, [slice_id for _, slice_id in message.functions], "slice")
+    plans = letter.registry.plans
+    for key in message.plans:
+        if key in plans and plans[key][0] != letter.client.name:
+            raise Rejected(f"program {key[:64]}", "the program belongs to another client")
+    return ProgramsDropped(*letter.by, message.plans, message.functions)
+
+
+def _submit(letter: _Letter) -> m.Event:
+    message: said.Submit = letter.said
+    registry, client, run = letter.registry, letter.client, message.run
+    own(client, (run,), "run")
+    own(client, [i for i in message.inputs if i is not None], "buffer")
+    own(client, message.outputs, "buffer")
+    if message.race is not None:
+        own(client, message.race[:1], "race")
+    if message.plan in registry.plans and registry.plans[message.plan][0] != client.name:
+        raise Rejected(f"run {run}", "the program belongs to another client")
+    places = message.arguments
+    given = {index for index, bound in enumerate(message.inputs) if bound is None}
+    if places.keys() != given or any(place >= len(letter.buffers) for place in places.values()):
+        raise Rejected(
+            f"run {run}",
+            f"inputs {sorted(given)} need arguments; the message has them for {sorted(places)}",
+        )
+    if message.hear and len(message.outputs) != 1:
+        raise Rejected(f"run {run}", "hear is a number, with one output")
+    if why := tags.wrong(message.priority, message.data):
+        raise Rejected(f"run {run}", why)
+    use(client, (run,), "run")
+    use(client, message.outputs, "buffer")
+    registry.programs[run] = (client.name, message.plan)
+    if places or message.hear:
+        registry.arguments[run] = Arguments(places, letter.buffers, message.hear)
+    return m.RunSubmitted(
+        *letter.by,
+        run,
+        message.plan,
+        message.inputs,
+        message.outputs,
+        message.priority,
+        message.data,
+    )
+
+
+def _declare(letter: _Letter) -> m.Event:
+    message: said.Declare = letter.said
+    own(letter.client, [message.slice], "slice")
+    use(letter.client, [message.buffer], "buffer")
+    return m.BufferDeclared(
+        *letter.by, message.buffer, message.slice, message.nbytes, message.ahead, message.name,
+        message.line,
+    )  # fmt: skip
+
+
+def _lose_upload(letter: _Letter) -> m.Event:
+    own(letter.client, [letter.said.buffer], "buffer")
+    return UploadLost(*letter.by, letter.said.buffer, letter.said.failure)
+
+
+def _drop(letter: _Letter) -> m.Event:
+    own(letter.client, letter.said.buffers, "buffer")
+    return m.BuffersDropped(*letter.by, letter.said.buffers)
+
+
+def _cancel(letter: _Letter) -> m.Event:
+    message: said.Cancel = letter.said
+    own(letter.client, message.runs, "run")
+    own(letter.client, message.buffers, "buffer")
+    return CancelRequested(*letter.by, message.runs, message.buffers, message.id)
+
+
+def _policy(letter: _Letter) -> m.Event:
+    message: said.Policy = letter.said
+    if message.policy is None:
+        raise Rejected("policy", "neither a policy that comes with the lab, nor code of one")
+    return m.PolicyChosen(*letter.by, message.policy, message.id)
+
+
+def _quota(letter: _Letter) -> m.Event:
+    message: said.QuotaFor = letter.said
+    if len(message.whom) > _NAME_LENGTH:
+        raise Rejected("quota", f"a client's name has at most {_NAME_LENGTH} characters")
+    return m.QuotaChosen(
+        *letter.by, message.whom, message.devices, message.nbytes, request=message.id
+    )
+
+
+def _window(letter: _Letter) -> m.Event:
+    message: said.Window = letter.said
+    return WindowChosen(*letter.by, message.seconds, message.id)
+
+
+def _lease(letter: _Letter) -> m.Event:
+    message: said.Lease = letter.said
+    return m.LeaseRequested(*letter.by, message.island, message.order, message.patience, message.id)
+
+
+def _return_lease(letter: _Letter) -> m.Event:
+    return m.LeaseReturned(*letter.by, letter.said.island, letter.said.id)
+
+
+def _suspend(letter: _Letter) -> m.Event:
+    return em.SuspendRequested(*letter.by, letter.said.whose, letter.said.id)
+
+
+def _resume(letter: _Letter) -> m.Event:
+    return em.ResumeRequested(*letter.by, letter.said.whose, letter.said.island, letter.said.id)
+
+
+def _leave(letter: _Letter) -> m.Event:
+    """The hosts of an island are to be taken away."""
+    message: said.Leave = letter.said
+    island, known = message.island, letter.registry.hosts.values()
+    hosts = tuple(h.name for h in known if h.island == island)
+    if not hosts:
+        there = ", ".join(sorted({h.island for h in known}))
+        raise Rejected("leave", f"there is no {island[:64]!r}; there is {there}")
+    who = letter.client.name
+    reason = f"{who} took {island} away"
+    return em.HostsLeaving(
+        letter.time, letter.cause, hosts, reason, who, message.anyway, message.id
+    )
+
+
+def _name(name: str) -> str:
+    if not 0 < len(name) <= _NAME_LENGTH:
+        raise Rejected(
+            "name",
+            f"{name[:40]!r}{'...' * (len(name) > 40)} has {len(name)} characters: a name has 1 to"
+            f" {_NAME_LENGTH}",
+            "give it a shorter name",
+        )
+    return name
+
+
+def _publish(letter: _Letter) -> m.Event:
+    message: said.Publish = letter.said
+    name = _name(message.name)
+    own(letter.client, message.buffers, "buffer")
+    about = bytes(letter.buffers[0]) if letter.buffers else b""
+    if len(about) > _ABOUT_BYTES:
+        raise Rejected(
+            "name",
+            f"the description of what is published takes {len(about):,} bytes;"
+            f" {_ABOUT_BYTES:,} are allowed",
+        )
+    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id)
+
+
+def _unpublish(letter: _Letter) -> m.Event:
+    return m.HandleUnpublished(*letter.by, _name(letter.said.name), letter.said.id)
+
+
+def _take(letter: _Letter) -> m.Event:
+    message: said.Take = letter.said
+    name = _name(message.name)
+    use(letter.client, message.buffers, "buffer")
+    return m.HandleTaken(*letter.by, name, message.buffers, message.id)
+
+
+_HANDLERS: dict[type, Callable[[_Letter], m.Event]] = {
+    said.Slice: _slice,
+    said.ReleaseSlice: _release,
+    said.Rebind: _rebind,
+    said.Function: _function,
+    said.Program: _program,
+    said.Forget: _forget,
+    said.Submit: _submit,
+    said.Declare: _declare,
+    said.LoseUpload: _lose_upload,
+    said.Drop: _drop,
+    said.Cancel: _cancel,
+    said.Policy: _policy,
+    said.QuotaFor: _quota,
+    said.Window: _window,
+    said.Lease: _lease,
+    said.ReturnLease: _return_lease,
+    said.Publish: _publish,
+    said.Unpublish: _unpublish,
+    said.Take: _take,
+    said.Suspend: _suspend,
+    said.Resume: _resume,
+    said.Leave: _leave,
+}

@@ -1,0 +1,1 @@
+"""The device process: messages in, launches on device queues, messages out."""

@@ -1,0 +1,404 @@
+"""The host's desk for clients: uploads that come in, values that are asked for.
+
+Problem: clients send and fetch bytes over links of their own, in no order with
+what the control plane says: a part of an upload may come before this host has
+heard of its slice, a fetch before its buffer exists, and the client may vanish
+in the middle.  And clients may be curious, or worse: each has proved its number
+when it connected, and has no business with what bears another's.
+
+Rule for maintainers: runs in the reactor's thread; bytes are handled by the
+exchange.  What a client sends is typed and within its bounds
+(:mod:`pathways_lab.runtime.data_messages`) and may be wrong all the same: that raises
+ValueError, which closes its link and changes nothing.  Rights are checked
+before anything else is looked at.  What waits here is counted by client, never by a scan.
+
+Paper: section 4.2 (data move between client and hosts only on demand).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.program import SliceId, Value
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Action, Serve
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.data_messages import Ask, Put, upload_fields
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.host.transfer_engine import Exchange
+from pathways_lab.transport.auth import ticket_of
+from pathways_lab.transport.codec import pack, unpack_fields
+from pathways_lab.transport.handshake import Refused
+from pathways_lab.transport.link import Link, LinkClosed
+
+Buffers = list[memoryview]
+Where = Callable[[SliceId | None], Place | Failure | None]
+
+
+_UNFINISHED = 4
+"""Memories of a device, of 1 GiB at least, that a client may fill on a host with uploads that are
+not complete."""
+_RECORD = 16 << 10
+"""Bytes that count for a message that waits, however little it carries."""
+_ASKED = 1 << 18
+"""Questions that one link may have open."""
+
+
+def unfinished_bytes(memory: int | None) -> int:
+    """Bytes that a client may leave incomplete where devices have so much memory."""
+    return _UNFINISHED * max(memory or 0, 1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A message with shards.  link: None from this host itself."""
+
+    link: Link | None
+    put: Put
+    buffers: Buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Counted for the client that sent it."""
+        return max(_RECORD, sum([len(data) for data in self.buffers]))
+
+
+@dataclass(slots=True)
+class _Upload:
+    """Parts of an upload, by device number, and the messages in which they came."""
+
+    value: Value
+    parts: dict[int, Any] = field(default_factory=dict)
+    letters: list[_Letter] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A question of a client: some shards of a buffer.  slice: where it is, or 0: not said."""
+
+    link: Link
+    id: int
+    devices: tuple[int, ...]
+    slice: SliceId = 0
+
+
+class Desk:
+    """Uploads and fetches of one host.
+
+    key: of the door at which clients come in.
+    where(slice): its place, why it has none, or None while that is not known.
+    carry_out: for the launcher's actions.  resident(buffer): report it.
+    binding(slice): where it lies, as far as this host was told.
+    moved: where slices lie that have left this host, or moved within it.
+    send_on(binding, fields, parts): what came for devices of other hosts.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        key: bytes,
+        launcher: Launcher,
+        exchange: Exchange,
+        where: Where,
+        carry_out: Callable[[list[Action]], None],
+        resident: Callable[[int], None],
+        binding: Callable[[SliceId], SliceBinding | None],
+    ) -> None:
+        self.moved: dict[SliceId, SliceBinding] = {}
+        self.send_on: Callable[[SliceBinding, dict[str, Any], dict[int, Any]], None]
+        self._binding = binding
+        self._host = host
+        self._key = key
+        self._launcher = launcher
+        self._exchange = exchange
+        self._where = where
+        self._carry_out = carry_out
+        self._resident = resident
+        self._uploads: dict[int, _Upload] = {}
+        self._early: dict[SliceId, list[_Letter]] = {}
+        self._waiting: Counter[int] = Counter()
+        """Bytes of what is not complete, by client."""
+        self._asked: Counter[Link] = Counter()
+        self._links: dict[int, Link] = {}
+        self._newest = 0
+        self._present: frozenset[int] = frozenset()
+
+    # --- uploads ------------------------------------------------------------------------
+
+    def put(self, link: Link, put: Put, buffers: Buffers) -> None:
+        """Shards of an upload for devices of this host; or of a slice that moves here."""
+        if link.peer["role"] != "host":
+            self._check_own(link, put.slice, "slice")
+            self._check_own(link, put.buffer, "buffer")
+            self._check_room(link, buffers)
+            if self._launcher.buffers.get(put.buffer) is not None:
+                return  # who sent it did not live to hear of it, and it was sent again
+        moved = self.moved.get(put.slice)
+        if moved is not None and put.generation < moved.generation:
+            # Its client had not heard yet where the slice lies now.
+            parts = put.parts(buffers)
+            if not parts.keys() <= set(range(len(moved.devices))):
+                devices = f"devices {sorted(parts)}, and has {len(moved.devices)}"
+                raise ValueError(f"an upload for slice {put.slice} is for its {devices}")
+            self.send_on(moved, _fields_of(put), parts)
+            return
+        self._put(_Letter(link, put, buffers))
+
+    def put_here(self, fields: dict[str, Any], buffers: Buffers) -> None:
+        """Shards that lie on this host already, of a slice that moves within it."""
+        self._put(_Letter(None, unpack_fields(Put, fields), buffers))
+
+    def _put(self, letter: _Letter) -> None:
+        put = letter.put
+        slice_id, buffer, value = put.slice, put.buffer, put.value
+        parts = put.parts(letter.buffers)  # refused while its sender is known
+        place, binding = self._where(slice_id), self._binding(slice_id)
+        here = binding.generation if binding is not None else -1
+        if place is None or here < put.generation:
+            # The client heard of the slice before we did, or its devices are being opened.
+            self._wait(letter)
+            return
+        if isinstance(place, Failure):
+            self._uploaded(buffer, value, place, here)
+            return
+        if strange := parts.keys() - set(place.numbers):
+            raise ValueError(
+                f"devices {sorted(strange)} of slice {slice_id} are not on {self._host}"
+            )
+        upload = self._uploads.setdefault(buffer, _Upload(value))
+        upload.letters.append(letter)
+        upload.parts.update(parts)
+        self._count(letter, 1)
+        if len(upload.parts) == len(place.numbers):
+            self._forget_upload(buffer)
+            self._exchange.submit(
+                self._exchange.upload,
+                value,
+                place,
+                upload.parts,
+                lambda result: self._uploaded(buffer, value, result, here),
+                nbytes=value.nbytes * len(place.numbers),
+            )
+
+    def _check_room(self, link: Link, more: Buffers) -> None:
+        """What is not complete is counted by nobody else; a client may come by many links."""
+        waiting = self._waiting[link.holder]
+        most = unfinished_bytes(self._launcher.memory.limit)
+        if waiting and waiting + sum([len(data) for data in more]) > most:
+            raise ValueError(
+                f"uploads of client {link.holder} that are not complete take {waiting:,} bytes of"
+                f" {self._host}; {most:,} are allowed"
+            )
+
+    def _count(self, letter: _Letter, sign: int) -> None:
+        if letter.link is not None:
+            self._waiting[letter.link.holder] += sign * letter.nbytes
+
+    def _wait(self, letter: _Letter) -> None:
+        """For the devices of its slice."""
+        self._early.setdefault(letter.put.slice, []).append(letter)
+        self._count(letter, 1)
+
+    def _take_early(self, slice_id: SliceId) -> list[_Letter]:
+        letters = self._early.pop(slice_id, [])
+        for letter in letters:
+            self._count(letter, -1)
+        return letters
+
+    def _forget_upload(self, buffer: int) -> None:
+        upload = self._uploads.pop(buffer, None)
+        for letter in upload.letters if upload is not None else ():
+            self._count(letter, -1)
+
+    def _uploaded(self, buffer: int, value: Value, result: Any, generation: int) -> None:
+        assert value.slice is not None
+        moved = self.moved.get(value.slice)
+        if moved is not None and generation < moved.generation:
+            # The slice has moved while its bytes were being put together.
+            if isinstance(result, arrays.OnDemand) and (shards := result.shards()) is not None:
+                fields = upload_fields(buffer, value.slice, value.shape, value.dtype, value.layout)
+                parts = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
+                self.send_on(moved, fields, parts)
+            return
+        if self._where(value.slice) is not None:
+            self._carry_out(self._launcher.uploaded(buffer, value, result))
+        # Also when it failed: whoever uses it is told why; waiting would be for nothing.
+        self._resident(buffer)
+
+    def opened(self, slice_id: SliceId) -> None:
+        """The slice's devices are known now: take what came too early."""
+        for letter in self._take_early(slice_id):
+            try:
+                self._put(letter)
+            except ValueError as error:
+                if letter.link is None:
+                    raise
+                letter.link.close(f"{self._host} did not understand 'put': {error!r}")
+
+    def unfinished(self, slice_id: SliceId) -> list[tuple[int, Value, dict[int, Any]]]:
+        """Uploads to a slice of which parts are missing, taken out: buffer, value, parts."""
+        found = [(b, u) for b, u in self._uploads.items() if u.value.slice == slice_id]
+        for buffer, _ in found:
+            self._forget_upload(buffer)
+        return [(buffer, upload.value, upload.parts) for buffer, upload in found]
+
+    def take_early(self, binding: SliceBinding) -> list[tuple[dict[str, Any], dict[int, Any]]]:
+        """Shards that came before the slice's devices were open, taken out.
+
+        Nothing was known of these devices when they came: what is for others is dropped.
+        """
+        letters = self._take_early(binding.slice)
+        early = [(_fields_of(each.put), each.put.parts(each.buffers)) for each in letters]
+        devices = set(range(len(binding.devices)))
+        return [(fields, parts) for fields, parts in early if parts.keys() <= devices]
+
+    def redirect(self, binding: SliceBinding) -> None:
+        """Who waits for values of a slice that has moved shall ask there."""
+        asked: list[Fetch] = []
+
+        def of_slice(fetch: object) -> bool:
+            if isinstance(fetch, Fetch) and fetch.slice == binding.slice:
+                asked.append(fetch)
+                return True
+            return False
+
+        self._launcher.forget_fetches(of_slice)
+        for fetch in asked:
+            self._answer(fetch, "fetch-moved", {"binding": pack(binding)}, [])
+
+    def free(self, buffers: tuple[int, ...]) -> None:
+        """The client has dropped these; parts of them may still be coming."""
+        for buffer in buffers:
+            self._forget_upload(buffer)
+
+    # --- fetches ------------------------------------------------------------------------
+
+    def fetch(self, link: Link, ask: Ask, _: Buffers) -> None:
+        """A client wants shards; it is answered when they are there."""
+        buffer = ask.buffer
+        if ask.ticket is None:
+            self._check_own(link, buffer, "buffer")
+        elif not hmac.compare_digest(ask.ticket, ticket_of(self._key, buffer, link.holder)):
+            raise ValueError(f"this ticket does not let client {link.holder} read {buffer}")
+        if self._asked[link] >= _ASKED:
+            raise ValueError(f"{_ASKED:,} questions of client {link.holder} are open already")
+        fetch = self._asking(Fetch(link, ask.id, ask.devices, ask.slice))
+        moved = self.moved.get(ask.slice)
+        if moved is not None and ask.generation < moved.generation:
+            self._answer(fetch, "fetch-moved", {"binding": pack(moved)}, [])
+            return
+        self._carry_out(self._launcher.fetch(fetch, buffer))
+
+    def _asking(self, fetch: Fetch) -> Fetch:
+        self._asked[fetch.link] += 1
+        return fetch
+
+    def expect(self, client: int, number: int, buffer: int) -> None:
+        """A client that waits for each call is told when this is there, without asking."""
+        link = self._links.get(client)
+        if link is not None:
+            fetch = self._asking(Fetch(link, number, ()))
+            self._carry_out(self._launcher.fetch(fetch, buffer))
+
+    def serve(self, serve: Serve) -> None:
+        """The launcher has what a fetch asked for."""
+        fetch = serve.fetch
+        assert isinstance(fetch, Fetch)
+        if not fetch.devices:
+            # Only whether it is there was asked.
+            self._answer(fetch, "fetched", {}, [])
+            self._carry_out(self._launcher.served(serve.slot, serve.reader))
+            return
+        place = self._where(serve.slot.value.slice)
+        if not isinstance(place, Place):
+            released = Failure("lost", "the slice of the buffer was released")
+            self._served(serve, place or released)
+            return
+        self._exchange.submit(
+            self._exchange.read,
+            serve.slot.payload,
+            place,
+            fetch.devices,
+            lambda result: self._served(serve, result),
+            nbytes=serve.slot.value.nbytes * len(fetch.devices),
+        )
+
+    def _served(self, serve: Serve, result: list[memoryview] | Failure) -> None:
+        value, fetch = serve.slot.value, serve.fetch
+        assert isinstance(fetch, Fetch)
+        if isinstance(result, Failure):
+            self.refuse(fetch, serve.slot.failure or result)
+        else:
+            shape = list(arrays.logical_shard(value))
+            self._answer(fetch, "fetched", {"shape": shape, "dtype": value.dtype}, result)
+        self._carry_out(self._launcher.served(serve.slot, serve.reader))
+
+    def refuse(self, fetch: Fetch, failure: Failure) -> None:
+        """There is nothing to be had."""
+        self._answer(fetch, "fetch-failed", {"failure": pack(failure)}, [])
+
+    def _answer(self, fetch: Fetch, op: str, fields: dict[str, Any], buffers: Buffers) -> None:
+        self._asked[fetch.link] -= 1
+        try:
+            fetch.link.send(op, {"id": fetch.id, **fields}, buffers)
+        except LinkClosed:
+            return
+
+    # --- who may ----------------------------------------------------------------------------
+
+    def meet(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
+        """Somebody has proved a key of this door.  Raises Refused."""
+        role = hello.get("role")
+        if role not in ("host", "client") or (link.holder and role == "host"):
+            raise Refused("hosts and clients meet here, each with a key of its own")
+        if self._gone(link):
+            raise Refused(f"client {link.holder} has left the lab")
+        if role == "client":
+            self._links[link.holder] = link
+        return {"role": "host", "name": self._host}
+
+    def clients(self, newest: int, present: Iterable[int], links: Iterable[Link]) -> None:
+        """Numbers of the clients that are connected, up to *newest*: the others have left.
+
+        links: those that are open now; nobody who has left is heard any more.
+        """
+        self._newest, self._present = newest, frozenset(present)
+        self.moved = {s: b for s, b in self.moved.items() if s >> 32 in self._present}
+        for link in links:
+            if self._gone(link):
+                link.close("this client has left the lab")
+
+    def _gone(self, link: Link) -> bool:
+        return 0 < link.holder <= self._newest and link.holder not in self._present
+
+    def _check_own(self, link: Link, identity: int, what: str) -> None:
+        if identity >> 32 != link.holder:
+            raise ValueError(f"{what} {identity} does not belong to client {link.holder}")
+
+    # --- clients that go ------------------------------------------------------------------
+
+    def closed(self, link: Link) -> None:
+        """A client's link is gone, with what it had not finished."""
+        if self._links.get(link.holder) is link:
+            del self._links[link.holder]
+        self._launcher.forget_fetches(lambda f: isinstance(f, Fetch) and f.link is link)
+        self._asked.pop(link, None)
+        of_link = [b for b, u in self._uploads.items() if any(k.link is link for k in u.letters)]
+        for buffer in of_link:
+            self._forget_upload(buffer)
+        slices = [s for s, early in self._early.items() if any(k.link is link for k in early)]
+        for slice_id in slices:
+            for letter in self._take_early(slice_id):
+                if letter.link is not link:
+                    self._wait(letter)
+
+
+def _fields_of(put: Put) -> dict[str, Any]:
+    """What a message says of its array, whatever its devices."""
+    return upload_fields(put.buffer, put.slice, put.shape, put.dtype, put.layout)

@@ -1,0 +1,479 @@
+"""A device process at work: messages in, launches and messages out.
+
+Problem: grants, code, uploads, pieces of transfers and fetches arrive on many
+links, while lanes launch, compilers compile and shards move, each in threads
+of their own; one place must know what belongs to what.
+
+How: the reactor's thread owns the :class:`Launcher` and everything here.  What
+other threads find out is posted to it; what the launcher decides is carried
+out by lanes, exchange and links, none of which is ever waited for.
+
+Rule for maintainers: no decision about order, failure or memory here, it is in
+the launcher; no launch and no transfer either, that is the :class:`Carrier`'s;
+no computation and no large copy in this thread.  What goes wrong with one step
+is the failure of that step; any other exception here is a bug and ends the
+process, so that the control plane sees a lost host, not a silent one.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import Grant
+from pathways_lab.core.program.program import Plan
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.runtime import virtual_devices as bindings
+from pathways_lab.runtime.data_messages import DATA, Part
+from pathways_lab.runtime.devices import IslandRuntime, lane_of
+from pathways_lab.runtime.host.client_io import Desk, unfinished_bytes
+from pathways_lab.runtime.host.compile_marks import NO_NOTES, Notes
+from pathways_lab.runtime.host.compiler import Code, Compiler, Executable
+from pathways_lab.runtime.host.device_queues import Job, Lane, Lanes
+from pathways_lab.runtime.host.effects import Carrier
+from pathways_lab.runtime.host.gang_job import GangJob, Work
+from pathways_lab.runtime.host.host_records import Story
+from pathways_lab.runtime.host.local_slices import Tenants, failure_of
+from pathways_lab.runtime.host.migration import Parking
+from pathways_lab.runtime.host.peers import Peers
+from pathways_lab.runtime.host.reports import Reports
+from pathways_lab.runtime.host.row_job import Piece
+from pathways_lab.runtime.host.transfer_engine import Exchange
+from pathways_lab.runtime.host.user_output import Output
+from pathways_lab.runtime.islands.group_member import Joint
+from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
+from pathways_lab.runtime.islands.process_group import Formation
+from pathways_lab.timeline.records import Sample
+from pathways_lab.transport.codec import pack, unpack, unpack_fields
+from pathways_lab.transport.edge import parsed
+from pathways_lab.transport.framing import Limits
+from pathways_lab.transport.link import Link, LinkClosed
+from pathways_lab.transport.reactor import Reactor
+
+_CUT_SECONDS = 0.25
+STUCK_SECONDS = 10.0
+"""How long a gang may go on in a formation that has ended, before its host is restarted."""
+_STAND_BACK = 0.01
+"""Seconds for which lanes are expected to read again; a lane that will not says so."""
+_JOIN_SECONDS = 30.0
+"""How long the control plane may take to be there: in a new lab it starts meanwhile."""
+_HEADER = 4 << 20
+"""Bytes of the fields of one message at the data door: decoded, they take some fifty times that."""
+
+Buffers = list[memoryview]
+Fields = dict[str, Any]
+
+
+class HostRim:
+    """Everything that one device process does.
+
+    fatal(reason): end the process.  retire(reason): end it for good.
+    client_context, server_context: TLS of its links, or None.
+    notes: of what it compiles.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        island: str,
+        runtime: IslandRuntime,
+        data_key: bytes,
+        data_listen: str,
+        fatal: Callable[[str], None],
+        *,
+        client_context: Any = None,
+        server_context: Any = None,
+        retire: Callable[[str], None] = lambda reason: None,
+        notes: Notes = NO_NOTES,
+    ) -> None:
+        self._retire = retire
+        self.name = name
+        self.island = island
+        self.runtime = runtime
+        self.launcher = Launcher(name, island, runtime.memory, rows=True)
+        self.reactor = Reactor(
+            "host", self._message, self._closed, on_error=fatal, awake=True, stand_back=_STAND_BACK
+        )
+        self._fatal = fatal
+        self._control: Link | None = None
+        self._context = client_context
+        self._output = Output(self._printed)
+        self._output.install()
+        self._lanes = Lanes(self._thread_died, self.reactor)
+        self.compiler = Compiler(name, self._output, self._thread_died, notes=notes)
+        self._peers = Peers(self.reactor, data_key, name, context=client_context)
+        self.exchange = Exchange(
+            name,
+            self._peers,
+            self._clock,
+            self.reactor.call_soon,
+            lambda *sent: self._carrier.sent(*sent),
+            lambda arrived: self._carrier.arrived(arrived),
+            self._thread_died,
+        )
+        self.reports = Reports(
+            name,
+            island,
+            self._clock,
+            self.tell_control,
+            self.reactor.call_later,
+            lambda: self.launcher.idle,
+            self.launcher.memory,
+            lambda: self._carrier.look(),
+            lambda ended: self._story.gangs(ended),
+        )
+        self.tenants = Tenants(
+            name,
+            runtime,
+            self.launcher,
+            self.compiler,
+            self.reactor.call_soon,
+            lambda slice_id: self.desk.opened(slice_id),
+            self._compiled,
+        )
+        self.desk = Desk(
+            name,
+            data_key,
+            self.launcher,
+            self.exchange,
+            self.tenants.where,
+            lambda actions: self._carrier.carry_out(actions),
+            self._resident,
+            self.tenants.binding,
+        )
+        self._story = Story(name, island, runtime.emulated, self._offset)
+        self._carrier = Carrier(
+            name,
+            runtime,
+            self.launcher,
+            self.tenants,
+            self._lanes,
+            self.exchange,
+            self.desk,
+            self._story,
+            self.reports,
+            self.reactor.call_here,
+            self._clock,
+            self.tell_control,
+            fatal,
+        )
+        self._parking = Parking(
+            name,
+            self.launcher,
+            self.tenants,
+            self.desk,
+            self.exchange,
+            self._peers,
+            self.reports,
+            self._carrier.carry_out,
+            self._lanes.drop,
+            lambda slice_id, why: self.tell_control("unmoved", {"slice": slice_id, "reason": why}),
+        )
+        bindings.resolve_with(self.tenants.device)
+        self.data_address = self.reactor.listen(
+            data_listen,
+            data_key,
+            lambda link, hello: self.desk.meet(link, hello),
+            tag="data",
+            context=server_context,
+            bulk=True,
+            limits=Limits(
+                _HEADER, body=max(unfinished_bytes(runtime.memory), runtime.memory * runtime.count)
+            ),
+        )
+
+    def start(self, control: str, key: bytes, **hello: Any) -> None:
+        """Join the lab at the control plane's address, and work until the process ends."""
+        self.reactor.start()
+        self._control = self.reactor.connect(
+            control,
+            key,
+            {
+                "role": "host",
+                "name": self.name,
+                "island": self.island,
+                "devices": self.runtime.count,
+                "kind": self.runtime.kind,
+                "memory": self.runtime.memory,
+                "pid": os.getpid(),
+                "data_address": self.data_address,
+                "emulated": self.runtime.emulated,
+                "make": self.runtime.make,
+                **hello,
+            },
+            _JOIN_SECONDS,
+            name="control",
+            tag="control",
+            context=self._context,
+            retry=True,
+        )
+        self.reports.record(
+            Sample("clock", self._clock(), self._control.clock_error, self.island, self.name)
+        )
+
+    def _offset(self) -> float:
+        """Seconds to add to this process's clock to get the control plane's."""
+        return self._control.clock_offset if self._control is not None else 0.0
+
+    def _clock(self) -> float:
+        """The control plane's clock."""
+        return time.monotonic() + self._offset()
+
+    def tell_control(self, op: str, fields: Fields) -> None:
+        """Send to the control plane, from any thread; nothing when it is gone."""
+        if self._control is not None:
+            try:
+                self._control.send(op, fields)
+            except LinkClosed:
+                return
+
+    # --- ends ---------------------------------------------------------------------------
+
+    def _thread_died(self, error: BaseException) -> None:
+        self._fatal("".join(traceback.format_exception(error)))
+
+    def _closed(self, link: Link, reason: str) -> None:
+        if link.tag == "control":
+            return self._fatal(f"the control plane is gone: {reason}")
+        self.desk.closed(link)
+        if link.peer["role"] == "host":
+            known = [key for key, _ in self.launcher.unfinished()]
+            self.exchange.submit(self.exchange.peer_lost, link.name, reason, known)
+
+    # --- messages -----------------------------------------------------------------------
+
+    def _message(self, link: Link, op: str, fields: Fields, buffers: Buffers) -> None:
+        if link.tag == "control":
+            self._from_control[op](self, fields, buffers)
+        else:
+            self._from_data(link, op, fields, buffers)
+        if self._carrier.unseen:
+            self._carrier.see_ended()
+        self.reports.due()
+
+    def _from_data(self, link: Link, op: str, fields: Fields, buffers: Buffers) -> None:
+        """Others may be wrong: that closes their link and nothing else."""
+        try:
+            message = parsed(DATA, op, fields, buffers)
+            self.from_data[op](self, link, message, buffers)
+        except Exception as error:
+            # Any error but a ValueError is a fault of this process, and costs no more than one.
+            done = "refused" if isinstance(error, ValueError) else "could not take"
+            reason = f"{self.name} {done} {op[:40]!r}: {error!r}"
+            link.close(reason)
+            self.tell_control("rejected", {"client": link.holder, "reason": reason[:500]})
+
+    def _printed(self, run: int, device: int, text: str) -> None:
+        """User code printed; in any thread."""
+        self.tell_control("output", {"run": run, "device": device, "text": text})
+
+    # --- slices, formations, functions ------------------------------------------------------
+
+    def _bind(self, fields: Fields, _: Buffers) -> None:
+        self.tenants.bind(unpack(SliceBinding, fields["binding"]))
+
+    def _unbind(self, fields: Fields, _: Buffers) -> None:
+        actions, lane = self.tenants.unbind(fields["slice"])
+        self._carrier.carry_out(actions)
+        self._forget_programs()
+        if lane:
+            self._lanes.drop(lane)
+
+    def _park(self, fields: Fields, _: Buffers) -> None:
+        self._parking.park(fields["slice"])
+
+    def _move(self, fields: Fields, _: Buffers) -> None:
+        self._parking.move(unpack(SliceBinding, fields["binding"]))
+        self._forget_programs()
+
+    def _forget_programs(self) -> None:
+        self._story.forget(lambda plan: self.launcher.plan(plan) is None)
+
+    def _span(self, fields: Fields, _: Buffers) -> None:
+        """A slice that is about to be bound computes together with other hosts."""
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            self.runtime.span(fields["slice"], unpack(Formation, fields["formation"]))
+
+    def _form(self, fields: Fields, _: Buffers) -> None:
+        """All hosts of a formation meet now."""
+
+        def done(number: int, failure: Failure | None) -> None:
+            plain = None if failure is None else pack(failure)
+            self.tell_control("joined", {"number": number, "failure": plain})
+
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            self.runtime.form(fields["number"], fields["address"], done)
+
+    def _dissolve(self, fields: Fields, _: Buffers) -> None:
+        """A formation has ended."""
+        self._end_formation(fields["number"], fields["reason"])
+
+    def _end_formation(self, number: int, reason: str) -> None:
+        if not isinstance(self.runtime, SpanningCpuRuntime):
+            return
+        joint = self.runtime.dissolve(number, reason)
+        self.tell_control("left", {"number": number})
+        if joint is not None:
+            lane = self._lanes.find(lane_of(joint.formation.footprint))
+            oldest = lane.oldest if lane is not None else None
+            if oldest is not None or joint.stuck:
+                self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, oldest, reason)
+                self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
+
+    def _cut(self, joint: Joint, lane: Lane | None) -> None:
+        """What was being launched when its connections were cut may have missed it."""
+        oldest = lane.oldest if lane is not None else None
+        if isinstance(oldest, GangJob | Piece) and oldest.doomed is not None:
+            joint.sever()
+            self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
+
+    def _stuck(self, joint: Joint, lane: Lane | None, oldest: Job | None, reason: str) -> None:
+        """What ended some time ago should have let go of its thread.  Else only the end helps."""
+        text = f"{joint.formation} ended ({reason}), but some time later"
+        if oldest is not None and lane is not None and lane.oldest is oldest:
+            self._fatal(f"{text} its lane is still busy with a gang of it")
+        elif joint.stuck and self.tenants.none_here:
+            self._fatal(f"{text} a thread still waits to be connected")
+        elif joint.stuck:
+            # It only keeps a thread: no reason to cost anybody's slice.
+            self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, None, reason)
+
+    def _restart(self, fields: Fields, _: Buffers) -> None:
+        """The control plane has given this process up."""
+        self._fatal(fields["reason"])
+
+    def _reform(self, fields: Fields, _: Buffers) -> None:
+        """The hosts of a formation wait for each other: it ends, and is formed again.
+
+        What was granted before goes with the old one, on all hosts alike.
+        """
+        failure, slices = unpack(Failure, fields["failure"]), fields["slices"]
+        self._carrier.doom(slices, failure)
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            # First: who waits for the old formation shall wait for the new one.
+            for slice_id in slices:
+                self.runtime.span(slice_id, unpack(Formation, fields["formation"]))
+        self._end_formation(fields["number"], failure.message)
+        if isinstance(self.runtime, SpanningCpuRuntime):
+            lane, reforming = self.tenants.reform(slices, self._output)
+            self._lanes.put(lane, reforming)
+
+    def _progress(self, fields: Fields, _: Buffers) -> None:
+        """What has this host launched, and what has it not?"""
+        seen = [pack(each) for each in self._carrier.progress()]
+        self.tell_control("progress", {"number": fields["number"], "gangs": seen})
+
+    def _prepare(self, fields: Fields, buffers: Buffers) -> None:
+        try:
+            code = Code.from_wire(fields, buffers[0])
+        except Exception as error:
+            text = "the description of a compiled function is malformed"
+            failure = failure_of(text, error, self.name)
+            self.reports.compiled(fields["function"], fields["slice"], 0, failure)
+            return
+        self.tenants.prepare(code)
+
+    def _compiled(
+        self,
+        binding: SliceBinding,
+        code: Code,
+        result: Executable | Failure,
+        start: float,
+        end: float,
+    ) -> None:
+        failure = result if isinstance(result, Failure) else None
+        temporary = result.temporary if isinstance(result, Executable) else 0
+        if end > start:
+            self.reports.record(self._story.compiled(binding, code, start, end, failure))
+        self.reports.compiled(code.function, code.slice, temporary, failure)
+        self.reports.due()
+
+    # --- programs and grants ----------------------------------------------------------------
+
+    def _program(self, fields: Fields, _: Buffers) -> None:
+        for packed in fields["bindings"]:
+            self.tenants.bind(unpack(SliceBinding, packed))
+        self.launcher.program(unpack(Plan, fields["plan"]))
+
+    def _forget(self, fields: Fields, _: Buffers) -> None:
+        functions = [(str(key), int(slice_id)) for key, slice_id in fields["functions"]]
+        self.launcher.forget(fields["plans"], functions)
+        self.tenants.forget(functions)
+        self._forget_programs()
+
+    def _grant(self, fields: Fields, buffers: Buffers) -> None:
+        received = time.monotonic()
+        grant = unpack_fields(Grant, {**fields, "host": self.name})
+        plan = self.launcher.plan(grant.plan)
+        arguments: dict[int, Any] = {}
+        for position, place in (fields.get("arguments") or {}).items():
+            arguments[position] = self.tenants.argument(plan, position, buffers, place)
+        work = Work(received, time.monotonic(), free=bool(fields.get("free", False)))
+        actions = self.launcher.grant(grant, arguments, work, free=work.free)
+        if grant.prompt:
+            self.reports.hurry(grant.run)
+        if hear := fields.get("hear"):
+            self.desk.expect(grant.run >> 32, hear, grant.outputs[0])
+        work.ended = time.monotonic()
+        self._carrier.carry_out(actions)
+
+    def _abort(self, fields: Fields, _: Buffers) -> None:
+        text = f"run {fields['run']} was ended by the control plane"
+        failure = Failure("cancelled", text, host=self.name)
+        self._carrier.carry_out(self.launcher.abort(fields["run"], failure))
+
+    def _free(self, fields: Fields, _: Buffers) -> None:
+        buffers = tuple(fields["buffers"])
+        self.desk.free(buffers)
+        self._carrier.carry_out(self.launcher.free(buffers))
+
+    def _clients(self, fields: Fields, _: Buffers) -> None:
+        self.desk.clients(fields["newest"], fields["present"], self.reactor.links)
+
+    # --- transfers --------------------------------------------------------------------------
+
+    def _piece(self, link: Link, part: Part, buffers: Buffers) -> None:
+        if link.peer["role"] != "host":
+            raise ValueError("only hosts send pieces")
+        data = buffers[0] if buffers else memoryview(b"")
+        self.exchange.submit(self.exchange.piece, part, data, nbytes=len(data))
+
+    def _resident(self, buffer: int) -> None:
+        """An upload is complete."""
+        self.reports.resident(buffer)
+        self.reports.due()
+
+    _from_control: ClassVar[dict[str, Callable[[HostRim, Fields, Buffers], None]]] = {
+        "bind": _bind,
+        "unbind": _unbind,
+        "park": _park,
+        "move": _move,
+        "retire": lambda self, fields, _: self._retire(fields["reason"]),
+        "span": _span,
+        "form": _form,
+        "dissolve": _dissolve,
+        "restart": _restart,
+        "reform": _reform,
+        "progress": _progress,
+        "prepare": _prepare,
+        "program": _program,
+        "forget": _forget,
+        "grant": _grant,
+        "free": _free,
+        "abort": _abort,
+        "peers": lambda self, fields, _: self._peers.members(dict(fields["peers"])),
+        "clients": _clients,
+        "pulse": lambda self, *_: self.tell_control("pulse", {}),
+    }
+    from_data: ClassVar[dict[str, Callable[[HostRim, Link, Any, Buffers], None]]] = {
+        "piece": _piece,
+        "put": lambda self, *letter: self.desk.put(*letter),
+        "fetch": lambda self, *letter: self.desk.fetch(*letter),
+    }

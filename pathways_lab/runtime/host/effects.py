@@ -1,0 +1,325 @@
+"""What the launcher of a host decided, carried out; and what became of it, told to the launcher.
+
+Problem: to start a gang, a row or a transfer is to hand it to a thread of lanes
+or exchange; their ends come back in those threads, faster than it is worth to
+wake the reactor for.
+
+How: actions are done in order, also those that follow from doing them, and
+lanes get at once what was decided at once.  Ends are collected, and looked at
+when somebody waits for one or for memory, with the next message, or with the
+next report: to see to each in the thread that launches keeps the other hosts
+of a collective waiting.
+
+Rule for maintainers: in the reactor's thread, but for what is marked; nothing
+here is ever waited for.  What goes wrong with one step is the failure of that
+step.
+
+Paper: section 4.5 (asynchronous dispatch on the hosts).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pathways_lab.core.diagnosis.stall import Seen
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.executor.actions import (
+    Action,
+    Broken,
+    CancelReceive,
+    Key,
+    Launch,
+    LaunchRow,
+    Receive,
+    Refuse,
+    Report,
+    ReportRow,
+    RunOver,
+    Send,
+    Serve,
+)
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.host.client_io import Desk, Fetch
+from pathways_lab.runtime.host.device_queues import Lanes, Times
+from pathways_lab.runtime.host.gang_job import GangJob, progress
+from pathways_lab.runtime.host.host_records import Story
+from pathways_lab.runtime.host.local_slices import Tenants, failure_of
+from pathways_lab.runtime.host.reports import Reports
+from pathways_lab.runtime.host.row_job import Piece
+from pathways_lab.runtime.host.row_reports import Courses
+from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
+from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
+
+TOLD_AFTER = 0.005
+"""Seconds after which the launch of a gang is told before its end: an open bar that is shorter
+nobody sees, and of small gangs several are open whenever anybody looks."""
+
+Ending = GangJob | Piece
+
+
+class Carrier:
+    """Everything between one host's launcher and its threads.
+
+    call_here(function): run it as the reactor does, at once where that is free.
+    clock(): the control plane's.  tell(op, fields): to the control plane.
+    fatal(reason): end the process.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        runtime: IslandRuntime,
+        launcher: Launcher,
+        tenants: Tenants,
+        lanes: Lanes,
+        exchange: Exchange,
+        desk: Desk,
+        story: Story,
+        reports: Reports,
+        call_here: Callable[..., None],
+        clock: Callable[[], float],
+        tell: Callable[[str, dict[str, Any]], None],
+        fatal: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._runtime = runtime
+        self._launcher = launcher
+        self._tenants = tenants
+        self._lanes = lanes
+        self._exchange = exchange
+        self._desk = desk
+        self._story = story
+        self._reports = reports
+        self._call_here = call_here
+        self._clock = clock
+        self._tell = tell
+        self._fatal = fatal
+        self._todo: deque[Action] = deque()
+        self._doing = False
+        self._handed: dict[str, list[Ending]] = {}
+        self._flying: dict[Key, GangJob] = {}
+        self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
+        self._poked = False
+        self._doomed: dict[Key, Failure] = {}
+        self._courses = Courses(host, story, self.piece_over, self._explained)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether something has ended that was not looked at yet."""
+        return bool(self._ended)
+
+    def doom(self, slices: list[int], failure: Failure) -> None:
+        """The gangs of these slices that are not over shall not be launched, or end in failure."""
+        for gang in self._launcher.gangs():
+            if gang.call.slice in slices:
+                key = (gang.run.id, gang.index)
+                if (job := self._flying.get(key)) is not None:
+                    job.doomed = failure
+                else:
+                    self._doomed[key] = failure
+        self._courses.doom(slices, failure)
+        for row in self._launcher.rows():
+            key = (row.run.id, row.stretch.parts[0].index)
+            if row.stretch.first.slice in slices and key not in self._courses:
+                self._doomed[key] = failure
+
+    def progress(self) -> Iterator[Seen]:
+        """What this host has launched, and what it has not."""
+        yield from progress(self._launcher.gangs(), self._flying)
+        yield from self._courses.progress(self._launcher.rows())
+
+    # --- what the launcher decided --------------------------------------------------------
+
+    def carry_out(self, actions: list[Action]) -> None:
+        """Do what was decided, in order, also what is decided meanwhile."""
+        self._todo.extend(actions)
+        if self._doing:
+            return
+        self._doing = True
+        try:
+            while self._todo:
+                action = self._todo.popleft()
+                try:
+                    self._do(action)
+                except Exception as error:
+                    self._could_not(action, error)
+        finally:
+            self._doing = False
+        launching = bool(self._handed)
+        for lane, jobs in self._handed.items():
+            self._lanes.put(lane, *jobs)
+        self._handed.clear()
+        # A report at once would be one before the launch, where this is the thread that launches.
+        self._reports.due(now=not launching)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Launch():
+                self._launch(action)
+            case LaunchRow():
+                self._launch_row(action)
+            case Send() | Receive():
+                self._transfer(action)
+            case CancelReceive(key=key):
+                self._exchange.submit(self._exchange.cancel, key, nbytes=0)
+            case Report(key=key, seconds=seconds, failure=failure):
+                self._reports.finished(*key, seconds, failure)
+            case ReportRow():
+                self._reports.row_finished(action)
+            case RunOver(run=run):
+                self._reports.run_over(run)
+                self._exchange.submit(self._exchange.run_over, run, nbytes=0)
+            case Serve():
+                self._desk.serve(action)
+                self._reports.told()
+            case Refuse(fetch=Fetch() as fetch, failure=failure):
+                self._desk.refuse(fetch, failure)
+            case Broken(message=message):
+                self._fatal(message)
+
+    def _could_not(self, action: Action, error: Exception) -> None:
+        """One step cannot be done here: that step fails."""
+        match action:
+            case Launch(key=key, call=call):
+                failure = failure_of(
+                    f"{call.name} cannot be launched", error, self._host, call.line
+                )
+                self.carry_out(self._launcher.done(key, 0.0, failure))
+            case LaunchRow(run=run, stretch=stretch):
+                text, call = "a program cannot be launched", stretch.first
+                failure = failure_of(text, error, self._host, call.line)
+                key, count = (run, stretch.parts[0].index), len(stretch.parts)
+                failures = dict.fromkeys(range(count), failure)
+                self.carry_out(self._launcher.row_done(key, [0.0] * count, failures))
+            case Send(key=key, node=node):
+                text = f"{node.name} cannot be sent"
+                failure = failure_of(text, error, self._host, node.line)
+                self.carry_out(self._launcher.sent(key, failure))
+            case Receive(key=key, node=node):
+                failure = failure_of(
+                    f"{node.name} cannot be received", error, self._host, node.line
+                )
+                self.carry_out(self._launcher.received(key, failure=failure))
+            case Serve(slot=slot, reader=reader, fetch=Fetch() as fetch):
+                self._desk.refuse(fetch, failure_of("a value cannot be read", error, self._host))
+                self.carry_out(self._launcher.served(slot, reader))
+            case _:
+                raise error
+
+    def _transfer(self, action: Send | Receive) -> None:
+        """One end of a transfer; its devices may still be being opened."""
+        sending = isinstance(action, Send)
+        end = action.node.input if sending else action.node.output
+        slice_id = action.plan.values[end].slice
+        assert slice_id is not None
+        work: Callable[..., None] = self._exchange.send if sending else self._exchange.receive
+
+        def start(place: Place | Failure) -> None:
+            if isinstance(place, Failure):
+                self._could_not(action, PathwaysError(place))
+            else:
+                route = self._tenants.route(action.plan, action.node)
+                nbytes = action.plan.values[end].nbytes * len(place.numbers)
+                self._exchange.submit(work, action, place, route, nbytes=nbytes)
+
+        self._tenants.when_open(slice_id, start)
+
+    # --- gangs ------------------------------------------------------------------------------
+
+    def _launch(self, launch: Launch) -> None:
+        call = launch.call
+        place = self._tenants.place(call.slice)
+        executable = self._tenants[call.slice].executables.get(call.function)
+        now = time.monotonic()
+        job = GangJob(launch, place, executable, self._host, self._meet, self._over, now)
+        job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
+        self._flying[launch.key] = job
+        self._handed.setdefault(launch.lane, []).append(job)
+
+    def _launch_row(self, launch: LaunchRow) -> None:
+        slice_id = launch.stretch.first.slice
+        executables = self._tenants[slice_id].executables
+        piece = self._courses.launch(launch, self._tenants.place(slice_id), executables)
+        piece.course.doomed = self._doomed.pop(piece.course.key, None) if self._doomed else None
+        self._handed.setdefault(launch.lane, []).append(piece)
+
+    def _meet(self, job: GangJob) -> None:
+        """Before the first launch of a function on several hosts.  In the lane's thread."""
+        call = job.launch.call
+        self._runtime.meet(job.place.binding, f"{call.slice}/{call.function}")
+
+    def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
+        """In the lane's thread.  To see to each end would cost more than a small gang."""
+        if failure is not None and job.doomed is None:
+            failure = self._explained(job.place, failure)
+        self._end(job, times, failure)
+
+    def _explained(self, place: Place, failure: Failure) -> Failure:
+        """What a gang failed of, when other hosts may know better.  In the lane's thread."""
+        if isinstance(self._runtime, SpanningCpuRuntime):
+            return self._runtime.explained(place.binding, failure, self._broken)
+        return failure
+
+    def piece_over(self, piece: Piece, times: Times) -> None:
+        """The same of gangs of a row."""
+        self._end(piece, times, None)
+
+    def _end(self, job: Ending, times: Times, failure: Failure | None) -> None:
+        # First: whoever begins to wait meanwhile looks for what has ended.
+        self._ended.append((job, times, failure))
+        if not self._poked and (job.awaited or self._launcher.memory.short):
+            self._poked = True
+            self._call_here(self.see_ended)
+
+    def _broken(self, number: int, reason: str) -> None:
+        """The hosts of a formation live, but its connections do not.  In the lane's thread."""
+        self._tell("broken", {"number": number, "reason": reason})
+
+    def see_ended(self) -> None:
+        """See to the gangs that have ended."""
+        self._poked = False
+        while self._ended:
+            job, times, failure = self._ended.popleft()
+            if isinstance(job, Piece):
+                self._todo += self._courses.over(job, times, self._launcher, self._reports)
+                continue
+            key = job.launch.key
+            del self._flying[key]
+            actions = self._launcher.done(key, times.end - times.start, failure)
+            why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
+            if job.laps:
+                for lap in self._story.laps(job, why is not None):
+                    self._reports.record(lap)
+            else:
+                self._reports.ended(self._story.ended(job, times, why is not None))
+            self._todo.extend(actions)
+        self.carry_out([])
+
+    def look(self) -> None:
+        """Nobody was in a hurry with what ended meanwhile, and with what goes on."""
+        if self._ended:
+            self.see_ended()
+        before = time.monotonic() - TOLD_AFTER
+        for job in self._flying.values():
+            if job.called and job.called <= before and not job.announced:
+                job.announced = True
+                self._reports.record(self._story.launched(job))
+        for told in self._courses.launched(before):
+            self._reports.record(told)
+
+    # --- transfers --------------------------------------------------------------------------
+
+    def sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
+        client = self._tenants.client(action.source.value.slice)
+        self._reports.record(self._story.sent(action, start, self._clock(), nbytes, client))
+        self.carry_out(self._launcher.sent(action.key, failure))
+
+    def arrived(self, arrived: Arrived) -> None:
+        action = arrived.action
+        client = self._tenants.client(action.target.value.slice)
+        self._reports.record(self._story.arrived(arrived, self._clock(), client))
+        self.carry_out(self._launcher.received(action.key, arrived.payload, arrived.failure))

@@ -1,0 +1,333 @@
+"""The slices that live on this host: their devices, and the code compiled for them.
+
+Problem: a slice is announced, its devices are opened (which may wait for other
+hosts), its functions arrive and are compiled, and all of that in other threads
+and in any order; everybody else wants to know what is there now.
+
+Rule for maintainers: state changes in the reactor's thread only; what takes
+long happens in the compiler's pool, or in a thread of its own where it may
+wait for other hosts.  What cannot be opened or compiled is a Failure in its
+place, never an exception here.
+
+Paper: section 4.1 (virtual slices bound to hosts), section 4.2.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program.program import Line, Plan, SliceId, Transfer, slice_name
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Action
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.transfer_routes import Route, route
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.devices import IslandRuntime, Place, footprint_of
+from pathways_lab.runtime.host.compiler import Code, Compiler, Executable
+from pathways_lab.runtime.host.regroup import Reforming, Renewal
+from pathways_lab.runtime.host.user_output import Output
+
+Compiled = Callable[[SliceBinding, Code, "Executable | Failure", float, float], None]
+"""Told of every function that was compiled or could not be; seconds of start and end."""
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A slice as this host knows it.
+
+    place: its devices here, why there are none, or None until that is known.
+    wanted: functions that are to be there.  executables: those that are.
+    codes: what they were compiled from, where several hosts compute together.
+    """
+
+    binding: SliceBinding
+    place: Place | Failure | None = None
+    waiting: list[Callable[[Place | Failure], None]] = field(default_factory=list)
+    wanted: set[str] = field(default_factory=set)
+    executables: dict[str, Executable] = field(default_factory=dict)
+    codes: dict[str, Code] = field(default_factory=dict)
+
+
+class Tenants:
+    """All slices that this host was told of.
+
+    post(function, *args): run it in the reactor's thread.
+    opened(slice): its devices are known now.  compiled: see :data:`Compiled`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        runtime: IslandRuntime,
+        launcher: Launcher,
+        compiler: Compiler,
+        post: Callable[..., None],
+        opened: Callable[[SliceId], None],
+        compiled: Compiled,
+    ) -> None:
+        self._host = host
+        self._runtime = runtime
+        self._launcher = launcher
+        self._compiler = compiler
+        self._post = post
+        self._on_opened = opened
+        self._on_compiled = compiled
+        self._tenants: dict[SliceId, Tenant] = {}
+        self._found_in: Callable[[Tenant], dict[str, Executable]] | None = None
+
+    def __getitem__(self, slice_id: SliceId) -> Tenant:
+        return self._tenants[slice_id]
+
+    @property
+    def none_here(self) -> bool:
+        """Whether no slice has devices on this host."""
+        return not any(self._host in tenant.binding.hosts for tenant in self._tenants.values())
+
+    def client(self, slice_id: SliceId | None) -> str:
+        """Whose slice it is; "" when it is not known here."""
+        tenant = self._tenants.get(slice_id) if slice_id is not None else None
+        return tenant.binding.client if tenant is not None else ""
+
+    def where(self, slice_id: SliceId | None) -> Place | Failure | None:
+        """The slice's devices here, why there are none, or None while that is not known."""
+        tenant = self._tenants.get(slice_id) if slice_id is not None else None
+        return tenant.place if tenant is not None else None
+
+    def place(self, slice_id: SliceId | None) -> Place:
+        """The same where it must be there.  Raises PathwaysError or RuntimeError."""
+        place = self.where(slice_id)
+        if isinstance(place, Failure):
+            raise PathwaysError(place)
+        if place is None:
+            raise RuntimeError(f"slice {slice_id} has no open devices on {self._host}")
+        return place
+
+    def device(self, slice_id: SliceId, number: int) -> Any:
+        """What a pickled virtual device is here; from any thread.  None: not known."""
+        place = self.where(slice_id)
+        return place.devices[number] if isinstance(place, Place) else None
+
+    def route(self, plan: Plan, node: Transfer) -> Route:
+        """This host's part in a transfer."""
+        source, target = plan.values[node.input], plan.values[node.output]
+        assert source.slice is not None
+        assert target.slice is not None
+        kind = arrays.physical_of(source)
+        return route(
+            kind.shape,
+            kind.layout,
+            arrays.physical_of(target).layout,
+            self[source.slice].binding,
+            self[target.slice].binding,
+            self._host,
+        )
+
+    def argument(
+        self, plan: Plan | None, position: int, buffers: Sequence[memoryview], place: int
+    ) -> Any:
+        """The argument in this place of those that came with a grant; a Failure if malformed."""
+        if plan is None:
+            return None
+        try:
+            value = plan.values[plan.inputs[position]]
+            return arrays.argument(buffers[place], value, lambda: self.place(value.slice))
+        except Exception as error:
+            return failure_of(f"argument {position} is malformed", error, self._host)
+
+    # --- slices -------------------------------------------------------------------------
+
+    def bind(self, binding: SliceBinding) -> None:
+        """A slice exists; if it has devices here, they are opened."""
+        known = self._tenants.get(binding.slice)
+        if known is not None and known.binding == binding:
+            return
+        tenant = self._tenants[binding.slice] = Tenant(binding)
+        if self._found_in is not None:
+            tenant.executables = self._found_in(tenant)
+        if self._host not in binding.hosts:
+            self._launcher.bind(binding)
+            return
+        self._launcher.bind(binding, self._runtime.lane(binding))
+        if len(binding.hosts) == 1:
+            self._compiler.submit(lambda: self._open(tenant))
+        else:
+            # It may wait long for the other hosts: nothing else shall wait with it.
+            name = f"open slice {binding.slice}"
+            threading.Thread(target=self._open, args=(tenant,), name=name, daemon=True).start()
+
+    def _open(self, tenant: Tenant) -> None:
+        """In a thread that may wait."""
+        try:
+            place: Place | Failure = self._runtime.open(tenant.binding)
+        except Exception as error:
+            text = f"{self._host} could not open the devices of a slice"
+            place = failure_of(text, error, self._host)
+        self._post(self._opened, tenant, place)
+
+    def _opened(self, tenant: Tenant, place: Place | Failure) -> None:
+        current = self._tenants.get(tenant.binding.slice)
+        if current is not tenant:
+            # It was taken away meanwhile, or lies elsewhere now.
+            if current is None or footprint_of(current.binding) != footprint_of(tenant.binding):
+                self._close(tenant.binding)
+            return
+        tenant.place = place
+        waiting, tenant.waiting = tenant.waiting, []
+        for call in waiting:
+            call(place)
+        self._on_opened(tenant.binding.slice)
+
+    def when_open(self, slice_id: SliceId, call: Callable[[Place | Failure], None]) -> None:
+        """Call with the slice's place, now or as soon as it is known."""
+        tenant = self._tenants[slice_id]
+        if tenant.place is None:
+            tenant.waiting.append(call)
+        else:
+            call(tenant.place)
+
+    def unbind(self, slice_id: SliceId) -> tuple[list[Action], str]:
+        """A slice is gone.  What the launcher wants done, and the lane nobody uses now, or ""."""
+        tenant = self._tenants.pop(slice_id, None)
+        if tenant is None:
+            return [], ""
+        return self._end(tenant, self._launcher.unbind(slice_id))
+
+    def leave(self, slice_id: SliceId) -> tuple[list[Action], str]:
+        """The same for a slice that lies elsewhere now, with what is on it."""
+        tenant = self._tenants.pop(slice_id, None)
+        return ([], "") if tenant is None else self._end(tenant, self._launcher.leave(slice_id))
+
+    def _end(self, tenant: Tenant, actions: list[Action]) -> tuple[list[Action], str]:
+        if self._host not in tenant.binding.hosts:
+            return actions, ""
+        # At once: it may be opened again by the next message.
+        self._close(tenant.binding)
+        lane = self._runtime.lane(tenant.binding)
+        ours = [t.binding for t in self._tenants.values() if self._host in t.binding.hosts]
+        used = lane in {self._runtime.lane(binding) for binding in ours}
+        return actions, "" if used else lane
+
+    def _close(self, binding: SliceBinding) -> None:
+        if self._runtime.close(binding):
+            self._compiler.submit(jax.clear_caches)
+
+    def binding(self, slice_id: SliceId) -> SliceBinding | None:
+        """Where a slice lies, if that was told here."""
+        tenant = self._tenants.get(slice_id)
+        return tenant.binding if tenant is not None else None
+
+    def reform(self, slices: Sequence[SliceId], output: Output) -> tuple[str, Reforming]:
+        """Slices that share a lane get new devices: the lane, and the job that sees to it."""
+        tenants = [self._tenants[slice_id] for slice_id in slices if slice_id in self._tenants]
+        renewals = []
+        for tenant in tenants:
+            if isinstance(tenant.place, Place):
+                compiled = [(tenant.codes[key], e) for key, e in tenant.executables.items()]
+                renewals.append(Renewal(tenant.binding, tenant.place, tuple(compiled)))
+            for function in tenant.executables:
+                self._launcher.first_launches_alone(function, tenant.binding.slice)
+
+        def failed(slice_id: SliceId, error: BaseException) -> None:
+            self._post(self._not_reformed, slice_id, error)
+
+        lane = self._runtime.lane(tenants[0].binding)
+        return lane, Reforming(renewals, self._runtime, output, failed)
+
+    def _not_reformed(self, slice_id: SliceId, error: BaseException) -> None:
+        tenant = self._tenants.get(slice_id)
+        if tenant is not None:
+            text = f"the hosts of slice {slice_name(slice_id)} could not be brought together again"
+            tenant.place = failure_of(text, error, self._host)
+
+    # --- functions ----------------------------------------------------------------------
+
+    def find_in(self, made: Callable[[Tenant], dict[str, Executable]] | None) -> None:
+        """From now on those who launch find a slice's executables in what this makes of them."""
+        self._found_in = made
+        for tenant in self._tenants.values():
+            tenant.executables = dict(tenant.executables) if made is None else made(tenant)
+
+    def prepare(self, code: Code) -> None:
+        """Compile a function for its slice, as soon as that has devices."""
+        tenant = self._tenants[code.slice]
+        tenant.wanted.add(code.function)
+
+        def compile_it(place: Place | Failure) -> None:
+            if isinstance(place, Failure):
+                self._compiled(tenant, code, (), place, 0.0, 0.0)
+                return
+            devices = place.devices
+            self._compiler.prepare(
+                code,
+                place,
+                lambda result, start, end: self._post(
+                    self._compiled, tenant, code, devices, result, start, end
+                ),
+            )
+
+        self.when_open(code.slice, compile_it)
+
+    def forget(self, functions: Iterable[tuple[str, SliceId]]) -> None:
+        """Nobody needs these any more."""
+        for function, slice_id in functions:
+            tenant = self._tenants.get(slice_id)
+            if tenant is not None:
+                tenant.wanted.discard(function)
+                tenant.executables.pop(function, None)
+                tenant.codes.pop(function, None)
+                self._forget(tenant, function)
+
+    def _forget(self, tenant: Tenant, function: str) -> None:
+        """Slices of the same devices share what was compiled for them."""
+        if isinstance(tenant.place, Place):
+            footprint = tenant.place.footprint
+            users = [t.place for t in self._tenants.values() if function in t.wanted]
+            if not any(isinstance(p, Place) and p.footprint is footprint for p in users):
+                self._compiler.forget(footprint, function)
+
+    def _compiled(
+        self,
+        tenant: Tenant,
+        code: Code,
+        devices: tuple[Any, ...],
+        result: Executable | Failure,
+        start: float,
+        end: float,
+    ) -> None:
+        if self._tenants.get(code.slice) is not tenant:
+            return  # for devices that the slice has no more
+        if code.function not in tenant.wanted:
+            self._forget(tenant, code.function)
+            return
+        if isinstance(result, Executable):
+            if isinstance(tenant.place, Place) and tenant.place.devices is not devices:
+                self.prepare(code)  # they were formed again meanwhile
+                return
+            tenant.executables[code.function] = result
+            self._launcher.needs(code.function, code.slice, result.temporary)
+            if result.alone:
+                self._launcher.launches_alone(code.function, code.slice)
+            if len(tenant.binding.hosts) > 1:
+                tenant.codes[code.function] = code
+                self._launcher.first_launches_alone(code.function, code.slice)
+        self._on_compiled(tenant.binding, code, result, start, end)
+
+
+def failure_of(what: str, error: BaseException, host: str, line: Line | None = None) -> Failure:
+    """An exception as data; one that is on purpose says itself what happened."""
+    if isinstance(error, PathwaysError):
+        return error.failure
+    return Failure(
+        "execute",
+        f"{what}: {error}",
+        host=host,
+        line=line or Line(),
+        details="".join(traceback.format_exception(error)),
+    )

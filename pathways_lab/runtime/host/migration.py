@@ -1,0 +1,165 @@
+"""Values of suspended slices: into the host's own memory, and on to other hosts.
+
+Problem: a client's slices give their devices away for a while, and may come
+back on others, without the client's help; its handles must stay good, also
+those that it reads meanwhile, and its uploads and questions may come at any
+moment, also to hosts that the slice has left.
+
+How: a parked value is what an upload is before its first reader: shards in the
+host's memory (:class:`pathways_lab.runtime.arrays.OnDemand`).  A slice that
+comes back to its devices needs nothing else.  One that moves keeps its mesh, so
+each shard goes whole to the host of its virtual device, as an upload of that
+host's; and a host that was left sends on what still comes for the slice.
+
+Rule for maintainers: runs in the reactor's thread; bytes are handled by the
+exchange.  A binding's generation says which devices somebody means.
+
+Paper: section 4.2 (suspend, resume, migration of a client's slices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.program import SliceId, Value
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Action
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.local_array import READY, Slot
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.data_messages import upload_fields
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.host.client_io import Desk
+from pathways_lab.runtime.host.local_slices import Tenants
+from pathways_lab.runtime.host.peers import Peers
+from pathways_lab.runtime.host.reports import Reports
+from pathways_lab.runtime.host.transfer_engine import Exchange
+
+Shards = Mapping[int, Any]
+
+
+class Parking:
+    """The slices of one host that are suspended, or that have moved.
+
+    carry_out: for the launcher's actions.  drop_lane(lane): nobody uses it now.
+    lost(slice, reason): a value could not be taken from its devices, or sent on.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        launcher: Launcher,
+        tenants: Tenants,
+        desk: Desk,
+        exchange: Exchange,
+        peers: Peers,
+        reports: Reports,
+        carry_out: Callable[[list[Action]], None],
+        drop_lane: Callable[[str], None],
+        lost: Callable[[SliceId, str], None],
+    ) -> None:
+        self._host = host
+        self._launcher = launcher
+        self._tenants = tenants
+        self._desk = desk
+        self._exchange = exchange
+        self._peers = peers
+        self._reports = reports
+        self._carry_out = carry_out
+        self._drop_lane = drop_lane
+        self._lost = lost
+        desk.send_on = self._send
+
+    # --- off the devices -------------------------------------------------------------------
+
+    def park(self, slice_id: SliceId) -> None:
+        """Nothing runs on the slice: take its values into the host's own memory."""
+        place = self._tenants.where(slice_id)
+        slots = self._slots(slice_id) if isinstance(place, Place) else {}
+        for slot in slots.values():
+            self._launcher.buffers.use(slot)
+        payloads = [slot.payload for slot in slots.values()]
+        self._exchange.submit(
+            self._exchange.take_home,
+            payloads,
+            place,
+            lambda homes: self._parked(slice_id, list(slots.values()), homes),
+        )
+
+    def _slots(self, slice_id: SliceId) -> dict[int, Slot]:
+        """By buffer, what has its value here."""
+        buffers = self._launcher.buffers
+        found = {number: buffers.get(number) for number in buffers.on_slice(slice_id)}
+        return {
+            number: slot
+            for number, slot in found.items()
+            if slot is not None and slot.state == READY and slot.payload is not None
+        }
+
+    def _parked(
+        self, slice_id: SliceId, slots: Sequence[Slot], homes: Sequence[Shards] | Failure
+    ) -> None:
+        buffers = self._launcher.buffers
+        if isinstance(homes, Failure):
+            for slot in slots:
+                buffers.release(slot)
+            return self._lost(slice_id, homes.message)
+        for slot, shards in zip(slots, homes, strict=True):
+            if slot.payload is not None:
+                slot.payload = self._home(slice_id, slot.value, shards)
+                buffers.uncount(slot)
+            buffers.release(slot)
+        self._carry_out(self._launcher.free(()))  # there is room for what waited
+        self._reports.parked(slice_id)
+        self._reports.due()
+
+    def _home(self, slice_id: SliceId, value: Value, shards: Shards) -> arrays.OnDemand:
+        return arrays.OnDemand(value, lambda _: shards, lambda: self._tenants.place(slice_id))
+
+    # --- to other hosts --------------------------------------------------------------------
+
+    def move(self, binding: SliceBinding) -> None:
+        """The slice lies elsewhere from now on, also if partly here: send on what it has."""
+        slice_id = binding.slice
+        values: list[tuple[int, Value, Shards]] = []
+        for number, slot in self._slots(slice_id).items():
+            shards = slot.payload.shards() if isinstance(slot.payload, arrays.OnDemand) else None
+            if shards is None:
+                return self._lost(slice_id, f"a value of it was not parked on {self._host}")
+            data = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
+            values.append((number, slot.value, data))
+        values += self._desk.unfinished(slice_id)
+        early = self._desk.take_early(binding)
+        actions, lane = self._tenants.leave(slice_id)
+        self._carry_out(actions)
+        if lane:
+            self._drop_lane(lane)
+        self._desk.moved[slice_id] = binding
+        self._desk.redirect(binding)
+        for number, value, parts in values:
+            fields = upload_fields(number, slice_id, value.shape, value.dtype, value.layout)
+            self._send(binding, fields, parts)
+        for fields, parts in early:
+            self._send(binding, fields, parts)
+        self._reports.moved(slice_id)
+        self._reports.due()
+
+    def _send(self, binding: SliceBinding, fields: dict[str, Any], parts: Shards) -> None:
+        """Shards, by virtual device, to the hosts of these devices; this one may be among them."""
+        by_host: dict[str, list[int]] = {}
+        for number in parts:
+            by_host.setdefault(binding.devices[number][0], []).append(number)
+        for host, numbers in by_host.items():
+            letter = {**fields, "devices": numbers, "generation": binding.generation}
+            data = [parts[number] for number in numbers]
+            if host == self._host:
+                self._desk.put_here(letter, data)
+            else:
+
+                def done(error: Exception | None, host: str = host) -> None:
+                    if error is not None:
+                        self._lost(binding.slice, f"a value could not be sent to {host}: {error}")
+
+                self._exchange.submit(self._peers.send, host, "put", letter, data, done)

@@ -1,0 +1,88 @@
+"""A lane's devices, formed again: slices opened, code compiled, in the lane's own turn.
+
+Problem: when gangs of several hosts wait for each other for ever, their common
+client is cut and formed again; slices, code and arrays on it must outlive it,
+and what is launched next must find the new devices, on every host in the same
+turn.
+
+How: this is a job of the lane like any gang, so that all that was handed to
+the lane before goes before, and all that comes later finds the new devices.
+Arrays stay where they are and are brought over when a gang needs them
+(:func:`pathways_lab.runtime.arrays.here`), which shares their memory.
+
+Rule for maintainers: places and executables are renewed in place, because gangs
+that are queued already hold them.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pathways_lab.core.program.program import SliceId
+from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.devices import IslandRuntime, Place
+from pathways_lab.runtime.host.compiler import Code, Executable, compile_code
+from pathways_lab.runtime.host.device_queues import Times
+from pathways_lab.runtime.host.user_output import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A slice whose devices are formed again, with what was compiled for it."""
+
+    binding: SliceBinding
+    place: Place
+    compiled: tuple[tuple[Code, Executable], ...]
+
+
+class Reforming:
+    """Opens slices again and compiles their code (a :class:`.host.device_queues.Job`).
+
+    failed(slice, error): in the lane's thread, for one that could not be.
+    """
+
+    devices: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        renewals: Sequence[Renewal],
+        runtime: IslandRuntime,
+        output: Output,
+        failed: Callable[[SliceId, BaseException], None],
+    ) -> None:
+        self._renewals = tuple(renewals)
+        self._runtime = runtime
+        self._output = output
+        self._failed = failed
+
+    def start(self) -> None:
+        for renewal in self._renewals:
+            try:
+                self._renew(renewal)
+            except Exception as error:  # of this slice only: it may have been released meanwhile
+                self._failed(renewal.binding.slice, error)
+
+    def _renew(self, renewal: Renewal) -> None:
+        place = self._runtime.reopen(renewal.binding)
+        made = [
+            (known, compile_code(code, place, self._output)) for code, known in renewal.compiled
+        ]
+        renewal.place.renew(place.footprint)
+        for known, new in made:
+            known.renew(new)
+
+    def rest(self) -> None:
+        return None
+
+    def ready(self, receipt: None) -> bool:
+        return True
+
+    def wait(self, receipt: None) -> None:
+        """It is done when it has started."""
+
+    def over(self, times: Times, error: BaseException | None) -> None:
+        if error is not None:
+            raise error

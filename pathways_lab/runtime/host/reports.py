@@ -1,0 +1,240 @@
+"""What a host tells the control plane: batched, and never late.
+
+Problem: a gang can take 50 us, a message costs as much; a user waits for the
+last one.  So what happens is collected and sent in one message at least every
+:data:`PERIOD` while something is under way, within :data:`QUICK` when a run is
+over here, and at once when nothing is under way any more, nothing was sent for that
+long, or the next grants wait for this end.  A run of which whoever waits has heard
+from here that it is over hurries nobody else: it is told with what comes next, after
+a :data:`PERIOD` at the latest.
+
+Rule for maintainers: in the reactor's thread only.
+
+Paper: section 4.5 (batched host-to-controller messages).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.messages import HostReport
+from pathways_lab.core.program.program import SliceId
+from pathways_lab.executor.actions import ReportRow
+from pathways_lab.executor.device_memory import Memory
+from pathways_lab.timeline.records import Record, Sample
+from pathways_lab.transport import record_encoding
+from pathways_lab.transport.codec import pack_fields
+from pathways_lab.transport.link import LinkClosed
+
+PERIOD = 0.020
+QUICK = 0.001
+MEMORY_PERIOD = 0.050
+"""Seconds between two samples of the memory while it changes."""
+
+
+class Reports:
+    """One host's outgoing reports.
+
+    send(op, fields): to the control plane.
+    later(seconds, function): run it in the reactor's thread.
+    idle(): whether no step is under way.  memory: the account of its devices.
+    look(): called before what is to be sent is collected on time.
+    gangs(ended): what they are in the timeline.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        island: str,
+        clock: Callable[[], float],
+        send: Callable[[str, dict[str, Any]], Any],
+        later: Callable[..., None],
+        idle: Callable[[], bool],
+        memory: Memory[Any],
+        look: Callable[[], None],
+        gangs: Callable[[list[record_encoding.Ended]], bytes],
+    ) -> None:
+        self._host = host
+        self._island = island
+        self._clock = clock
+        self._send = send
+        self._later = later
+        self._idle = idle
+        self._memory = memory
+        self._look = look
+        self._gangs = gangs
+        self._ended: list[record_encoding.Ended] = []
+        self._finished: list[tuple[int, int, float]] = []
+        self._rows: list[tuple[int, int, tuple[float, ...]]] = []
+        self._failed: list[tuple[int, int, Failure]] = []
+        self._resident: list[int] = []
+        self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
+        self._parked: list[SliceId] = []
+        self._moved: list[SliceId] = []
+        self._records: list[bytes] = []
+        self._flushed = 0.0
+        self._waiting = False
+        self._over = False
+        self._hurried = self._told = False
+        # Since due() was last called: runs of which something ended, and those that are over.
+        self._ending: set[int] = set()
+        self._runs_over: set[int] = set()
+        self._prompt: set[int] = set()
+        self._sampled: dict[int, int] = {}
+        self._sampling = False
+        self._sampled_at = 0.0
+
+    # --- what happened ------------------------------------------------------------------
+
+    def finished(self, run: int, step: int, seconds: float, failure: Failure | None) -> None:
+        self._finished.append((run, step, seconds))
+        self._ending.add(run)
+        if failure is not None:
+            self._failed.append((run, step, failure))
+
+    def row_finished(self, row: ReportRow) -> None:
+        self._rows.append((row.run, row.first, row.times))
+        self._ending.add(row.run)
+
+    def resident(self, buffer: int) -> None:
+        self._resident.append(buffer)
+
+    def compiled(
+        self, function: str, slice_id: SliceId, temporary: int, failure: Failure | None
+    ) -> None:
+        self._compiled.append((function, slice_id, temporary, failure))
+
+    def parked(self, slice_id: SliceId) -> None:
+        self._parked.append(slice_id)
+
+    def moved(self, slice_id: SliceId) -> None:
+        self._moved.append(slice_id)
+
+    def hurry(self, run: int) -> None:
+        """Others wait for whatever of this run ends."""
+        self._prompt.add(run)
+
+    def run_over(self, run: int) -> None:
+        """Somebody may wait for what was reported."""
+        self._runs_over.add(run)
+
+    def told(self) -> None:
+        """Who waited for what has just ended has heard of it from here."""
+        self._told = True
+
+    def record(self, record: Record) -> None:
+        """Remember it in the timeline; :meth:`due` has it sent."""
+        self._records.append(record_encoding.write(record))
+
+    def record_packed(self, records: bytes) -> None:
+        """The same of records that are written already."""
+        self._records.append(records)
+
+    def ended(self, gang: record_encoding.Ended) -> None:
+        """The same for a gang that is over."""
+        self._ended.append(gang)
+
+    # --- sending --------------------------------------------------------------------------
+
+    def due(self, *, now: bool = True) -> None:
+        """Something was added: send it now, or soon.  now: this thread has nothing else to do."""
+        idle, since = self._idle(), time.monotonic() - self._flushed
+        # Of several runs it is not known whose end was waited for.
+        heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
+        waited_for = not self._prompt.isdisjoint(self._ending)
+        self._prompt -= self._runs_over
+        if waited_for and now:
+            self.flush()
+        elif not heard or waited_for:
+            self._over |= bool(self._runs_over)
+            if now and (since >= PERIOD or idle or (self._over and since >= QUICK)):
+                self.flush()
+            elif (self._over or idle) and not self._hurried:
+                self._hurried = True
+                self._later(QUICK, self._timer)
+        self._told = False
+        self._ending.clear()
+        self._runs_over.clear()
+        if (heard or not idle) and not self._waiting:
+            self._waiting = True
+            self._later(PERIOD, self._period)
+
+    def _timer(self) -> None:
+        self._look()
+        self.flush()
+
+    def _period(self) -> None:
+        self._waiting = False
+        self._timer()
+        if not self._idle():
+            self.due()
+
+    def flush(self) -> None:
+        """Send everything that was added, if anything was."""
+        self._sample_memory()
+        # Also when there is nothing: a timer that found nothing is over too.
+        self._hurried = False
+        if not (
+            self._finished or self._failed or self._resident or self._compiled or self._records
+            or self._ended or self._parked or self._moved or self._rows
+        ):  # fmt: skip
+            return
+        report = HostReport(
+            0.0,
+            "",
+            self._host,
+            tuple(self._finished),
+            tuple(self._failed),
+            tuple(self._resident),
+            tuple(self._compiled),
+            tuple(self._parked),
+            tuple(self._moved),
+            tuple(self._rows),
+        )
+        fields = pack_fields(report)
+        for name in ("time", "cause", "host"):
+            del fields[name]
+        if self._ended:
+            self._records.append(self._gangs(self._ended))
+        fields["records"] = self._records
+        self._records, self._ended, self._over = [], [], False
+        self._finished, self._failed, self._resident, self._compiled = [], [], [], []
+        self._parked, self._moved = [], []
+        self._rows = []
+        self._flushed = time.monotonic()
+        try:
+            self._send("report", fields)
+        except LinkClosed:
+            # The control plane is gone; the process ends by its lifeline.
+            return
+
+    def _sample_later(self) -> None:
+        self._sampling = False
+        self.flush()
+
+    def _sample_memory(self) -> None:
+        memory = {device: used for device, used in self._memory.used.items() if used}
+        now = time.monotonic()
+        if memory == self._sampled:
+            return
+        if now - self._sampled_at < MEMORY_PERIOD:
+            if not self._sampling:
+                self._sampling = True
+                self._later(MEMORY_PERIOD, self._sample_later)
+            return
+        for device in sorted(memory.keys() | self._sampled.keys()):
+            if memory.get(device, 0) != self._sampled.get(device, 0):
+                self.record(
+                    Sample(
+                        "memory",
+                        self._clock(),
+                        float(memory.get(device, 0)),
+                        self._island,
+                        self._host,
+                        {"device": device, "most": self._memory.most.get(device, 0)},
+                    )
+                )
+        self._sampled, self._sampled_at = memory, now

@@ -1,0 +1,475 @@
+"""Transfers, uploads and fetches: shards out of and into this host's devices.
+
+Problem: the launcher says *that* a transfer begins and wants to know when its
+shards are there; the bytes must go directly between hosts, only those that the
+other side needs, and nothing may wait for a host that is slow.
+
+How: one thread does all slicing, copying and assembling; it never waits, for
+it is given only sources that are there.  What is small, when that thread has
+nothing to do, is done by whoever has it: to hand it over would cost more.  A
+part that is a whole shard becomes the shard's memory as it is; parts of a shard
+are put together in aligned memory, which JAX then takes without a copy.  Devices
+of a host that want the same box share its memory.
+
+Rule for maintainers: everything here but :meth:`Exchange.submit` runs one after
+the other, in the order of submitting.  Never hold more of an array than shards of this
+host's devices (the tests count).  Every problem becomes the failure of the
+transfer or upload that has it.
+
+Paper: section 4.3 (sharded transfers), section 4.5.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.layout import Box
+from pathways_lab.core.program.program import Plan, Transfer, Value
+from pathways_lab.executor.actions import Key, Receive, Send
+from pathways_lab.executor.buffers import Past
+from pathways_lab.executor.transfer_routes import Group, Route
+from pathways_lab.runtime import arrays
+from pathways_lab.runtime.data_messages import Part
+from pathways_lab.runtime.devices import Place
+from pathways_lab.runtime.host.peers import Peers
+from pathways_lab.transport.codec import pack_fields
+
+SMALL = 64 * 1024
+"""Bytes from which on the thread of the exchange copies, and nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """How a transfer ended on its receiving side.
+
+    start: when its first part was sent, on the control plane's clock, or None.
+    sources: hosts that parts came from.  nbytes: what came from other hosts.
+    """
+
+    action: Receive
+    payload: jax.Array | None
+    failure: Failure | None
+    start: float | None = None
+    sources: tuple[str, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class _Incoming:
+    action: Receive
+    place: Place
+    groups: dict[int, Group]
+    missing: dict[int, set[Box]]
+    parts: dict[int, Any] = field(default_factory=dict)
+    """By group: the shard, or what is there of it."""
+    start: float | None = None
+    nbytes: int = 0
+
+
+class Exchange:
+    """Who moves shards.
+
+    clock: the control plane's clock.  post(function, *args): run in the
+        reactor's thread.  on_death: its own code failed; the host must end.
+    memory: where shards are put together.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        peers: Peers,
+        clock: Callable[[], float],
+        post: Callable[..., None],
+        on_sent: Callable[[Send, Failure | None, float, int], None],
+        on_arrived: Callable[[Arrived], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self.memory = arrays.Memory()
+        self._host = host
+        self._peers = peers
+        self._clock = clock
+        self._post = post
+        self._on_sent = on_sent
+        self._on_arrived = on_arrived
+        self._on_death = on_death
+        self._incoming: dict[Key, _Incoming] = {}
+        self._early: dict[int, list[tuple[int, Callable[[], None]]]] = {}
+        """By run, step and what to do: parts that came before their receiving side was ready."""
+        self._doubtful: dict[int, list[tuple[Key, str, str]]] = {}
+        """By run: steps, hosts and reasons, of parts that may have come over a broken link."""
+        self._over: Past[int] = Past()
+        self._cancelled: Past[Key] = Past()
+        self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._working = threading.Lock()
+        self._counting = threading.Lock()
+        self._waiting = 0
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., None], *args: Any, nbytes: int = SMALL) -> None:
+        """Run it, in the order of submitting.  From any thread.
+
+        nbytes: about so many are copied; what is below :data:`SMALL` may be done at once.
+        """
+        with self._counting:
+            here = nbytes < SMALL and not self._waiting and self._working.acquire(blocking=False)
+            if not here:
+                self._waiting += 1
+                self._jobs.put((function, args))
+        if here:
+            try:
+                function(*args)
+            except BaseException as error:
+                self._on_death(error)
+            finally:
+                self._working.release()
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                with self._working:
+                    job[0](*job[1])
+                del job
+                with self._counting:
+                    self._waiting -= 1
+        except BaseException as error:
+            self._on_death(error)
+
+    # --- sending ----------------------------------------------------------------------
+
+    def send(self, action: Send, place: Place, route: Route) -> None:
+        """Give away the parts of a settled source."""
+        start = self._clock()
+        if action.failure is not None:
+            self._tell_receivers(action.key, route, action.failure)
+            self._sent(action, action.failure, start, 0)
+            return
+        try:
+            waiting = self._send_parts(action, place, route, start)
+        except Exception as error:
+            failure = self._failure(action.plan, action.node, error)
+            self._tell_receivers(action.key, route, failure)
+            self._sent(action, failure, start, 0)
+            return
+        waiting.expected()
+
+    def _send_parts(self, action: Send, place: Place, route: Route, start: float) -> _Letters:
+        run, step = action.key
+        letters = _Letters(
+            lambda error, nbytes: self._posted_all(action, route, start, error, nbytes)
+        )
+        payload = action.source.payload
+        if payload is None:
+            raise RuntimeError("the source of the transfer is not on its devices")
+        shards = arrays.shards_of(payload, place) if route.sends else {}
+        views: dict[int, np.ndarray[Any, Any]] = {}
+        for send in route.sends:
+            origin = route.origins[send.source]
+            if (
+                send.host == self._host
+                and send.box == origin
+                and _on_accelerator(shards[send.source])
+            ):
+                self._part(action.key, send.target, send.box, shards[send.source], start)
+                continue
+            if send.source not in views:
+                views[send.source] = np.asarray(shards[send.source])
+            part = views[send.source][arrays.index(send.box, origin)]
+            if send.host == self._host:
+                self._part(action.key, send.target, send.box, part, start)
+                continue
+            data = arrays.as_bytes(np.asarray(part, order="C"))
+            message = pack_fields(Part(run, step, send.target, send.source, send.box, start))
+            self._peers.send(send.host, "piece", message, [data], letters.add(data.nbytes))
+        return letters
+
+    def _posted_all(
+        self, action: Send, route: Route, start: float, error: Exception | None, nbytes: int
+    ) -> None:
+        """All pieces are on their way, or cannot be.  In any thread."""
+        failure = None
+        if error is not None:
+            failure = self._failure(action.plan, action.node, error)
+        self._sent(action, failure, start, nbytes)
+
+    def _sent(self, action: Send, failure: Failure | None, start: float, nbytes: int) -> None:
+        self._post(self._on_sent, action, failure, start, nbytes)
+
+    def _tell_receivers(self, key: Key, route: Route, failure: Failure) -> None:
+        """There will be no data: those who wait for it shall know at once."""
+        fields = pack_fields(Part(*key, failure=failure))
+        for host in route.receivers:
+            if host != self._host:
+                self._peers.send(host, "piece", fields, [], lambda error: None)
+            elif key in self._incoming:
+                self._fail(key, failure)
+            else:
+                self._keep(key, lambda: self._fail(key, failure))
+
+    # --- receiving --------------------------------------------------------------------
+
+    def receive(self, action: Receive, place: Place, route: Route) -> None:
+        """Parts will come; some may have come before."""
+        if action.key in self._cancelled or action.key[0] in self._over:
+            return
+        incoming = _Incoming(
+            action,
+            place,
+            {group.target: group for group in route.groups},
+            {group.target: {box for box, _, _ in group.pieces} for group in route.groups},
+        )
+        self._incoming[action.key] = incoming
+        dtype = arrays.physical_of(incoming.action.target.value).dtype
+        for group in route.groups:
+            if not group.pieces:
+                incoming.parts[group.target] = np.empty(_extent(group.box), dtype)
+                del incoming.missing[group.target]
+        run, step = action.key
+        early = self._early.pop(run, [])
+        others = [entry for entry in early if entry[0] != step]
+        if others:
+            self._early[run] = others
+        for at, take in early:
+            if at == step:
+                take()
+        self._finish_if_whole(incoming)
+        for doubtful, host, reason in self._doubtful.get(run, ()):
+            if doubtful == action.key:
+                self._fail_if_from(host, incoming, reason)
+
+    def _keep(self, key: Key, take: Callable[[], None]) -> None:
+        """Something came for a transfer whose receiving side is not ready, or not any more."""
+        if key[0] not in self._over and key not in self._cancelled:
+            self._early.setdefault(key[0], []).append((key[1], take))
+
+    def piece(self, message: Part, data: Any) -> None:
+        """A message of another host: one part of a transfer, or that there will be none."""
+        key = (message.run, message.step)
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            self._keep(key, lambda: self.piece(message, data))
+            return
+        try:
+            if message.failure is not None:
+                self._fail(key, message.failure)
+                return
+            dtype = arrays.physical_of(incoming.action.target.value).dtype
+            incoming.nbytes += len(data)
+            part = arrays.from_bytes(data, _extent(message.box), dtype)
+            self._part(key, message.target, message.box, part, message.sent)
+        except Exception as error:
+            self._fail(key, self._problem(error))
+
+    def _part(self, key: Key, target: int, box: Box, part: Any, sent: float) -> None:
+        """One part is here, as NumPy, or as a whole shard on a device."""
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            # From this host itself, whose target devices are still being opened.
+            self._keep(key, lambda: self._part(key, target, box, part, sent))
+            return
+        incoming.start = sent if incoming.start is None else min(sent, incoming.start)
+        missing = incoming.missing.get(target, set())
+        if box not in missing:
+            raise ValueError(f"an unexpected part {box} for device {target}")
+        group = incoming.groups[target]
+        if box == group.box:
+            incoming.parts[target] = part
+        else:
+            if target not in incoming.parts:
+                dtype = arrays.physical_of(incoming.action.target.value).dtype
+                incoming.parts[target] = self.memory.take(_extent(group.box), dtype)
+            incoming.parts[target][arrays.index(box, group.box)] = part
+        missing.remove(box)
+        if not missing:
+            del incoming.missing[target]
+            self._finish_if_whole(incoming)
+
+    def _finish_if_whole(self, incoming: _Incoming) -> None:
+        if incoming.missing or self._incoming.get(incoming.action.key) is not incoming:
+            return
+        del self._incoming[incoming.action.key]
+        shards = {
+            device: incoming.parts[group.target]
+            for group in incoming.groups.values()
+            for device in group.devices
+        }
+        sources = {host for g in incoming.groups.values() for _, _, host in g.pieces}
+        try:
+            payload = arrays.join(incoming.action.target.value, incoming.place, shards)
+        except Exception as error:
+            arrived = Arrived(incoming.action, None, self._problem(error))
+        else:
+            arrived = Arrived(
+                incoming.action,
+                payload,
+                None,
+                incoming.start,
+                tuple(sorted(sources)),
+                incoming.nbytes,
+            )
+        self._post(self._on_arrived, arrived)
+
+    def _fail(self, key: Key, failure: Failure) -> None:
+        incoming = self._incoming.pop(key, None)
+        if incoming is not None:
+            self._post(self._on_arrived, Arrived(incoming.action, None, failure))
+
+    def cancel(self, key: Key) -> None:
+        """Nobody waits for this transfer any more."""
+        self._cancelled.add(key)
+        self._incoming.pop(key, None)
+
+    def run_over(self, run: int) -> None:
+        """Late pieces of this run are thrown away."""
+        self._over.add(run)
+        self._early.pop(run, None)
+        self._doubtful.pop(run, None)
+
+    def peer_lost(self, host: str, reason: str, unfinished: Iterable[Key] = ()) -> None:
+        """The link from a host broke: parts that it sent may be lost.
+
+        unfinished: steps that are known here, also transfers whose turn has not come.
+        """
+        for key in unfinished:
+            if key not in self._incoming and key[0] not in self._over:
+                self._doubtful.setdefault(key[0], []).append((key, host, reason))
+        for incoming in tuple(self._incoming.values()):
+            self._fail_if_from(host, incoming, reason)
+
+    def _fail_if_from(self, host: str, incoming: _Incoming, reason: str) -> None:
+        """A transfer that lacks parts of a host which will not send them again."""
+        key = incoming.action.key
+        if self._incoming.get(key) is not incoming:
+            return
+        owners = {
+            (target, box): owner
+            for target, group in incoming.groups.items()
+            for box, _, owner in group.pieces
+        }
+        if host in {owners[t, box] for t, boxes in incoming.missing.items() for box in boxes}:
+            text = f"the connection from host {host} to {self._host} broke during a transfer"
+            remedy = "run the program again"
+            self._fail(key, Failure("lost", f"{text}: {reason}", remedy, host=self._host))
+
+    # --- uploads and fetches ------------------------------------------------------------
+
+    def upload(
+        self,
+        value: Value,
+        place: Place,
+        parts: dict[int, Any],
+        done: Callable[[arrays.OnDemand | Failure], None],
+    ) -> None:
+        """All bytes of an upload for this host are here, by device number."""
+        try:
+            result: arrays.OnDemand | Failure = arrays.upload(parts, value, place)
+        except Exception as error:
+            result = self._problem(error)
+        self._post(done, result)
+
+    def take_home(
+        self,
+        payloads: Sequence[Any],
+        place: Any,
+        done: Callable[[list[dict[int, Any]] | Failure], None],
+    ) -> None:
+        """Copies, in the host's own memory, of the shards of values of a slice."""
+        try:
+            result: list[dict[int, Any]] | Failure = [
+                {n: np.array(shard, order="C") for n, shard in arrays.shards_of(p, place).items()}
+                for p in payloads
+            ]
+        except Exception as error:
+            result = self._problem(error, "taken from")
+        self._post(done, result)
+
+    def read(
+        self,
+        payload: Any,
+        place: Place,
+        devices: tuple[int, ...],
+        done: Callable[[list[memoryview] | Failure], None],
+    ) -> None:
+        """The bytes of some shards, as views of their memory where devices are CPUs."""
+        try:
+            if payload is None:
+                raise RuntimeError("its value is gone")
+            shards = arrays.shards_of(payload, place)
+            result: list[memoryview] | Failure = [
+                arrays.as_bytes(np.asarray(shards[device])) for device in devices
+            ]
+        except Exception as error:
+            result = self._problem(error, "read from")
+        self._post(done, result)
+
+    # --- failures -------------------------------------------------------------------------
+
+    def _failure(self, plan: Plan, node: Transfer, error: Exception) -> Failure:
+        return Failure(
+            "lost" if isinstance(error, ConnectionError) else "execute",
+            f"{node.name} from {self._host} failed: {error}",
+            program=plan.name,
+            node=node.name,
+            host=self._host,
+            line=node.line,
+            details="".join(traceback.format_exception(error)),
+        )
+
+    def _problem(self, error: Exception, done: str = "put on") -> Failure:
+        return Failure(
+            "execute",
+            f"an array could not be {done} the devices of {self._host}:"
+            f" {str(error) or type(error).__name__}",
+            host=self._host,
+            details="".join(traceback.format_exception(error)),
+        )
+
+
+class _Letters:
+    """Counts the pieces of one transfer until all are on their way."""
+
+    def __init__(self, done: Callable[[Exception | None, int], None]) -> None:
+        self._done = done
+        self._open = 1
+        self._error: Exception | None = None
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> Callable[[Exception | None], None]:
+        with self._lock:
+            self._open += 1
+            self._nbytes += nbytes
+        return self._one
+
+    def expected(self) -> None:
+        """All pieces were added."""
+        self._one(None)
+
+    def _one(self, error: Exception | None) -> None:
+        with self._lock:
+            self._open -= 1
+            self._error = self._error or error
+            last = self._open == 0
+        if last:
+            self._done(self._error, self._nbytes)
+
+
+def _extent(box: Box) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)
+
+
+def _on_accelerator(shard: Any) -> bool:
+    return isinstance(shard, jax.Array) and next(iter(shard.devices())).platform != "cpu"

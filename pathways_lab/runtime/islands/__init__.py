@@ -1,0 +1,1 @@
+"""Hosts of one island that compute as one JAX runtime."""

@@ -1,0 +1,83 @@
+"""The services at which hosts meet, as the control plane's reactor sees them.
+
+Problem: the book of formations is pure and lives in the reactor's thread, while
+the coordination process answers whenever it likes, in a thread of its own, and
+may be gone.
+
+Rule for maintainers: everything comes back through *post*; nothing is decided
+here.  The process is started by the first formation: a lab whose slices all
+lie on one host never has it.
+
+Paper: section 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from pathways_lab.runtime.islands.coordination_service import Coordination, CoordinationLost
+from pathways_lab.runtime.processes.child_process import ChildDied
+
+
+class Book(Protocol):
+    """Who asked for a service, and is told what became of it."""
+
+    def opened(self, number: int, address: str) -> None: ...
+
+    def refused(self, number: int, reason: str) -> None: ...
+
+    def orphaned(self, numbers: list[int]) -> None: ...
+
+
+class Introductions:
+    """Implements :class:`pathways_lab.runtime.islands.process_groups.Services` with a process.
+
+    folder, interface: see :class:`Coordination`.
+    post(function, *args): run it in the reactor's thread.
+    book(number): who is told of the service of this number.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        interface: str | None,
+        post: Callable[..., None],
+        book: Callable[[int], Book],
+    ) -> None:
+        self._post = post
+        self._book = book
+        self._coordination = Coordination(folder, interface, self._lost)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the coordination process, while there is one."""
+        return self._coordination.pid
+
+    def open(self, formation: int, processes: int) -> None:
+        """The book hears :meth:`Book.opened` or :meth:`Book.refused` later."""
+
+        def done(answer: str | CoordinationLost) -> None:
+            if isinstance(answer, str):
+                self._post(self._book(formation).opened, formation, answer)
+            else:
+                self._post(self._book(formation).refused, formation, str(answer))
+
+        try:
+            self._coordination.open(formation, processes, done)
+        except (CoordinationLost, ChildDied) as error:
+            # It could not even be started: no memory, no process left.
+            self._post(self._book(formation).refused, formation, str(error))
+
+    def close(self, formation: int) -> None:
+        """Nobody needs introductions there any more."""
+        self._coordination.close(formation)
+
+    def end(self) -> None:
+        """End the process.  Again is fine."""
+        self._coordination.end()
+
+    def _lost(self, formations: list[int], why: str) -> None:
+        for number in formations:
+            self._post(self._book(number).orphaned, [number])

@@ -1,0 +1,1 @@
+"""Bytes between processes: sockets, shared memory, typed messages.  No JAX."""

@@ -1,0 +1,94 @@
+"""Addresses of the lab's own sockets, and the private folders for Unix ones.
+
+Problem: a Unix socket is reachable by whoever may enter its folder, and its
+path may have about a hundred bytes on some systems, while temporary folders
+can be long.
+
+Rule for maintainers: three forms only, ``unix:/folder/name.sock``,
+``tcp://host:port`` and, over Dask's comms, ``dask+tls://host:port``; folders
+belong to this user alone (mode 0700).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from pathways_lab.transport.dask_comms import PREFIX
+
+_LONGEST = 100
+"""Bytes of a Unix socket path that every supported system takes (macOS: 104 with the end)."""
+
+
+def private_folder() -> Path:
+    """A new folder that only this user can enter, with a short path.  The caller removes it."""
+    for base in ("/tmp", None):
+        if base is None or os.access(base, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix="pwlab-", dir=base))
+    raise AssertionError("unreachable: mkdtemp raises when there is no temporary folder")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder made by :func:`private_folder`; absent is fine."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine() -> str:
+    """This machine and its network: equal for two processes whose loopback is the same one.
+
+    What a machine calls itself proves nothing: many call themselves 127.0.1.1.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # no Linux, and so no namespaces
+        return socket.gethostname()
+
+
+def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
+    """The socket family of an address and what ``bind`` and ``connect`` take.
+
+    Raises ValueError that says which forms are legal.
+    """
+    scheme, _, rest = address.removeprefix(PREFIX).partition(":")
+    if scheme == "unix" and rest.startswith("/"):
+        if len(os.fsencode(rest)) > _LONGEST:
+            raise ValueError(
+                f"the path of a Unix socket may have {_LONGEST} bytes, this one has "
+                f"{len(os.fsencode(rest))}: {rest!r}; put it into a shorter folder"
+            )
+        return socket.AF_UNIX, rest
+    host, _, port = rest.removeprefix("//").rpartition(":")
+    if scheme in ("tcp", "tls") and rest.startswith("//") and host and port.isdecimal():
+        host = host.removeprefix("[").removesuffix("]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return family, (host, int(port))
+    raise ValueError(
+        f"address {address!r} is neither unix:/path/to.sock nor tcp://host:port nor "
+        f"{PREFIX}tls://host:port"
+    )
+
+
+def clear_stale(path: str | tuple[str, int]) -> None:
+    """Remove a Unix socket at *path* that a killed process left behind; a live one stays."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(str(path))
+        except OSError:
+            return
+
+
+def of_listener(sock: socket.socket) -> str:
+    """The address under which a listening socket is reached from its own machine."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
+    return f"tcp://{host}:{name[1]}"

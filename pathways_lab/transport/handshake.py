@@ -1,0 +1,185 @@
+"""From a fresh socket to an authenticated link with both hellos exchanged.
+
+Problem: the connecting end may wait, the accepting end must not (it serves
+others meanwhile); neither may parse anything before the other has proved the
+key.
+
+Rule for maintainers: before the proof only fixed numbers of bytes are read;
+the first message after it is ``hello`` (or ``refused`` with a reason).
+
+After the authentication of :mod:`pathways_lab.transport.auth` both ends send one
+message ``hello``, the connecting end first.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pathways_lab.transport import addresses, auth, clock_sync
+from pathways_lab.transport.dask_comms import is_comm
+from pathways_lab.transport.framing import Decoder, Limits, Message, WireError, encode
+
+
+class Refused(ConnectionError):
+    """The other end took the key but not the hello; ``str()`` is its reason."""
+
+
+_KEPT_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""A machine that vanishes says nothing: its connections break within half a minute, where the
+operating system has these settings."""
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages leave at once, and an end that is not there any more is noticed."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEPT_ALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Arrival:
+    """An accepted connection on its way: call :meth:`step` whenever bytes are there."""
+
+    def __init__(self, sock: socket.socket, key: bytes, limits: Limits) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.decoder = Decoder(limits)
+        self._responder = auth.Responder(key)
+        self._encrypting = isinstance(sock, ssl.SSLSocket)
+        self._received = b""
+        self._wanted = auth.GREETING_BYTES
+        self._proved = False
+
+    @property
+    def holder(self) -> int:
+        """Whose key the other end has proved (see :mod:`pathways_lab.transport.auth`)."""
+        return self._responder.holder
+
+    def step(self) -> list[Message]:
+        """Go on as far as the bytes reach; the hello and what follows it, once it is there.
+
+        Raises AuthenticationError, WireError, OSError: close the socket then.
+        """
+        try:
+            if self._encrypting:
+                assert isinstance(self.sock, ssl.SSLSocket)
+                self.sock.do_handshake()
+                self._encrypting = False
+            while not self._proved:
+                self._prove()
+            messages: list[Message] = []
+            while not messages:
+                count = _some(self.sock.recv_into(self.decoder.space()))
+                self.decoder.advance(count, messages)
+            _check_hello(messages[0])
+            return messages
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return []
+
+    def _prove(self) -> None:
+        data = self.sock.recv(self._wanted - len(self._received))
+        _some(len(data))
+        self._received += data
+        if len(self._received) < self._wanted:
+            return
+        if self._wanted == auth.GREETING_BYTES:
+            # A fresh socket takes 72 bytes; one that does not is not worth waiting for.
+            if self.sock.send(self._responder.reply(self._received)) != auth.REPLY_BYTES:
+                raise ConnectionError("the other end does not read")
+            self._wanted = auth.ANSWER_BYTES
+        else:
+            self._responder.check(self._received)
+            self._proved = True
+        self._received = b""
+
+
+def meet(
+    address: str,
+    key: bytes,
+    hello: dict[str, Any],
+    timeout: float,
+    limits: Limits,
+    context: ssl.SSLContext | None = None,
+    dial: Callable[[str, ssl.SSLContext | None, float], socket.socket] | None = None,
+    holder: int = 0,
+) -> tuple[socket.socket, Decoder, list[Message], clock_sync.Difference]:
+    """Connect, authenticate and exchange hellos, waiting at most *timeout* seconds.
+
+    dial: makes the socket for an address that is reached over a comm.
+    holder: whose key it is (see :mod:`pathways_lab.transport.auth`).
+    Returns the socket, its decoder, the messages received (the first is the
+    hello of the other end), and the difference of clocks.  Raises Refused,
+    AuthenticationError, WireError, TimeoutError, OSError.
+    """
+    family, place = addresses.parse(address)
+    deadline = time.monotonic() + timeout
+    if dial is not None and is_comm(address):
+        sock = dial(address, context, timeout)
+    else:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+
+        def patience() -> None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{address} did not answer within {timeout:g} s")
+            sock.settimeout(left)
+
+        patience()
+        if not is_comm(address):
+            sock.connect(place)
+            tune(sock)
+        if context is not None and not is_comm(address):
+            sock = context.wrap_socket(sock, do_handshake_on_connect=False)
+            patience()
+            sock.do_handshake()
+        initiator = auth.Initiator(key, holder)
+        sock.sendall(initiator.greeting())
+        answer = initiator.answer(_exactly(sock, auth.REPLY_BYTES, patience))
+        sent = time.monotonic()
+        sock.sendall(answer + b"".join(encode("hello", hello)))
+        decoder = Decoder(limits)
+        messages: list[Message] = []
+        while not messages:
+            patience()
+            decoder.advance(_some(sock.recv_into(decoder.space())), messages)
+        _check_hello(messages[0])
+        apart = clock_sync.difference(messages[0].fields, sent, time.monotonic())
+        return sock, decoder, messages, apart
+    except TimeoutError:
+        sock.close()
+        raise TimeoutError(f"{address} did not answer within {timeout:g} s") from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _check_hello(message: Message) -> None:
+    if message.op == "refused":
+        raise Refused(str(message.fields.get("reason")))
+    if message.op != "hello":
+        raise WireError(f"the first message is {message.op[:40]!r}, not 'hello'")
+
+
+def _some(count: int) -> int:
+    if count == 0:
+        raise auth.AuthenticationError(
+            "the other end closed the connection during the handshake (does it have another key?)"
+        )
+    return count
+
+
+def _exactly(sock: socket.socket, count: int, patience: Callable[[], None]) -> bytes:
+    data = b""
+    while len(data) < count:
+        patience()
+        part = sock.recv(count - len(data))
+        _some(len(part))
+        data += part
+    return data
