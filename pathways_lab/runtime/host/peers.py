@@ -118,17 +118,17 @@ class Peers:
                     del self._boxes[host]
             self._give_up(box, result)
             return
-        if self._boxes.get(host) is not box:
-            result.close(_GONE.format(host=host))
-            return
         box.refusals = 0
         while True:
             with self._lock:
+                if self._boxes.get(host) is not box:
+                    break
                 if not box.letters:
                     box.link, box.connecting = result, False
                     return
                 letter = box.letters.popleft()
             _post(result, *letter)
+        result.close(_GONE.format(host=host))
 
     def _give_up(self, box: _Outbox, error: Exception) -> None:
         while box.letters:
