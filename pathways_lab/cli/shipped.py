@@ -36,20 +36,20 @@ def notebooks() -> Path:
 
 
 def copy(source: Path, folder: Path, fresh: bool = False) -> list[str]:
-    """Copy the notebooks of *source* into *folder*; returns what a user wants to know.
+    """Copy the notebooks, their map and glossary from *source* into *folder*.
 
-    A notebook that is there already is kept.  With *fresh* the shipped one takes
-    its place, and one that differs is kept as ``<name>.old<n>.ipynb``.
+    Returns lines for the user.  A file that is there already is kept.  With *fresh* the
+    shipped one takes its place, and one that differs is kept as ``<name>.old<n>.ipynb``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said = []
-    for shipped in sorted(source.glob("*.ipynb")):
+    for shipped in sorted([*source.glob("*.ipynb"), *source.glob("*.md")]):
         mine = folder / shipped.name
         if mine.exists() and not fresh:
             continue
         if mine.exists() and mine.read_bytes() != shipped.read_bytes():
             number = 1
-            while (kept := folder / f"{mine.stem}.old{number}.ipynb").exists():
+            while (kept := folder / f"{mine.stem}.old{number}{mine.suffix}").exists():
                 number += 1
             mine.rename(kept)
             said.append(f"{mine.name}: yours is kept as {kept.name}")

@@ -64,14 +64,15 @@ def source(tmp_path) -> Path:
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "00_quickstart.ipynb").write_text("shipped")
-    (folder / "README.md").write_text("not a notebook")
+    (folder / "README.md").write_text("the map")
+    (folder / "data.bin").write_text("not for readers")
     return folder
 
 
 def test_copies_are_made_once_and_kept(source, tmp_path):
     mine = tmp_path / "mine"
     assert shipped.copy(source, mine) == []
-    assert [path.name for path in mine.iterdir()] == ["00_quickstart.ipynb"]
+    assert sorted(path.name for path in mine.iterdir()) == ["00_quickstart.ipynb", "README.md"]
     (mine / "00_quickstart.ipynb").write_text("my work")
     shipped.copy(source, mine)
     assert (mine / "00_quickstart.ipynb").read_text() == "my work"

@@ -116,7 +116,7 @@ def test_no_loopback_fails(monkeypatch):
 def test_a_folder_too_long_for_sockets_fails(monkeypatch, tmp_path):
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
-    monkeypatch.setattr(checks_machine.address, "private_folder", lambda: deep)
+    monkeypatch.setattr(checks_machine.addresses, "private_folder", lambda: deep)
     (found,) = checks_machine.unix_sockets()
     assert found.state == "FAIL"
     assert "TMPDIR" in found.remedy
