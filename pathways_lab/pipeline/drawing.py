@@ -14,8 +14,9 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pathways_lab.timeline.roles import COLOURS
+
 WIDTH, ROW, LEFT = 860, 22, 64
-COLOURS = {"forward": "#5b9bd5", "backward": "#1f4e8c", "weight": "#3c8d5a"}
 
 
 class Box(NamedTuple):

@@ -15,16 +15,6 @@ from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.panels import order as order_panel
 from pathways_lab.notebook.panels.graph import SOON, newest
 from pathways_lab.notebook.scene.legend import legend
-from pathways_lab.notebook.scene.palette import (
-    HUES,
-    INK,
-    PAINTS,
-    Palette,
-    contrast,
-    family,
-    ink_on,
-    shades,
-)
 from pathways_lab.notebook.scene.plot import (
     LEFT,
     RIGHT,
@@ -41,7 +31,6 @@ from pathways_lab.notebook.scene.scene import WORK, Scene
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.gangs import Gang
-from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from tests.notebook.synthetic import Cluster, arrival, training
@@ -481,44 +470,7 @@ def test_panels_are_known_by_name() -> None:
         chosen(("queue",))
 
 
-# --- colours ----------------------------------------------------------------------------
-
-
-def test_one_program_has_one_hue_everywhere_whatever_a_view_saw_first() -> None:
-    log = Timeline()
-    log.extend([Event("submitted", 0.0, program=name) for name in ("train", "eval", "serve")])
-    one, two = Palette(lambda: log.programs), Palette(lambda: log.programs)
-    assert one.colour("serve") == two.colour("serve") == HUES[2]
-    assert two.colour("train") == HUES[0]
-    two.colour("eval")
-    assert one.colour("eval") == two.colour("eval") == HUES[1]
-
-
-def test_so_many_colours_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathways_lab.notebook.scene.palette._NAMES", 8)
-    palette = Palette(lambda: {"p": 1})
-    for number in range(50):
-        assert palette.colour("p") == HUES[1]
-        palette.colour(f"program {number}", f"f{number}")
-    known = palette._codes, palette._families, palette._programs
-    assert all(len(names) <= 8 for names in known)
-
-
-def test_functions_of_a_program_are_shades_of_its_hue_and_stages_share_them() -> None:
-    palette = Palette()
-    assert palette.colour("p", "fwd0") == palette.colour("p", "fwd1") == HUES[0]
-    assert palette.colour("p", "bwd0") == shades(HUES[0])[1]
-    assert palette.legend() == [("p", [("fwd", HUES[0]), ("bwd", shades(HUES[0])[1])])]
-    assert [family(n) for n in ("stage_3", "stage-12.loss", "7", "f")] == [
-        "stage", "stage.loss", "7", "f",
-    ]  # fmt: skip
-
-
-def test_text_can_be_read_on_every_paint_and_ink_on_both_grounds() -> None:
-    assert min(contrast(ink_on(paint), paint) for paint in PAINTS) >= 4.0
-    assert contrast(INK, "#ffffff") >= 4.5
-    assert contrast(INK, "#111111") >= 4.0
-    assert min(contrast(hue, ground) for hue in HUES for ground in ("#ffffff", "#111111")) > 2.0
+# --- memory -------------------------------------------------------------------------------
 
 
 def test_memory_is_added_up_by_time_and_drawn_against_what_there_is() -> None:

@@ -119,9 +119,9 @@ def _constant(value: Any) -> tuple[Any, ...]:
 
 
 def _name(operations: Sequence[Operation]) -> str:
-    """What a group does, for views: up to three different operations."""
+    """Up to three different operations, in parentheses: no function of the user's has the name."""
     names = list(dict.fromkeys(_called(op.equation) for op in operations))
-    return "+".join(names[:3]) + ("+…" if len(names) > 3 else "")
+    return f"({'+'.join(names[:3])}{'+…' if len(names) > 3 else ''})"
 
 
 def _called(equation: Any) -> str:

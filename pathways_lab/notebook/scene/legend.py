@@ -25,7 +25,10 @@ Legend = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 def legend(panels: tuple[str, ...], *scenes: Scene) -> Legend:
     """The legend of the panels that are drawn of some scenes, which have one palette."""
     shown = set().union(*(_programs(scene, set(panels) - PLAIN) for scene in scenes))
-    out = [(name, tuple(nodes)) for name, nodes in scenes[0].palette.legend() if name in shown]
+    palette = scenes[0].palette
+    out = [(name, tuple(nodes)) for name, nodes in palette.legend() if name in shown]
+    if {"islands", "utilisation"} & set(panels) and len(shown) > 1:
+        out.insert(0, ("programs", tuple((name, palette.colour(name)) for name, _ in out)))
     causes = sorted(set().union(*(scene.seen_causes for scene in scenes)))
     if {"queues", "planned"} & set(panels) and causes:
         out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))

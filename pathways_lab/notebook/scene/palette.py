@@ -1,12 +1,13 @@
-"""Colours: one program, one colour, in every panel, view and frozen picture.
+"""Colours: one function, one colour, in every picture and every notebook.
 
-Problem: a reader follows a program by its colour from panel to panel, also
-with deficient colour vision, on paper white and on JupyterLab's dark theme.
+Problem: a reader who learned that forward is blue reads the next picture with that.  So a
+colour follows from the function's name: from its role in training where the name says it
+(:mod:`pathways_lab.timeline.roles`), else from a hash.
 
-Rule for maintainers: hues are Okabe and Ito's, less the two that fail on one of
-the backgrounds (black, yellow).  A hue is a program; its shades are the
-program's functions, and ``fwd0`` and ``fwd1`` are one function on two stages.
-Colour is never the only cue: bars carry names, states carry shapes.
+Rule for maintainers: a mark has a contrast of 3:1 on paper white and on JupyterLab's dark
+theme.  Two names whose hashes meet get different colours while any are left.  ``fwd0`` and
+``fwd1`` are one function on two stages.  Colour is never the only cue: bars carry names,
+states carry shapes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary, ref
+from zlib import crc32
 
 from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.roles import COLOURS, role_of
 
-HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
-"""By program, in the order in which the timeline first saw them."""
+OTHERS = (
+    "#178282", "#c7746b", "#6f7330", "#be7a37", "#9275bd", "#1c9c42", "#ca4970", "#8a38dc",
+)  # fmt: skip
+"""Functions without a role, and programs."""
+
+HUES = (*COLOURS.values(), *OTHERS)
+
+BETWEEN = "#808080"
+"""Operations between calls, which the user wrote without naming them."""
 
 NEUTRAL = "#8c8c8c"
 """Transfers, bars that stand for several programs, whatever has no program."""
@@ -28,8 +38,6 @@ FAILED = "#c1272d"
 
 INK = "#757575"
 """Text and rules that must be read on white and on near-black alike."""
-
-SHADES = 8
 
 CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#5f8f3f", "#6699cc", "#44aa99", "#b3764d")
 """What devices wait for; always together with a place in the row."""
@@ -47,22 +55,10 @@ def mixed(colour: str, other: str, share: float) -> str:
     return "#" + "".join(f"{part:02x}" for part in parts)
 
 
-def shades(hue: str) -> tuple[str, ...]:
-    """The :data:`SHADES` shades of a hue: itself, lighter, darker, lightest; then between these."""
-    return (
-        hue,
-        mixed(hue, "#ffffff", 0.42),
-        mixed(hue, "#000000", 0.25),
-        mixed(hue, "#ffffff", 0.7),
-        mixed(hue, "#000000", 0.48),
-        mixed(hue, "#ffffff", 0.2),
-        mixed(mixed(hue, "#808080", 0.6), "#ffffff", 0.25),
-        mixed(hue, "#ffffff", 0.56),
-    )
-
-
-PAINTS = (NEUTRAL, FAILED, *(s for hue in HUES for s in shades(hue)), *CAUSE_COLOURS, *WORK_COLOURS)
+PAINTS = (NEUTRAL, FAILED, BETWEEN, *HUES, *CAUSE_COLOURS, *WORK_COLOURS)
 """Every colour that a bar may have; columns hold indices into it."""
+
+_FIRST = PAINTS.index(HUES[0])
 
 
 WORK_PAINTS = tuple(range(len(PAINTS) - len(WORK_COLOURS), len(PAINTS)))
@@ -92,6 +88,11 @@ def ink_on(colour: str) -> str:
     return max(("#ffffff", "#111111"), key=lambda ink: contrast(ink, colour))
 
 
+def is_between(node: str) -> bool:
+    """Whether a node stands for operations between calls; its name is in parentheses."""
+    return node.startswith("(")
+
+
 def family(node: str) -> str:
     """The function that a node's name speaks of: its name without numbers."""
     return re.sub(r"[\s_\-.]*\d+", "", node) or node
@@ -111,8 +112,9 @@ class Palette:
     def __init__(self, programs: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._ask = programs
         self._programs: dict[str, int] = {}
-        self._families: dict[str, dict[str, int]] = {}
+        self._families: dict[str, dict[str, None]] = {}
         self._codes: dict[tuple[str, str], int] = {}
+        self._taken: dict[str, int] = {}
 
     def number(self, program: str) -> int:
         """The program's number, by first appearance."""
@@ -128,15 +130,23 @@ class Palette:
         code = self._codes.get(key)
         if code is None:
             if len(self._codes) >= _NAMES:
-                self._programs.clear()
-                self._families.clear()
-                self._codes.clear()
-            shade = 0
+                for known in (self._programs, self._families, self._codes, self._taken):
+                    known.clear()
+            name = family(node or program)
             if node:
-                known = self._families.setdefault(program, {})
-                shade = known.setdefault(family(node), len(known)) % SHADES
-            code = self._codes[key] = 2 + (self.number(program) % len(HUES)) * SHADES + shade
+                self._families.setdefault(program, {})[name] = None
+            code = self._codes[key] = PAINTS.index(BETWEEN) if is_between(name) else self._hue(name)
         return code
+
+    def _hue(self, name: str) -> int:
+        if (role := role_of(name)) is not None:
+            return _FIRST + tuple(COLOURS).index(role)
+        slot = self._taken.get(name)
+        if slot is None:
+            wanted, taken = crc32(name.encode()), set(self._taken.values())
+            slots = [(wanted + n) % len(OTHERS) for n in range(len(OTHERS))]
+            slot = self._taken[name] = next((n for n in slots if n not in taken), slots[0])
+        return _FIRST + len(COLOURS) + slot
 
     def colour(self, program: str, node: str = "") -> str:
         """``"#rrggbb"`` of a node or a program."""
@@ -145,14 +155,16 @@ class Palette:
     def legend(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """``(program, [(functions, colour), ...])`` of everything that was coloured.
 
-        A program with more functions than shades has several on one.
+        Functions of one colour share an entry; operations between calls come last.
         """
         out = []
         for program, names in tuple(self._families.items()):
             by_colour: dict[str, list[str]] = {}
             for name in tuple(names):
                 by_colour.setdefault(self.colour(program, name), []).append(name)
-            out.append((program, [(_listed(names), c) for c, names in by_colour.items()]))
+            between = by_colour.pop(BETWEEN, None)
+            entries = [(_listed(names), c) for c, names in by_colour.items()]
+            out.append((program, entries + [("between calls", BETWEEN)] * (between is not None)))
         return out
 
 
