@@ -1,4 +1,4 @@
-"""Draw the life cycles of the core into ARCHITECTURE.md.
+"""Draw the life cycles of the core into docs/order.md.
 
 Problem: a diagram that is drawn by hand is right on the day it is drawn.  These
 are made from the tables that the core itself obeys.
@@ -13,7 +13,7 @@ from pathlib import Path
 from pathways_lab.core.scheduling import lifecycles
 from pathways_lab.core.scheduling.lifecycles import LifeCycle
 
-PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "order.md"
 BEGIN, END = "<!-- life cycles: begin -->\n", "<!-- life cycles: end -->\n"
 
 

@@ -1,9 +1,9 @@
 """The lives of runs, gangs, buffers and slices, as tables.
 
 Problem: a distributed system is wrong wherever an object makes a step that
-nobody foresaw.  So the steps are data: what is not in a table raises
+nobody foresaw.  So the steps are data: a move that is not in a table raises
 :class:`~pathways_lab.core.errors.InvalidTransition`, and the diagrams of
-ARCHITECTURE.md are drawn from the same tables.
+``docs/order.md`` are drawn from the same tables.
 
 Rule for maintainers: a new state or move is a new row here, never an
 assignment somewhere else.
