@@ -62,10 +62,10 @@ class Launch:
 class LaunchRow:
     """Hand the gangs of a stretch to their lane, one after the other.
 
-    inputs: slots of its externals, by cell.  lost: cells that have no value: what reads
-    them has no results, nor has what reads those.
-    together: other hosts launch them too, so each is launched, with zeros for what is lost;
-    else what lacks something is not.
+    inputs: slots of its externals, by cell.  lost: inputs without a value: every gang that
+    depends on them, directly or not, has no result.
+    together: other hosts launch them too, so each is launched, with zeros for lost inputs;
+    else a gang that lacks an input is not.
     outputs: slots of what it exports, by value.
     The rest is as in :class:`Launch`; *last* is of the last part.
     """

@@ -233,7 +233,7 @@ class Gangs:
                 self._count_done(run, count)
 
     def leave_out(self, over: Iterable[Gang]) -> None:
-        """Count gangs that are over, and were told apart elsewhere, as if they had gone."""
+        """Add finished gangs that another fold has listed to the count of forgotten ones."""
         for gang in over:
             self._gone[gang.island] = self._gone.get(gang.island, 0) + 1
             if gang.counted:

@@ -45,8 +45,8 @@ MOST = 128
 PAUSE = 200e-6
 """Seconds without a call that end a burst."""
 SHORT, FEW = 16, 32
-"""Only of bursts of so few calls another one like it is expected: in a longer one the system may
-have let others run for a moment.  And while fewer steps than so many are under way: with more,
+"""A burst's length is predicted only from short bursts (at most SHORT calls): in longer ones a
+pause may be the scheduler's noise.  And only while fewer than FEW steps are under way: with more,
 cluster or kernel are slow already."""
 SOON = 0.002
 """Seconds for which a call waits for others at most, unless the interpreter is busy."""
@@ -82,8 +82,11 @@ class Burst:
         self._calls = self._expected = 0
 
     def over(self, now: float, steps: int) -> bool:
-        """One more, at *now* (seconds), while so many *steps* are under way: whether none will
-        come soon, or this is the first after a pause, so that what waits had better leave."""
+        """Record a call at *now* (seconds), while *steps* are under way.
+
+        True if the batch should be sent now: the burst has reached its expected length, or
+        this call follows a pause.
+        """
         if now - self._last >= PAUSE:
             self._calls, self._expected = 0, self._calls
         self._last = now

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer as Bytes
 
 _STEPS = 8192
-"""Steps of runs under way; who submits more waits until half of them are over, or all but a run."""
+"""Steps of runs under way, at most.  A submitter above it waits until at most half of them remain,
+or only one run does."""
 _KINDS = ("slice", "run", "buffer", "race", "question")
 _TICK = 0.1
 """Seconds after which it is told at the latest what nobody has any more."""
@@ -344,8 +345,8 @@ class Connection:
     def make_room(self, plan: Plan) -> None:
         """Back-pressure: wait until the steps under way, and those of *plan*, are not too many.
 
-        However large runs are, one may wait behind the one that runs: else nothing would be
-        ready when that ends.  Never in the reactor's thread.  Ctrl-C gets through.
+        One run may always wait behind the running one, whatever its size, so that devices
+        never idle between them.  Never in the reactor's thread.  Ctrl-C gets through.
         """
         most = max(0, _STEPS - len(plan.steps))
         if self.steps <= most:

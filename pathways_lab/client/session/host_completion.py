@@ -1,9 +1,9 @@
-"""Whose word that a value is there may be taken, beside the control plane's.
+"""Hosts that may confirm that a value is ready, without waiting for the control plane.
 
 Problem: the control plane hears last that a gang has ended, and its client hears
 of it later still.  A host knows first, and has a link to the client.  But a host
-computes also with what others have failed to make, and does not know of it: only
-the control plane sees everything that a value depends on.
+may compute with zeros for a value that another host failed to make, and does not
+know of it: only the control plane sees everything that a value depends on.
 
 How: a value has *witnesses* when one set of hosts does all of its run, each of
 them every gang, and the same set makes whatever its inputs still wait for.  Then
@@ -11,8 +11,8 @@ a failure anywhere is a failure on one of them, and when all of them say that th
 value is there, it is.
 
 Rule for maintainers: a witness's good word settles; its bad word does not, for it
-does not know the whole story.  What is said here is never needed: the control
-plane says it as well.
+does not know the whole story.  A witness's word is never needed: the control
+plane says the same, later.
 
 Paper: section 4.5 (data-ready messages straight from hosts).
 """

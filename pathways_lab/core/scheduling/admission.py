@@ -62,7 +62,7 @@ class Admission:
     """Entries by kind, each kind in order of submission: only the first of it is looked at.
 
     overtaking: how often one may be passed.  changed: whether there is anything
-    to try again.  settled: whether it is known that waiting has a sense.
+    to try again.  settled: True once some waiting entry is known to be admissible later.
     """
 
     overtaking: int | None

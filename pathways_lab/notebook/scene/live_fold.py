@@ -118,8 +118,8 @@ class Present:
         return made
 
     def forgetting(self, now: float) -> Present:
-        """One that begins anew at *now*, for whoever wants that; what is there and what is
-        under way is no past."""
+        """A copy that forgets everything before *now* (seconds) but keeps the machine's state
+        and the unfinished runs."""
         other = copy.copy(self)
         batch = self.timeline.since(0)
         other.since, other.folded, other._made = now, now, {}

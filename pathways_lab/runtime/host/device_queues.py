@@ -34,7 +34,8 @@ from typing import Any, Protocol
 
 IN_FLIGHT = 8
 _BRIEF = 0.001
-"""Seconds for which nobody need read the links while the thread that reads them launches."""
+"""The launch thread may stop reading its links for so many seconds; after that the reactor's own
+thread takes over."""
 _MEMORY = 0.8
 """How much of the longest such time counts the next time: it may be as long again."""
 

@@ -55,8 +55,8 @@ from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
 from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 
 TOLD_AFTER = 0.005
-"""Seconds after which the launch of a gang is told before its end: an open bar that is shorter
-nobody sees, and of small gangs several are open whenever anybody looks."""
+"""A gang that runs longer (seconds) is reported when it launches, not only when it ends.  Shorter
+bars are invisible in a live view."""
 
 Ending = GangJob | Piece
 

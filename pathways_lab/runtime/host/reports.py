@@ -1,12 +1,11 @@
-"""What a host tells the control plane: batched, and never late.
+"""Reports of a host to the control plane: batched, and never late.
 
 Problem: a gang can take 50 us, a message costs as much; a user waits for the
-last one.  So what happens is collected and sent in one message at least every
-:data:`PERIOD` while something is under way, within :data:`QUICK` when a run is
-over here, and at once when nothing is under way any more, nothing was sent for that
-long, or the next grants wait for this end.  A run of which whoever waits has heard
-from here that it is over hurries nobody else: it is told with what comes next, after
-a :data:`PERIOD` at the latest.
+last one.  So events are collected and sent in one message: every :data:`PERIOD`
+while work is under way, within :data:`QUICK` of a run's end, and at once when the
+host is idle, has sent nothing for that long, or the next grants wait for this end.
+The end of a run of which the host has told the waiting client hurries nobody: it
+travels with the next report, a :data:`PERIOD` later at most.
 
 Rule for maintainers: in the reactor's thread only.
 

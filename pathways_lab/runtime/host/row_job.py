@@ -1,15 +1,15 @@
-"""The gangs of a straight stretch between the launcher and their lane, as few jobs.
+"""Runs a segment of consecutive gangs as a few device-queue jobs.
 
 Problem: between two small gangs on the same devices there is nothing to decide,
 and to be handed from thread to thread costs more than to be launched.
 
-How: the lane launches them in one loop, and stores what they compute in a list.
+How: the device queue launches them in one loop, and stores their results in a list.
 The loop ends a *piece* when gangs take longer than launching them, so that ends
 are seen, results used and runs stopped as promptly as with gangs that are
-launched one by one; the lane goes on with the rest of the row at once.
+launched one by one; the device queue goes on with the rest of the row at once.
 
-Where other hosts launch the same gangs, each is launched, with zeros for what is
-lost, as it would be by itself; else what lacks something is not launched at all.
+Where other hosts launch the same gangs, each gang is launched, with zeros for lost
+inputs, as it would be by itself.  Else a gang that lacks an input is not launched.
 
 Rule for maintainers: no gang of a row over several hosts may be left out while
 its devices are one (rule 4); the order is that of the parts.
