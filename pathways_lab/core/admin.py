@@ -1,11 +1,12 @@
-"""What one client decides for all: policies, quotas, and islands for itself.
+"""Requests of one client that change the lab for all: policies, quotas, leased islands.
 
-Problem: on a shared lab some requests change what everybody gets.  Policies,
-quotas and the order of an island are up to the lab's *owners*; whoever was
-invited is a client, and decides for itself.
+Problem: on a shared lab some requests change the work of every client.  Only the
+lab's *owners* decide about policies, quotas and the order of an island; an
+invited client decides for itself.
 
-Rule for maintainers: who is an owner is known before anything is looked at, and
-whoever is not is told who may.  What a policy or a quota then does is not here.
+Rule for maintainers: a request is looked at only after its client is known to be
+an owner; the refusal of any other client says who may.  Effects of a policy or a
+quota are elsewhere.
 
 Paper: section 4.1 (resource manager), section 4.4 (policies).
 """

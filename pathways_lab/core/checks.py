@@ -1,8 +1,8 @@
-"""May this client do that?  The checks before anything is done.
+"""The checks before the core does anything that a client asks.
 
-Problem: clients are other people's programs.  Whatever they send, about things
-that are not theirs, that never existed or that are gone, they get an answer
-that says so, and nobody else notices.
+Problem: clients are other people's programs.  A request may name things that
+belong to another client, that never existed or that are gone.  Its client gets an
+answer that says so, and no other client notices.
 
 Rule for maintainers: every check returns a Failure or None; nothing here
 changes anything.

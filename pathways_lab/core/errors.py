@@ -1,7 +1,7 @@
 """Failures as data, and the errors that users see.
 
 Problem: an error happens in one process and must be read in another, in the
-cell of whoever caused it.  A :class:`Failure` is the plain record that travels;
+cell that caused it.  A :class:`Failure` is the plain record that travels;
 :class:`PathwaysError` is what the client raises from it.
 
 Rule for maintainers: a message names the thing, the value, the rule and the

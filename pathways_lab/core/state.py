@@ -1,13 +1,13 @@
-"""What the parts of one control plane share.
+"""The state that the parts of one control plane share.
 
 Problem: a run passes through many machines, and a change in one lets a run in
 another go on.  The machines do not know each other; the parts that move runs
 (:mod:`~pathways_lab.core.scheduling.grants`, :mod:`~pathways_lab.core.scheduling.outcomes`,
 :mod:`~pathways_lab.core.memory.uploads`) all work on this state.
 
-Rule for maintainers: data and lookups; what happens to a run is decided in the
-parts.  Consequences go through the queues here and never through recursion,
-for chains of runs may be thousands long.
+Rule for maintainers: data and lookups; the parts decide about runs.  Consequences
+go through the queues here and never through recursion, for chains of runs may be
+thousands long.
 
 Paper: section 4.
 """

@@ -1,7 +1,7 @@
-"""What must be true of the core after every event.
+"""The invariants of the core: statements that hold after every event.
 
 Problem: a wrong decision shows as a hang or as wrong memory long after it was
-made.  :func:`check` looks at the whole state at once and says what is wrong
+made.  :func:`check` looks at the whole state at once and names the broken invariant
 while the event that caused it is still at hand.
 
 Rule for maintainers: for tests, the search and the simulator; nothing in the

@@ -1,11 +1,11 @@
-"""Stuck, not dead: which hosts have not ended which gang.
+"""The first late gang of a stalled lab, and the hosts that have not ended it.
 
 Problem: a cluster that stands still looks the same from everywhere.  The
 control plane knows the order, so it can name the first gang that is late and
 the hosts that it waits for, with the user's line.
 
-Rule for maintainers: asked for, never computed on the way; what is late is
-for the rim to say, which knows what is usual.
+Rule for maintainers: asked for, never computed on the way; the driver says how
+long is late, for it knows the usual times.
 
 Paper: section 4.4.
 """

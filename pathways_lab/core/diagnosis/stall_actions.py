@@ -1,13 +1,13 @@
-"""What the watchdog does, as owners of the lab have told it.
+"""Actions of the watchdog, as owners of the lab have set them.
 
-Problem: most of what stands still is long work, which is legal, and the rest is
-a computation that never ends or a host that does not answer.  Nobody but the
-owner can tell one from the other; so it is said beforehand how long a wait may
-be, and what shall happen then.
+Problem: most stalls are long work, which is legal.  The rest are computations
+that never end and hosts that do not answer.  Only the owner can tell one from the
+other; so the owner says beforehand how long a wait may be, and which action
+follows.
 
-Rule for maintainers: no sockets and no clock here.  What is done is done to the
-one gang that everybody waits for, and to the hosts that hold it up; never to
-those who wait.
+Rule for maintainers: no sockets and no clock here.  An action hits the one gang
+that all others wait for, and the hosts that hold it up; it never hits a waiting
+gang.
 
 Paper: section 4.4.
 """

@@ -1,13 +1,13 @@
-"""Stuck, not dead: what stands still is noticed, asked about, and explained.
+"""Notices a stall, asks the hosts about it, and explains it as a story.
 
-Problem: between hosts that wait for each other nothing happens, so nothing
-reports.  When granted gangs are late the control plane asks their hosts what
-they have launched, and puts the answers together with its own knowledge into a
-story.  Long work is legal: a story is told, and nothing is ended, except where
-the order is off, and then only a cycle that every host confirms.
+Problem: hosts that wait for each other report nothing.  When granted gangs are
+late the control plane asks their hosts which gangs they have launched, and joins
+the answers with its own knowledge into a story.  Long work is legal, so the
+detector ends nothing, except where the order is off, and then only a cycle that
+every host confirms.
 
 Rule for maintainers: no sockets and no clock here; one round of questions at a
-time.  What is done about a story is for the rim.
+time.  The driver acts on a story.
 
 Paper: section 4.4.
 """

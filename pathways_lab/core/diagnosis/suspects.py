@@ -1,12 +1,12 @@
 """Which device computes wrong: decisions from checksums, and nothing else.
 
 Problem: a device that computes wrong says nothing, and collectives spread its bits over all that
-compute with it.  What is seen are sums of what sets of devices made of the same inputs.
+compute with it.  Only checksums are seen, one for each set of devices and the same inputs.
 
-How: *alone*, what most devices make is right.  *Together*, who is suspect is what would explain
-everything by itself: all sets without that device made the same.  A device that was right once
-is still suspect, for such faults come and go; so nobody is accused who is not the cause, as long
-as there is one.
+How: *alone*, the result of most devices is right.  *Together*, a device is suspect if it explains
+all differences by itself: all sets without that device made the same.  A device that was right
+once is still suspect, for such faults come and go.  So, as long as one device is the cause, no
+other is accused.
 
 Rule for maintainers: sums are compared and never looked into.
 

@@ -1,8 +1,8 @@
-"""Accounts: what every client has used, counted where it is decided.
+"""Accounts: the use of every client, counted where it is decided.
 
-Problem: on a shared lab somebody asks who used how much, days later, and the
-answers of all must add up to what the machine did.  Records of what happened
-are pushed out by newer ones; so the sums are kept here, as it happens.
+Problem: days later somebody asks which client of a shared lab used how much, and
+all answers must add up to the work of the machine.  Newer records push out older
+ones; so the sums are kept here, as work is done.
 
 * *bytes*: what the ledger counts for a client, on all devices together: buffers
   that it keeps and memory that is reserved for its runs; over time they make

@@ -6,13 +6,13 @@ none of his own: on *devices* (those of slices that a client holds, each slice
 counting) and on *bytes* (what the ledger counts for it, on all devices
 together, see :mod:`pathways_lab.core.memory.accounts`).
 
-What is decided here: only whether a limit stands against something.  What it
-can never hold is refused with the numbers; what it cannot hold now waits:
+This module decides only whether a limit stands against a request.  A request that the
+limit can never hold is refused with the numbers.  A request that it cannot hold now waits:
 slices in line (:mod:`pathways_lab.core.slices.slice_queue`), runs and uploads with the
 others that wait for memory (:mod:`pathways_lab.core.scheduling.admission`).
 
-Rule for maintainers: a limit never takes away what somebody has.  It is asked
-before anything is given, and by nobody else than who gives.
+Rule for maintainers: a limit never takes anything away from a client.  Only the module
+that gives asks it, before it gives.
 
 Paper: section 4.1 (resource manager: policies for allocation are future work there).
 """

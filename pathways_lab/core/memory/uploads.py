@@ -1,15 +1,15 @@
 """Uploads: buffers that a client fills itself.
 
-Problem: the bytes travel on other sockets than the words about them, so they
-may come first, late, or when nobody wants them any more; and they need memory
-like everybody else.
+Problem: the bytes travel on other sockets than the messages about them, so they
+may come first, late, or when no client wants them any more; and they need memory
+like every buffer.
 
 Rule for maintainers: an upload is resident when all hosts have its bytes, in
 their own memory; it takes device memory at the launch of its first reader, in
 the order of the grants.  Its bytes count from its admission on, and no reader
 is admitted before.  They count as long as somebody has a handle or reads it, whether
 its bytes have come or not.  One that was declared *ahead* asks for memory when a first
-run reads it: what nobody reads yet can keep nobody from beginning.
+run reads it: an upload without a reader keeps no run from beginning.
 
 Paper: section 4.6 (object store).
 """

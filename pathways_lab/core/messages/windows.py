@@ -1,7 +1,7 @@
 """Messages about how far ahead grants run on a lab.
 
-Rule for maintainers: as in :mod:`pathways_lab.core.messages`, whose unions have them.  What a
-slice asks for is in its request, what a program asks for in its calls.
+Rule for maintainers: as in :mod:`pathways_lab.core.messages`, whose unions have them.  A slice
+states its window in its request, a program in its calls.
 
 Paper: section 4.4 (policies act between grants).
 """

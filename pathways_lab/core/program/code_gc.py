@@ -1,13 +1,13 @@
-"""What was registered and is not needed any more: forgotten when no run needs it.
+"""Garbage collection of code: programs and functions go when no run needs them.
 
 Problem: compiled code takes memory on every host of its slice, so a client that goes on
-making functions would fill hosts that it never leaves.  It says what it has let go; but its
-runs may be queued, or under way, and need their program to their end.
+making functions would fill hosts that it never leaves.  The client names the programs that it has
+let go; but its runs may be queued, or under way, and need their program to their end.
 
 How: a plan goes when no run of it is left, a function when no plan calls it; hosts hear of it
 after everything that they were granted.  Until then it is only unknown to its client, and
-registering it again keeps it.  Of a lost slice some gangs may still be to come on hosts that
-live: they fail in their place, as those whose partners are gone.
+registering it again keeps it.  A lost slice may still have gangs to come on hosts that live:
+they fail in their place, as gangs do that have lost their partners.
 
 Rule for maintainers: nothing here ends or delays a run.
 

@@ -2,8 +2,8 @@
 
 Problem: a client that calls many small compiled functions, one after the other,
 pays for a run each time.  The calls that wait to be sent are one plan just as
-well: what one makes and the next one takes is a value between two steps, and
-what nobody can ask for any more dies with its last use.
+well: a result that the next call takes is a value between two steps, and a value
+that no handle names any more dies with its last use.
 
 Rule for maintainers: the steps keep their order; nothing is merged, moved or
 left out, so the same gangs run as if the plans had been run one by one.

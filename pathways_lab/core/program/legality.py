@@ -1,6 +1,6 @@
-"""What a legal program and a legal plan are.
+"""The checks that a program and a plan are legal.
 
-Problem: a mistake in a captured program must be told at the user's own line
+Problem: a mistake in a captured program must be reported at the user's own line
 before anything runs, and a plan that arrives from a client must never be able
 to confuse the control plane.  Both checks live here, so that they agree.
 

@@ -1,9 +1,8 @@
-"""What the core looks up about a registered plan, worked out once.
+"""The index of a registered plan: everything that the core looks up in it, worked out once.
 
 Problem: a grant, a report or a failure must cost the same few microseconds
-for any plan; so who depends on whom, which hosts take part in which step and
-where windows end is computed when the plan is registered, by steps and hosts
-and never by devices.
+for any plan.  So dependencies, the hosts of each step and the ends of windows are
+computed when the plan is registered, by steps and hosts and never by devices.
 
 Rule for maintainers: an index is immutable except for what it caches.
 

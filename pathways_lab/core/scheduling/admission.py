@@ -1,8 +1,8 @@
-"""Who may begin: runs and uploads that wait for memory.
+"""Admission of runs and uploads: each waits until its memory is free.
 
-Problem: memory is given to whole runs, with their peak; whoever does not fit
-waits, others may pass, but not for ever; and when nobody who is running can
-give anything back, waiting is a hang and must be told.
+Problem: memory is given to whole runs, with their peak.  A run that does not fit
+waits; others may pass it, but not for ever.  When no running run can give anything
+back, waiting is a hang, and the core must say so.
 
 Rule for maintainers: entries come here only when nothing but memory keeps them
 waiting.  An upload is an entry without gangs.

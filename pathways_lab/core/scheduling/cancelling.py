@@ -1,15 +1,15 @@
-"""Cancelling: what its client does not want any more ends as far as it has not begun.
+"""Cancelling: an unwanted run ends as far as it has not begun.
 
 Problem: runs wait for seconds behind others, and meanwhile a client changes its mind, loses
 the last handle, or gives the slice back.  Devices cannot be interrupted, and hosts that were
-told of a gang launch it; so what has its place ends, and what has none never gets one.
+told of a gang launch it; so a gang that has its place ends, and a gang without one never gets one.
 
-A client cancels whole runs, or single results: then the gangs that make them, and all that
-depends on them, in their run and in later ones, are worthless for the same reason, and a run
-of which no other result is wanted ends.  What only a cancelled run would have read is read by
-nobody, so its makers end too, by the rule of :meth:`.scheduling.outcomes.Outcomes.unread`.
+A client cancels whole runs, or single results.  Then the gangs that make them, and all gangs that
+depend on them, in their run and in later ones, are worthless for the same reason.  A run without
+another wanted result ends.  A value that only a cancelled run would have read has no reader, so
+its makers end too, by the rule of :meth:`.scheduling.outcomes.Outcomes.unread`.
 
-Rule for maintainers: nothing here waits or is retried; who comes too late is told so.
+Rule for maintainers: nothing here waits or is retried; a client that comes too late is told so.
 
 Paper: section 4.6 (ownership).
 """

@@ -1,11 +1,11 @@
-"""Outcomes: what hosts report, what fails with it, and how runs end.
+"""Outcomes: reports of hosts, the failures that follow, and the ends of runs.
 
 Problem: outputs resolve one by one as soon as they are final; a failure spoils
 exactly what depends on it, in its run and in later ones, always with the first
 cause; and every run ends once, whatever happens to its hosts and its client.
 
-Rule for maintainers: nothing here admits or grants.  What becomes possible by
-an outcome is woken, and looked at by :mod:`pathways_lab.core.scheduling.grants`.
+Rule for maintainers: nothing here admits or grants.  An outcome wakes the runs that
+it lets go on; :mod:`pathways_lab.core.scheduling.grants` looks at them.
 
 Paper: section 4.3 (progress tracking), section 4.6 (ownership, errors).
 """

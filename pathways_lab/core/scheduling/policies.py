@@ -1,4 +1,4 @@
-"""Whose gang comes next: policies as small objects with one method.
+"""Policies: small objects with one method, which choose the run whose gang comes next.
 
 Problem: which of several waiting runs goes first is a matter of taste, and
 users shall be able to try their own.  A policy sees an immutable view of runs
@@ -13,9 +13,9 @@ inside a run, how often a run may be overtaken.
     lab.policy = LongestWaiting()
 
 A policy is asked for every window of gangs, not for every run: a run that has begun
-yields between its windows to whatever the policy prefers then, and goes on afterwards.  That is
+yields between its windows to the run that the policy prefers then, and goes on afterwards.  That is
 all the preemption there is: gangs that have their places keep them, and memory is
-reserved for whole runs, so whoever goes first must find room beside those that have begun.
+reserved for whole runs, so the first run must find room beside those that have begun.
 
 An object's attributes are its memory: ``self.turns += 1`` works, on a copy that
 belongs to the lab.

@@ -1,7 +1,7 @@
-"""What a policy that runs elsewhere was asked, and what goes on meanwhile.
+"""Questions to a policy in another process, and the turns that wait for its answers.
 
 Problem: a user's own policy answers from another process, late or never, and
-the control plane waits for nobody.  So a choice is a question that leaves as a
+the control plane never waits.  So a choice is a question that leaves as a
 command, and an answer that comes back as an event.  Only runs that compete with
 those in an open question wait for it; everything else goes on.
 
@@ -10,10 +10,10 @@ those in an open question wait for it; everything else goes on.
                                  is asked until the policy has caught up
     late   --answered-->  (nothing: the turn is over)
 
-Where a slice shall lie is asked in the same way, and only that slice waits.
+The island of a slice is asked in the same way, and only that slice waits.
 
-Rule for maintainers: no time here.  Who carries the questions says when one is
-late, and when the policy has had its chance.
+Rule for maintainers: no time here.  The driver says when an answer is late, and when
+the policy has had its chance.
 
 Paper: section 4.4.
 """

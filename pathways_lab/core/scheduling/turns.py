@@ -1,8 +1,8 @@
-"""Turns: which of the runs that could go on does.
+"""Turns: the choice of the next run among those that could go on.
 
-Problem: the policy is a user's; the promises are ours.  A choice that is not
-one removes the policy, and nobody is overtaken for ever, whatever the policy
-and however the devices of a run happen to be busy.
+Problem: the policy is a user's; the promises are ours.  An invalid choice removes
+the policy.  No run is overtaken for ever, whatever the policy and however the
+devices of the run happen to be busy.
 
 A policy is asked about runs that *compete*: those that could go on and share
 devices, directly or through others.  A run that is alone on its devices needs

@@ -1,9 +1,9 @@
-"""Where the order is off: grants that reach hosts in orders of the user's choice.
+"""Launches without the order: grants reach hosts in orders of the user's choice.
 
 Problem: to show what happens without one order, the hosts of a leased island
 must really launch in different orders, as if controllers that know nothing of
 each other had sent them work; while the core goes on numbering gangs, and
-nobody else notices.
+no other client notices.
 
 How: from the moment in which a *race* is opened, everything in order that the
 control plane would send to the hosts of that island waits here.  When every run of

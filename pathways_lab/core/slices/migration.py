@@ -5,18 +5,18 @@ somebody else for a while; clients go on with the same virtual devices, the
 same programs and the same values, and need not help.
 
 How: a slice keeps its number.  A *lost* one gets new devices when its client
-asks; its values are gone.  A *suspended* one gives its devices away: what is
-admitted there ends, its values go into the memory of its hosts, its later runs
+asks; its values are gone.  A *suspended* one gives its devices away: its admitted
+runs end, its values go into the memory of its hosts, its later runs
 wait; resumed, on the same devices or on others, everything is as before.
-Hosts that *leave* take nothing new, end what is admitted, and go.
+Hosts that *leave* take nothing new, end the admitted runs, and go.
 
 When a slice has other devices, every program that uses it is worked out again
 for them, once, and its functions are prepared on their hosts.  Plans name
 slices and never devices, so clients neither lower nor export anything again.
 
-Rule for maintainers: nothing here decides order or memory.  What waits is
-*withheld* from admission (:attr:`State.withheld`); every wait here is for what
-is admitted already, so it ends.
+Rule for maintainers: nothing here decides order or memory.  A waiting run is
+*withheld* from admission (:attr:`State.withheld`); every wait here is for runs that
+are admitted already, so it ends.
 
 Paper: section 4.1 (resources are added and removed), section 4.2 (suspend,
 resume, migration of a client's slices).

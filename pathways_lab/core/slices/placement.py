@@ -1,8 +1,8 @@
-"""Where a slice's devices lie on an island: pure geometry.
+"""Placement of a slice's devices on an island: pure geometry.
 
 Problem: collectives are fast between neighbours, so a mesh of devices should
 be a rectangle of the island's grid; and the load should be spread, so that
-nobody shares a device while another stands idle.
+no two slices share a device while another stands idle.
 
 Rule for maintainers: rectangles first (turned any way), runs of consecutive
 devices where no rectangle fits.  Among equals the least loaded wins, and then

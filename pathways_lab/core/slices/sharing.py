@@ -1,18 +1,17 @@
-"""Handles that clients share: who may read what another has made.
+"""Sharing: published buffers, which other clients may take and read.
 
-Problem: a buffer belongs to one client, and nobody else can name it.  Sometimes
-that is not wanted: a model that one notebook trains is what another serves.  So
+Problem: a buffer belongs to one client, and no other client can name it.  Sometimes
+clients want more: one notebook serves the model that another one trains.  So
 its owner *publishes* it under a name, and any client *takes* it by that name.
 
-What is decided here: one name stands for one or many buffers, and they are taken together.
-Taking gives references of the taker's own, which count
-like handles, and can be published too.  So the taker's value outlives the name, the owner's
-handle and the owner himself; the bytes are freed when the last one who has it drops it.
-The name itself counts too, until it is taken back, used for something newer, or
-whoever published it leaves.  References only read: what is shared is never donated, and
-nothing is computed on another's slice.
+One name stands for one or many buffers, and they are taken together.  Taking gives
+references of the taker's own, which count like handles, and can be published too.  So
+the taker's value outlives the name, the owner's handle and the owner; the bytes are
+freed when the last client that has it drops it.  The name itself counts too, until it is
+taken back, used for something newer, or its publisher leaves.  References only read: a
+shared buffer is never donated, and nothing is computed on another client's slice.
 
-Rule for maintainers: the store counts; here is only who may.
+Rule for maintainers: the store counts; this module knows only the permissions.
 
 Paper: section 4.6 (object store, ownership).
 """

@@ -1,15 +1,15 @@
-"""Bookings: who gets a slice, who waits for one, and who never will.
+"""The line of requests for slices: each is met, waits, or is refused.
 
 Problem: devices can be shared by any number of slices, so a request is met at
-once, with two exceptions: an island that somebody has on lease, and a client
+once, with two exceptions: an island that another client has on lease, and a client
 that holds as many devices as its quota allows.  Both end.  So such a request
-may wait, in one line for the whole lab, and whoever waits is told his place
-whenever it changes.
+may wait, in one line for the whole lab, and its client hears of its place
+whenever that changes.
 
-What is decided here: requests are met in the order in which they came, but
-whoever can be met is not held up by those before him who cannot: he takes
-nothing that they wait for.  Of one client none passes an earlier one.  What can
-never be met, or not any more, is refused.
+Requests are met in the order in which they came.  A request that can be met passes
+earlier ones that cannot: it takes nothing that they wait for.  Two requests of one
+client never pass each other.  A request that can never be met, or not any more, is
+refused.
 
 Rule for maintainers: the resource manager finds devices, quotas are asked;
 nothing here knows how.  A line is served after every event that may move it.
