@@ -21,7 +21,7 @@ PAGES = ["README.md", "ARCHITECTURE.md"] + [
     for path in sorted(ROOT.glob("docs/**/*.md"))
     if path.name != "api.md"
 ]
-CEILING = 125
+CEILING = 90
 """Such sentences in the module docstrings of the package."""
 
 

@@ -1,10 +1,11 @@
-"""What the pure part of a host asks of its rim.
+"""Actions: the answers of the launcher, which the driver of a host carries out.
 
 Problem: the decision which step may start is tested without threads and
-without JAX; so it *says* what shall happen, and lanes, exchange and links do it.
+without JAX.  So the launcher returns *actions*; device queues, the transfer engine
+and links carry them out.
 
-Rule for maintainers: plain data.  Slots are shared with the rim on purpose:
-a lane reads and writes their payloads, the decisions never look into them.
+Rule for maintainers: plain data.  Slots are shared with the driver on purpose:
+a device queue reads and writes their payloads, the launcher never looks into them.
 
 Paper: section 4.5 (asynchronous dispatch on the hosts).
 """

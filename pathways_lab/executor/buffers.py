@@ -1,10 +1,10 @@
-"""The slots that a host holds: who names them, who fetches them, what they weigh.
+"""The slots that a host holds: their names, their readers, their bytes.
 
 Problem: a buffer lives longer than the run that made it, is read by clients
 whenever they like (also before it exists), and must give its memory back in
-the moment in which nobody names or uses it any more.
+the moment in which its last name and its last use are gone.
 
-Rule for maintainers: no JAX, no threads, no clock.  Whoever looks at a slot
+Rule for maintainers: no JAX, no threads, no clock.  Code that looks at a slot
 across an event says so with :meth:`Buffers.use` and :meth:`Buffers.release`.
 
 Paper: section 4.2 (reference counts of logical buffers), section 4.6.

@@ -1,19 +1,19 @@
-"""The bytes on this host's devices: who has them, who waits for them, in which order.
+"""The bytes on this host's devices: claims hold them, or wait for them in the order of grants.
 
 Problem: the control plane's ledger counts along the *order of grants*: a free
 counts as soon as the last reader has its place.  In reality that reader may
-not have run yet, so what was granted behind it must wait here until the bytes
+not have run yet, so a step that was granted behind it must wait here until the bytes
 are really free, or devices would hold more than they have.  And a wait for
-memory must never be a wait for something that was granted later: that one may
+memory must never be a wait for a step that was granted later: that one may
 itself stand behind the waiter.
 
-How: whoever will take memory (a gang its outputs, a transfer its receive
-buffer) lodges a claim when it is granted.  A claim may begin when there is
+How: a gang lodges a claim for its outputs, a transfer for its receive buffer, when
+it is granted.  A claim may begin when there is
 room for it *and for every earlier claim on the same devices that has not begun
 yet*.  So a later one may pass an earlier one that still waits for its data,
-but can never take what that one needs: once there is room beside all earlier
-claims, there always will be.  The earliest claim waits for what began before it, and
-that ends.
+but can never take the bytes that the earlier one needs: once there is room beside all
+earlier claims, there always will be.  The earliest claim waits for claims that began
+before it, and those end.
 
 While memory is plentiful nothing is ever looked up: the claims that have not
 begun and the bytes in use, added up, stay within the limit.

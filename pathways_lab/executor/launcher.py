@@ -1,19 +1,19 @@
-"""Which granted step may start next on this host: pure decisions, no threads, no JAX.
+"""The launcher decides which granted step starts next on this host: no threads, no JAX.
 
 Problem: grants arrive ahead of data, in one order per island.  Every host must
 launch its gangs in that order and yet keep disjoint devices busy; devices
 shared by two differently cut slices must behave as one FIFO queue; memory is
 given back after the last use; and whatever fails, every granted gang is
-launched once, with zeros for what is missing, because other hosts have perhaps
+launched once, with zeros for missing inputs, because other hosts have perhaps
 entered the same collective (rule 4).
 
-How: who waits behind whom is in :mod:`pathways_lab.executor.order`, who waits
-for memory in :mod:`pathways_lab.executor.device_memory`; inputs call those who wait for
-them.  Straight stretches of a plan go as one (:mod:`pathways_lab.executor.straight`),
+How: :mod:`pathways_lab.executor.order` keeps the waits for earlier gangs,
+:mod:`pathways_lab.executor.device_memory` those for memory; an input wakes the steps that
+wait for it.  Straight stretches of a plan go as one (:mod:`pathways_lab.executor.straight`),
 transfers are in :mod:`pathways_lab.executor.transfers`.
 
-Rule for maintainers: the rim calls in, gets a list of actions, and carries
-them out in order; a lane launches what it is handed in the order of the
+Rule for maintainers: the driver calls in, gets a list of actions, and carries
+them out in order; a device queue launches gangs in the order of the
 :class:`Launch` actions.  Every granted step is reported exactly once.
 
 Paper: section 4.4 (gang scheduling: consistent order), section 4.5 (parallel

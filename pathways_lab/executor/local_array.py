@@ -1,10 +1,10 @@
-"""One logical array on this host, from "somebody will make it" to "nobody needs it".
+"""One logical array on this host, from its promise to its last use.
 
 Problem: the same array is a value of a run, an output buffer of that run, an
 input of the next one, the source of a transfer and the answer to a fetch; it
 may not exist yet, may never exist, and may be given away by a donation.  A
 :class:`Slot` is that one array (the shards on this host's devices), with
-everybody who calls it by name or is using it.
+every name and every use of it.
 
 Rule for maintainers: no JAX, no threads, no clock.  States change along
 :data:`TRANSITIONS` and nowhere else.

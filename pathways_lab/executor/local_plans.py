@@ -1,11 +1,11 @@
-"""What a host was told: slices, programs, and the numbers of its grants.
+"""The slices and programs that a host knows, and the numbers of its grants.
 
-Problem: a grant is a few numbers; what they mean here follows from the plan
-and from where its slices are.  And the numbers themselves must be right: a
+Problem: a grant is a few numbers; their meaning here follows from the plan
+and from the places of its slices.  And the numbers themselves must be right: a
 repeated grant is ignored, a missing one means that the island's order is not
 known any more.
 
-Rule for maintainers: lookups only; what a plan means on this host is worked
+Rule for maintainers: lookups only; the meaning of a plan on this host is worked
 out once, not with every run.
 
 Paper: section 4.4 (consistent order on all hosts), section 4.5.

@@ -1,15 +1,15 @@
-"""Behind which gangs a gang waits: the island's order on one host, as pure data.
+"""The island's order on one host, as pure data: each gang knows the gangs that it waits behind.
 
 Problem: devices shared by two differently cut slices must behave as one queue,
-disjoint ones must not wait for each other, and nobody should search a queue.
+disjoint ones must not wait for each other, and no step should search a queue.
 
-How: a gang knows the last gang before it on its lane and on each of its
-devices, and waits for *those*.  A gang behind one of the same lane waits until
-that one is handed over, for the lane is a queue; behind one of another lane on
-a device of this host, until that one is done, for lanes know nothing of each
-other; behind one that it meets only on devices of other hosts, until it is
-handed over.  So a gang that waits for its inputs is passed over only by gangs
-that share no device and no lane with it, on any host (rule 1).
+How: a gang knows the last gang before it on its device queue and on each of its
+devices, and waits for *those*.  Behind a gang of the same device queue it waits until
+that one is handed over, for the device queue keeps the order.  Behind a gang of another
+device queue on a device of this host it waits until that one is done, for device queues
+know nothing of each other.  Behind a gang that it meets only on devices of other hosts
+it waits until that one is handed over.  So a gang that waits for its inputs is passed
+over only by gangs that share no device and no device queue with it, on any host (rule 1).
 
 Rule for maintainers: gangs and rows alike; nothing here knows what they compute.
 

@@ -1,8 +1,8 @@
-"""The runs in progress on one host: which slot each of their values is, and when it dies.
+"""The values of runs in progress on one host: the slot of each, and the end of its life.
 
 Problem: a value of a run may be an argument that came with the run, a buffer
-that an earlier run makes, or what a step here will make; whoever reads it first
-decides that it is looked up, whoever is over last that it goes.
+that an earlier run makes, or the result of a later step here.  Its first reader
+looks it up; it goes when its last reader is over.
 
 Rule for maintainers: no order and no launching here; no JAX, no threads.
 

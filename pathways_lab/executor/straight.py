@@ -1,12 +1,12 @@
 """Straight stretches of gangs as the launcher sees them: one step in the order.
 
-Problem: what is decided once for many gangs must come to the same as if it had
-been decided for each: the same places, the same poison, the same reports.
+Problem: one decision for many gangs must come to the same as one decision for
+each: the same places, the same poison, the same reports.
 
-How: see :mod:`pathways_lab.executor.stretches` for what a stretch is, and
-:mod:`pathways_lab.runtime.host.row_job` for how a lane launches it.
+How: :mod:`pathways_lab.executor.stretches` defines a stretch, and
+:mod:`pathways_lab.runtime.host.row_job` launches it on a device queue.
 
-Rule for maintainers: whatever may need a decision between two gangs is no
+Rule for maintainers: gangs that may need a decision between them are no
 stretch; then :meth:`Straight.add` says no, and they go one by one.
 
 Paper: section 4.5 (parallel asynchronous dispatch).

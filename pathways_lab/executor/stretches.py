@@ -1,20 +1,20 @@
 """Straight stretches of a plan: gangs that a host may launch one after the other, unasked.
 
-Problem: what a gang waits for, whom it poisons and what dies with it costs more
-to find out than a small gang takes; and most gangs wait for nothing but the one
+Problem: to find the waits, the failures and the last uses of a gang costs more
+than a small gang takes; and most gangs wait for nothing but the one
 before them, on the same devices.
 
 How: once per plan and window, maximal ranges of such gangs are found.  A value
 that is made and dropped inside of one is a *cell*, a number in a list, and
-nobody but the launching thread ever sees it.  To the launcher a stretch in
+only the launching thread ever sees it.  To the launcher a stretch in
 progress is one unit in the order (:class:`pathways_lab.executor.steps.Row`).
 
 A gang is in no stretch when it donates, calls back into Python, or must meet
 other hosts before; transfers are in none.  Where a stretch begins and ends may
 differ between the hosts of a slice: the order of their launches does not.
 
-Rule for maintainers: pure, and worked out once; whatever makes a gang special
-ends a stretch, so that only the general way knows about it.
+Rule for maintainers: pure, and worked out once; a special gang ends a stretch, so
+that only the general way knows about it.
 
 Paper: section 4.5 (parallel asynchronous dispatch).
 """

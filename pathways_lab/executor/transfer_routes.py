@@ -1,7 +1,7 @@
-"""What one host does in one transfer: pure arithmetic over layouts and bindings.
+"""The part of one host in one transfer: pure arithmetic over layouts and bindings.
 
-Problem: the hosts of both ends must agree, without a message, on who sends
-which box to whom.  Both compute the same :class:`Route` from what they know
+Problem: the hosts of both ends must agree, without a message, on the sender and the
+receiver of every box.  Both compute the same :class:`Route` from data that they have
 anyway: shape, layouts, bindings.
 
 How: target devices of one host that want the same box are a *group*; it is

@@ -1,6 +1,6 @@
 """Addresses of the lab's own sockets, and the private folders for Unix ones.
 
-Problem: a Unix socket is reachable by whoever may enter its folder, and its
+Problem: every account that may enter its folder can reach a Unix socket, and the
 path may have about a hundred bytes on some systems, while temporary folders
 can be long.
 

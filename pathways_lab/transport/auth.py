@@ -10,11 +10,11 @@ a few bytes of fixed length, and nothing is told to it.
 
 The letters R and I keep either proof from being played back as the other.
 
-Some doors are used by many who must not pass for each other.  There the *holder*
-is a number, and its key is made of the door's own by :func:`key_of`: whoever has
+Some doors are used by many clients that must not pass for each other.  There the *holder*
+is a number, and its key is made of the door's own by :func:`key_of`: a process that has
 the door's key knows all keys without a list, and no holder knows another's.
-Holder 0 has the door's key itself.  What one holder may do beyond its own is
-written on a *ticket*, which is made of the door's key as well.
+Holder 0 has the door's key itself.  A *ticket*, made of the door's key as well, allows a
+holder one thing more.
 
 Rule for maintainers: constant-time comparison, fresh nonces from the operating
 system, fixed lengths only; the magic carries the version of the wire format.

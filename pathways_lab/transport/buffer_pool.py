@@ -1,16 +1,16 @@
-"""Memory for large arrays that is used again once nobody sees it any more.
+"""Memory for large arrays, used again once no view of it is left.
 
 Problem: the first touch of a fresh page costs more than the copy that goes into
 it, many times more on virtual machines.  Steps of a training loop need the same
 sizes again and again.
 
-How: memory is handed out behind an owner object to which all views refer,
-whoever makes them (memoryview, NumPy, JAX); when the last is gone, a weak
-reference to the owner says so, and the memory is put back by the next
-:meth:`Pages.take`, or by :func:`tidy` when nobody takes.
+How: memory is handed out behind an owner object to which all views refer
+(those of memoryview, NumPy and JAX).  When the last view is gone, a weak
+reference to the owner notes that, and the memory is put back by the next
+:meth:`Pages.take`, or by :func:`tidy` when none follows.
 
 Rule for maintainers: the last view may go anywhere, also inside :meth:`Pages.take`
-of the same thread, and what Ctrl-C raises there is lost.  So nothing of Python's
+of the same thread, and an exception of Ctrl-C is lost there.  So no Python code
 runs then.
 """
 

@@ -1,11 +1,11 @@
-"""Whether to sleep until the next message, or to look for it.
+"""Decides whether a thread sleeps until the next message, or polls for it.
 
-Problem: a process that sleeps is woken in some 50 us, and whoever wakes it pays as
+Problem: to wake a sleeping process takes some 50 us, and the waking process pays as
 much again.  Where a client waits for each of its small calls, that is a third of the way
-from the call to the launch.  A process that looks all the time takes a processor.
+from the call to the launch.  A process that polls all the time takes a processor.
 
-How: while messages come in quick succession, whoever reads them looks again and again for a
-moment, giving way each time to whoever else could run; only then it sleeps.  After one
+How: while messages come in quick succession, the reading thread polls for a moment,
+giving way each time to other threads that could run; only then it sleeps.  After one
 message that came late it sleeps at once, until two have come quickly.
 
 Rule for maintainers: only where nothing else of the process has anything to do; else it would

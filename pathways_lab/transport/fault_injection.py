@@ -1,8 +1,8 @@
 """Trouble on purpose: messages that come late, twice, or never.
 
-Problem: what a bad network does must be tried on real processes and real
+Problem: the faults of a bad network must be tried on real processes and real
 transports (Unix sockets, shared memory, TLS, Dask's comms), in seconds, again
-and again, and must end by itself even if whoever asked for it is gone.
+and again, and must end by themselves even if the client that asked for them is gone.
 
 How: between the socket and the handlers of a process.  Messages that have come
 are held, forgotten or handed over twice; the link that they came over counts
@@ -11,8 +11,8 @@ conclusions.  A partition is messages that wait in both directions: so it is wit
 which sends again until it gets through.
 
 Rule for maintainers: a link that is in no trouble keeps its messages in order
-and whole.  Only owners of the lab get here: what is to be done comes over the
-lifeline, from the parent, and from nowhere else.
+and whole.  Only owners of the lab get here: orders come over the lifeline, from the
+parent, and from nowhere else.
 
 Paper: none.
 """

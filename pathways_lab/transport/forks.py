@@ -1,11 +1,10 @@
-"""What a fork of this process may not use: its parent's links, and what hangs on them.
+"""Closes the links in a fork of this process: they and everything behind them are the parent's.
 
 Problem: data loaders and pools of processes fork the kernel.  The copy has none of the threads
-that read the links, and shares their sockets: what it sent would come between the parent's own
-messages.
+that read the links, and shares their sockets: its messages would come between the parent's own.
 
-Rule for maintainers: in the copy nobody asks for a lock; whoever holds it may be a thread that is
-not there.
+Rule for maintainers: the copy never asks for a lock; the holder may be a thread that is not
+there.
 
 Paper: section 4.2 (client).
 """

@@ -1,6 +1,6 @@
 """Listening sockets, and connections on their way to become links.
 
-Problem: whoever can reach a listener can open connections, send nothing, send
+Problem: every peer that can reach a listener can open connections, send nothing, send
 nonsense, or send slowly; none of that may stop others from coming in, or cost
 more than a few bytes and a bounded time.
 

@@ -6,13 +6,13 @@ or hostile, may stop the others from being heard.  And a thread that waits for
 an answer must not wait for another thread to read it: that hop costs as much
 as the whole round trip.
 
-How: the reactor has a thread of its own, which reads when nobody waits.  A
+How: the reactor has a thread of its own, which reads when no other thread waits.  A
 thread that waits takes its place (:meth:`Reactor.lead`): it reads the links
-itself until it has what it wants, while the own thread stands back.  Whoever
+itself until it has its answer, while the own thread stands back.  The thread that
 handles messages, calls and timers holds the *role*: there is one at a time,
 and it counts as the reactor's thread while it does.
 
-Rule for maintainers: the timers and the set of links belong to whoever has the
+Rule for maintainers: the timers and the set of links belong to the holder of the
 role; other threads hand work over with :meth:`Reactor.call_soon`.  Any number
 of threads may wait in the selector, so readiness is a hint: read and write
 without blocking.  A handler that raises is reported and survived.  Handlers

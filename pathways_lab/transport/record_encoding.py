@@ -1,10 +1,9 @@
-"""Records on their way to whoever watches: written once, read only when somebody looks.
+"""Records on their way to observers: written once, read only when an observer looks.
 
 Problem: a gang can take less time than the records about it.  They pass through
-three processes, and most of them are never looked at; so whoever makes them
-writes bytes, whoever passes them on moves bytes, and only a view, a test or a
-question turns them into records.  What many gangs have in common is written
-once for all of them.
+three processes, and most of them are never looked at.  So the first process writes
+bytes, the next ones move bytes, and only a view, a test or a question turns them into
+records.  Fields that many gangs have in common are written once for all of them.
 
 Rule for maintainers: :func:`read` gives back exactly the records of
 :mod:`pathways_lab.timeline.records`, and raises CodecError for anything else;

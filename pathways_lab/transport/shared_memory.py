@@ -12,12 +12,12 @@ address space; a part of it gets memory before anything relies on it, and its
 size is sealed.  The arena is offered with its descriptor over the Unix socket,
 and used once the :class:`Borrower` at the other end says that it has mapped it.
 A message then names the part in which its buffers lie, and the borrower gives
-that part back when nobody sees its content any more.  Both ends use it again,
+that part back when no view of its content is left.  Both ends use it again,
 warm.  Where there is no memory, no platform support, too much on loan already
 or no descriptor to spare at either end, the bytes go through the socket.
 
 Rule for maintainers: an arena belongs to one link, so that no peer sees what
-another one gets.  What comes from the other end is checked before it is mapped.
+another one gets.  An offer of the other end is checked before it is mapped.
 Nothing here takes a descriptor for a message.
 
 Paper: section 4.5 (data between hosts).
