@@ -3,10 +3,10 @@
 Problem: bytes come from links and other clients' devices as plain memory, and
 become JAX arrays of exactly one layout.  JAX's CPU devices take NumPy memory
 as it is when it is aligned to 64 bytes, and give theirs as NumPy views; both
-are then read-only for everybody, and a donation of such an array copies
+are then read-only on both sides, and a donation of such an array copies
 instead of overwriting (tested).  Random keys live as their key data.
 
-Rule for maintainers: whoever writes into memory stops before it becomes a JAX
+Rule for maintainers: the last write into memory comes before it becomes a JAX
 array.  Only shards are ever made here, never a whole sharded array.
 
 Paper: section 4.2 (sharded buffers), section 4.6.

@@ -1,11 +1,11 @@
-"""What hosts take over their data links, as typed values within their bounds.
+"""The messages that hosts take over their data links: their fields, types and bounds.
 
 Problem: clients and other hosts send fields of any type and size.  A number that is
 infinite, negative or too large, a mesh without devices or a type that a library would
 parse must be found before anything acts on them, or one message harms every client.
 
-How: see :mod:`pathways_lab.transport.edge`.  What type hints cannot say, ``__post_init__``
-checks.  Senders build the same classes.
+How: see :mod:`pathways_lab.transport.edge`.  ``__post_init__`` checks rules that type hints
+cannot say.  Senders build the same classes.
 
 Rule for maintainers: a new operation is a class here and a line in :data:`DATA`; no handler
 sees plain fields.

@@ -1,11 +1,11 @@
-"""The devices of a host, as JAX devices, whatever they are made of.
+"""The devices of a host as JAX devices, of every kind.
 
 Problem: devices must behave like devices: each a FIFO queue, disjoint ones in
 parallel.  An accelerator's own client does that.  A JAX CPU client does not:
 it runs one multi-device computation at a time, and cheap one-device ones in
-whoever calls.  So on CPUs every *footprint*, the set of devices that a slice
-covers, has a client of its own, made when it is first needed (2 ms), and a
-lane of its own; gangs of overlapping footprints are chained by the launcher.
+the calling thread.  So on CPUs every *footprint*, the set of devices that a slice
+covers, has a client of its own, made when it is first needed (2 ms), and a device
+queue of its own; gangs of overlapping footprints are chained by the launcher.
 
 Rule for maintainers: everything that knows the kind of device is behind
 :class:`IslandRuntime`.  :meth:`IslandRuntime.open` may wait for other hosts

@@ -7,11 +7,11 @@ of C++, built once per user; where no compiler is found a Python callback does
 the same, less exactly.
 
 A sleep ends some 60 us late, and on busy cores the next one begins a while after that,
-which no device does.  On hosts each device of a lane therefore has a *clock*: what was
-launched before the last computation ended, by that clock, begins at that moment, and what
-a computation does between two holds is done in their time.  What was launched later
-begins when it does, so a wait for inputs or for dispatch is never hidden; and whatever
-comes more than 5 ms late was kept by something else, and counts.
+which no device does.  On hosts each device of a device queue therefore has a *clock*.  A
+computation that was launched before the last one ended, by that clock, begins at that moment, and
+its work between two holds is done in their time.  A computation that was launched later
+begins when it does, so a wait for inputs or for dispatch is never hidden; and a hold that
+comes more than 5 ms late has another cause, and counts.
 
 Rule for maintainers: the held array is a real operand and a real result of the
 call, so XLA can neither drop it nor move it; and the call is declared pointwise

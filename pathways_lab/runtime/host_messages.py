@@ -1,8 +1,8 @@
 """The messages of hosts to the control plane: their fields, types and bounds.
 
 Problem and rule: see :mod:`pathways_lab.transport.edge`.  A host is a process of the lab and
-runs what clients send: something that went wrong in it reaches the control plane here, and
-costs that host its link and nobody else anything.
+runs the code of clients: a fault in it reaches the control plane here, and costs that host its
+link, and no other process anything.
 """
 
 from __future__ import annotations

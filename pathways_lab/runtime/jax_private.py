@@ -7,7 +7,7 @@ shardings that the partitioner would choose, and saying in a printed stand-in
 that its value comes later.  Each is a few lines, and each may move with any
 JAX release.
 
-Rule for maintainers: nobody else imports ``jax._src`` or ``jaxlib._jax``;
+Rule for maintainers: no other module imports ``jax._src`` or ``jaxlib._jax``;
 every function here has a test in ``tests/runtime/test_jax_private.py`` that
 names what moved.  Prefer removing a function to adding one.
 

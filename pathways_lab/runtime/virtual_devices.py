@@ -1,10 +1,10 @@
-"""What a virtual device means in this process.
+"""The meaning of a virtual device in this process.
 
 Problem: code that travels by pickle refers to virtual devices, alone or in a
 mesh.  In a device process they must become the physical devices to which their
-slice is bound; in the kernel that made them they are themselves again, which
-:mod:`pathways_lab.client.lab.devices` sees to.  Whatever else binds slices in a
-process says here how it answers.
+slice is bound; in the kernel that made them they are themselves again, by
+:mod:`pathways_lab.client.lab.devices`.  Other code that binds slices in a
+process registers its resolver here.
 
 Rule for maintainers: no state but the list of resolvers; the last one that was
 registered and knows the slice answers.

@@ -1,13 +1,13 @@
 """Make a running Dask cluster into a lab, or find the lab that it already is.
 
-Problem: the same call must work on a cluster that somebody else has started,
-for the first notebook and for the second, and for people who were given no
+Problem: the same call must work on a cluster that another person has started,
+for the first notebook and for the second, and for people who have no
 Dask credentials but only an invitation.
 
-Who may do what: whoever holds the Dask credentials, or the control plane's own
+Permissions: a holder of the Dask credentials, or of the control plane's own
 key, is an *owner*.  A *lab file* (JSON, readable by its owner only) usually holds
 less: the control plane's address, an invitation's number and a key made for it,
-and of certificates only the authority's.  Its reader is a *client*.
+and no certificate but the authority's.  Its reader is a *client*.
 
 Rule for maintainers: only documented Dask API here; every failure says what to
 do.  Importing this module must not import Dask: a client needs none.

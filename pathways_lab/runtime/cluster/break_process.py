@@ -1,14 +1,14 @@
-"""What a worker does to its own device process when an owner wishes it: kill, stop, slow down...
+"""Faults of a worker's own device process, as an owner orders them: kill, stop, slow down...
 
 Problem: faults must be tried on real hosts, wherever they are, and the control
 plane must be able to end a device process that hears nothing any more.  Only
 the worker beside it can: it is its parent.
 
-How: functions for ``Client.run``; so whoever can call them holds the
-credentials of the Dask cluster and is an owner of the lab.
+How: functions for ``Client.run``; so every caller holds the credentials of the
+Dask cluster and is an owner of the lab.
 
-Rule for maintainers: whatever was begun ends by itself, also when nobody asks
-for it; nothing here is imported by what it is done to.
+Rule for maintainers: every fault ends by itself, also when no client asks for
+it; the device process imports nothing of this module.
 
 Paper: none.
 """

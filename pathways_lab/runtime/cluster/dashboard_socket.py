@@ -5,12 +5,12 @@ them in the scheduler's process would stall its loop; most labs are never looked
 at, and must not pay for it.
 
 How: the scheduler listens on a Unix socket in the lab's private folder.  When
-somebody knocks, it starts a process, hands it the listening socket and listens
-no more; when that process ends, because nobody has looked for a while or
+a request comes, it starts a process, hands it the listening socket and listens
+no more; when that process ends, because no page was open for a while or
 because it failed, the scheduler listens again.  Its own web server passes
 requests for the pages on to that socket (:mod:`.dashboard_proxy`).
 
-Rule for maintainers: what draws is named by whoever starts the lab, this layer
+Rule for maintainers: the starter of the lab names the module that draws; this layer
 imports none of it.
 """
 

@@ -1,7 +1,7 @@
 """Two Dask plugins make a Pathways lab out of a Dask cluster.
 
 Problem: clusters exist already (a queueing system, Kubernetes, SSH, a laptop);
-nobody should have to start other programs on them.  Dask gives membership,
+users should not have to start other programs on them.  Dask gives membership,
 placement, bootstrap, security and failure detection; everything fast happens in
 processes of our own, started from here:
 
@@ -13,7 +13,7 @@ processes of our own, started from here:
 
 Rule for maintainers: a second registration, also at the same time, finds the
 first; nothing here blocks Dask's event loop.  Keys travel only inside plugins
-and answers, that is, over Dask's own connections: whoever holds the Dask
+and answers, that is, over Dask's own connections: a holder of the Dask
 credentials is an owner of the lab.
 
 Paper: section 4.1; Dask takes the place of the cluster manager below it.

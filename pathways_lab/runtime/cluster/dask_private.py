@@ -1,12 +1,12 @@
-"""All that is used of Dask beyond its documentation, in one place.
+"""The only module that uses Dask beyond its documentation.
 
 Problem: plugins get Dask's own objects, and a few things that we need of them
 are not documented: they may move with any release.
 
 Rule for maintainers: no other module reads undocumented attributes of Dask's
-objects; ``tests/runtime/test_dask_private.py`` fails with the name of whatever
-moved.  What is documented (plugins, ``run_on_scheduler``, ``Security``,
-``Scheduler``, ``Worker``) is used directly.
+objects; ``tests/runtime/test_dask_private.py`` fails with the name of the attribute
+that moved.  Documented parts (plugins, ``run_on_scheduler``, ``Security``,
+``Scheduler``, ``Worker``) are used directly.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Problem: an abort inside XLA kills a whole process, so the devices live in one
 that may die without taking the Dask worker along.  A new one takes its place
 (a new incarnation under the same name), as soon as the machine has room for a
-process; what crashes again and again is not restarted until somebody says so.
+process.  A process that crashes again and again stays down until an owner restarts it.
 
 Rule for maintainers: no Dask here; the thread that watches never outlives
 :meth:`DeviceProcess.close`.

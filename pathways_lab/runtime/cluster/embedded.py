@@ -11,9 +11,9 @@ waited for.  Nothing is imported into this process but what it needs, so a
 notebook pays nothing for Dask until it asks for a Dask client, and a script
 needs no ``__main__`` guard.
 
-Rule for maintainers: whatever has been started is reachable from ``close``
+Rule for maintainers: every started process is reachable from ``close``
 before anything can fail; ``close`` may be called at any time, any number of times,
-and waits for nobody but its own children, for seconds at most: Ctrl-C waits that long.
+and waits for its own children only, for seconds at most: Ctrl-C waits that long.
 """
 
 from __future__ import annotations

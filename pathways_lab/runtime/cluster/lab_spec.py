@@ -1,7 +1,7 @@
-"""What a lab on this machine would be made of, decided before anything starts.
+"""The specification of a lab on this machine, decided before anything starts.
 
-Problem: what cannot be must be refused at once, with the numbers; and whoever has a
-lab that must end for the new one keeps it when the new one is refused.
+Problem: an impossible lab must be refused at once, with the numbers; and a kernel whose
+old lab would have to end for the new one keeps the old one then.
 
 Rule for maintainers: looks at this machine and changes nothing.
 """

@@ -1,7 +1,7 @@
-"""Which island a Dask worker belongs to, and what its host is called.  Pure.
+"""The island that a Dask worker belongs to, and the name of its host.  Pure.
 
-Problem: Dask knows workers, not islands.  Whoever starts the workers must be
-able to say which of them are wired together, with what every launcher offers:
+Problem: Dask knows workers, not islands.  A person who starts workers must be
+able to say which of them are wired together, by the means that every launcher offers:
 a name, a resource, or an environment variable.
 
 The rule, first match wins:
@@ -19,7 +19,7 @@ refused: the first one keeps it.
 
 The rule holds whenever a worker comes, also to a lab that runs (Dask's own scaling
 included), and it may come to an island that is there or make a new one.  A worker
-that goes is a host that leaves: what is admitted on it ends first where Dask
+that goes is a host that leaves: runs that are admitted on it end first where Dask
 retires it.
 
 The number of devices, first match wins: the argument of ``attach``, a resource

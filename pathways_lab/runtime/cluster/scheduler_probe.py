@@ -1,11 +1,11 @@
-"""Whether a Dask scheduler answers, found out before a Dask client waits for it.
+"""Finds out whether a Dask scheduler answers, before a Dask client waits for it.
 
-Problem: a Dask client waits for half a minute where nobody listens, and for ever where
-somebody does who says nothing; who interrupts it leaves its thread behind, and the
+Problem: a Dask client waits for half a minute at an address without a listener, and for
+ever at a listener that says nothing.  An interrupt leaves its thread behind, and the
 interpreter waits for that at its end.
 
 How: one connection of Dask's own, with a limit, in a thread that ends with it; a client
-is made when somebody has answered.
+is made once the scheduler has answered.
 
 Rule for maintainers: documented Dask API only (``distributed.comm``); the waiting thread shows.
 """

@@ -1,4 +1,4 @@
-"""How far the start of a lab has come, for whoever shows it.
+"""The progress of a lab's start, for the front end that shows it.
 
 Problem: the start takes seconds; a terminal shows a line, a notebook a bar,
 a script nothing.

@@ -1,10 +1,10 @@
-"""What every worker of an embedded lab is made of, and how more of them are made later.
+"""The specification of every worker of an embedded lab, also of later ones.
 
 Problem: islands join a lab that runs; their workers must be like the first
 ones, also when the memory of the machine has become short meanwhile, and when
 one of them does not start the lab must be as before.
 
-Rule for maintainers: no policy here; who asks for an island knows how large.
+Rule for maintainers: no policy here; the request for an island says how large.
 
 Paper: section 4.1 (resources are added and removed).
 """

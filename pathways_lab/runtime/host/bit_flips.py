@@ -3,9 +3,9 @@
 Problem: whether a device that spoils bits in silence is found must be tried on real results in
 real memory; and the way of a launch must not know of it.
 
-How: while it lasts, lanes are handed executables that make each result again after its computation,
-with one bit of that device's shard turned over.  It waits for the computation, so hosts launch no
-further ahead meanwhile.
+How: while it lasts, device queues get executables that make each result again after its
+computation, with one bit of that device's shard turned over.  It waits for the computation, so
+hosts launch no further ahead meanwhile.
 
 It is written for any device, and has run with CPU devices only.
 

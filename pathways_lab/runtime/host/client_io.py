@@ -1,16 +1,16 @@
-"""The host's desk for clients: uploads that come in, values that are asked for.
+"""Uploads and fetches of clients, at their host.
 
 Problem: clients send and fetch bytes over links of their own, in no order with
-what the control plane says: a part of an upload may come before this host has
+the messages of the control plane: a part of an upload may come before this host has
 heard of its slice, a fetch before its buffer exists, and the client may vanish
 in the middle.  And clients may be curious, or worse: each has proved its number
-when it connected, and has no business with what bears another's.
+when it connected, and may touch no value that bears another number.
 
-Rule for maintainers: runs in the reactor's thread; bytes are handled by the
-exchange.  What a client sends is typed and within its bounds
+Rule for maintainers: runs in the reactor's thread; the transfer engine handles bytes.
+A client's message is typed and within its bounds
 (:mod:`pathways_lab.runtime.data_messages`) and may be wrong all the same: that raises
 ValueError, which closes its link and changes nothing.  Rights are checked
-before anything else is looked at.  What waits here is counted by client, never by a scan.
+before anything else is looked at.  Waiting requests are counted by client, never by a scan.
 
 Paper: section 4.2 (data move between client and hosts only on demand).
 """

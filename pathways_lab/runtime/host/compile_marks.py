@@ -1,8 +1,8 @@
-"""What a device process compiles right now, written where its parent finds it afterwards.
+"""Notes of the functions that a device process compiles right now, for its parent to find.
 
-Problem: XLA ends the process that compiles what it cannot stand.  Nobody in that process can
-say any more which function it was; and compiled again after the restart, it would end the
-next process too.
+Problem: some functions make XLA end the process that compiles them.  That process can say no
+more which function it was; and compiled again after the restart, the function would end the next
+process too.
 
 How: while a function is compiled there is a small file in the process's private folder, which
 the parent reads before it removes the folder of a process that has died.

@@ -1,13 +1,13 @@
-"""Compiled functions on a host: from the code that travelled to what a lane calls.
+"""Compiled functions on a host: from the code that travelled to an executable.
 
 Problem: compiling takes from 50 ms to minutes and must neither hold up the
-host nor happen twice; what arrives is either a ``jax.export`` artefact or a
-pickled function; and whoever launches must learn when and how a gang ended
+host nor happen twice.  Code arrives as a ``jax.export`` artefact or as a
+pickled function.  And the launch thread must learn when and how a gang ended
 even if all its results were donated meanwhile, or it has none.
 
 How: a small pool compiles ahead of time for the devices of the slice.  Every
 executable returns one more array, the *receipt*: a byte on each device that is
-there when the gang is over, and raises what went wrong.  Random keys enter and
+there when the gang is over, and that raises the gang's error.  Random keys enter and
 leave as their key data.
 
 Rule for maintainers: shardings are pinned on both sides; one content, one set

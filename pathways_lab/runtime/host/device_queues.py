@@ -1,24 +1,24 @@
-"""Lanes: the FIFO queues in front of the devices.
+"""Device queues (lanes): the FIFO queues in front of the devices.
 
-Problem: JAX's CPU client runs cheap programs in whoever calls, and its order
+Problem: JAX's CPU client runs cheap programs in the calling thread, and its order
 is first in, first out only for one calling thread.  So each footprint has one
-thread that makes its calls, in the order in which they were handed over.  What
-is in flight must be bounded (more than 32 multi-device launches of one CPU
-client can hang it), and somebody must see when a gang ends without keeping the
-caller waiting.  And a thread that is woken costs more than a small gang.
+launch thread, which makes its calls in the order in which they were handed over.  The
+launches in flight must be bounded (more than 32 multi-device launches of one CPU
+client can hang it).  Some thread must see when a gang ends, without keeping the
+caller waiting.  And to wake a thread costs more than a small gang.
 
-How: the thread that launches also looks, after each launch, which gangs have
+How: after each launch the launch thread also looks which gangs have
 ended meanwhile, and waits for the oldest one when :data:`IN_FLIGHT` are
 unfinished.  Only while it has nothing to launch, or has several sets of devices
 to look after (as on accelerators), does another thread, one for each set, wait
-for the ends.  Whoever does it, ends are seen one after the other, in launch order.  While
-it has nothing to launch it reads the host's links itself, so that what comes is
-launched by the thread that it came to.  A gang began when it was launched or when
+for the ends.  Either way ends are seen one after the other, in launch order.  While
+the launch thread has nothing to launch it reads the host's links itself, so that a grant
+is launched by the thread that it came to.  A gang began when it was launched or when
 its devices became free, whichever came later.
 
-Rule for maintainers: a job never raises into a lane; if a lane's own code
-does, the host must end (``on_death``), because devices without a lane hang.
-No polling.  Before the launching thread goes idle it wakes who sees the rest.
+Rule for maintainers: a job never raises into a device queue; if a queue's own code
+does, the host must end (``on_death``), because devices without a queue hang.
+No polling.  Before the launch thread goes idle it wakes the thread that sees the rest.
 
 Paper: section 4.4 (gang-scheduled FIFO device queues), section 5.
 """

@@ -1,16 +1,16 @@
 """A device process at work: messages in, launches and messages out.
 
 Problem: grants, code, uploads, pieces of transfers and fetches arrive on many
-links, while lanes launch, compilers compile and shards move, each in threads
-of their own; one place must know what belongs to what.
+links, while device queues launch, compilers compile and shards move, each in threads
+of their own; one place must bring them together.
 
-How: the reactor's thread owns the :class:`Launcher` and everything here.  What
-other threads find out is posted to it; what the launcher decides is carried
-out by lanes, exchange and links, none of which is ever waited for.
+How: the reactor's thread owns the :class:`Launcher` and everything here.  Other
+threads post their findings to it.  Device queues, the transfer engine and links carry
+out the launcher's actions, and the driver never waits for them.
 
 Rule for maintainers: no decision about order, failure or memory here, it is in
 the launcher; no launch and no transfer either, that is the :class:`Carrier`'s;
-no computation and no large copy in this thread.  What goes wrong with one step
+no computation and no large copy in this thread.  An error of one step
 is the failure of that step; any other exception here is a bug and ends the
 process, so that the control plane sees a lost host, not a silent one.
 

@@ -1,18 +1,17 @@
-"""What the launcher of a host decided, carried out; and what became of it, told to the launcher.
+"""Carries out the actions of a host's launcher, and tells the launcher their ends.
 
-Problem: to start a gang, a row or a transfer is to hand it to a thread of lanes
-or exchange; their ends come back in those threads, faster than it is worth to
-wake the reactor for.
+Problem: to start a gang, a row or a transfer is to hand it to a thread of the device
+queues or of the transfer engine; their ends come back in those threads, faster than it
+is worth to wake the reactor for.
 
-How: actions are done in order, also those that follow from doing them, and
-lanes get at once what was decided at once.  Ends are collected, and looked at
-when somebody waits for one or for memory, with the next message, or with the
-next report: to see to each in the thread that launches keeps the other hosts
+How: actions are done in order, also those that follow from doing them, and a device
+queue gets all gangs of one decision at once.  Ends are collected, and looked at
+when a client waits for one, when a step waits for memory, with the next message, or with
+the next report: to look at each in the launch thread keeps the other hosts
 of a collective waiting.
 
-Rule for maintainers: in the reactor's thread, but for what is marked; nothing
-here is ever waited for.  What goes wrong with one step is the failure of that
-step.
+Rule for maintainers: in the reactor's thread, but for marked methods; nothing
+here is ever waited for.  An error of one step is the failure of that step.
 
 Paper: section 4.5 (asynchronous dispatch on the hosts).
 """

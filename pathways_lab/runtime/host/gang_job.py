@@ -1,12 +1,12 @@
-"""One gang between the launcher and its lane: payloads in, payloads out.
+"""One gang between the launcher and its device queue: payloads in, payloads out.
 
-Problem: the launcher speaks of slots, JAX of arrays.  What is missing becomes
-zeros, what was donated is forgotten, what a poisoned gang computes reaches
-nobody, and every way in which it can go wrong becomes one Failure that names
-the gang, the device and the user's line.
+Problem: the launcher speaks of slots, JAX of arrays.  A missing input becomes
+zeros, a donated one is forgotten, results of a poisoned gang reach no reader,
+and every error becomes one Failure that names the gang, the device and the user's
+line.
 
-Rule for maintainers: a job touches payloads only between being handed to its
-lane and being over; until then the launcher keeps its slots alive.
+Rule for maintainers: a job touches payloads only between its hand-over to the device
+queue and its end; until then the launcher keeps its slots alive.
 
 Paper: section 4.4, section 4.5.
 """

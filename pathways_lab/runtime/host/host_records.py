@@ -1,4 +1,4 @@
-"""What a host puts into the timeline: pure functions of what happened.
+"""The records that a host puts into the timeline: pure functions of its events.
 
 Problem: every bar in every view is one of these records; they must name the
 gang, its place, its devices and the user's line, in the same way everywhere.

@@ -2,12 +2,12 @@
 
 Problem: a slice is announced, its devices are opened (which may wait for other
 hosts), its functions arrive and are compiled, and all of that in other threads
-and in any order; everybody else wants to know what is there now.
+and in any order.  The rest of the host wants to know the present state.
 
-Rule for maintainers: state changes in the reactor's thread only; what takes
-long happens in the compiler's pool, or in a thread of its own where it may
-wait for other hosts.  What cannot be opened or compiled is a Failure in its
-place, never an exception here.
+Rule for maintainers: state changes in the reactor's thread only; long work
+happens in the compiler's pool, or in a thread of its own where it may
+wait for other hosts.  A slice that cannot be opened and a function that cannot be
+compiled are a Failure in their place, never an exception here.
 
 Paper: section 4.1 (virtual slices bound to hosts), section 4.2.
 """

@@ -5,14 +5,14 @@ back on others, without the client's help; its handles must stay good, also
 those that it reads meanwhile, and its uploads and questions may come at any
 moment, also to hosts that the slice has left.
 
-How: a parked value is what an upload is before its first reader: shards in the
+How: a parked value is stored like an upload before its first reader, as shards in the
 host's memory (:class:`pathways_lab.runtime.arrays.OnDemand`).  A slice that
 comes back to its devices needs nothing else.  One that moves keeps its mesh, so
 each shard goes whole to the host of its virtual device, as an upload of that
 host's; and a host that was left sends on what still comes for the slice.
 
-Rule for maintainers: runs in the reactor's thread; bytes are handled by the
-exchange.  A binding's generation says which devices somebody means.
+Rule for maintainers: runs in the reactor's thread; the transfer engine handles bytes.  A
+binding's generation says which devices a message means.
 
 Paper: section 4.2 (suspend, resume, migration of a client's slices).
 """

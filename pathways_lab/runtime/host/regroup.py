@@ -1,12 +1,12 @@
-"""A lane's devices, formed again: slices opened, code compiled, in the lane's own turn.
+"""Forms the devices of a device queue again: slices opened, code compiled, in the queue's turn.
 
 Problem: when gangs of several hosts wait for each other for ever, their common
 client is cut and formed again; slices, code and arrays on it must outlive it,
-and what is launched next must find the new devices, on every host in the same
+and the next gang must find the new devices, on every host in the same
 turn.
 
-How: this is a job of the lane like any gang, so that all that was handed to
-the lane before goes before, and all that comes later finds the new devices.
+How: this is a job of the device queue like any gang, so that earlier jobs go before,
+and all later ones find the new devices.
 Arrays stay where they are and are brought over when a gang needs them
 (:func:`pathways_lab.runtime.arrays.here`), which shares their memory.
 

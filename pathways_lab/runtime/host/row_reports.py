@@ -1,9 +1,9 @@
-"""The rows that a host has handed to its lanes: what became of their gangs.
+"""The rows that a host has handed to its device queues, and the ends of their gangs.
 
-Problem: a row ends piece by piece, while the launcher, the timeline and whoever
-looks for stuck gangs think in single gangs.
+Problem: a row ends piece by piece, while the launcher, the timeline and the search
+for stuck gangs think in single gangs.
 
-Rule for maintainers: in the reactor's thread only; lanes know pieces, not this.
+Rule for maintainers: in the reactor's thread only; device queues know pieces, not this.
 
 Paper: section 4.5.
 """

@@ -5,8 +5,8 @@ shards are there; the bytes must go directly between hosts, only those that the
 other side needs, and nothing may wait for a host that is slow.
 
 How: one thread does all slicing, copying and assembling; it never waits, for
-it is given only sources that are there.  What is small, when that thread has
-nothing to do, is done by whoever has it: to hand it over would cost more.  A
+it is given only sources that are there.  When that thread has nothing to do, the
+submitting thread does small work itself: to hand it over would cost more.  A
 part that is a whole shard becomes the shard's memory as it is; parts of a shard
 are put together in aligned memory, which JAX then takes without a copy.  Devices
 of a host that want the same box share its memory.

@@ -1,16 +1,16 @@
-"""What user code prints on a host, with the run and the device that it came from.
+"""Output of user code on a host, with the run and the device that it came from.
 
 Problem: ``jax.debug.print`` and ``print`` in callbacks write to the standard
-output of a process that nobody looks at, in threads of XLA.  The text belongs
-under the cell of whoever launched the gang.
+output of a process without a reader, in threads of XLA.  The text belongs
+under the cell that launched the gang.
 
 How: every Python callback of a compiled function is wrapped when the function
 is lowered; while it runs, its thread is labelled with the gang and the device,
 and ``sys.stdout`` is a stream that looks at the label.  A function with
-callbacks runs alone on its lane, so its executable knows its gang.
+callbacks runs alone on its device queue, so its executable knows its gang.
 
-Rule for maintainers: text is never lost and never printed here; what comes
-from unlabelled threads is sent too, as run 0.
+Rule for maintainers: text is never lost and never printed here; text from
+unlabelled threads is sent too, as run 0.
 
 Paper: none; the single-controller view of printing.
 """

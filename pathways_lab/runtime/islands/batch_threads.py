@@ -1,4 +1,4 @@
-"""Native threads that do not push aside whoever wakes them.
+"""Native threads that do not push aside the thread that wakes them.
 
 Problem: a host that sends to another wakes that one's thread in the middle of the call
 that sends, while it holds the lock of the connection.  Where processors are scarce the
@@ -7,7 +7,7 @@ for a lock, asks the kernel for the same message again and again until the sende
 lets go of it.  Four hosts on two cores spent a quarter of their processor time on that.
 
 Rule for maintainers: only for threads that serve one call of ours after the other, and
-that others wait for anyway.  What launches or reads messages keeps its place.
+that others wait for anyway.  Threads that launch or read messages keep their place.
 
 Paper: section 4.5 (collectives among CPU hosts; on accelerators nothing of it is used).
 """

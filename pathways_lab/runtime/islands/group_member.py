@@ -6,13 +6,13 @@ may die at any moment, and this process must neither die with them nor wait
 for ever, nor lose what else it holds.
 
 How: the native calls happen in a thread of their own; :meth:`Joint.end`, from
-any thread at any time, cancels what waits for introductions, severs the
+any thread at any time, cancels waits for introductions, severs the
 connections of collectives in flight (they raise), and lets go.  The only call
 that cannot be cancelled, the very first, is left behind in its thread.
 
 A group of devices that computes together for the first time introduces itself
 through the coordination service, and gives up after thirty seconds, a limit
-that nobody can set.  So hosts first :meth:`Joint.meet`, which waits as long as
+that cannot be set.  So hosts first :meth:`Joint.meet`, which waits as long as
 it takes, with nothing in flight before.
 
 Rule for maintainers: the agent is never destroyed or cut off while it is

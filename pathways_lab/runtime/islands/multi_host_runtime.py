@@ -7,8 +7,8 @@ of several processes per footprint, formed and ended by the control plane's
 word, in milliseconds.  Accelerators: the platform's one client, which all
 hosts of the island join at once, before they have devices at all.
 
-Rule for maintainers: whatever waits for other hosts waits in a thread of its
-own or in whoever opens a slice, which may wait; never in the reactor.
+Rule for maintainers: a wait for other hosts happens in a thread of its own, or in
+the thread that opens a slice, which may wait; never in the reactor.
 
 Paper: section 4.5, appendix A (pluggable runtimes).
 """

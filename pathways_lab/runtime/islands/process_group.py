@@ -1,13 +1,13 @@
-"""Which processes form one JAX runtime, and with which of their devices.
+"""The processes that form one JAX runtime, and the devices that each brings.
 
 Problem: a slice that spans hosts needs a JAX client of several processes, and
-all of them must agree on who takes part, in which order, and how that order
-relates to the slice's mesh.  Every set of devices has a formation of its own,
+all of them must agree on the members, on their order, and on the relation of that
+order to the slice's mesh.  Every set of devices has a formation of its own,
 so that disjoint sets compute at the same time; slices that are cut in other
 orders from the same set share one.
 
 Rule for maintainers: pure data.  Ranks follow the names of the hosts, devices
-follow rank and local number; nobody else numbers devices.
+follow rank and local number; no other module numbers devices.
 
 Paper: section 4.1 (virtual slices), section 4.5.
 """

@@ -1,17 +1,17 @@
-"""The control plane's book of formations: which are wanted, forming, formed, over.
+"""The control plane's book of formations: wanted, forming, formed, over.
 
 Problem: hosts form a common runtime only if all of them are told the same, in
 the same order of events, with the address of a service that is opened
-meanwhile; and everybody must be told at once when it is over, because what
-computes there waits for the others.
+meanwhile; and all of them must be told at once when it is over, because gangs
+there wait for the other hosts.
 
 How: slices that span hosts and cover the same devices share a formation.
 Hosts are told ``span`` before the slice is bound, ``form`` when the service is
 there, ``dissolve`` when it is over: the last slice is gone, a host was lost,
 it could not be formed, or its collectives broke.  Then its slices are lost even
-if all hosts live, and the rim is told.
+if all hosts live, and the driver is told.
 
-To JAX the end of a service is the end of the process that still uses it, with everybody's
+To JAX the end of a service is the end of every process that still uses it, with all its
 values; so a service ends only when every living host has said that it has left.
 
 Rule for maintainers: pure; one thread (the reactor's); no order of gangs here.

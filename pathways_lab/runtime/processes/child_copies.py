@@ -3,9 +3,9 @@
 Problem: a lab of eight hosts is sixteen processes, and each would spend a second on importing
 the same libraries.  A copy is there in milliseconds, and shares their memory.
 
-Rule for maintainers: only a process with one thread makes copies.  What another thread had locked
+Rule for maintainers: only a process with one thread makes copies.  A lock of another thread
 would be locked in the copy for ever; so copies are made before :func:`.child_process.begin`,
-and of what is only imported: no client of JAX, no event loop.
+and of a process that has only imported modules: no client of JAX, no event loop.
 
 Paper: section 4.5 (one executor process per host).
 """

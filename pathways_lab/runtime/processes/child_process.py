@@ -1,15 +1,15 @@
 """Processes that end with their parent, and are told secrets only through a pipe.
 
 Problem: a killed notebook kernel runs no clean-up, yet nothing that it
-started may outlive it; and what a child must know (keys, certificates) may
-not appear in its arguments or environment, where others can read it.
+started may outlive it; and a child's secrets (keys, certificates) may
+not appear in its arguments or environment, where others can read them.
 
 How: a child's standard input is a pipe whose only writer is its parent.  The
 first line is the configuration, as JSON; the end of the file means that the
 parent is gone, however it died, and the child exits at once.  Its own
-children have lifelines of their own, so the whole tree goes.  What a child
-reports to its parent are JSON lines on the pipe that was its standard output;
-everything that libraries print goes to a log file.
+children have lifelines of their own, so the whole tree goes.  A child reports to
+its parent by JSON lines on the pipe that was its standard output; everything that
+libraries print goes to a log file.
 
 Rule for maintainers: a child calls :func:`begin` before anything slow (but for
 those that make copies of themselves first, see :mod:`.processes.child_copies`), and

@@ -1,14 +1,13 @@
-"""How soon a thread gets the interpreter that another one keeps busy.
+"""Shortens Python's switch interval, so that a thread soon gets a busy interpreter.
 
-Problem: what comes over links is read by a thread beside the user's.  While that one computes in
-Python it lets go of the interpreter when it was asked to for :func:`sys.getswitchinterval`: 5 ms
-if nobody set it, ten times as long as a small call takes.
+Problem: a thread beside the user's reads the links.  While the user's thread computes in Python
+it lets go of the interpreter after :func:`sys.getswitchinterval`: 5 ms by default, ten times as
+long as a small call takes.
 
-How: while anybody wants it the interval is :data:`SECONDS`, where it was Python's own.  Where no
+How: while a lab wants it the interval is :data:`SECONDS`, where it was Python's own.  Where no
 other thread wants the interpreter, nothing changes.
 
-Rule for maintainers: the interval is the user's: what somebody else has set stays, before or
-meanwhile.
+Rule for maintainers: the interval is the user's: another value stays, set before or meanwhile.
 
 Paper: section 4.5 (dispatch that nothing holds up).
 """

@@ -1,4 +1,4 @@
-"""What an embedded lab will take of this machine's memory, said before it is taken.
+"""The memory that an embedded lab will take of this machine, estimated before it starts.
 
 Problem: a laptop that starts to swap is worse than a refusal with numbers.
 
