@@ -31,7 +31,6 @@ import os
 import pathlib
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 import threading
@@ -46,6 +45,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxlib.mlir import ir
 
+from pathways_lab.transport.addresses import cache_folder
+
 TARGET = "pathways_lab_hold"
 """Name of the custom call: exporting code must list it among ``disabled_checks``."""
 
@@ -58,24 +59,6 @@ Tree = TypeVar("Tree")
 
 
 # --- the shared library --------------------------------------------------------
-
-
-def cache_directory() -> pathlib.Path:
-    """A directory that only this user can write, made if need be.
-
-    The library in it is loaded as code, so a directory of somebody else's is
-    refused and a temporary one of our own used instead.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = pathlib.Path(base) / "pathways_lab"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = path.stat()
-        if info.st_uid == os.getuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return path
-    except OSError:
-        pass
-    return pathlib.Path(tempfile.mkdtemp(prefix="pathways_lab-"))
 
 
 def compiler() -> str | None:
@@ -94,7 +77,7 @@ def build() -> pathlib.Path | None:
             (_SOURCE.read_text(), jax.__version__, platform.machine(), platform.system())
         ).encode()
     ).hexdigest()[:16]
-    directory = cache_directory()
+    directory = cache_folder()
     path = directory / f"emulated-{key}.so"
     if path.exists():
         return path

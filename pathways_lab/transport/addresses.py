@@ -1,4 +1,4 @@
-"""Addresses of the lab's own sockets, and the private folders for Unix ones.
+"""Addresses of the lab's own sockets, and the folders that belong to its user alone.
 
 Problem: every account that may enter its folder can reach a Unix socket, and the
 path may have about a hundred bytes on some systems, while temporary folders
@@ -15,6 +15,7 @@ import contextlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,24 @@ def private_folder() -> Path:
 def remove_folder(folder: Path) -> None:
     """Remove a folder made by :func:`private_folder`; absent is fine."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """A folder that outlives labs and that only this user can write, made if need be.
+
+    What is in it may be loaded as code, so a folder of somebody else's is refused, and a
+    temporary one taken instead.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = Path(base) / "pathways_lab"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.stat()
+        if info.st_uid == os.getuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return path
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="pathways_lab-"))
 
 
 def machine() -> str:

@@ -195,10 +195,11 @@ def test_when_the_lab_ends_every_handle_says_so(fake: FakeLab, double: Any) -> N
     fake.held = True
     pending = double(V)
     fake.settle()
-    fake.say("closing", {"reason": "the Dask scheduler stopped"})
+    fake.say("closing", {"reason": "it failed", "remedy": "report it", "details": "a traceback"})
     for handle in (pending, ready):
-        with pytest.raises(pw.PathwaysError, match="the Dask scheduler stopped"):
+        with pytest.raises(pw.PathwaysError, match=r"gone: it failed\n  remedy: report it") as told:
             handle.result(timeout=10)
+        assert told.value.failure.details == "a traceback"
     with pytest.raises(pw.PathwaysError, match="the lab is gone"):
         double(V)
 

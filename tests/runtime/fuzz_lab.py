@@ -169,6 +169,8 @@ class ClientPeer(Peer):
     def forward(self, letter: Letter) -> int:
         op, fields = letter.op, letter.fields
         assert fields is not None
+        if op == "closing":
+            raise Broken(f"the lab ended: {fields}")
         if op in ("refused", "answered") and fields["failure"] is not None:
             failure = unpack(Failure, fields["failure"])
             if failure.kind == "internal":

@@ -199,6 +199,29 @@ def test_clients_hear_that_the_lab_closes(lab: Lab) -> None:
     assert client.of("closing") == [{"reason": "the lab was closed"}]
 
 
+def test_a_core_that_raises_ends_the_lab(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    host, _ = lab.connect(**HOST)
+    other, _ = lab.connect(role="client", name="other", pid=1)
+    client, link = lab.connect(role="client", name="notebook", pid=1)
+
+    def broken(event: m.Event) -> list[m.Command]:
+        raise AssertionError("a bug")
+
+    until(lambda: client.of("topology"))
+    monkeypatch.setattr(lab.core, "handle", broken)
+    link.send("slice", {"slice": 2 << 32, "request": pack(SliceRequest((2,), ("x",)))})
+    until(lambda: client.closed and other.closed and host.closed)
+    for end in (client, other):
+        (told,) = end.of("closing")
+        assert "the control plane failed on SliceRequested (notebook:1)" in told["reason"]
+        assert str(tmp_path) in told["remedy"]
+    assert {op for op, _ in host.got} == {"peers", "clients"}
+    assert lab.plane.reactor._done.wait(10)
+
+
 def test_a_host_that_is_gone_is_lost_with_the_word_of_its_worker(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pathways_lab.runtime import emulated as module
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.emulated import TARGET, dear_zero, emulated, keeps_clock, telling
+from pathways_lab.transport.addresses import cache_folder
 
 needs_compiler = pytest.mark.skipif(module.compiler() is None, reason="no C++ compiler")
 
@@ -139,14 +140,14 @@ def test_refuses_accelerators(mesh: Mesh) -> None:
         jax.jit(emulated(5)).trace(x).lower(lowering_platforms=("cuda",))
 
 
-def test_cache_directory_of_others_is_refused(
+def test_a_cache_folder_of_others_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that others may write is not loaded from."""
+    """A folder that others may write is not loaded from."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert module.cache_directory() == tmp_path / "pathways_lab"
+    assert cache_folder() == tmp_path / "pathways_lab"
     (tmp_path / "pathways_lab").chmod(0o777)
-    assert module.cache_directory() != tmp_path / "pathways_lab"
+    assert cache_folder() != tmp_path / "pathways_lab"
 
 
 # --- clocks -------------------------------------------------------------------------

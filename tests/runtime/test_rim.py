@@ -551,17 +551,6 @@ def test_names_that_cannot_be(lab: Lab, name: str, words: str) -> None:
         lab.rim.new_client(name, 1)
 
 
-def test_a_core_that_raises_fails_only_the_request(lab: Lab) -> None:
-    def broken(event: m.Event) -> list[m.Command]:
-        raise AssertionError("a bug")
-
-    lab.core.answer = broken
-    lab.say(1, "release-slice", slice=ONE)
-    failure = unpack(Failure, lab.clients[0].of("refused")[0]["failure"])
-    assert failure.kind == "internal"
-    assert "a bug" in failure.details
-
-
 def test_watchers_that_do_not_read_are_told_what_they_missed(lab: Lab) -> None:
     lab.say(1, "watch")
     lab.say(2, "watch")

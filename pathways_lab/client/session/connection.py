@@ -451,7 +451,7 @@ class Connection:
         # Anything else (a function, a program) fails the runs that need it.
 
     def _closing(self, fields: dict[str, Any]) -> None:
-        self._fail(_lost(str(fields.get("reason", "the lab was closed"))))
+        self._fail(_lost(fields["reason"], fields.get("remedy", ""), fields.get("details", "")))
 
     def _topology(self, fields: dict[str, Any]) -> None:
         self.topology = fields
@@ -532,10 +532,11 @@ def _failure(fields: dict[str, Any]) -> Failure | None:
     return None if packed is None else unpack(Failure, packed)
 
 
-def _lost(reason: str, remedy: str = "") -> Failure:
+def _lost(reason: str, remedy: str = "", details: str = "") -> Failure:
     return failures.failure(
         "lost",
         f"the lab is gone: {reason}",
         remedy or "start a new one with pw.start(), or pw.connect(...) again",
         line=Line(),
+        details=details,
     ).failure

@@ -6,7 +6,8 @@ checks and translates what arrives and hands it to the core with the time; what
 the core commands is carried out in :mod:`pathways_lab.runtime.control_plane.effects`.
 
 Rule for maintainers: nothing is decided here.  Every event goes through
-:meth:`Rim.happened`, and nowhere else.  No sockets here either.
+:meth:`Rim.happened`, and nowhere else; an exception there ends the lab, before
+anything more leaves.  No sockets here either.
 
 Paper: section 4.5; :mod:`pathways_lab.core.messages` has the vocabulary.
 """
@@ -20,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pathways_lab.core import messages as m
-from pathways_lab.core.checks import not_an_owner, refusal
+from pathways_lab.core.checks import not_an_owner
 from pathways_lab.core.diagnosis.overdue import Overdue
 from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.errors import Failure
@@ -35,6 +36,7 @@ from pathways_lab.runtime import host_messages as told
 from pathways_lab.runtime.client_messages import CLIENTS
 from pathways_lab.runtime.control_plane.directory import ClientSeen, HostSeen, Registry
 from pathways_lab.runtime.control_plane.effects import Commands
+from pathways_lab.runtime.control_plane.fail_stop import last_words
 from pathways_lab.runtime.control_plane.lost_hosts import Downs
 from pathways_lab.runtime.control_plane.outbox import Switchboard
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk
@@ -42,6 +44,7 @@ from pathways_lab.runtime.control_plane.record_stream import Peer
 from pathways_lab.runtime.control_plane.record_writer import Diary
 from pathways_lab.runtime.control_plane.requests import Rejected, client_event, own, use
 from pathways_lab.runtime.control_plane.stall_response import Standstill
+from pathways_lab.runtime.control_plane.transcript import LastEvents
 from pathways_lab.runtime.host_messages import HOSTS
 from pathways_lab.runtime.islands.process_groups import Formations, Services
 from pathways_lab.timeline.records import Event
@@ -84,10 +87,13 @@ class Rim:
     ticket(buffer, client): shows hosts that a client, by number, may read a buffer.
     end_process(host): have it ended by its parent, whatever it does.
     start_process(host, worker): have the worker start one for a host that was given up.
+    record: is given every event, with what the core answered.
+    ended(reason): called once when the core has failed; nothing leaves any more.
     policies: policies of users' own; :attr:`PolicyDesk.told` is this rim.
     formations: the book of what such hosts were told.
     rejected: messages refused because they were malformed or not allowed.
     heard: when a client last came, said something or had work under way (None: none ever came).
+    failed: why the lab is over; "" while it goes on.
     """
 
     def __init__(
@@ -100,8 +106,13 @@ class Rim:
         ticket: Callable[[int, int], bytes],
         end_process: Callable[[HostSeen], object] = lambda host: None,
         start_process: Callable[[str, str], object] = lambda host, worker: None,
+        record: LastEvents | None = None,
+        ended: Callable[[str], object] = lambda reason: None,
     ) -> None:
         self.registry = Registry()
+        self.failed = ""
+        self._record = record or LastEvents()
+        self._ended = ended
         self.rejected = 0
         self.heard: float | None = None
         self._core = core
@@ -395,6 +406,8 @@ class Rim:
     def look(self) -> None:
         """Now and then: is anything stuck, or due?"""
         now = self._clock()
+        if self.failed:
+            return
         if self._core.due <= now:
             self.happened(PatienceEnded(now, "clock"))
         if self.registry.programs:
@@ -491,17 +504,27 @@ class Rim:
     # --- the core ------------------------------------------------------------------
 
     def happened(self, event: m.Event) -> None:
-        """Give one event to the core, remember it, and do what the core commands."""
+        """Give one event to the core, remember it, and do what the core commands.
+
+        An exception ends the lab: nobody can say any more what the core believes, or which of
+        its commands hosts have heard.
+        """
+        if self.failed:
+            return
+        commands = None
         try:
             commands = self._core.handle(event)
-        except Exception:
-            # A bug in the core.  Whoever asked must not wait for ever; the rest goes on.
-            details = traceback.format_exc()
-            print(f"the core failed on {event!r:.2000}", file=sys.stderr, flush=True)
-            if getattr(event, "client", None) is not None:
-                failure = _internal(type(event).__name__, details)
-                self._commands.carry_out([refusal(event, _subject(event), failure)])
-            return
+            self._record.decided(event, commands)
+            self._obey(event, commands)
+        except Exception as error:
+            if commands is None:
+                self._record.decided(event, None)
+            told = last_words(event, error, self._record)
+            self.failed = told["reason"]
+            self.peers.end(told)
+            self._ended(self.failed)
+
+    def _obey(self, event: m.Event, commands: list[m.Command]) -> None:
         for command in commands:
             if isinstance(command, m.SliceBound | em.SliceMoved):
                 self.registry.bind_slice(command.binding)
@@ -557,14 +580,6 @@ _OWN: dict[type, Callable[[Rim, ClientSeen, Any], None]] = {
     said.Restart: Rim._restart,
 }
 """Messages of clients of which the core hears nothing."""
-
-
-def _subject(event: m.Event) -> str:
-    for name in ("run", "slice", "buffer", "function"):
-        value = getattr(event, name, None)
-        if value is not None:
-            return f"{name} {value}"
-    return type(event).__name__
 
 
 def _internal(what: str, details: str) -> Failure:

@@ -78,6 +78,12 @@ class Switchboard:
         for peer in tuple(self.clients.values()):
             _post(peer, letter)
 
+    def end(self, why: dict[str, str]) -> None:
+        """Clients hear that the lab is over; from now on nobody is here to be told anything."""
+        self.every_client("closing", why)
+        self.clients.clear()
+        self.hosts.clear()
+
     def topology(self) -> None:
         """Clients hear who is there."""
         self.every_client("topology", self._registry.topology())

@@ -35,6 +35,7 @@ from pathways_lab.runtime.control_plane.directory import ClientSeen, HostSeen, O
 from pathways_lab.runtime.control_plane.driver import Core, Rim
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk, Processes
 from pathways_lab.runtime.control_plane.record_stream import BATCH_SECONDS
+from pathways_lab.runtime.control_plane.transcript import LastEvents, Transcript
 from pathways_lab.runtime.host_messages import NOBODY
 from pathways_lab.runtime.islands.accelerator_groups import Assemblies, HostWaiting
 from pathways_lab.runtime.islands.coordination_client import Introductions
@@ -71,6 +72,7 @@ class ControlPlane:
     start_process(host, worker): have that worker start one.
     client_address, host_address: the real ones of their listeners.
     idle: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
+    record: is given every event, with what the core answered.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ControlPlane:
         client_context: ssl.SSLContext | None = None,
         idle: float = 0.0,
         start_process: Callable[[str, str], object] = lambda host, worker: None,
+        record: LastEvents | None = None,
     ) -> None:
         self._keys = keys
         self._observers = itertools.count(1)
@@ -116,6 +119,8 @@ class ControlPlane:
             lambda buffer, client: auth.ticket_of(keys.data, buffer, client),
             end_process,
             start_process,
+            record,
+            self._close_soon,
         )
         self.client_address = self.reactor.listen(
             client_listen, keys.client, self._meet_client, context=client_context or context
@@ -133,6 +138,10 @@ class ControlPlane:
         told.wait(0.2)
         self.introductions.end()
         self.reactor.close(reason)
+
+    def _close_soon(self, reason: str) -> None:
+        """The same in the reactor's own thread."""
+        threading.Thread(target=self.close, args=(reason,), name="end", daemon=True).start()
 
     def worker_removed(self, worker: str, reason: str) -> None:
         """Dask gave up a worker: its host takes nothing new, and ends what it has begun.
@@ -166,8 +175,7 @@ class ControlPlane:
         self.rim.look()
         if self._idle and self.rim.idle() > self._idle:
             self._idle = 0.0
-            reason = f"it closed itself: nobody used it for {self.rim.idle():.0f} s {IDLE}"
-            threading.Thread(target=self.close, args=(reason,), name="idle", daemon=True).start()
+            self._close_soon(f"it closed itself: nobody used it for {self.rim.idle():.0f} s {IDLE}")
         self.reactor.call_later(PERIOD, self._look)
 
     def _flush_later(self) -> None:
@@ -240,7 +248,9 @@ class ControlPlane:
         return {"role": "control", "name": "control"}
 
     def _opened(self, link: Link, hello: dict[str, Any]) -> None:
-        if isinstance(link.tag, str):
+        if self.rim.failed:
+            link.close(self.rim.failed)
+        elif isinstance(link.tag, str):
             self.rim.policies.joined(link.tag, link)
         elif isinstance(link.tag, ClientSeen):
             self.rim.client_joined(link.tag, link)
@@ -307,13 +317,8 @@ def main() -> None:
     config = child_process.configuration()
     keys = Keys(*(bytes.fromhex(config[name]) for name in ("client_key", "host_key", "data_key")))
     context = server_context(config["tls"])
-    core: Core = Control()
-    if config["transcript"]:
-        from pathways_lab.runtime.control_plane.transcript import Transcript
-
-        core = Transcript(core, config["transcript"])
     plane = ControlPlane(
-        core,
+        Control(),
         keys,
         config["client_listen"],
         config["host_listen"],
@@ -324,6 +329,7 @@ def main() -> None:
         client_context=server_context(config["tls"], invited=True),
         idle=config["idle"],
         start_process=lambda host, worker: _wish("restart", host, worker),
+        record=Transcript(config["transcript"]) if config["transcript"] else LastEvents(),
     )
     child_process.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     child_process.report(client_address=plane.client_address, host_address=plane.host_address)
