@@ -19,9 +19,9 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.messages.elastic import ResumeRequested, SuspendRequested
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.scheduling.rules import Rules
-from pathways_lab.sim.generate import RandomClient, Shape, random_machine
 from pathways_lab.sim.world import World
 from pathways_lab.testing import Script, Sketch
+from tests.sim.generate import RandomClient, Shape, random_machine
 
 ME, BOB = "kernel-1", "bob"
 NUMBER = 2 << 32 | 1

@@ -22,8 +22,8 @@ from pathways_lab.core.program.program import (
     Transfer,
     Value,
 )
-from pathways_lab.sim.generate import Shape, random_plan
 from pathways_lab.testing import Sketch, replicated
+from tests.sim.generate import Shape, random_plan
 
 CUT = Layout((("x", 2),), (("x",),))
 WHOLE = Layout((("x", 2),), ((),))

@@ -11,9 +11,9 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Launch, Receive
 from pathways_lab.executor.device_memory import Memory
 from pathways_lab.executor.launcher import Launcher
-from pathways_lab.sim.search import search
 from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
 from tests.runtime.launcher_world import launchers
+from tests.sim.search import search
 
 
 @dataclass(eq=False)

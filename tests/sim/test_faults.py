@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_lab.sim.machine import FunctionCost, Machine
-from pathways_lab.sim.search import search, shape_of
 from pathways_lab.sim.simulate import Load, chain, simulate
 from pathways_lab.sim.world import World
+from tests.sim.search import search, shape_of
 
 MACHINE = Machine(2, 2, 2, default=FunctionCost(0.005))
 CAREFUL = replace(MACHINE, depth=1)

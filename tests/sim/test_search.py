@@ -1,6 +1,6 @@
 """Laws: no random workload breaks the rules, and without any one of them some workload does.
 
-The full search is ``python -m pathways_lab.sim.search --seeds 10000``; here a
+The full search is ``python -m tests.sim.search --seeds 10000``; here a
 few hundred of its workloads, and for every rule the counter-examples that it
 found: workloads that break without the rule, and do not break with it.
 """
@@ -20,7 +20,7 @@ from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.remote_policy import Questions
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.sim.host import Host
-from pathways_lab.sim.search import STORM, WITHOUT, main, search, shape_of
+from tests.sim.search import STORM, WITHOUT, main, search, shape_of
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))

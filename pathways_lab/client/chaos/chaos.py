@@ -11,7 +11,7 @@ who has one is an owner of the lab, and nobody else can do any of this
 and looked at afterwards (:mod:`pathways_lab.client.chaos.fault_report`).
 
 Rule for maintainers: a fault ends by itself, where it was begun, also if this
-kernel dies.  Simulated faults have the same names (:mod:`pathways_lab.sim.chaos`).
+kernel dies.
 
 Paper: section 4.6.
 """

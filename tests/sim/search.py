@@ -1,6 +1,6 @@
 """The search: does any random workload break the rules, or break without them?
 
-``python -m pathways_lab.sim.search --seeds 10000`` runs that many workloads
+``python -m tests.sim.search --seeds 10000`` runs that many workloads
 with every rule in force and checks after every event, and at the end, that
 
 * nothing is stuck: every run ended once, every handle resolved,
@@ -37,15 +37,15 @@ from pathways_lab.core.errors import InvalidTransition
 from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
 from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.core.scheduling.rules import Rules
-from pathways_lab.sim.elsewhere import Elsewhere
-from pathways_lab.sim.generate import (
+from pathways_lab.sim.world import World
+from tests.sim.elsewhere import Elsewhere
+from tests.sim.generate import (
     RandomClient,
     Shape,
     random_machine,
     random_policy,
     uneven,
 )
-from pathways_lab.sim.world import World
 
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "order": {"keep_order": False},
@@ -306,7 +306,7 @@ def _empty(world: World) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="pathways_lab.sim.search", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tests.sim.search", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--without", choices=sorted(WITHOUT), default="")
