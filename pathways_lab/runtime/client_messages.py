@@ -149,6 +149,7 @@ class Cancel(Plain):
     runs: tuple[Id, ...]
     buffers: tuple[Id, ...] = ()
     id: Number = 0
+    steps: tuple[tuple[Id, tuple[Count, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client.lab.cancelling import UnderWay
 from pathways_lab.client.lab.slice_request import slice_request
+from pathways_lab.client.program.cell_program import CellProgram
 from pathways_lab.core.program.program import Call, Plan
 from pathways_lab.transport.codec import unpack
-from tests.client.kit import FakeLab
+from tests.client.kit import FakeLab, fast
 
 V = np.arange(1, 9, dtype=np.float32)
 
@@ -69,8 +70,63 @@ def test_a_lab_cancels_a_tree_or_everything(fake: FakeLab, double: Any) -> None:
     assert not donated.is_ready()
     assert lab.cancel().cancelled == 2
     assert donated.failure is not None
-    with pytest.raises(pw.PathwaysError, match="takes handles of this lab, not <compiled function"):
-        lab.cancel(double)
+    for wrong in (len, object(), b"double", {"a": "double"}):
+        with pytest.raises(pw.PathwaysError, match=r"functions of pw\.jit.*names of these, not "):
+            lab.cancel(wrong)
+
+
+def test_a_lab_cancels_the_runs_of_a_function_or_a_program(fake: FakeLab, double: Any) -> None:
+    lab = UnderWay()
+    lab.session = fake.session
+    on = fake.slice(4)
+    mapped = pw.pmap(lambda x: x + 3, devices=on)
+    program = pw.program(lambda x: double(x) + 1, name="both")
+    cell = CellProgram(lambda names: names.update(made=double(names["v"])), "train")
+
+    class Model:
+        step = pw.program(lambda self, x: double(x) + 2, static_argnums=0)
+
+    model = Model()
+    fake.held = True
+
+    def begin() -> dict[str, Any]:
+        return {
+            "double": double(V), "mapped": mapped(V.reshape(4, 2)), "program": program(V),
+            "method": model.step(V), "cell": cell({"v": V})["made"],
+        }  # fmt: skip
+
+    for wanted, names in (
+        (double, {"double"}), ([mapped], {"mapped"}), (program, {"program"}),
+        (model.step, {"method"}), (cell, {"cell"}), ("both", {"program"}), ("train", {"cell"}),
+        ("<lambda>", {"double", "mapped", "method"}),
+        ([double, {"a": program}], {"double", "program"}),
+    ):  # fmt: skip
+        made = begin()
+        assert lab.cancel(wanted).cancelled == len(names)
+        assert {key for key, handle in made.items() if handle.failure is not None} == names
+        assert lab.cancel().cancelled == len(made) - len(names)
+    assert lab.cancel("another") == pw.Cancelled(0, 0, 0)
+
+
+def test_calls_of_a_function_are_cancelled_that_travel_with_others(
+    fake: FakeLab, double: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast(monkeypatch)
+    lab = UnderWay()
+    lab.session = fake.session
+    other = pw.jit(lambda x: x - 1, on=double.slice)
+    x = pw.device_put(V, double.slice)
+    fake.held, kept = True, [double(x)]
+    for _ in range(3):  # they are registered, seen, and sent together
+        kept += [f(x) for f in (double, other, double, double)]
+        fake.connection.flush()
+    (run,) = [run for run in fake.connection.runs if len(run.plans) > 1]
+    assert [plan.name for plan in run.plans] == [kept[1].name, kept[2].name, *2 * [kept[1].name]]
+    lab.cancel(double)
+    assert fake.of("cancel")[-1]["steps"] == [[run.id, [0, 2, 3]]]
+    assert run.id not in fake.of("cancel")[-1]["runs"]
+    lab.cancel(other, double)
+    assert run.id in fake.of("cancel")[-1]["runs"]
 
 
 def test_the_window_of_a_lab_is_read_and_set(fake: FakeLab) -> None:

@@ -26,9 +26,14 @@ ME = "kernel-1"
 ONE = Rules(window=0.005, ahead=0.005, least=1)
 
 
-def cancel(script: Script, *buffers: int, runs: tuple[int, ...] = ()) -> CancelAnswered:
+def cancel(
+    script: Script,
+    *buffers: int,
+    runs: tuple[int, ...] = (),
+    steps: dict[int, tuple[int, ...]] | None = None,
+) -> CancelAnswered:
     """What is answered to a client that does not want these any more."""
-    script.send(CancelRequested(0.0, "cancel", ME, runs, buffers, request=7))
+    script.send(CancelRequested(0.0, "cancel", ME, runs, buffers, 7, tuple((steps or {}).items())))
     return told(script, CancelAnswered)[-1]
 
 
@@ -112,6 +117,24 @@ def test_results_that_nobody_named_still_come() -> None:
     assert left.kind == "cancelled"
     assert right is None
     assert script.ended[run.run].outcome == "finished"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_calls_that_travel_with_others_are_cancelled_by_their_steps(keep: bool) -> None:
+    script, where, _, first = busy()
+    sketch = Sketch("f, g, h")
+    (made,) = sketch.call("f", where, [], [4])
+    (read,) = sketch.call("g", where, [made], [4])
+    (apart,) = sketch.call("h", where, [], [4])
+    sketch.nodes[2] = replace(sketch.nodes[2], keep=keep)  # type: ignore[call-arg]
+    run = script.submit(script.register(sketch.output(read, apart)))
+    assert cancel(script, steps={run.run: (0, 99)}).going == 1
+    assert script.resolved[run.outputs[0]] is not None, "it reads what is not made"
+    script.drop(run.outputs[1])
+    answer = cancel(script, steps={run.run: (1,)})
+    assert (answer.cancelled, answer.going) == ((0, 1) if keep else (0, 0))
+    script.finish_all()
+    assert granted(script) == ({first.run, run.run} if keep else {first.run})
 
 
 def test_a_run_ends_with_the_last_result_that_is_wanted() -> None:

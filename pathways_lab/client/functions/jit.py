@@ -38,6 +38,7 @@ from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab import tags
 from pathways_lab.client.lab.devices import HostSlice, Slice
 from pathways_lab.client.lab.run_options import Running
+from pathways_lab.client.program.graph import Prepared
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.runtime.jax_private import trace_context
@@ -145,6 +146,12 @@ class CompiledFunction:
             owner=self.function,
             running=self._running,
         )
+
+    @property
+    def ready(self) -> tuple[Prepared, ...]:
+        """The programs of one call that calls of it have come to."""
+        bodies = tuple(self._bodies.values())
+        return tuple(prepared for body in bodies for prepared in body.prepared.values())
 
     @functools.cached_property
     def as_jit(self) -> Callable[..., Any]:

@@ -11,16 +11,28 @@ Paper: section 4.6 (ownership).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.lab import slice_request
+from pathways_lab.client.program.graph import Prepared
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.session import Session
+from pathways_lab.core.program.program import Plan
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """A function or program whose calls are runs.  ready: what these have come to."""
+
+    @property
+    def ready(self) -> tuple[Prepared, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +55,39 @@ class UnderWay:
 
     session: Session
 
-    def cancel(self, *trees: Any) -> Cancelled:
+    def cancel(self, *wanted: Any) -> Cancelled:
         """Cancel what is not wanted any more; without arguments, all runs of this client.
 
-        trees: pytrees of handles, such as a program returns.  The gangs that make these values,
-            and all that depends on them, are not computed as far as they have no place on
-            devices yet; a run of which nothing else is wanted ends.
+        wanted: any of these, or pytrees of them.
+            Handles, such as a program returns: the gangs that make these values, and all that
+            depends on them, are not computed as far as they have no place on devices yet; a run
+            of which nothing else is wanted ends.
+            A function that ``pw.jit`` or ``pw.pmap`` has made, or a program: all runs of it that
+            this client has submitted.  A call inside of a program belongs to that program.
+            The name of one, such as ``%%pw_program`` gives, as text: all runs that are called so.
 
         What has begun cannot be interrupted: it ends on its devices.  Reading a cancelled
         handle raises PathwaysError (``error.failure.kind == "cancelled"``).  Values that are
         there stay; so do runs of other clients, unless they read what is cancelled.
-        Raises PathwaysError for what is no handle of this lab.
+        Raises PathwaysError for anything else, and for handles of another lab.
 
         >>> lab.cancel(out)                                  # doctest: +SKIP
         Cancelled(cancelled=1, begun=0, going=0)
+        >>> lab.cancel(train)                                # doctest: +SKIP
+        Cancelled(cancelled=12, begun=1, going=0)
         """
-        if trees:
-            answer = self.session.cancel(*self._handles(trees))
-        else:
-            connection = self.session.connection
-            connection.flush()
-            answer = self.session.cancel(runs=[run.id for run in connection.runs])
+        connection = self.session.connection
+        connection.flush()
+        handles, names, keys = self._named(wanted)
+        whole: list[int] = []
+        steps: list[tuple[int, list[int]]] = []
+        for run in connection.runs:
+            meant = [not wanted or p.name in names or p.key in keys for p in run.plans]
+            if all(meant):
+                whole.append(run.id)
+            elif any(meant):
+                steps.append((run.id, _steps(run.plans, meant)))
+        answer = self.session.cancel(*handles, runs=whole, steps=steps)
         return Cancelled(answer["cancelled"], answer["begun"], answer["going"])
 
     @property
@@ -90,17 +114,29 @@ class UnderWay:
         told = {"seconds": slice_request.seconds("window", seconds)}
         self.session.connection.questions.ask("window", told)
 
-    def _handles(self, trees: tuple[Any, ...]) -> list[Handle]:
-        found = []
-        for leaf in jax.tree.leaves(trees):
+    def _named(self, wanted: tuple[Any, ...]) -> tuple[list[Handle], set[str], set[str]]:
+        """Handles whose values are not there yet, names of programs, keys of plans."""
+        handles: list[Handle] = []
+        keys: set[str] = set()
+        for leaf in jax.tree.leaves([each for each in wanted if not isinstance(each, str)]):
+            method = getattr(leaf, "__func__", leaf)
             if isinstance(leaf, Handle) and leaf.session is self.session:
                 if not leaf.is_ready():  # else it is there, failed, or another run's by now
-                    found.append(leaf)
+                    handles.append(leaf)
+            elif isinstance(method, Runs):
+                keys.update(plan.key for prepared in method.ready for plan in prepared.plans)
             elif isinstance(leaf, Handle) or array_types.host_type(leaf) is None:
                 raise failures.failure(
                     "refused",
-                    f"lab.cancel takes handles of this lab, not {leaf!r:.80}",
-                    "cancel what its calls have returned: lab.cancel(out); or all that this"
-                    " client has submitted: lab.cancel()",
+                    "lab.cancel takes handles of this lab, functions of pw.jit and pw.pmap,"
+                    f" programs, and names of these, not {leaf!r:.80}",
+                    "cancel what calls have returned: lab.cancel(out); all calls of a function:"
+                    " lab.cancel(f); or all that this client has submitted: lab.cancel()",
                 )
-        return found
+        return handles, {each for each in wanted if isinstance(each, str)}, keys
+
+
+def _steps(plans: Sequence[Plan], meant: Sequence[bool]) -> list[int]:
+    """The steps of those plans that are meant, counted through all that travel as one run."""
+    counts = [repeat(each, len(plan.steps)) for plan, each in zip(plans, meant, strict=True)]
+    return [step for step, each in enumerate(chain.from_iterable(counts)) if each]

@@ -36,7 +36,7 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.traced_function import read_from_outside
 from pathways_lab.client.lab.devices import Slice, with_new
 from pathways_lab.client.program.capture import Capture
-from pathways_lab.client.program.graph import Ref
+from pathways_lab.client.program.graph import Prepared, Ref
 from pathways_lab.client.program.program import AHEAD, CapturedProgram, How, input_item
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.runtime.jax_private import trace_context
@@ -356,6 +356,11 @@ class CellProgram:
     def capture(self, values: Names) -> CapturedCell:
         """The captured cell for what it reads now, without running it."""
         return self._find(values)[0]
+
+    @property
+    def ready(self) -> tuple[Prepared, ...]:
+        """The programs that runs of the cell have come to."""
+        return tuple(ready for cell in self._captured.values() for ready in cell.program.ready)
 
     def __call__(self, values: Names) -> Names:
         """Run the cell as one program.

@@ -162,6 +162,11 @@ class Prepared:
         """Whether a slice that it uses was released: it cannot be run any more."""
         return any(on.released for on in self.slices)
 
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All that a call of it may have run: its plan, and those with tests."""
+        return self.plan, *(other.plan for other in self.tested.values())
+
     def checked(self, check: frozenset[str]) -> Prepared:
         """The same program, every gang of which is tested for what is no number."""
         if check not in self.tested:

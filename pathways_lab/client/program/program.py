@@ -13,6 +13,7 @@ Paper: section 3 (the program tracer), section 4.2.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -144,6 +145,11 @@ class CapturedProgram:
         assert item.source is not None
         where = item.slice if isinstance(item, Ref) else on
         return Passed(item.source, item.type, item.name, where)
+
+    @property
+    def ready(self) -> tuple[Prepared, ...]:
+        """Itself, if anything of it runs."""
+        return () if self.prepared is None else (self.prepared,)
 
     @property
     def released(self) -> bool:
@@ -279,6 +285,11 @@ class ProgramFunction:
         program, leaves = self._find(args, kwargs)
         return program.run(leaves)
 
+    @property
+    def ready(self) -> tuple[Prepared, ...]:
+        """The programs that calls of it have come to."""
+        return tuple(ready for captured in self._captured.values() for ready in captured.ready)
+
     def capture(self, /, *args: Any, **kwargs: Any) -> CapturedProgram:
         """The captured program for these arguments, without running it."""
         return self._find(args, kwargs)[0]
@@ -331,7 +342,7 @@ class ProgramFunction:
         return program, leaves
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<program {self.name}>"

@@ -245,10 +245,11 @@ class Calls:
                 )  # fmt: skip
         else:
             wires, plan = as_one
+            parts = tuple([entry.prepared.plan for entry in entries])
             connection.registered.add_series(plan, wires.keys)
             connection.submit(
                 plan, wires.inputs, wires.arguments, wires.payload, entries[0].tag,
-                outputs=wires.kept, dropped=told,
+                outputs=wires.kept, dropped=told, parts=parts,
             )  # fmt: skip
             connection.traffic.runs += len(entries) - 1
         for number in told:

@@ -250,12 +250,14 @@ class Connection:
         tag: Tag | None = None,
         outputs: Sequence[Buffer] | None = None,
         dropped: Iterable[int] = (),
+        parts: tuple[Plan, ...] = (),
     ) -> tuple[Buffer, ...]:
         """One run of a registered plan: exactly one message.  Its output buffers, pending.
 
         tag: what policies are told of it; None: what is said where this is called.
         outputs: those buffers, when they have been made already.
         dropped: nobody has a handle to these any more; inputs of the run may be among them.
+        parts: plans that it was made of, one after the other, if it was.
         """
         identity = self.new_id("run")
         tag = (current() if tag is None else tag).over(self.tag)
@@ -271,8 +273,7 @@ class Connection:
             for buffer in inputs
             if buffer is not None and (buffer.fed or buffer.run in self._runs)
         )
-        run = self._runs[identity] = Run(identity, waits, outputs)
-        run.steps = len(plan.steps)
+        run = self._runs[identity] = Run(identity, waits, outputs, parts or (plan,))
         self.steps += run.steps
         fields = {
             "run": identity,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_lab.client.session.waiting import Pending
+from pathways_lab.core.program.program import Plan
 from pathways_lab.core.slices.topology import SliceBinding
 
 _NOBODY: frozenset[str] = frozenset()
@@ -53,22 +54,28 @@ class Buffer(Pending):
 
 
 class Run(Pending):
-    """A submitted run.  inputs: buffers that it waits for, and fed ones.  steps: of its plan.
+    """A submitted run.  inputs: buffers that it waits for, and fed ones.
 
+    plans: of the calls that travel as this run, one after the other, or its own.
     vouched: all its outputs are there, as their witnesses say.
     hear: the number under which they say so without being asked; 0: they are asked.
     """
 
-    __slots__ = ("hear", "id", "inputs", "outputs", "steps", "vouched")
+    __slots__ = ("hear", "id", "inputs", "outputs", "plans", "steps", "vouched")
 
     def __init__(
-        self, identity: int, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]
+        self,
+        identity: int,
+        inputs: tuple[Buffer, ...],
+        outputs: tuple[Buffer, ...],
+        plans: tuple[Plan, ...],
     ) -> None:
         super().__init__()
         self.id = identity
         self.inputs = inputs
         self.outputs = outputs
-        self.steps = 0
+        self.plans = plans
+        self.steps = sum([len(plan.steps) for plan in plans])
         self.vouched = False
         self.hear = 0
 

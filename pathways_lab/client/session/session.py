@@ -232,9 +232,15 @@ class Session:
         self.connection.board.when_done(entry, wake_soon)
         await future
 
-    def cancel(self, *handles: Handle, runs: Sequence[int] = ()) -> dict[str, Any]:
-        """Have values, or whole runs, cancelled; what the control plane answers."""
-        asked = {"buffers": [handle.buffer_id for handle in handles], "runs": list(runs)}
+    def cancel(
+        self,
+        *handles: Handle,
+        runs: Sequence[int] = (),
+        steps: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> dict[str, Any]:
+        """Have values, whole runs, or steps of runs cancelled; what the control plane answers."""
+        buffers = [handle.buffer_id for handle in handles]
+        asked = {"buffers": buffers, "runs": list(runs), "steps": list(steps)}
         return self.connection.questions.ask("cancel", asked).fields
 
     # --- what user code prints on hosts ---------------------------------------------------

@@ -15,6 +15,8 @@ class CancelRequested:
     """A client does not want runs of its own, or values that runs of its own make, any more.
 
     runs: whole ones.  buffers: single results; what reads them ends as well.
+    steps: by run, those of some of the calls that travel in it as one; what reads what they
+        make ends as well, and the other calls go on.
     request: the client's number for the question; 0: it waits for no answer.
     """
 
@@ -24,6 +26,7 @@ class CancelRequested:
     runs: tuple[int, ...]
     buffers: tuple[int, ...] = ()
     request: int = 0
+    steps: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

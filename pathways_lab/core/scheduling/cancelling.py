@@ -19,7 +19,7 @@ from __future__ import annotations
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Refused
 from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
-from pathways_lab.core.program.program import SliceId, slice_name
+from pathways_lab.core.program.program import Call, SliceId, slice_name
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.runs import RunRecord
 from pathways_lab.core.state import State
@@ -40,9 +40,9 @@ class Cancelling:
             buffer = state.store.find(number, event.client)
             if buffer is not None and buffer.owner == event.client and buffer.state == "promised":
                 meant.setdefault(buffer.maker, set()).add(buffer.id)
-        whole = {*event.runs}
+        whole, parts = {*event.runs}, dict(event.steps)
         ended = {"cancelled": 0, "begun": 0, "going": 0}
-        for number in (*event.runs, *[n for n in meant if n not in whole]):
+        for number in dict.fromkeys((*event.runs, *parts, *meant)):
             run = state.runs.get(number)
             if run is None:
                 continue
@@ -51,27 +51,33 @@ class Cancelling:
                 why = Failure("refused", text)
                 state.out.append(Refused(event.cause, event.client, f"run {number}", why))
                 continue
-            ended[self._cancel(run, None if number in whole else meant[number])] += 1
+            why = _cancelled(run)
+            steps = frozenset(parts.get(number, ()))
+            if number not in whole and self._goes_on(run, steps, meant.get(number, set()), why):
+                ended["going"] += 1
+            else:
+                ended[self._end(run, why)] += 1
         if event.request:
             state.tell_resolved()  # before the answer
             state.out.append(CancelAnswered(event.cause, event.client, event.request, **ended))
 
-    def _cancel(self, run: RunRecord, wanted: set[int] | None) -> str:
-        """End a run, or what makes these results of it; what has become of it."""
-        index, name, begun = run.index, run.index.plan.name, run.position
-        why = Failure(
-            "cancelled",
-            f"the run of {name!r} was cancelled by {run.client}: by handle.cancel(), lab.cancel(),"
-            " Ctrl-C in a wait for what it makes, or a view's button",
-            "call it again; handle.result(timeout=10) ends by itself and cancels nothing",
-            program=name,
-        )
-        if wanted is not None:
-            for step in range(run.position, len(run.gangs)):
-                if any(run.outputs[p].id in wanted for p in index.results[step]):
-                    self.outcomes.poison(run, step, why)
-            if any(b.failure is None and not b.granted and b.readable for b in run.outputs):
-                return "going"
+    def _goes_on(
+        self, run: RunRecord, steps: frozenset[int], wanted: set[int], why: Failure
+    ) -> bool:
+        """Cancel steps of a run, and what makes these results; whether others of it go on."""
+        index, ahead = run.index, range(run.position, len(run.gangs))
+        for step in ahead:
+            if step in steps or any(run.outputs[p].id in wanted for p in index.results[step]):
+                self.outcomes.poison(run, step, why)
+        if any(b.failure is None and not b.granted and b.readable for b in run.outputs):
+            return True
+        # Of calls that travel as one, each goes on for what it does beside its results.
+        left = [index.plan.steps[step].node for step in ahead if step not in run.poison]
+        return bool(steps) and any(isinstance(node, Call) and node.keep for node in left)
+
+    def _end(self, run: RunRecord, why: Failure) -> str:
+        """Cancel what has no place of a run; what has become of it."""
+        begun = run.position
         self.outcomes.cut(run, why)
         if run.cut is None:
             return "going"
@@ -90,3 +96,14 @@ class Cancelling:
                 program=name,
             )
             self.outcomes.cut(run, why)
+
+
+def _cancelled(run: RunRecord) -> Failure:
+    name = run.index.plan.name
+    return Failure(
+        "cancelled",
+        f"the run of {name!r} was cancelled by {run.client}: by handle.cancel(), lab.cancel(),"
+        " Ctrl-C in a wait for what it makes, or a view's button",
+        "call it again; handle.result(timeout=10) ends by itself and cancels nothing",
+        program=name,
+    )

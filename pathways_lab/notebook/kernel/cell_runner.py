@@ -109,6 +109,11 @@ class NotebookProgram:
         return self.run(**changed).value
 
     @property
+    def ready(self) -> tuple[Prepared, ...]:
+        """The programs that runs of the cell have come to."""
+        return self._program.ready
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Names, and places in containers, whose arrays are inputs of the program."""
         return self._program.last.inputs if self._program.last else ()

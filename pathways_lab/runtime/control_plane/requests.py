@@ -250,9 +250,9 @@ def _drop(letter: _Letter) -> m.Event:
 
 def _cancel(letter: _Letter) -> m.Event:
     message: said.Cancel = letter.said
-    own(letter.client, message.runs, "run")
+    own(letter.client, (*message.runs, *(run for run, _ in message.steps)), "run")
     own(letter.client, message.buffers, "buffer")
-    return CancelRequested(*letter.by, message.runs, message.buffers, message.id)
+    return CancelRequested(*letter.by, message.runs, message.buffers, message.id, message.steps)
 
 
 def _policy(letter: _Letter) -> m.Event:
