@@ -10,7 +10,7 @@ holds a user's own text has no bound here: a name that is too long is refused by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pathways_lab.core.diagnosis.stall_actions import OnStuck
 from pathways_lab.core.errors import Failure
@@ -71,7 +71,7 @@ class Function:
     parcels: ClassVar[tuple[int, int]] = 0, 1
     function: str
     slice: Id
-    kind: Literal["export", "pickle"]
+    kind: Literal["export", "callbacks"]
     name: str
     in_layouts: _Layouts
     out_layouts: _Layouts
@@ -80,7 +80,7 @@ class Function:
     donated: tuple[Count, ...]
     line: Annotated[Line, PACKED]
     loop: Annotated[Loop, PACKED] | None
-    settings: dict[str, Any]
+    checks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import debugging as _debugging
 from jax._src import distributed as _distributed
 from jax._src import pjit as _pjit
-from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import _export
@@ -46,7 +43,6 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import mpmd as _mpmd
 from jaxlib.mlir.dialects import sdy
-from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 from pathways_lab.core.program.layout import Layout
 
@@ -435,99 +431,6 @@ def _layout(
             return None
         spec.append(tuple(axis.name for axis in axes))
     return Layout(mesh, tuple(spec))
-
-
-def lower_without_callbacks(traced: Any, platforms: Sequence[str]) -> str:
-    """The StableHLO of ``jax.jit(f).trace(...)`` with every Python callback left out.
-
-    Lowering a callback asks the backend to hold it; for shardings only the
-    shapes of its results matter, so zeros stand for them.
-    """
-
-    def zeros(context: Any, *_: Any, **__: Any) -> list[Any]:
-        if context.tokens_in is not None and len(context.tokens_in):
-            context.set_tokens_out(context.tokens_in)
-        return [_mlir.full_like_aval(context, 0, aval) for aval in context.avals_out]
-
-    rules: Any = tuple((primitive, zeros) for primitive in _CALLBACKS)
-    with exporting_without_backend():
-        lowered = traced.lower(
-            lowering_platforms=tuple(platforms),
-            _private_parameters=_mlir.LoweringParameters(override_lowering_rules=rules),
-        )
-    return str(lowered.as_text())
-
-
-_CALLBACKS = (
-    _callback.pure_callback_p,
-    _callback.io_callback_p,
-    _debugging.debug_callback_p,
-    _debugging.debug_print_p,
-)
-
-CALLBACK_NAMES = frozenset(primitive.name for primitive in _CALLBACKS)
-"""Names of the primitives that call back into Python when they run."""
-
-
-# --- callbacks that know where they run -----------------------------------------
-
-Wrap = Callable[[Callable[..., Any], bool, Callable[[], tuple[Any, ...]]], Callable[..., Any]]
-"""``wrap(callback, numbered, blanks)``: what is called instead.  When *numbered*,
-the first argument is the number of the calling device in the mesh, for
-callbacks that run on every device; the others run once, on the first device.
-``blanks()`` are results of the right shapes without content."""
-
-_emit_callback = _callback.emit_python_callback
-_wrapping = threading.local()
-
-
-@contextlib.contextmanager
-def callbacks_wrapped(wrap: Wrap) -> Iterator[None]:
-    """While this thread lowers a function, every Python callback in it goes through *wrap*."""
-    vars(_callback)["emit_python_callback"] = _emit_wrapped
-    before = getattr(_wrapping, "wrap", None)
-    _wrapping.wrap = wrap
-    try:
-        yield
-    finally:
-        _wrapping.wrap = before
-
-
-def _emit_wrapped(
-    context: Any, callback: Any, token: Any, operands: Any, avals: Any, results: Any, **options: Any
-) -> Any:
-    wrap: Wrap | None = getattr(_wrapping, "wrap", None)
-    if wrap is None:
-        return _emit_callback(context, callback, token, operands, avals, results, **options)
-    axes = context.module_context.axis_context
-    numbered = isinstance(axes, _sharding_impls.SPMDAxisContext) and set(axes.manual_axes) == set(
-        axes.mesh.axis_names
-    )
-    if numbered:
-        number = _core.ShapedArray((), np.dtype(np.uint32))
-        operands = [_stablehlo.partition_id(), *operands]
-        avals = [number, *avals]
-        context = context.replace(avals_in=[number, *context.avals_in])
-
-    def blanks() -> tuple[Any, ...]:
-        return tuple(np.zeros(aval.shape, aval.dtype) for aval in results)
-
-    wrapped = wrap(callback, numbered, blanks)
-    emitted = _emit_callback(context, wrapped, token, operands, avals, results, **options)
-    called = context.module_context.host_callbacks
-    if _config.enable_x64.value and callable(called[-1]):
-        called[-1] = _wide(called[-1])
-    return emitted
-
-
-def _wide(call: Callable[..., Any]) -> Callable[..., Any]:
-    """JAX shrinks what callbacks take and give where its thread does not say 64 bits."""
-
-    def wide(*args: Any) -> Any:
-        with _config.enable_x64(True):
-            return call(*args)
-
-    return wide
 
 
 # --- stand-ins ----------------------------------------------------------------

@@ -14,7 +14,7 @@ Paper: section 4.5 (failures are told to what depends on them).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,9 @@ from pathways_lab.core.program.layout import boxes
 from pathways_lab.core.program.program import Call, Value
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.arrays import dtype_of
-from pathways_lab.runtime.settings import TESTS
 
+TESTS = ("debug_nans", "debug_infs")
+"""JAX's names of what gangs are tested for."""
 _FINE, _NAN, _INFINITY = range(3)
 
 
@@ -40,9 +41,9 @@ class Check:
     infs: bool = False
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Check | None:
-        """The tests that the settings of a function ask for; None: they ask for none."""
-        wanted = [bool(settings.get(name)) for name in TESTS]
+    def of(cls, checks: Collection[str]) -> Check | None:
+        """The tests of these names; None: there is none."""
+        wanted = [name in checks for name in TESTS]
         return cls(*wanted) if any(wanted) else None
 
     def verdict(self, leaves: Sequence[Any]) -> jax.Array:

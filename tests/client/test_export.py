@@ -18,15 +18,18 @@ from tests.client.kit import FakeLab
 X = np.arange(8, dtype=np.float32)
 
 
+@pytest.mark.parametrize("calls_back", [False, True], ids=["", "calls back"])
 @pytest.mark.parametrize("fuse", [None, False, True], ids=["call", "plain", "fused"])
 def test_python_runs_once_whatever_it_does_and_wherever_its_code_goes(
-    fake: FakeLab, fuse: bool | None
+    fake: FakeLab, fuse: bool | None, calls_back: bool
 ) -> None:
     """As with ``jax.jit``: what it counts, draws or prints when it runs is part of the code."""
     ran: list[None] = []
 
     def count(x: Any) -> Any:
         ran.append(None)
+        if calls_back:
+            x = jax.pure_callback(np.negative, jax.ShapeDtypeStruct(x.shape, x.dtype), -x)
         return x + len(ran)
 
     f = pw.jit(count)

@@ -39,8 +39,8 @@ def test_only_what_is_called_in_the_block_is_tested_code(fake: FakeLab) -> None:
     for handle in tested:
         handle.result()
     after = announced(fake)
-    assert all("debug_nans" not in fields["settings"] for fields in before)
-    asked = [{n for n in f["settings"] if n.startswith("debug")} for f in after[len(before) :]]
+    assert all(not fields["checks"] for fields in before)
+    asked = [{*f["checks"]} for f in after[len(before) :]]
     assert asked == [{"debug_nans", "debug_infs"}] * (len(asked) - 1) + [{"debug_nans"}]
     keys = [fields["function"] for fields in after]
     assert len(set(keys)) == len(keys), "other code has another key, the same code the same"

@@ -368,7 +368,7 @@ def function_of(slice_id: int) -> dict[str, Any]:
     return {
         "function": "f", "slice": slice_id, "kind": "export", "name": "f",
         "in_layouts": [layout], "out_layouts": [layout], "in_types": [LEAF], "out_types": [LEAF],
-        "donated": [], "line": pack(Line("a.py", 1, "f(x)")), "loop": None, "settings": {},
+        "donated": [], "line": pack(Line("a.py", 1, "f(x)")), "loop": None, "checks": [],
     }  # fmt: skip
 
 

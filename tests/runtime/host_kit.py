@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -16,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.runtime import emulated, jax_private
+from pathways_lab.runtime import emulated, jax_callbacks, jax_private
 from pathways_lab.runtime.arrays import is_key, key_implementation, key_type
 from pathways_lab.runtime.host.compiler import Code
 from pathways_lab.transport.codec import pack
@@ -56,8 +58,12 @@ class _StandIn:
         self.id = self.local_hardware_id = number
 
 
-def _mesh(layout: Layout) -> Mesh:
-    devices = np.array([_StandIn(n) for n in range(layout.devices)], dtype=object)
+_stand_in = functools.cache(_StandIn)
+
+
+def mesh_of(layout: Layout) -> Mesh:
+    """The mesh of a layout as a client lowers code for it."""
+    devices = np.array([_stand_in(n) for n in range(layout.devices)], dtype=object)
     names = tuple(name for name, _ in layout.mesh)
     return Mesh(devices.reshape([size for _, size in layout.mesh]), names)
 
@@ -73,31 +79,31 @@ def code(
     *,
     donated: tuple[int, ...] = (),
     kind: str = "export",
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps,
     name: str = "",
 ) -> Code:
-    """*function* of flat leaves as it would travel from a client."""
-    layouts = [place for _, place in (*ins, *outs)]
-    meshes: dict[Any, Mesh] = {}
-    shardings = []
-    for place in layouts:
-        mesh = meshes.setdefault(place.mesh, _mesh(place))
-        spec = PartitionSpec(*(axes or None for axes in place.spec))
-        shardings.append(NamedSharding(mesh, spec))
-    if kind == "export":
-        structs = [
-            jax.ShapeDtypeStruct(
-                shape, key_type(dtype) if is_key(dtype) else dtype, sharding=sharding
-            )
-            for ((shape, dtype), _), sharding in zip(ins, shardings, strict=False)
-        ]
-        checks = [export.DisabledSafetyCheck.custom_call(emulated.TARGET)]
-        jitted = jax.jit(function, out_shardings=tuple(shardings[len(ins) :]))
-        with jax_private.exporting_without_backend():
-            blob = export.export(jitted, platforms=["cpu"], disabled_checks=checks)(
-                *structs
-            ).serialize()
-    else:
-        blob = cloudpickle.dumps(function)
+    """*function* of flat leaves as it would travel from a client.
+
+    kind: ``"callbacks"`` for what calls back into Python; dumps: pickles what it calls.
+    """
+    shardings = [
+        NamedSharding(mesh_of(place), PartitionSpec(*(axes or None for axes in place.spec)))
+        for _, place in (*ins, *outs)
+    ]
+    structs = [
+        jax.ShapeDtypeStruct(shape, key_type(dtype) if is_key(dtype) else dtype, sharding=sharding)
+        for ((shape, dtype), _), sharding in zip(ins, shardings, strict=False)
+    ]
+    targets = (emulated.TARGET, jax_callbacks.TARGET)
+    checks = [export.DisabledSafetyCheck.custom_call(target) for target in targets]
+    jitted = jax.jit(function, out_shardings=tuple(shardings[len(ins) :]))
+    exporter = export.export(jitted, platforms=["cpu"], disabled_checks=checks)
+    blob: Any
+    with jax_private.exporting_without_backend():
+        if kind == "export":
+            blob = exporter(*structs).serialize()
+        else:
+            blob = pickle.dumps(jax_callbacks.export(lambda: exporter(*structs), dumps)[0])
     return Code(
         f"function-{next(_numbers)}",
         slice_.slice,
@@ -113,18 +119,42 @@ def code(
     )
 
 
-_registered: dict[str, Callable[..., Any]] = {}
+_kept: list[Any] = []
 
 
-def call_registered(name: str, *args: Any) -> Any:
-    return _registered[name](*args)
+def _take(number: int) -> Any:
+    return _kept[number]
 
 
-def registered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function by name, for what cannot be pickled (real devices in a closure)."""
-    name = f"f{next(_numbers)}"
-    _registered[name] = function
-    return functools.partial(call_registered, name)
+class Kept:
+    """Pickles as a reference to a value of this process."""
+
+    def __init__(self, value: Any) -> None:
+        self.number = len(_kept)
+        _kept.append(value)
+
+    def __reduce__(self) -> Any:
+        return _take, (self.number,)
+
+
+def kept(value: Any) -> bytes:
+    """What stays in this process, as if it had been pickled."""
+    return pickle.dumps(Kept(value))
+
+
+class Raises:
+    """Cannot be unpickled: it raises RuntimeError."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __reduce__(self) -> Any:
+        return exec, (f"raise RuntimeError({self.text!r})",)
+
+
+def broken(made: Code, text: str) -> Code:
+    """The same, but a host that compiles it raises RuntimeError."""
+    return replace(made, kind="callbacks", blob=pickle.dumps(Raises(text)))
 
 
 def wire(made: Code) -> dict[str, Any]:
@@ -141,7 +171,7 @@ def wire(made: Code) -> dict[str, Any]:
         "donated": list(made.donated),
         "line": pack(made.line),
         "loop": None if made.loop is None else pack(made.loop),
-        "settings": made.settings,
+        "checks": list(made.checks),
     }
 
 

@@ -42,7 +42,7 @@ def announcement(
     return {
         "function": "f", "slice": slice_id, "kind": "export", "name": "f",
         "in_layouts": [packed], "out_layouts": [packed], "in_types": [kind], "out_types": [kind],
-        "donated": [], "line": pack(Line("a.py", 3, "f(x)")), "loop": None, "settings": {},
+        "donated": [], "line": pack(Line("a.py", 3, "f(x)")), "loop": None, "checks": [],
     }  # fmt: skip
 
 

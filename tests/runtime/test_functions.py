@@ -17,12 +17,22 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages.elastic import Compiling
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Value
-from pathways_lab.runtime import arrays, settings
+from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.host import compile_marks
 from pathways_lab.runtime.host.compiler import Code, Compiler, Executable, compile_code
 from pathways_lab.runtime.host.user_output import Output
-from tests.runtime.host_kit import HOST, binding, code, key_array, layout, registered, wire
+from tests.runtime.host_kit import (
+    HOST,
+    binding,
+    broken,
+    code,
+    kept,
+    key_array,
+    layout,
+    mesh_of,
+    wire,
+)
 
 SLICE = binding(1, (2, 2), [0, 1, 2, 3])
 CUT = layout(SLICE, "a")
@@ -91,7 +101,7 @@ def code_of(
 
 
 @pytest.mark.parametrize("dtype", ["key<fry>", "key<rbg>"])
-@pytest.mark.parametrize("kind", ["export", "pickle"])
+@pytest.mark.parametrize("kind", ["export", "callbacks"])
 def test_random_keys_are_their_data(place: Place, dtype: str, kind: str) -> None:
     def draw(key: Any) -> Any:
         a, b = jax.random.split(key)
@@ -108,16 +118,15 @@ def test_random_keys_are_their_data(place: Place, dtype: str, kind: str) -> None
     assert keys.dtype == np.uint32
 
 
-def test_what_travels_by_value_is_traced_under_its_clients_settings(place: Place) -> None:
+def test_callbacks_of_code_with_64_bits_inside_see_them(place: Place) -> None:
     def narrow() -> Any:
         jax.debug.callback(lambda wide: seen.append(wide.dtype), jnp.zeros(4))
-        return ((jnp.ones(4) + 1e-9 - 1) * 1e9).astype(jnp.float32)
+        return (((jnp.ones(4) + 1e-9 - 1) * 1e9).astype(jnp.float32),)
 
     seen: list[Any] = []
-    made = code_of(registered(narrow), [], [], [((4,), "float32")], [CUT], kind="pickle")
     with jax.enable_x64(True):
-        fields = {**wire(made), "settings": settings.in_force()}
-    (out,) = run(place, Code.from_wire(fields, made.blob))
+        made = code(narrow, SLICE, [], [(((4,), "float32"), CUT)], kind="callbacks", dumps=kept)
+    (out,) = run(place, Code.from_wire(wire(made), made.blob))
     np.testing.assert_allclose(out, np.ones(4), rtol=1e-6)
     jax.effects_barrier()
     assert set(seen) == {np.dtype(np.float64)}
@@ -237,10 +246,7 @@ def test_code_of_another_client_under_the_same_key_is_other_code(place: Place) -
 
 
 def test_a_broken_function_is_a_failure_with_its_line(place: Place) -> None:
-    def broken(x: Any) -> Any:
-        raise RuntimeError("only on the host")
-
-    made = code_of(broken, [((4,), "float32")], [CUT], [], [], kind="pickle", name="broken")
+    made = broken(code_of(lambda x: (), [((4,), "float32")], [CUT], [], []), "only on the host")
     compiler = Compiler(HOST, no_output(), died)
     failure = prepared(compiler, made, place)
     compiler.close()
@@ -252,10 +258,10 @@ def test_a_broken_function_is_a_failure_with_its_line(place: Place) -> None:
     assert "Traceback" in failure.details
 
 
-def test_a_pickled_function_must_return_what_was_captured(place: Place) -> None:
-    made = code_of(
-        lambda x: (x, x), [((4,), "float32")], [CUT], [((4,), "float32")], [CUT], kind="pickle"
-    )
+def test_a_function_must_return_what_its_client_says(place: Place) -> None:
+    types = [((4,), "float32")]
+    made = code_of(lambda x: (x, x), types, [CUT], types * 2, [CUT, CUT])
+    made = dataclasses.replace(made, out_types=made.out_types[:1], out_layouts=(CUT,))
     with pytest.raises(TypeError, match="when it was captured"):
         compile_code(made, place, no_output())
 
@@ -291,7 +297,7 @@ def test_prints_of_every_device_carry_its_number(place: Place) -> None:
             jax.debug.print("got {v}", v=v[0])
             return v
 
-        mesh = place.sharding(CUT).mesh
+        mesh = mesh_of(CUT)
         spec = jax.sharding.PartitionSpec(("a", "b"))
         return (jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(x),)
 
@@ -302,8 +308,8 @@ def test_prints_of_every_device_carry_its_number(place: Place) -> None:
 
 
 def in_process(f: Any, *args: Any) -> Code:
-    """A function that refers to real devices, which do not pickle."""
-    return code_of(registered(f), *args, kind="pickle")
+    """A function whose callbacks stay in this process."""
+    return code_of(f, *args, kind="callbacks", dumps=kept)
 
 
 def test_prints_of_a_whole_array_come_once(place: Place) -> None:
@@ -351,7 +357,7 @@ def test_an_error_on_one_device_does_not_leave_the_others_waiting(place: Place) 
 
         spec = jax.sharding.PartitionSpec(("a", "b"))
         whole = jax.sharding.PartitionSpec()
-        mesh = place.sharding(CUT).mesh
+        mesh = mesh_of(CUT)
         return (jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=whole)(x),)
 
     made = in_process(f, [((4,), "int32")], [CUT], [((1,), "int32")], [WHOLE])

@@ -23,7 +23,7 @@ from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.emulated import emulated
 from pathways_lab.timeline.records import Event, Sample
 from tests.runtime.fake_control import FetchFailed, Lab, Program, spans
-from tests.runtime.host_kit import HOST, binding, code, layout, registered
+from tests.runtime.host_kit import HOST, binding, broken, code, layout
 
 pytestmark = pytest.mark.cluster
 
@@ -76,7 +76,7 @@ def test_every_gang_runs_in_the_device_process(lab: Lab) -> None:
     def pid(x: Any) -> Any:
         return (jax.pure_callback(lambda v: np.int32([os.getpid()]), x, x),)
 
-    made = code(pid, on, [(((1,), "int32"), whole)], [(((1,), "int32"), whole)], kind="pickle")
+    made = code(pid, on, [(((1,), "int32"), whole)], [(((1,), "int32"), whole)], kind="callbacks")
     lab.prepare(made)
     program = Program("pid").value("x", on.slice, (1,), "int32", whole).call(made, ["x"], ["y"])
     plan = lab.program(program.plan(["x"], ["y"]))
@@ -147,7 +147,7 @@ def test_prints_come_with_host_run_and_device(lab: Lab) -> None:
         return (x,)
 
     kind = ((2,), "int32")
-    made = code(f, on, [(kind, cut)], [(kind, cut)], kind="pickle")
+    made = code(f, on, [(kind, cut)], [(kind, cut)], kind="callbacks")
     lab.prepare(made)
     program = Program("prints").value("x", on.slice, *kind, cut)
     program.call(made, ["x"], ["y"]).call(made, ["y"], ["z"])
@@ -171,7 +171,7 @@ def test_an_error_in_a_callback_names_line_and_device_and_poisons_what_follows(l
         return (jax.pure_callback(check, x, x),)
 
     kind = ((2,), "float32")
-    bad = code(f, on, [(kind, cut)], [(kind, cut)], kind="pickle", name="check")
+    bad = code(f, on, [(kind, cut)], [(kind, cut)], kind="callbacks", name="check")
     good = code(lambda x: (x + x.sum(),), on, [(kind, cut)], [(kind, cut)], name="good")
     lab.prepare(bad), lab.prepare(good)
     program = Program("errors").value("x", on.slice, *kind, cut)
@@ -196,15 +196,13 @@ def test_an_error_in_a_callback_names_line_and_device_and_poisons_what_follows(l
 def test_a_function_that_cannot_be_compiled_is_reported(lab: Lab) -> None:
     on = row(lab, 0)
 
-    def broken(x: Any) -> Any:
-        raise RuntimeError("not on this host")
-
     kind = (((1,), "float32"), layout(on, None))
-    made = code(registered(broken), on, [kind], [kind], kind="pickle", name="broken")
+    made = broken(code(lambda x: (x,), on, [kind], [kind]), "not on this host")
     lab.prepare(made)
     _, failure = lab.compiled[HOST, made.function, on.slice]
     assert failure is not None
     assert failure.kind == "compile"
+    assert "not on this host" in failure.message
     assert failure.line.number == 3
 
 

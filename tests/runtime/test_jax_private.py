@@ -204,32 +204,6 @@ def test_propagation_tells_the_shardings_of_results_without_devices() -> None:
     ), out
 
 
-def test_callbacks_are_left_out_for_propagation() -> None:
-    """Shardings of a function that prints and calls back are known without a backend."""
-    out = in_new_process(
-        PROPAGATE
-        + """
-    def f(x):
-        jax.debug.print("sum {s}", s=x.sum())
-        jax.debug.callback(lambda a: None, x)
-        y = jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct((8, 4), np.float32), x)
-        z = jax.experimental.io_callback(lambda a: a, jax.ShapeDtypeStruct((), np.int32), x)
-        return x * 2 + y, z
-
-    import jax.experimental
-    traced = jax.jit(f).trace(struct((8, 4), "x"))
-    names = {str(equation.primitive) for equation in traced.jaxpr.eqns}
-    print(sorted(names & jax_private.CALLBACK_NAMES))
-    text = jax_private.lower_without_callbacks(traced, ["cpu"])
-    code = jax_private.read_lowered(text, [2], [2, 0])
-    print(*code.outputs, jax_private.backends_initialised())
-    """
-    )
-    assert out == (
-        "['debug_callback', 'debug_print', 'io_callback', 'pure_callback']\nP(x, None) None False"
-    ), out
-
-
 # --- stand-ins --------------------------------------------------------------------
 
 
@@ -254,55 +228,6 @@ def test_standins_are_described_while_asked_for() -> None:
     assert seen[:3] == ["inner", "outer", "outer"]
     assert "float32" in seen[3]
     assert origins == ["mul", None]
-
-
-# --- callbacks --------------------------------------------------------------------------
-
-
-def test_wrapped_callbacks_know_their_device_and_may_answer_blanks() -> None:
-    """The one place where JAX lowers Python callbacks still is emit_python_callback."""
-    devices = jax_private.make_cpu_client(4).local_devices()
-    mesh = Mesh(np.array(devices), ("d",))
-    spec = PartitionSpec("d")
-    seen: list[int] = []
-
-    def wrap(callback: Any, numbered: bool, blanks: Any) -> Any:
-        assert numbered
-
-        def wrapped(number: Any, *args: Any) -> Any:
-            seen.append(int(number))
-            return blanks() if int(number) == 3 else callback(*args)
-
-        return wrapped
-
-    def body(v: Any) -> Any:
-        return jax.pure_callback(lambda v: np.asarray(v) + 1, v, v)
-
-    x = jax.ShapeDtypeStruct((4,), np.float32, sharding=NamedSharding(mesh, spec))
-    jitted = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))
-    with jax_private.callbacks_wrapped(wrap):
-        compiled = jitted.lower(x).compile()
-    out = compiled(jax.device_put(np.zeros(4, np.float32), NamedSharding(mesh, spec)))
-    assert np.asarray(out).tolist() == [1, 1, 1, 0], "callbacks are lowered in another place now"
-    assert sorted(seen) == [0, 1, 2, 3]
-
-
-def test_callbacks_of_other_threads_are_not_wrapped() -> None:
-    def wrap(*_: Any) -> Any:
-        raise AssertionError("not this thread's")
-
-    results: list[float] = []
-
-    def other() -> None:
-        device = jax_private.make_cpu_client(1).local_devices()[0]
-        one = jax.device_put(np.float32(1), device)
-        results.append(float(jax.jit(lambda v: jax.pure_callback(lambda v: v, v, v))(one)))
-
-    with jax_private.callbacks_wrapped(wrap):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join(60)
-    assert results == [1.0]
 
 
 def test_standins_say_which_transformation_is_at_work() -> None:

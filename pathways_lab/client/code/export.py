@@ -7,9 +7,8 @@ propagation over that code says where unspecified arguments and results go, and
 they are pinned there; the hash of the code is the function's key, so that the
 same function in a re-executed cell is the same function.
 
-Functions that call back into Python cannot be exported: they travel by value
-(cloudpickle) and are lowered by the hosts; their layouts are found the same
-way, on a copy without the callbacks.
+Functions that call back into Python travel the same way, with what they call by value
+(cloudpickle): the user's Python is traced once, here (:mod:`.runtime.jax_callbacks`).
 
 Rule for maintainers: the key covers everything that a host needs to compile;
 two functions with one key must be interchangeable.
@@ -19,10 +18,12 @@ Paper: section 4.2 (registering computations), section 3.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -40,7 +41,7 @@ from pathways_lab.client.lab.run_options import Running
 from pathways_lab.client.session import failures
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line, SliceId
-from pathways_lab.runtime import jax_private, settings
+from pathways_lab.runtime import jax_callbacks, jax_private
 from pathways_lab.runtime.arrays import dtype_of
 from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.transport.codec import pack
@@ -73,10 +74,10 @@ class Executable:
     """Code for one placement.
 
     key: hash of the content.  kind: ``"export"`` (blob is a ``jax.export``
-    artefact of the flat function) or ``"pickle"`` (blob is the flat function
-    by value).  donated: flat positions.  held: seconds that it holds its devices
+    artefact of the flat function) or ``"callbacks"`` (blob is the same with the callbacks,
+    pickled).  donated: flat positions.  held: seconds that it holds its devices
     by ``pw.emulated``.  loop: set where hosts repeat it.
-    settings: of JAX, under which a host traces what came by value.
+    checks: what its gangs are tested for (:data:`.runtime.nan_checks.TESTS`).
     """
 
     key: str
@@ -91,12 +92,12 @@ class Executable:
     line: Line
     held: float = 0.0
     loop: Loop | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    checks: tuple[str, ...] = ()
 
     def checked(self, check: frozenset[str]) -> Executable:
         """The same, tested on its devices for what is no number (:mod:`.runtime.nan_checks`)."""
         key = hashlib.sha256(f"{self.key} {sorted(check)}".encode()).hexdigest()[:32]
-        return replace(self, key=key, settings={**self.settings, **dict.fromkeys(check, True)})
+        return replace(self, key=key, checks=tuple(sorted(check)))
 
     def announced(self, place: SliceId) -> dict[str, Any]:
         """What goes along with the blob."""
@@ -112,7 +113,7 @@ class Executable:
             "donated": list(self.donated),
             "line": pack(self.line),
             "loop": None if self.loop is None else pack(self.loop),
-            "settings": self.settings,
+            "checks": list(self.checks),
         }
 
 
@@ -137,13 +138,8 @@ def make(
     ]
     # Arguments are counted by position everywhere: those that nothing reads stay.
     jitted = jax_jit(_as_traced(body), out_shardings=out_shardings, keep_unused=True)
-    module: str | bytes
-    if body.calls_python:
-        kind, blob = "pickle", _pickled(body)
-        module = jax_private.lower_without_callbacks(jitted.trace(*structs), [platform])
-    else:
-        kind = "export"
-        blob, module = _exported(body, jitted, structs, platform)
+    kind = "callbacks" if body.calls_python else "export"
+    blob, module, callbacks = _exported(body, jitted, structs, platform)
     code = jax_private.read_lowered(
         module, [len(t.shape) for t in body.in_types], [len(t.shape) for t in body.out_types]
     )
@@ -153,14 +149,12 @@ def make(
     identity = (body.in_types, body.out_types, in_layouts, out_layouts, body.donated, kind)
     digest = hashlib.sha256(code.text.encode())
     digest.update(repr(identity).encode())
-    under = settings.in_force() if kind == "pickle" else {}
-    if kind == "pickle":
-        digest.update(blob + repr(under).encode())
+    digest.update(callbacks)
     parts = max(map(_parts, (*in_layouts, *out_layouts)), default=1)
     return Executable(
         digest.hexdigest()[:32], kind, blob, body.name, body.in_types, body.out_types,
         in_layouts, out_layouts, body.donated, body.line,
-        jaxprs.held_seconds(body.jaxpr.jaxpr, parts), settings=under,
+        jaxprs.held_seconds(body.jaxpr.jaxpr, parts),
     )  # fmt: skip
 
 
@@ -199,17 +193,25 @@ def _pin(body: Body, place: Slice, wanted: list[Layout | None], out: list[Layout
         out[:] = [layouts.replicated(place, len(kind.shape)) for kind in body.out_types]
 
 
-def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tuple[bytes, bytes]:
-    """As it travels, and the StableHLO in it."""
-    disabled = [
-        jax_export.DisabledSafetyCheck.custom_call(target)
-        for target in sorted(jaxprs.foreign_calls(body.jaxpr.jaxpr))
-    ]
+def _exported(
+    body: Body, jitted: Any, structs: list[Any], platform: str
+) -> tuple[bytes, bytes, bytes]:
+    """As it travels, the StableHLO in it, and what it calls in Python."""
+    foreign = jaxprs.foreign_calls(body.jaxpr.jaxpr)
+    if body.calls_python:
+        foreign.add(jax_callbacks.TARGET)
+    disabled = [jax_export.DisabledSafetyCheck.custom_call(target) for target in sorted(foreign)]
+    exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
+    callbacks = b""
     with jax_private.exporting_without_backend():
-        exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
-        exported = exporter(*structs)
         try:
-            made = bytes(exported.serialize()), exported.mlir_module_serialized
+            if body.calls_python:
+                pickled = functools.partial(_pickled, body)
+                calling, exported = jax_callbacks.export(lambda: exporter(*structs), pickled)
+                blob, callbacks = pickle.dumps(calling), calling.callbacks
+            else:
+                exported = exporter(*structs)
+                blob = bytes(exported.serialize())
         except KeyError as unknown:
             raise failures.capture_failure(
                 f"compiled function {body.name!r} takes or returns an array of {unknown.args[0]},"
@@ -218,16 +220,16 @@ def _exported(body: Body, jitted: Any, structs: list[Any], platform: str) -> tup
                 node=body.name,
             ) from unknown
     jax_private.forget_lowered()
-    return made
+    return blob, exported.mlir_module_serialized, callbacks
 
 
-def _pickled(body: Body) -> bytes:
+def _pickled(body: Body, callbacks: object) -> bytes:
     try:
-        return pickling.dumps(body.call)
+        return pickling.dumps(callbacks)
     except Exception as error:
         raise failures.capture_failure(
-            f"compiled function {body.name!r} calls back into Python, so it is sent by value,"
-            f" and it cannot be pickled: {error}",
+            f"compiled function {body.name!r} calls back into Python, what it calls is sent by"
+            f" value, and that cannot be pickled: {error}",
             "do not close over locks, files, sockets, or handles",
             node=body.name,
         ) from error

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from pathways_lab.client.code.layouts import slice_of_mesh
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.runtime import emulated, jax_private
+from pathways_lab.runtime import emulated, jax_callbacks
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -35,7 +35,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 def calls_python(jaxpr: Any) -> bool:
     """Whether running it calls back into Python."""
-    return any(e.primitive.name in jax_private.CALLBACK_NAMES for e in equations(jaxpr))
+    return any(e.primitive.name in jax_callbacks.CALLBACK_NAMES for e in equations(jaxpr))
 
 
 def foreign_calls(jaxpr: Any) -> set[str]:

@@ -31,7 +31,7 @@ from pathways_lab.core.diagnosis.stall_actions import Action, OnStuck
 from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.memory.holdings import Holdings
 from pathways_lab.core.slices.topology import SliceRequest
-from pathways_lab.runtime import settings
+from pathways_lab.runtime import nan_checks
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.cluster.attach import ControlAddress
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
@@ -139,7 +139,7 @@ class Care:
         >>> loss.result()                                    # doctest: +SKIP
         PathwaysError: scale has made a NaN: element [0, 3] of its result 0 (float32[4,8]), ...
         """
-        wanted = settings.TESTS if infs else settings.TESTS[:1]
+        wanted = nan_checks.TESTS if infs else nan_checks.TESTS[:1]
         checking = Checking(self.session, self.session.checks)
         self.session.checks = frozenset(wanted if on else ())
         return checking

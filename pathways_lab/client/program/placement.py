@@ -44,7 +44,7 @@ from pathways_lab.client.program.graph import (
 )
 from pathways_lab.client.session import failures
 from pathways_lab.core.program.program import Line
-from pathways_lab.runtime import jax_private
+from pathways_lab.runtime import jax_callbacks
 from pathways_lab.runtime.arrays import is_key
 
 _BAKED = 1024
@@ -418,7 +418,7 @@ def _check_pure(equation: Any) -> None:
     names = {equation.primitive.name}
     for jaxpr in jaxprs_in_params(equation.params):
         names.update(inner.primitive.name for inner in jaxprs.equations(jaxpr))
-    found = sorted(names & jax_private.CALLBACK_NAMES)
+    found = sorted(names & jax_callbacks.CALLBACK_NAMES)
     if found or equation.effects:
         what = found[0] if found else equation.primitive.name
         raise failures.capture_failure(

@@ -1,8 +1,8 @@
 """Compiled functions on a host: from the code that travelled to an executable.
 
 Problem: compiling takes from 50 ms to minutes and must neither hold up the
-host nor happen twice.  Code arrives as a ``jax.export`` artefact or as a
-pickled function.  And the launch thread must learn when and how a gang ended
+host nor happen twice.  Code arrives as a ``jax.export`` artefact, perhaps with
+pickled callbacks.  And the launch thread must learn when and how a gang ended
 even if all its results were donated meanwhile, or it has none.
 
 How: a small pool compiles ahead of time for the devices of the slice.  Every
@@ -24,7 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -36,7 +36,7 @@ import numpy as np
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line, SliceId
-from pathways_lab.runtime import arrays, emulated, jax_private, nan_checks, settings
+from pathways_lab.runtime import arrays, emulated, jax_callbacks, nan_checks
 from pathways_lab.runtime.client_messages import Function, Loop
 from pathways_lab.runtime.devices import Footprint, Place
 from pathways_lab.runtime.host.compile_marks import NO_NOTES, Notes
@@ -57,11 +57,10 @@ Types = tuple[tuple[tuple[int, ...], str], ...]
 class Code:
     """A compiled function as it travels, for one slice.
 
-    function: key of its content.  kind: ``"export"`` or ``"pickle"``.
+    function: key of its content.  kind: ``"export"``, or ``"callbacks"``: with what it calls.
     donated: positions of leaves that it may overwrite.
     loop: set where hosts repeat it by themselves.
-    settings: of JAX, under which it was traced where that is done again here; and what its
-        gangs are tested for (:data:`pathways_lab.runtime.settings.TESTS`).
+    checks: what its gangs are tested for (:data:`pathways_lab.runtime.nan_checks.TESTS`).
     """
 
     function: str
@@ -76,7 +75,7 @@ class Code:
     line: Line
     blob: Any
     loop: Loop | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    checks: tuple[str, ...] = ()
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any], blob: Any) -> Code:
@@ -84,7 +83,7 @@ class Code:
         said = unpack_fields(Function, fields)
         return cls(
             said.function, said.slice, said.kind, said.name, said.in_layouts, said.out_layouts,
-            said.in_types, said.out_types, said.donated, said.line, blob, said.loop, said.settings,
+            said.in_types, said.out_types, said.donated, said.line, blob, said.loop, said.checks,
         )  # fmt: skip
 
 
@@ -149,23 +148,23 @@ class Repeating(Executable):
         return run(self._step, self._loop, arguments)
 
 
-def _callable(code: Code) -> Callable[..., Any]:
+def _callable(code: Code, wrap: jax_callbacks.Wrap) -> Callable[..., Any]:
     """The flat function; calls only from within a computation."""
-    if code.kind == "pickle":
-        loaded: Callable[..., Any] = cloudpickle.loads(code.blob)
-        return loaded
     if _holds(code) and not emulated.register():
         raise RuntimeError(
             "pw.emulated() needs a C++ compiler on the host for functions that were exported "
             "where there is one: install g++ or clang++, or set CXX"
         )
+    if code.kind == "callbacks":
+        calling: jax_callbacks.Calling = cloudpickle.loads(code.blob)
+        return calling.calling(wrap)
     called: Callable[..., Any] = jax.export.deserialize(bytearray(code.blob)).call
     return called
 
 
 def _holds(code: Code) -> bool:
     """Whether it was exported with holds of ``pw.emulated`` in it."""
-    return code.kind == "export" and emulated.TARGET.encode() in bytes(code.blob)
+    return emulated.TARGET.encode() in bytes(code.blob)
 
 
 def compile_code(code: Code, place: Place, output: Output) -> Executable:
@@ -175,20 +174,9 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
     outs = [arrays.physical(*t, layout) for t, layout in _pairs(code.out_types, code.out_layouts)]
     everywhere = place.sharding(Layout(_mesh(code, place), ()))
     gangs = Gangs(dict(zip(place.numbers, place.locals, strict=True)))
-    check = nan_checks.Check.of(code.settings) if code.loop is None else None
-    callbacks = 0
-
-    def wrap(callback: Callable[..., Any], *how: Any) -> Callable[..., Any]:
-        nonlocal callbacks
-        callbacks += 1
-        return output.wrap(gangs)(callback, *how)
-
-    with (
-        settings.under(code.settings),
-        arrays.wide(*(kind.dtype for kind in (*ins, *outs))),
-        jax_private.callbacks_wrapped(wrap),
-    ):
-        flat = _callable(code)
+    check = nan_checks.Check.of(code.checks) if code.loop is None else None
+    with arrays.wide(*(kind.dtype for kind in (*ins, *outs))):
+        flat = _callable(code, output.wrap(gangs))
 
         def whole(*leaves: Any) -> Any:
             results = jax.tree.leaves(
@@ -223,7 +211,7 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
         lane = place.footprint.number
         clocked = _holds(code) and emulated.keeps_clock(lowered, lane)
         compiled = lowered.compile()
-    how = (compiled, gangs, callbacks > 0, time.monotonic() - started, check)
+    how = (compiled, gangs, code.kind == "callbacks", time.monotonic() - started, check)
     made = Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
     if any(jax.dtypes.itemsize_bits(kind.dtype) < 8 for kind in ins):
         # What JAX compiles ahead of time refuses its own arrays of 4 bits; what it jits does not.
@@ -257,7 +245,7 @@ def _to_data(leaf: Any) -> Any:
 
 
 def _check_results(code: Code, outs: list[arrays.Physical], results: list[Any]) -> None:
-    """What a pickled function returns must be what its client said."""
+    """What it returns must be what its client said."""
     found = [(tuple(i.shape), np.dtype(i.dtype)) for i in results]
     wanted = [(kind.shape, kind.dtype) for kind in outs]
     if found != wanted:
@@ -278,7 +266,7 @@ def _keys(code: Code, place: Place) -> tuple[tuple[object, ...], tuple[object, .
     content = hashlib.sha256(code.blob).digest(), code.kind, code.in_types, code.out_types
     return (
         (code.function, place.binding.client, *cut),
-        (code.function, content, code.loop, repr(code.settings), *cut),
+        (code.function, content, code.loop, code.checks, *cut),
     )
 
 

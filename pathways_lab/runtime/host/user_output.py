@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_lab.runtime.jax_private import Wrap
+from pathways_lab.runtime.jax_callbacks import Wrap
 
 Send = Callable[[int, int, str], None]
 """``(run, local device number or -1, text)``, called in any thread."""
@@ -61,7 +61,7 @@ class Output(io.TextIOBase):
     # --- labels -------------------------------------------------------------------
 
     def wrap(self, gangs: Gangs) -> Wrap:
-        """For :func:`jax_private.callbacks_wrapped`: label what callbacks of these gangs print.
+        """For :meth:`jax_callbacks.Calling.calling`: label what callbacks of these gangs print.
 
         A callback that raises, or returns something else than it promised, is noted,
         and its results are zeros: an error on one device would leave the others

@@ -1,0 +1,268 @@
+"""Code that calls back into Python, as it travels: traced once, in the kernel.
+
+Problem: ``jax.export`` refuses code with callbacks, for they are Python objects of the process
+that lowers it.  To send the user's function and to trace it again on its hosts would run the
+user's Python twice, and what it counts, draws or prints while it is traced would be wrong.
+
+How: the kernel lowers each callback to a foreign call that carries a number, and keeps the
+callables by that number (:class:`Callback`).  Both travel.  When a host lowers the exported code,
+it replaces each of these calls by the one that JAX makes for the host's own kind of device.
+
+Rule for maintainers: the second door to private JAX (:mod:`.jax_private` is full); a test in
+``tests/runtime/test_jax_callbacks.py`` names what moved.  A callable is called by the same code
+of JAX's as if the host had traced the function.
+
+Paper: section 4.2 (registering computations).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from jax._src import callback as _callback
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import debugging as _debugging
+from jax._src import ffi as _ffi
+from jax._src import sharding_impls as _sharding_impls
+from jax._src.export import _export
+from jax._src.interpreters import mlir as _mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
+
+TARGET = "pathways_lab_callback"
+"""What calls back into Python in exported code."""
+
+CALLBACK_NAMES = frozenset(
+    primitive.name
+    for primitive in (
+        _callback.pure_callback_p,
+        _callback.io_callback_p,
+        _debugging.debug_callback_p,
+        _debugging.debug_print_p,
+    )
+)
+"""Names of the primitives that call back into Python when they run."""
+
+Type = tuple[tuple[int, ...], Any]
+"""Shape and NumPy type of one flat argument or result."""
+
+
+Wrap = Callable[[Callable[..., Any], bool, Callable[[], tuple[Any, ...]]], Callable[..., Any]]
+"""``wrap(callback, numbered, blanks)``: what is called instead.  When *numbered*,
+the first argument is the number of the calling device in the mesh, for
+callbacks that run on every device; the others run once, on the first device.
+``blanks()`` are results of the right shapes without content."""
+
+
+@dataclass(frozen=True, eq=False)
+class Callback:
+    """One call back into Python, as it travels.
+
+    call: takes and gives flat arrays.  inputs, outputs: their types.
+    options: how JAX calls it: order, side effects, sharding.
+    ordered: it takes and gives a token.
+    numbered: it runs on every device; else once, on the first.
+    wide: it was traced where 64 bits are on.
+    """
+
+    call: Callable[..., Any]
+    inputs: tuple[Type, ...]
+    outputs: tuple[Type, ...]
+    options: dict[str, Any]
+    ordered: bool
+    numbered: bool
+    wide: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Calling:
+    """Exported code that calls back into Python.
+
+    blob: the ``jax.export`` artefact, without effects.  callbacks: by number, pickled.
+    ordered, unordered: its effects, as numbers in :data:`_EFFECTS`.
+    """
+
+    blob: bytes
+    callbacks: bytes
+    ordered: tuple[int, ...]
+    unordered: tuple[int, ...]
+
+    def calling(self, wrap: Wrap) -> Callable[..., Any]:
+        """What ``exported.call`` is to code without callbacks; leaves in, leaves out."""
+        exported = replace(
+            _export.deserialize(bytearray(self.blob)),
+            ordered_effects=tuple(_EFFECTS[number] for number in self.ordered),
+            unordered_effects=tuple(_EFFECTS[number] for number in self.unordered),
+        )
+        bound = _Bound(cloudpickle.loads(self.callbacks), wrap)
+
+        def called(*leaves: Any) -> list[Any]:
+            made: list[Any] = _calling_p.bind(*leaves, exported=exported, bound=bound)
+            return made
+
+        return called
+
+
+_EFFECTS = (
+    _callback._IOEffect,
+    _callback._OrderedIOEffect,
+    _debugging.debug_effect,
+    _debugging.ordered_debug_effect,
+)
+"""Of these a process has one each, which an export cannot write."""
+
+
+# --- in the kernel ----------------------------------------------------------------------
+
+_emit_callback = _callback.emit_python_callback
+_collecting = threading.local()
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[list[Callback]]:
+    """While active, what this thread lowers calls :data:`TARGET`; its callables, by number."""
+    vars(_callback)["emit_python_callback"] = _emit_number
+    before = getattr(_collecting, "found", None)
+    found: list[Callback] = []
+    _collecting.found = found
+    try:
+        yield found
+    finally:
+        _collecting.found = before
+
+
+def export(
+    make: Callable[[], Any], dumps: Callable[[tuple[Callback, ...]], bytes]
+) -> tuple[Calling, Any]:
+    """Code that travels; and what *make* returns: the same as ``jax.export`` has it.
+
+    Custom calls of :data:`TARGET` must be allowed there.  dumps: pickles the callbacks.
+    """
+    with _collected() as callbacks:
+        exported = make()
+    ordered, unordered = (
+        tuple(map(_EFFECTS.index, effects))
+        for effects in (exported.ordered_effects, exported.unordered_effects)
+    )
+    plain = replace(exported, ordered_effects=(), unordered_effects=())
+    made = Calling(bytes(plain.serialize()), dumps(tuple(callbacks)), ordered, unordered)
+    return made, exported
+
+
+def _emit_number(
+    context: Any, call: Any, token: Any, operands: Any, avals: Any, results: Any, **options: Any
+) -> Any:
+    found: list[Callback] | None = getattr(_collecting, "found", None)
+    if found is None:
+        return _emit_callback(context, call, token, operands, avals, results, **options)
+    axes = context.module_context.axis_context
+    numbered = isinstance(axes, _sharding_impls.SPMDAxisContext) and set(axes.manual_axes) == set(
+        axes.mesh.axis_names
+    )
+    ordered = token is not None
+    callback = Callback(
+        call, _types(avals), _types(results), options, ordered, numbered, _config.enable_x64.value
+    )
+    found.append(callback)
+    tokens = [token] if ordered else []
+    context = _as_called(context, callback)
+    lower = _ffi.build_ffi_lowering_function(TARGET, has_side_effect=options["has_side_effect"])
+    made = list(lower(context, *tokens, *operands, index=np.uint64(len(found) - 1)).results)
+    return made[ordered:], made[0] if ordered else None, None
+
+
+def _types(avals: Sequence[Any]) -> tuple[Type, ...]:
+    return tuple((tuple(aval.shape), np.dtype(aval.dtype)) for aval in avals)
+
+
+def _as_called(context: Any, callback: Callback) -> Any:
+    token = [_core.abstract_token] if callback.ordered else []
+    return context.replace(
+        avals_in=[*token, *(_core.ShapedArray(*each) for each in callback.inputs)],
+        avals_out=[*token, *(_core.ShapedArray(*each) for each in callback.outputs)],
+    )
+
+
+# --- on a host --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """Callables of exported code, and what is called instead of them."""
+
+    callbacks: Sequence[Callback]
+    wrap: Wrap
+
+
+_calling_p = _core.Primitive("pathways_lab_calling")
+_calling_p.multiple_results = True
+
+
+def _abstract(*avals: Any, exported: Any, bound: _Bound) -> Any:
+    return _export._call_exported_abstract_eval(*avals, exported=exported)
+
+
+def _lower(context: Any, *args: Any, exported: Any, bound: _Bound) -> Any:
+    results = _export._call_exported_lowering(context, *args, exported=exported)
+    calls: list[Any] = []
+
+    def look(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target == TARGET:
+                calls.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    context.module_context.module.operation.walk(look)
+    for operation in calls:
+        index = ir.DictAttr(operation.attributes["mhlo.backend_config"])["index"]
+        _replace(context, operation, bound.callbacks[ir.IntegerAttr(index).value], bound.wrap)
+    return results
+
+
+_calling_p.def_effectful_abstract_eval(_abstract)
+_mlir.register_lowering(_calling_p, _lower)
+
+
+def _replace(context: Any, operation: Any, callback: Callback, wrap: Wrap) -> None:
+    """Put JAX's own call in the place of a numbered one."""
+    token, *operands = operation.operands if callback.ordered else (None, *operation.operands)
+    inputs = [_core.ShapedArray(*each) for each in callback.inputs]
+    outputs = [_core.ShapedArray(*each) for each in callback.outputs]
+
+    def blanks() -> tuple[Any, ...]:
+        return tuple(np.zeros(*each) for each in callback.outputs)
+
+    wrapped = wrap(callback.call, callback.numbered, blanks)
+    with ir.InsertionPoint(operation), operation.location:
+        if callback.numbered:
+            inputs = [_core.ShapedArray((), np.dtype(np.uint32)), *inputs]
+            operands = [_stablehlo.partition_id(), *operands]
+        within = context.replace(avals_in=inputs, avals_out=outputs)
+        made, after, _ = _emit_callback(
+            within, wrapped, token, operands, inputs, outputs, **callback.options
+        )
+    called = context.module_context.host_callbacks
+    if callback.wide and callable(called[-1]):
+        called[-1] = _wide(called[-1])
+    results = [after, *made] if callback.ordered else made
+    for old, new in zip(operation.results, results, strict=True):
+        old.replace_all_uses_with(new)
+    operation.erase()
+
+
+def _wide(call: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX shrinks what callbacks take and give where its thread does not say 64 bits."""
+
+    def wide(*args: Any) -> Any:
+        with _config.enable_x64(True):
+            return call(*args)
+
+    return wide
