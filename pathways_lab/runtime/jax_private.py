@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -269,6 +270,18 @@ def _code(jaxpr: Any) -> tuple[Any, ...]:
 def needed(jaxpr: Any, outputs: Sequence[bool]) -> list[bool]:
     """Which inputs of a jaxpr these of its outputs depend on."""
     return list(_partial_eval.dce_jaxpr(jaxpr, list(outputs))[1])
+
+
+def errors_read_by(fetch: Callable[[Any], Any]) -> None:
+    """Have the errors of ``checkify`` read what *fetch* makes of them.
+
+    They give their leaves to JAX, which takes its own arrays only.
+    """
+    error_class: Any = _checkify.Error
+    check: Any = _checkify._check_error
+    look = error_class.get_exception
+    vars(_checkify)["_check_error"] = lambda error, **how: check(fetch(error), **how)
+    error_class.get_exception = lambda error: look(fetch(error))
 
 
 def whole_tracebacks() -> Any:

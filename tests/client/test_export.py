@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -93,10 +94,21 @@ def test_functions_that_keep_notes_of_their_tracing_work(fake: FakeLab) -> None:
     checked = pw.jit(checkify.checkify(root), on=on)
     for call in (checked, pw.program(checked), pw.program(checkify.checkify(root), on=on)):
         error, made = call(X)
-        jax.device_get(error).throw()
+        error.throw()
+        assert (error.get(), str(error)) == (None, "Error(None)")
         np.testing.assert_allclose(made.result(), np.sqrt(X))
-        with pytest.raises(checkify.JaxRuntimeError, match="is negative"):
-            jax.device_get(call(X - 1)[0]).throw()
+        error, _ = call(X - 1)
+        assert error.get() == "-1.0 is negative (`check` failed)"
+        assert "-1.0 is negative" in str(error)
+        fetched = jax.device_get(error)
+        for throw in (error.throw, fetched.throw, functools.partial(checkify.check_error, error)):
+            with pytest.raises(checkify.JaxRuntimeError, match=r"-1\.0 is negative"):
+                throw()
+    each = pw.jit(jax.vmap(checkify.checkify(lambda x: checkify.check(x != 2, "{}", x))), on=on)
+    error, _ = each(X)
+    with pytest.raises(checkify.JaxRuntimeError, match=r"2\.0"):
+        error.throw()
+    assert error.get().startswith("at mapped index 2: 2.0")
 
 
 @pytest.mark.parametrize("where", ["in_shardings", "inside"])

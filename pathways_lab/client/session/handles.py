@@ -35,6 +35,7 @@ from pathways_lab.client.session.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line
+from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.arrays import dtype_of, is_key
 
 
@@ -399,3 +400,11 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
             f"<tr><th>{key}</th><td>{html.escape(text)}</td></tr>" for key, text in rows.items()
         )
         return f"<table><caption>handle {html.escape(self.name)}</caption>{cells}</table>"
+
+
+def _fetched(tree: Any) -> Any:
+    """A tree with arrays in place of handles."""
+    return jax.device_get(tree) if any(type(x) is Handle for x in jax.tree.leaves(tree)) else tree
+
+
+jax_private.errors_read_by(_fetched)
