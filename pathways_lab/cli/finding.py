@@ -1,4 +1,4 @@
-"""What a check of the doctor reports."""
+"""The report of one check of the doctor."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Problem: notebooks are documents, not package data: in a checkout they lie
 beside the package, in an installation under ``share/pathways-lab/notebooks``.
-Whoever runs one changes it, so people get copies, in both cases: a checkout
+Running a notebook changes it, so people get copies, in both cases: a checkout
 stays clean, an installation stays whole.
 
 Rule for maintainers: never overwrite and never delete a file of the user's.

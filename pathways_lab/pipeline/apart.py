@@ -1,4 +1,4 @@
-"""What would be trained otherwise in parts than in one piece, refused with the reason.
+"""Refuses models that would train otherwise in parts than in one piece, with the reason.
 
 Problem: a stage has its own parameters and its own part of the optimizer's memory.  Weights that
 two layers share would become two that drift apart, and an optimizer that looks at all gradients
@@ -8,7 +8,7 @@ training goes on, and comes to something else than on one device.
 How: shared weights are the same array in two layers.  The optimizer is traced, for two steps; what
 the changes of one part depend on is followed through it, without a device.
 
-Rule for maintainers: refused is only what is sure to differ; what cannot be found out goes on.
+Rule for maintainers: only a model that is sure to differ is refused; in doubt it goes on.
 
 Paper: section 5.3.
 """

@@ -4,8 +4,8 @@ Problem: bubbles, overlap and the cost of controllers show only where layers tak
 milliseconds on every device at once, and eight devices on two cores cannot
 compute at once.  They can be held at once.
 
-Rule for maintainers: results and gradients are the layer's own, to the bit.  What
-is held is what the batch cuts, so that devices share the time as they share the
+Rule for maintainers: results and gradients are the layer's own, to the bit.  The
+arrays that the batch cuts are held, so that devices share the time as they share the
 work; and the two halves of a backward pass can be had one without the other.
 
 Paper: section 5 (computations of known length).

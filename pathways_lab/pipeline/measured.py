@@ -1,7 +1,7 @@
-"""What a stretch of a timeline says about one way of doing the work.
+"""The figures of one way of doing the work, from a stretch of a timeline.
 
-Problem: whoever compares wants few numbers that mean the same for all: how fast,
-how busy, what was sent, what it cost those who control.
+Problem: a comparison needs few numbers that mean the same for all ways: speed,
+utilisation, bytes sent, and the cost of the controllers.
 
 Rule for maintainers: from records alone, but for the processor time of processes,
 which nothing records.

@@ -1,1 +1,1 @@
-"""What happened: plain records, a bounded log, and questions over them."""
+"""The timeline: plain records, a bounded log, and questions over them."""

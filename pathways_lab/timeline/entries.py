@@ -1,10 +1,10 @@
-"""What has not been read yet, kept as it came: for readers in other processes.
+"""Unread records as the bytes that came, for readers in other processes.
 
-Problem: whoever draws a timeline in a process of its own needs the records as
+Problem: a process that draws a timeline needs the records as
 bytes, and reading them here first would cost what that process was to save.
 
-Rule for maintainers: nothing here knows what an entry says.  Bounded; what the
-bound pushes out is counted for each reader.
+Rule for maintainers: nothing here knows the content of an entry.  Bounded; entries that
+the bound pushes out are counted for each reader.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Problem: a viewer that everybody in the field knows shows more than any figure
 of ours: thousands of lanes, search, and arithmetic over selections.
 
-What is what: a host is a process; a device, the host's control work and the
+The mapping: a host is a process; a device, the host's control work and the
 transfers that arrive are its threads.  Data edges are flows between slices,
 memory is a counter, runs are slices of the process "runs".  Times are
 microseconds since the first record.

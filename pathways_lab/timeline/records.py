@@ -1,11 +1,11 @@
-"""What is remembered: three kinds of plain record, and nothing else.
+"""The records of the timeline: three kinds of plain record, and nothing else.
 
 Problem: views, tests, exports and replays all ask what happened; they must
 agree, and none of them may disturb what happens.  So everything that is shown
 anywhere is computed from these records.
 
-Rule for maintainers: change a field only with :data:`VERSION`; what only one
-view needs goes into ``args``.  Times are seconds on the control plane's
+Rule for maintainers: change a field only with :data:`VERSION`; data that only one
+view needs go into ``args``.  Times are seconds on the control plane's
 monotonic clock (hosts convert before they send).
 
 Kinds in use:

@@ -1,12 +1,12 @@
 """The records of one step of the core: a pure function of event and commands.
 
-Problem: the timeline must tell what the control plane decided without the core
-knowing that anybody looks, and must tell it alike whether a real cluster or a
-simulated one carries it out.  Everything worth remembering is in the event
+Problem: the timeline must hold the decisions of the control plane without the core
+knowing that anybody looks, and must hold them alike whether a real cluster or a
+simulated one carries them out.  Everything worth remembering is in the event
 that went in and the commands that came out.
 
 Rule for maintainers: no state, no clock; the registry is read, never changed.
-What is measured on hosts comes from their own records, not from here.
+Times measured on hosts come from their own records, not from here.
 
 Paper: section 4.4 (the order on each island is what these records show).
 """

@@ -1,4 +1,4 @@
-"""What a device waited for, whenever it did not compute.
+"""The causes for which a device waited, whenever it did not compute.
 
 Problem: an idle device is the loss; a reader needs its cause.  Several things
 are often awaited at once, and only the one that came last held the device up.

@@ -1,14 +1,14 @@
 """``lab.chaos``: break something on purpose, and see whether it comes out as it was said.
 
-Problem: whoever must rely on a lab wants to see it fail, on the real processes
+Problem: people who must rely on a lab want to see it fail, on the real processes
 and before it matters.  Every fault here is a real one: signals to real
 processes, messages that really come late, twice or never, bits that are
 really wrong.
 
-How: hosts are reached through the Dask workers beside them, by a Dask client;
-who has one is an owner of the lab, and nobody else can do any of this
-(:mod:`pathways_lab.runtime.cluster.break_process`).  What a fault shall lead to is said first
-and looked at afterwards (:mod:`pathways_lab.client.chaos.fault_report`).
+How: hosts are reached through the Dask workers beside them, by a Dask client.  Every
+holder of a Dask client is an owner of the lab, and only owners can do any of this
+(:mod:`pathways_lab.runtime.cluster.break_process`).  The expected outcome of a fault is said
+first and compared afterwards (:mod:`pathways_lab.client.chaos.fault_report`).
 
 Rule for maintainers: a fault ends by itself, where it was begun, also if this
 kernel dies.

@@ -9,11 +9,11 @@ the task is submitted, so handles to them can go into programs at once, and a ga
 them is granted when every host has its parts.  The task sends them to the hosts itself.  Tasks are
 submitted in the order of their steps; at most *prefetch* elements are ahead of what was taken,
 and :meth:`Feed.__next__` waits while runs still have to read as many that the caller has let go.
-What nobody reads yet has no claim on the memory of devices
+An element without a reader has no claim on the memory of devices
 (:mod:`pathways_lab.core.memory.uploads`).
 
-Rule for maintainers: all tasks are submitted by whoever calls ``next``, so that a feed that nobody
-uses does nothing.  A finalizer only enqueues.
+Rule for maintainers: all tasks are submitted by the caller of ``next``, so that an unused feed
+does nothing.  A finalizer only enqueues.
 
 Paper: section 4.2 (host computations in program order), section 4.5 (what is not known yet is
 waited for where it is needed), section 4.6 (back-pressure).

@@ -1,4 +1,4 @@
-"""What the Dask tasks of a feed do, on workers that launch nothing.
+"""The Dask tasks of a feed, on workers that launch nothing.
 
 Problem: an element is made by a function of the user's on one machine and read by devices on
 others.  Its bytes go from the process that made it to the hosts of its slice, over the same
@@ -10,8 +10,8 @@ there what that client can, and no more.  A task ends when every host has said t
 parts; what it returns is small.
 
 Rule for maintainers: tasks are pure: the same step gives the same bytes under the same number,
-and hosts take them once.  What the user's function raises is a result, so that Dask repeats a
-task only for what is not the function's fault.
+and hosts take them once.  An exception of the user's function is a result, so that Dask repeats a
+task only for other causes.
 
 Paper: section 4.2 (host computations), section 4.5 (data go directly to who needs them).
 """

@@ -1,4 +1,4 @@
-"""What this thread is doing: capturing a program, compiling one function, or neither.
+"""The scopes of a thread: it captures a program, compiles one function, or does neither.
 
 Problem: the same call of a compiled function means four things: a run of its
 own, a node of the program being captured, a part of the compiled function in

@@ -8,8 +8,8 @@ an ordinary equation.  :mod:`~pathways_lab.client.program.placement` turns the e
 into a graph.
 
 Rule for maintainers: nothing is decided here about places or layouts; a
-capture records.  What cannot be captured ends with an error that says what to
-do instead.
+capture records.  Code that cannot be captured ends with an error that names the
+remedy.
 
 Paper: section 3 (the program tracer), section 4.2.
 """

@@ -4,9 +4,9 @@ Problem: a cell is not a function: it reads and assigns names, and changes
 lists and dicts in place.  The arrays and handles that it reads become inputs,
 also inside of containers; what it assigns becomes handles; containers that it
 changed are changed only once the program has been captured and submitted, so
-that a cell that fails leaves nothing behind.  What the user's own objects and
-functions say besides (attributes, names that they read) is part of the program
-as Python values are: when it has changed, the cell is captured again.
+that a cell that fails leaves nothing behind.  Attributes and names that the user's
+own objects and functions read are part of the program as Python values are: when one
+has changed, the cell is captured again.
 
 Rule for maintainers: knows nothing of IPython: names and values come in as a
 dict.  The walks over values are deterministic, so that a captured cell can be

@@ -1,11 +1,11 @@
-"""From recorded equations to a graph: where each operation runs.
+"""Placement: from recorded equations to a graph in which each operation has its slice.
 
 Problem: calls of compiled functions say where they run; ordinary operations
-do not.  They run where their operands are.  What has no place yet (zeros,
-random keys, slices of a host array) waits until somebody with a place needs
-it, and is then made there, once per slice; so does what is made of values that were taken from
-another client, since nothing is computed where those are.  Operands on two slices are an
-error: the user says what moves.
+do not.  They run where their operands are.  A value without a place (zeros,
+random keys, slices of a host array) waits until an operation with a place needs
+it, and is then made there, once per slice.  So does an operation on values that were taken
+from another client, since nothing is computed where those are.  Operands on two slices are an
+error: the user decides which one moves.
 
 A group of operations stays open until something else on its slice, or a reader
 elsewhere, comes: so nodes follow each other in the user's own order.

@@ -1,11 +1,11 @@
-"""``pw.simulate``: what a program would do on a machine that one does not have.
+"""``pw.simulate``: a program on a machine that one does not have.
 
-Problem: what a user has in a notebook (a captured program, a policy, a measured
-timeline) shall run on a simulated machine as it is, and a program for 2,048
+Problem: the objects of a notebook (a captured program, a policy, a measured
+timeline) shall run on a simulated machine as they are, and a program for 2,048
 devices shall be captured without any.  No lab is started, nothing is computed.
 
-Rule for maintainers: only translation.  What is simulated is decided below, in
-:mod:`pathways_lab.sim`, by the core that decides on real clusters.
+Rule for maintainers: only translation.  :mod:`pathways_lab.sim` simulates, with the
+core that decides on real clusters.
 
 Paper: section 5 (experiments that can be repeated here).
 """

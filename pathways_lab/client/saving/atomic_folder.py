@@ -1,11 +1,11 @@
 """A folder that is there as a whole or not at all: it takes its name when everything is in it.
 
-Problem: who writes a folder may die at any moment; what bears its name then is the old one or the
-new one, and what is left beside it is somebody's to remove.
+Problem: the writer of a folder may die at any moment.  Its name must then be that of the old
+folder or of the new one, and somebody must remove the remains.
 
 How: it is written beside its name, as ``.NAME.*.part``, under a lock that goes when the process
-goes.  The old one is set aside as ``.NAME.*.old``, the new one takes the name.  Whoever comes
-next finds what dead writers left: where only the last step is missing, it is made.
+goes.  The old one is set aside as ``.NAME.*.old``, the new one takes the name.  The next writer
+finds the remains of dead ones: where only the last step is missing, it makes that step.
 
 Rule for maintainers: nothing is removed that a living process writes; where a file system has no
 locks, nothing is removed.

@@ -1,21 +1,21 @@
 """Calls outside of programs, sent together when they come faster than answers.
 
 Problem: a small gang takes less time than the message that asks for it.  A
-call whose answer nobody waits for yet may travel with the next ones; one that
-somebody waits for may not wait a microsecond; and who calls without ever
+call may travel with the next ones while no thread waits for its answer; a call that
+a thread waits for may not wait a microsecond; and a loop that calls without ever
 looking must be slowed down in time, or memory grows without bound.
 
-How: a call leaves at once while nothing is under way, and where calls do not come fast: who
-computes between them, or draws, keeps the interpreter from the thread that would learn that
-nothing is under way any more.  Else it waits for others: until there are :data:`MOST`, or as many
-as in the last burst, if that was a short one; until anything else is sent or waited for,
-until everything under way is over, or :data:`SOON`.  What then leaves together
-is one run of one plan, in which values whose handles are gone already are
+How: a call leaves at once while nothing is under way, and where calls do not come fast: a
+kernel that computes between them, or draws, keeps the interpreter from the thread that would
+learn that nothing is under way any more.  Else the call waits for others: until there are
+:data:`MOST`, or as many as in the last burst, if that was a short one; until anything else is
+sent or waited for, until everything under way is over, or :data:`SOON`.  Calls that leave together
+are one run of one plan, in which values whose handles are gone already are
 values between two steps.  Such a plan is made when the same calls come in the
 same way for the second time, and kept; in a loop that is every time, since runs are
-of 1, 2, 4 ... calls: what is left over waits on, unless it must leave too.
+of 1, 2, 4 ... calls: the remaining calls wait on, unless they must leave too.
 
-Rule for maintainers: order is kept; whoever sends anything calls
+Rule for maintainers: order is kept; every sender of anything else calls
 :meth:`Calls.flush` first.  A call that was taken is sent or fails; Ctrl-C waits meanwhile.
 
 Paper: section 4.2 (client), section 4.5 (batching where throughput matters).

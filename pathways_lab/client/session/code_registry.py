@@ -1,16 +1,16 @@
-"""What this kernel has registered: programs with their code, as long as somebody has them.
+"""The programs and the code that this kernel has registered, as long as a reference to them lives.
 
-Problem: hosts keep what was compiled, some 200 KiB for each function, and would keep it until
+Problem: hosts keep compiled functions, some 200 KiB each, and would keep them until
 the slice is released; but functions are made all day, in cells that are run again and again.
-Nobody says that a function is needed no more: the last reference to it goes, at any moment,
-also inside a garbage collection, where nothing may be sent.
+The user does not say that a function is needed no more: the last reference to it goes, at any
+moment, also inside a garbage collection, where nothing may be sent.
 
 How: programs are watched by weak references, whose callbacks only note that one has gone; the
 connection's tick sees to them.  The last few stay registered, so that the same function in a
 cell that is run again costs nothing.
 
-Rule for maintainers: messages about one program leave under one lock, in the order of what is
-noted here; what is noted never promises more than was sent.
+Rule for maintainers: messages about one program leave under one lock, in the order of the
+notes here; a note never promises more than was sent.
 
 Paper: section 4.2 (registering computations).
 """

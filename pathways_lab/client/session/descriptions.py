@@ -1,11 +1,11 @@
-"""What is published, in words that its taker reads.
+"""Descriptions of published values, which their takers read.
 
-Problem: a handle, or a tree of them, goes to another client, who must know types, layouts and
+Problem: a handle, or a tree of them, goes to another client, which must know types, layouts and
 structure, and must not run anything that the publisher wrote: a description is data.  So a tree
 is made of dicts, lists, tuples and None; classes of users' own are not sent.
 
-Rule for maintainers: what is read comes from another client: all of it is checked, and what is
-wrong is a ValueError, TypeError, KeyError or RecursionError.
+Rule for maintainers: a description comes from another client: all of it is checked, and an error
+in it is a ValueError, TypeError, KeyError or RecursionError.
 
 Paper: section 4.2 (opaque handles), section 4.6 (ownership).
 """

@@ -1,6 +1,6 @@
-"""What a kernel waits for: one object for each thing that will be settled.
+"""Pending answers and values of a kernel: one object for each thing that will be settled.
 
-Rule for maintainers: plain state; who settles it is the connection.
+Rule for maintainers: plain state; the connection settles it.
 
 Paper: section 4.2 (client).
 """

@@ -1,10 +1,10 @@
-"""What a kernel asks the control plane and waits for: slices, and everything by a number.
+"""Requests of a kernel to the control plane with an answer: slices, and all others by a number.
 
 Problem: an answer comes in the reactor's thread, possibly as a refusal, possibly
-never because the lab is gone; and whoever waits may be interrupted.
+never because the lab is gone; and the waiting thread may be interrupted.
 
-Rule for maintainers: one question, one number, one answer, one :class:`Pending`; it is
-forgotten by whoever asked, however that ends.  Requests for slices go by the slice's number.
+Rule for maintainers: one question, one number, one answer, one :class:`Pending`; the
+asking thread forgets it, however that ends.  Requests for slices go by the slice's number.
 All methods with ``fields`` run in the reactor's thread.
 
 Paper: section 4.1 (resource manager).

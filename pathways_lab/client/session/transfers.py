@@ -6,7 +6,7 @@ shards of its own devices; a fetch asks the fewest devices that together hold
 the array, and puts the parts together in the thread that wants it.
 
 Rule for maintainers: handlers run in the reactor's thread and only store; the
-copying is done by whoever waits.  What is sent is a copy that nobody changes.
+waiting thread copies.  An upload sends a copy that never changes.
 
 Paper: section 4.2 (data reach the client only when asked for).
 """

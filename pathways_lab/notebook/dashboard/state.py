@@ -1,7 +1,7 @@
-"""What JupyterLab's side panel shows, as plain data.
+"""The content of JupyterLab's side panel, as plain data.
 
 Problem: the panel is a few lines of text and small boxes of the page, in the
-colours of the views, and must be right when the records of who joined are gone.
+colours of the views, and must be right when the records of joining clients are gone.
 
 Rule for maintainers: a pure function of what the records tell; shares are over
 the same time as those of the islands panel.

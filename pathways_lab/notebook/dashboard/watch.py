@@ -1,6 +1,6 @@
-"""What a lab's observer remembers: the newest records, and all islands, slices and clients.
+"""The memory of a lab's observer: the newest records, and all islands, slices and clients.
 
-Problem: a page may be opened when the records of who joined are long gone.
+Problem: a page may be opened when the records of joining clients are long gone.
 
 Rule for maintainers: one thread asks (the server's loop); records arrive in another.
 """

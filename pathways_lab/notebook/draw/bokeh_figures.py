@@ -2,10 +2,10 @@
 
 Problem: notebook, dashboard and tests need the same figures.  They are built
 once per shape of the plots; later updates only change columns, labels and heights, which
-whoever holds the figures finds by name: sources by the layer's name, the time
+the holder of the figures finds by name: sources by the layer's name, the time
 axis by :data:`~pathways_lab.notebook.scene.plot.TIME`, figures by the panel's name, axes and the
 note of an empty panel by that and ``-rows``, ``-groups``, ``-readouts``, ``-empty``; frames
-around the chosen gang by ``-chosen``.  What a figure is high beside its plot is its tag.
+around the chosen gang by ``-chosen``.  A figure's height beyond its plot is its tag.
 
 Rule for maintainers: this module knows Bokeh and plots, and nothing about
 clusters.  Colours of text, grounds and axes are left to ``--bk-*`` variables of

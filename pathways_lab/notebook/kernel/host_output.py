@@ -1,10 +1,10 @@
-"""What user code prints on hosts, below the cell that ran it.
+"""Output of user code on hosts, below the cell that ran it.
 
 Problem: ``jax.debug.print`` runs in another process, any time after its cell
-was left; printed from a thread it would land below whatever runs then.
+was left; printed from a thread it would land below the cell that runs then.
 
 Rule for maintainers: nothing is printed; each program's cell has an output of
-its own, which is updated.  Bounded: the newest lines are kept, what is left out
+its own, which is updated.  Bounded: the newest lines are kept, the number of omitted ones
 is said.
 """
 

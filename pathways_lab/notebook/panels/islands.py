@@ -1,8 +1,8 @@
-"""Islands: every host and device, who holds it, and how busy it was just now.
+"""Islands: every host and device, its holder, and how busy it was just now.
 
 A device is a meter: its length is the share of the last half second in which
 it computed, its colour the program's.  A sample of "busy at this instant"
-would flicker and say less.  Of more than a few hundred devices, those of one
+would flicker and say less.  Where there are more than a few hundred devices, those of one
 host share a cell, which shows their average.
 
 Paper: section 3 (virtual devices on islands of accelerators).

@@ -1,8 +1,8 @@
-"""Messages: who told whom what, in which order, in the newest run of which that is known.
+"""Messages: the sequence of messages between processes, in the newest run that has them.
 
 A sequence diagram that lies on its side: a row per process, an arrow per
-message, from left to right in the order of time.  What one process tells many
-at once is one column.  Its width is order, not time: messages come in bursts.
+message, from left to right in the order of time.  A message of one process to many
+is one column.  Its width is order, not time: messages come in bursts.
 
 Paper: figure 4 (what travels between client, controller and hosts).
 """

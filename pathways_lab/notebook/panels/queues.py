@@ -1,10 +1,10 @@
-"""Device queues: a row per device, and what it did when.
+"""Device queues: a row per device, and its work over time.
 
 Full bars are computations, the thin grey ones below are transfers that arrive.
 Between bars, small marks tell what the device waited for, each cause in a
-colour and at a height of its own; a device without work has none.  What runs
-now is an open bar that grows to the present; what waits behind it in the
-device's queue is counted at the right.
+colour and at a height of its own; a device without work has none.  The running
+gang is an open bar that grows to the present; the gangs that wait behind it in the
+device's queue are counted at the right.
 
 Paper: section 2 (devices are FIFO queues of non-preemptible computations).
 """

@@ -1,4 +1,4 @@
-"""What a scene remembers of devices: what they work on, and the bytes in use on them.
+"""The state of devices in a scene: their work, and the bytes in use on them.
 
 Rule for maintainers: plain and bounded; the scene folds, these only hold.
 """

@@ -1,4 +1,4 @@
-"""What stands above and below the figures as text of the page.
+"""The text above and below the figures of a page.
 
 Rule for maintainers: plain data, sent as it is; ``live.js`` shows exactly this.
 """

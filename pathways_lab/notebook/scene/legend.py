@@ -1,4 +1,4 @@
-"""What the colours of a picture say: of what it shows, and of nothing else.
+"""The legend of a picture: the meaning of the colours that it shows, and of no others.
 
 Problem: a legend of everything that a lab ever ran is longer than the picture
 and explains colours that are not in it.

@@ -1,10 +1,10 @@
-"""A timeline folded up to now: what pictures that look at the same stretch of it share.
+"""A timeline folded up to now, shared by pictures that look at the same stretch of it.
 
 Problem: folding a record costs more than drawing it, and pages that show other panels
 of the same lab would all fold the same records.
 
-Rule for maintainers: no thread, and nothing here knows panels.  Who looks folds what is
-new, for all who share it.
+Rule for maintainers: no thread, and nothing here knows panels.  The picture that looks folds
+the new records, for all pictures that share them.
 """
 
 from __future__ import annotations

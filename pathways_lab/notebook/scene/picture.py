@@ -1,4 +1,4 @@
-"""What a view shows: a timeline folded, at the present or at a moment of the past.
+"""The picture of a view: a timeline folded, at the present or at a moment of the past.
 
 Problem: the same picture is made in the kernel, or in a process of its own that
 takes nothing from the kernel, and a person looks at the present, back to a

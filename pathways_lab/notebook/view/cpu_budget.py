@@ -1,13 +1,13 @@
-"""How much of the machine looking may take, and so when a picture is drawn again.
+"""The share of the machine that looking may take, and so when a picture is drawn again.
 
-Problem: whoever draws takes processor time from those who compute, unless there is
-some to spare; a picture that rests for long is of little use.  So what was used is a
+Problem: drawing takes processor time from computations, unless there is
+some to spare; a picture that rests for long is of little use.  So used time is a
 debt that is paid by resting: quickly where processors are idle, slowly where they are not.
-What was used in the kernel is another: the user's cells have no interpreter but that one, and on
+Time used in the kernel is a second debt: the user's cells have no interpreter but that one, and on
 a machine of many processors they may wait for it while the others are idle.  A picture that
-stands still seems to be broken, so what is not paid after :data:`LONGEST` is forgiven.
+stands still seems to be broken, so a debt that is not paid after :data:`LONGEST` is forgiven.
 
-What is used goes into two things: to take in what has happened, and to draw it.  A picture that
+The time goes into two things: to take in the new records, and to draw them.  A picture that
 is behind takes in more before it draws again.
 
 Rule for maintainers: no clock and no look at the machine here, both are given.

@@ -1,4 +1,4 @@
-"""What the processors of this machine have to spare, and giving way on them.
+"""The idle share of this machine's processors, and giving way on them.
 
 Problem: processes that draw must know how busy the machine is, and go last.
 

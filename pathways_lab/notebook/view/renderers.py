@@ -1,4 +1,4 @@
-"""Who makes a view's messages: a process beside the kernel, or a thread of it.
+"""Renderers make a view's messages: in a process beside the kernel, or in a thread of it.
 
 Problem: pictures of a lab must cost the kernel nothing, and those of a timeline
 that exists only in the kernel (a simulation, a file, a test) have to be made there.

@@ -3,12 +3,12 @@
 Problem: no update may ever be applied twice or skipped, by pages that are opened
 late, twice, or again.
 
-How: the present plots are the whole state.  What changed leaves as *one* message
-with a sequence number; a snapshot names the number that it contains, so whoever
+How: the present plots are the whole state.  All changes leave as *one* message
+with a sequence number; a snapshot names the number that it contains, so a page that
 has one applies exactly the messages after it.
 
 Rule for maintainers: no lock and no Bokeh here, so that it works in any process;
-whoever calls holds a lock of its own.
+the caller holds a lock of its own.
 """
 
 from __future__ import annotations
