@@ -66,7 +66,7 @@ class Decisions:
         return False
 
     def quota_chosen(self, event: QuotaChosen) -> None:
-        """What waits and never will be given is refused now."""
+        """Refuse the waiting requests that can never be met now."""
         state = self.state
         if not self._owns(event, f"the quota of {event.whom}", "set quotas"):
             return
@@ -82,7 +82,7 @@ class Decisions:
                 self.uploads.lose(entry.buffer, failure)
 
     def window_chosen(self, event: WindowChosen) -> None:
-        """What waits is cut anew, and what is granted stays."""
+        """Cut the waiting gangs into windows anew; granted gangs keep their places."""
         pace, functions, seconds = self.state.pace, self.state.functions, event.seconds
         if seconds is not None:
             if not self._owns(event, f"question {event.request}", "say how far ahead grants run"):

@@ -32,7 +32,7 @@ _REMEMBERED = 1024
 
 @dataclass(slots=True)
 class ClientRecord:
-    """What a connected client has: programs by key, slices that it did not release.
+    """The belongings of a connected client: programs by key, slices that it did not release.
 
     number, owner: see :class:`ClientJoined`.
     references: its numbers for buffers of others that it has taken.
@@ -151,7 +151,7 @@ def check_functions(
 
 
 def check_numbers(state: State, event: RunSubmitted) -> str:
-    """What is wrong with the numbers that a client chose, or ""."""
+    """The error in the numbers that a client chose, or ""."""
     if event.run < 1 or event.run in state.runs:
         return "its number is in use"
     if len(set(event.outputs)) != len(event.outputs):

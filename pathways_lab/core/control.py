@@ -165,7 +165,7 @@ class Control:
         }
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done about *event*, in this order."""
+        """The commands that answer *event*, in this order."""
         state = self.state
         state.out = []
         state.cause = event.cause
@@ -212,7 +212,7 @@ class Control:
         return overdue(self.state, seconds, now)
 
     def accounts(self, now: float) -> dict[str, tuple[Account, Quota]]:
-        """What every client has used up to *now*, and may have."""
+        """The use of every client up to *now*, and its quota."""
         state = self.state
         for client in self.clients:
             state.accounts.of(client)
@@ -252,7 +252,7 @@ class Control:
             self._lose_host(event.host, event.reason)
 
     def _refuse_condemned(self) -> None:
-        """What nobody will compile fails, as if its hosts had said so."""
+        """Fail the functions that no host will compile, as if their hosts had said so."""
         functions = self.state.functions
         refused, functions.refused = functions.refused, []
         for key in refused:

@@ -138,7 +138,7 @@ class Memory(Generic[AnyClaim]):
         return bool(self._waiting)
 
     def story(self, claim: AnyClaim) -> str:
-        """What a waiting claim waits for, with the numbers: for people."""
+        """The bytes that a waiting claim waits for, with the numbers: for people."""
         full = max(claim.locals, key=lambda device: self.used.get(device, 0))
         return (
             f"waits for memory: needs {claim.need():,} bytes on device {full}, where"

@@ -101,7 +101,7 @@ class Book:
         return self._plans.get(key)
 
     def reading(self, key: str) -> Reading:
-        """What a plan means here.  Its slices must be known."""
+        """The meaning of a plan here.  Its slices must be known."""
         reading = self._readings.get(key)
         if reading is None:
             plan = self._plans[key]

@@ -87,7 +87,7 @@ class Values:
         return slot
 
     def settle(self, slot: Slot, failure: Failure | None) -> None:
-        """Whoever makes it is over."""
+        """The step that makes it is over."""
         if slot.state == ISSUED:
             slot.become(FAILED if failure else READY, failure)
         elif slot.state == DONATED and failure is not None:

@@ -96,7 +96,7 @@ class Gang:
         self.room = room
 
     def donation(self, host: str) -> Failure:
-        """What those are told who ask for an array that it was given."""
+        """The answer to a request for an array that it was given."""
         return Failure(
             "execute",
             f"the array was donated to {self.call.name or 'a compiled function'}, "
@@ -116,7 +116,7 @@ class Gang:
         return sum(slot.value.nbytes for slot in self.outputs) - given
 
     def need(self) -> int:
-        """What its outputs take beyond donated inputs, and inputs that are not on devices yet."""
+        """Bytes of its outputs beyond donated inputs, and of inputs that are not on devices yet."""
         missing = {slot for slot in self.inputs if not slot.counted}
         arriving = sum(slot.value.nbytes for slot in missing)
         return arriving + max(self.growth, 0) + self.temporary
@@ -158,12 +158,12 @@ class Row:
         self.room = self.held + sum(slot.value.nbytes for slot in slots)
 
     def need(self) -> int:
-        """What all its values take together, and inputs that are not on devices yet."""
+        """Bytes of all its values together, and of inputs that are not on devices yet."""
         arriving = sum(slot.value.nbytes for slot in self.inputs if not slot.counted)
         return arriving + self.held + sum(slot.value.nbytes for slot in self.outputs.values())
 
     def launch(self) -> LaunchRow:
-        """What is to be handed to its lane now."""
+        """The parts to hand to its device queue now."""
         for cell, slot in enumerate(self.inputs):
             if slot.lacking and slot.failure is not None:
                 self.lost[cell] = slot.failure

@@ -53,7 +53,7 @@ class Straight:
         self._stretches.clear()
 
     def in_window(self, grant: Grant) -> dict[int, Stretch]:
-        """What may be launched as one in this window, by its first step."""
+        """The stretches that may be launched as one in this window, by their first steps."""
         key = (grant.plan, grant.first, grant.last)
         found = self._stretches.get(key)
         if found is None:

@@ -41,7 +41,7 @@ def remove_folder(folder: Path) -> None:
 def cache_folder() -> Path:
     """A folder that outlives labs and that only this user can write, made if need be.
 
-    What is in it may be loaded as code, so a folder of somebody else's is refused, and a
+    Its files may be loaded as code, so a folder of another account is refused, and a
     temporary one taken instead.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -59,7 +59,7 @@ def cache_folder() -> Path:
 def machine() -> str:
     """This machine and its network: equal for two processes whose loopback is the same one.
 
-    What a machine calls itself proves nothing: many call themselves 127.0.1.1.
+    A machine's own name proves nothing: many call themselves 127.0.1.1.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

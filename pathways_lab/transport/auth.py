@@ -56,7 +56,7 @@ def key_of(key: bytes, holder: int) -> bytes:
 
 
 def ticket_of(key: bytes, buffer: int, holder: int) -> bytes:
-    """What lets *holder* read a *buffer* of another's at the doors of *key*."""
+    """The ticket that lets *holder* read a *buffer* of another's at the doors of *key*."""
     text = b"T" + buffer.to_bytes(_HOLDER, "big") + holder.to_bytes(_HOLDER, "big")
     return hmac.new(key, text, hashlib.sha256).digest()
 

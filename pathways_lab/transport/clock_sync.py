@@ -27,7 +27,7 @@ def machine() -> str:
 
 
 def stamp() -> dict[str, Any]:
-    """What a hello carries: this process's monotonic clock, and the machine that it is of."""
+    """The clock in a hello: this process's monotonic clock, and its machine."""
     return {"clock": time.monotonic(), "machine": machine()}
 
 

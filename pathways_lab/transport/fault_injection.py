@@ -33,7 +33,7 @@ Kind = Literal["delay", "hold", "drop", "duplicate"]
 
 @dataclass(slots=True)
 class Rule:
-    """What happens to messages that come from some others.
+    """Trouble for the messages of some peers.
 
     peers: their names (hosts; ``"control"``).  kind: ``"delay"`` (each by *seconds*, and over
     each link *rate* bytes in a second, if that is not 0), ``"hold"`` (all, until *lasts* is
@@ -73,7 +73,7 @@ class Rule:
 
 
 class Way(Protocol):
-    """What is needed of a :class:`pathways_lab.transport.reactor.Reactor`."""
+    """The part of a :class:`pathways_lab.transport.reactor.Reactor` that is needed here."""
 
     trouble: Any
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class Leaving(Protocol):
-    """What is left to the parent."""
+    """Objects that a fork leaves to the parent."""
 
     def leave_to_parent(self) -> None:
         """This process is a fork: be of no use here, and tell nobody."""

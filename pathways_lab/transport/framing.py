@@ -63,7 +63,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one incoming frame may claim, in bytes and counts.
+    """The limits of one incoming frame, in bytes and counts.
 
     header: bytes of the msgpack header.  buffers: number of raw buffers.
     body: bytes of all raw buffers together.
@@ -88,8 +88,9 @@ class Limits:
 
 
 TO_CONTROL = Limits(body=1 << 30)
-"""Of messages to the control plane: a plan of some hundred thousand steps; code or arguments of
-1 GiB.  The builder of a message checks it (:meth:`Letter.check`): too large, it ends the link.
+"""Limits of messages to the control plane: a plan of some hundred thousand steps; code or
+arguments of 1 GiB.  The builder of a message checks it (:meth:`Letter.check`): too large, it ends
+the link.
 """
 
 

@@ -58,7 +58,7 @@ class Arrival:
 
     @property
     def holder(self) -> int:
-        """Whose key the other end has proved (see :mod:`pathways_lab.transport.auth`)."""
+        """The holder whose key the other end has proved: see :mod:`pathways_lab.transport.auth`."""
         return self._responder.holder
 
     def step(self) -> list[Message]:

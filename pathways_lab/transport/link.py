@@ -65,7 +65,7 @@ class LinkClosed(ConnectionError):
 
 
 class Owner(Protocol):
-    """What a link needs of its reactor; all callable from any thread."""
+    """The part of a reactor that a link needs; all callable from any thread."""
 
     def wants_write(self, link: Link) -> None:
         """Write the link's queue when its socket is ready."""
@@ -406,7 +406,7 @@ class Link:
                 return
 
     def admit(self, messages: list[Message]) -> list[Message]:
-        """What came, in the order in which it was sent, without what is between the links.
+        """The messages that came, in the order of sending, without those between the links.
 
         Raises WireError, and LinkClosed when messages were lost or repeated on the way.
         """
@@ -484,7 +484,7 @@ def _rights(arena: Arena) -> tuple[list[tuple[int, int, bytes]]]:
 
 
 def _rest(frames: tuple[_Frame, ...], offset: int) -> list[memoryview]:
-    """What is left of a batch after *offset* bytes, at most _VECTORS pieces."""
+    """The rest of a batch after *offset* bytes, at most _VECTORS pieces."""
     if offset == 0 and len(frames) == 1 and len(frames[0].pieces) <= _VECTORS:
         return frames[0].pieces
     pieces: list[memoryview] = []

@@ -17,8 +17,8 @@ _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""What a control group of Linux says in its folder, in the second version and in the first: its
-limit, what it uses, and how much of that are files (in ``memory.stat``)."""
+"""Files in the folder of a control group of Linux, in the second version and in the first: its
+limit, its use, and the part of that in files (in ``memory.stat``)."""
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -66,7 +66,7 @@ class Trouble(Protocol):
     """Something between two ends that delays, loses or repeats messages."""
 
     def on_the_way(self, link: Link, messages: list[Message]) -> list[Message]:
-        """These have come; what is there now.  What comes later goes to :meth:`Reactor.admit`."""
+        """Take *messages*, return those to handle now.  Later ones go to :meth:`Reactor.admit`."""
 
 
 class Reactor:
@@ -100,7 +100,7 @@ class Reactor:
         self.message_bytes = 0
         """Size on the wire of the message whose handler runs."""
         self.trouble: Trouble | None = None
-        """What happens on the way to messages that came; for faults on purpose."""
+        """Trouble on the way of messages that came; for faults on purpose."""
         self._on_message = on_message
         self._on_close = on_close
         self._on_open = on_open
@@ -334,7 +334,7 @@ class Reactor:
             self._wake()
 
     def take_back(self) -> None:
-        """Who has led will be busy: the reactor's own thread reads until somebody leads again."""
+        """The leading thread will be busy: the reactor's own thread reads until one leads again."""
         self._led_at = -math.inf
         self._rest.set()
 
@@ -444,7 +444,7 @@ class Reactor:
             self._on_error(f"{self.name}: a handler failed\n{traceback.format_exc()}")
 
     def _wake(self) -> None:
-        """Whoever waits in the selector comes out of it, now or when it goes in.
+        """The thread that waits in the selector comes out of it, now or when it goes in.
 
         A system call lets another thread of Python go on, for milliseconds if it
         is busy: none is made when nobody is in the selector.
@@ -552,7 +552,7 @@ class Reactor:
     def _taken(
         self, link: Link, take: Callable[..., list[Message]], *args: Any
     ) -> list[Message] | None:
-        """What take(*args) gives; None when it closed the link, or must close it."""
+        """The result of take(*args); None when it closed the link, or must close it."""
         try:
             return take(*args)
         except WireError as error:

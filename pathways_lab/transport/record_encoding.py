@@ -87,7 +87,7 @@ _GANGS_BEFORE = 5
 def about(
     program: str, node: str, client: str, line: str, slice_id: int, devices: tuple[int, ...]
 ) -> bytes:
-    """What all gangs of one step have in common on a host."""
+    """The fields that all gangs of one step have in common on a host."""
     return _packed((program, node, client, line, slice_id, devices))
 
 
@@ -138,7 +138,7 @@ def row(
 
 
 def placing(places: Placing) -> bytes:
-    """What :func:`places` needs, once for all runs."""
+    """The input of :func:`places`, once for all runs."""
     return _packed((places.island, places.program, places.client, places.gangs))
 
 
@@ -261,7 +261,7 @@ def count(entries: Iterable[bytes]) -> int:
 
 
 def look(entry: bytes) -> tuple[str, int]:
-    """What an entry holds, without reading the rest, and at least so many records.
+    """The kind and the least number of records of an entry, without reading the rest.
 
     The kind of a span, event or sample; "" for several at once.
     """

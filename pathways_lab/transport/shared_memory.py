@@ -346,7 +346,7 @@ class Borrower:
         return claims
 
     def close(self) -> None:
-        """The link is closed.  What is still seen stays until nobody sees any of it."""
+        """The link is closed.  Memory in view stays until the last view of it is gone."""
         raw, self._memory = self._memory, None
         while self._arrived:
             os.close(self._arrived.popleft())

@@ -56,6 +56,6 @@ def server_context(
 def client_context(pems: Mapping[str, str] | None) -> ssl.SSLContext | None:
     """For connections.  pems: PEM texts ``ca``, ``cert``, ``key``; None gives None.
 
-    Who was invited has ``ca`` only, which is what the other end must show.
+    An invited client has ``ca`` only, and the other end must show a certificate of that.
     """
     return None if pems is None else _context(pems, ssl.Purpose.SERVER_AUTH)

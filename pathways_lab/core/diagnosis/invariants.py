@@ -71,7 +71,7 @@ def _waiting(control: Control) -> None:
 
 
 def _pace(state: State) -> None:
-    """What is granted ahead adds up."""
+    """The sums of work granted ahead are right."""
     ahead: dict[int, tuple[int, int]] = {}
     for run in state.runs.values():
         for step, cost in run.charged.items():
@@ -130,7 +130,7 @@ def _references(state: State) -> None:
 
 
 def _registered(control: Control) -> None:
-    """What runs need, and programs call, is known."""
+    """Programs of runs, and functions of programs, are known."""
     known = control.state.functions.records
     for name, client in control.clients.items():
         for key, index in client.plans.items():

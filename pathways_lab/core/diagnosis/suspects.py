@@ -24,7 +24,7 @@ from pathways_lab.core.slices.topology import Owned
 
 
 def minority(sums: Mapping[Owned, Hashable]) -> frozenset[Owned] | None:
-    """Who made something else than more than half of them; None: no sum is that of so many."""
+    """The devices whose sum is not that of more than half; None: no sum is that of so many."""
     (most, count), *_ = Counter(sums.values()).most_common(1)
     if 2 * count <= len(sums):
         return None
@@ -33,7 +33,7 @@ def minority(sums: Mapping[Owned, Hashable]) -> frozenset[Owned] | None:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What these devices together made of the inputs that all sets were given."""
+    """The sum of these devices' common result, from the inputs that all sets were given."""
 
     devices: tuple[Owned, ...]
     made: Hashable
@@ -50,13 +50,13 @@ def unchecked(replays: Sequence[Replay]) -> frozenset[Owned]:
 
 
 def suspects(replays: Sequence[Replay]) -> frozenset[Owned]:
-    """Of replays that do not agree: each device that explains it if only that one is bad."""
+    """Each device that alone explains why these replays do not agree."""
     devices = {device for replay in replays for device in replay.devices}
     return frozenset(device for device in devices if len(_without(device, replays)) <= 1)
 
 
 def _without(device: Owned, replays: Iterable[Replay]) -> set[Hashable]:
-    """What was made where a device had no part."""
+    """The sums of sets without a device."""
     return {replay.made for replay in replays if device not in replay.devices}
 
 

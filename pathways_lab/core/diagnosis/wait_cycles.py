@@ -120,7 +120,7 @@ def _waits(
     unfinished: Mapping[Name, None],
     streams: int,
 ) -> list[Wait]:
-    """What a gang waits for now."""
+    """The gangs that a gang waits for now."""
     found = []
     for queue in gang.queues:
         running = left.get(queue, ())[:streams]

@@ -26,7 +26,7 @@ from pathways_lab.core.slices.slices import Cell
 
 @dataclass(slots=True)
 class Reservation:
-    """What one admitted run of a client may still need."""
+    """The bytes that one admitted run of a client may still need."""
 
     client: str
     profile: Profile
@@ -74,7 +74,7 @@ class Ledger:
         self.released = True
 
     def by_client(self) -> dict[str, int]:
-        """What the accounts must say of each client's bytes."""
+        """Each client's bytes, as the accounts must have them."""
         found: dict[str, int] = {}
         for slice_id, nbytes in self.held.items():
             client, devices = self.payers[slice_id]
@@ -84,7 +84,7 @@ class Ledger:
         return found
 
     def recount(self) -> list[int]:
-        """What *used* must be."""
+        """The right value of *used*."""
         used = [sum(self.held.get(s, 0) for s in cell.slices) for cell in self.cells]
         for reservation in self.reserved.values():
             for cell, line in reservation.need:

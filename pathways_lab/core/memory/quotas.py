@@ -50,7 +50,7 @@ class Quotas:
     """Whether there is any limit on bytes to look at."""
 
     def of(self, client: str) -> Quota:
-        """What holds for a client."""
+        """The limits that hold for a client."""
         return self.own.get(client, self.usual)
 
     def give(self, client: str, quota: Quota) -> None:
@@ -92,5 +92,5 @@ class Quotas:
 
 
 def bytes_of(need: Need, ledger: Ledger) -> int:
-    """What an entry takes on all devices together when it is admitted."""
+    """The bytes that an entry takes on all devices together when it is admitted."""
     return sum([line[0] * ledger.cells[cell].devices for cell, line in need])

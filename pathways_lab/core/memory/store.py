@@ -115,7 +115,7 @@ class Store:
     unread: list[BufferRecord] = field(default_factory=list)
 
     def find(self, number: int, client: str) -> BufferRecord | None:
-        """What a client calls *number*: a buffer of its own, or one that it has taken."""
+        """The buffer that a client calls *number*: one of its own, or one that it has taken."""
         buffer = self.buffers.get(number)
         if buffer is not None:
             return buffer if buffer.owner == client else None

@@ -312,7 +312,7 @@ class GangsGivenUp:
 class RunsGivenUp:
     """Runs that everybody waits for, and that shall fail as an owner has said.
 
-    What is on devices still ends there; it is worthless for this reason.
+    Gangs on devices still end there; they are worthless for this reason.
     """
 
     time: float
@@ -536,7 +536,7 @@ class PolicySet:
 
     @property
     def name(self) -> str:
-        """What people call the policy in force."""
+        """The name of the policy in force, for people."""
         return name_of(self.policy)
 
 

@@ -31,7 +31,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class CancelAnswered:
-    """What has become of the runs that were meant, and are not over.
+    """The fate of the named runs that are not over.
 
     cancelled: how many end before anything of them has begun.  begun: how many end after what
     has its place.  going: how many go on, all that was meant having its place already, or

@@ -170,7 +170,7 @@ class HostsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client asked for under this number is done, or not (failure).
+    """The request of a client under this number is done, or not (failure).
 
     lines: what it was done to, in words.
     """

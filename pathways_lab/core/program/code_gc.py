@@ -64,7 +64,7 @@ class Forgetting:
         self.functions.pop(function, None)
 
     def leave(self, client: str) -> None:
-        """What a client had goes with its slices."""
+        """The code of a client goes with its slices."""
         self.plans = {key: runs for key, runs in self.plans.items() if key[0] != client}
         self.functions = {f: c for f, c in self.functions.items() if c != client}
 

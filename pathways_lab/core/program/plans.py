@@ -154,7 +154,7 @@ class PlanIndex:
         return len(assembled) * target.nbytes
 
     def _limit(self, step: int, limits: Callable[[SliceId], int]) -> int:
-        """What the lab, the slices and the program let be ahead of a step."""
+        """The window that the lab, the slices and the program allow ahead of a step."""
         node = self.plan.steps[step].node
         least = min([limits(slice_id) for slice_id in self.step_slices[step]])
         if isinstance(node, Call) and node.window is not None:

@@ -32,7 +32,7 @@ ValueId = int
 
 
 def slice_name(number: SliceId) -> str:
-    """What its client calls it: the lower half of the number is the client's own count."""
+    """The client's own number of it: the lower half of the number is the client's count."""
     return f"s{number & 0xFFFFFFFF}"
 
 
@@ -58,7 +58,7 @@ NO_LINE = Line()
 """Where nobody knows."""
 
 called: Callable[[str], str] = str
-"""What users call a file; set by whoever knows the cells of a notebook."""
+"""The name of a file for users; set by the module that knows the cells of a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ Node = Call | Transfer
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a compiled function expects and returns, per flat leaf."""
+    """The arguments and results of a compiled function, per flat leaf."""
 
     name: str
     slice: SliceId

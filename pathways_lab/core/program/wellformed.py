@@ -29,7 +29,7 @@ Leaf = tuple[tuple[int, ...], str, Layout]
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """What a compiled function takes and gives."""
+    """The arrays that a compiled function takes and gives."""
 
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]

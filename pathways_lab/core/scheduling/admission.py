@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def client(self) -> str:
-        """Whose it is."""
+        """The client that it belongs to."""
         if self.run is not None:
             return self.run.client
         assert self.buffer is not None
@@ -225,7 +225,7 @@ def describe(entry: Entry) -> str:
 
 
 def lacks(entry: Entry, ledger: Ledger, quotas: Quotas) -> set[int | str]:
-    """What keeps an entry waiting: cells, and its client's name where that is at its quota."""
+    """The causes of an entry's wait: cells, and its client's name where that is at its quota."""
     found: set[int | str] = {*ledger.lacking(entry.need, given(entry, ledger))}
     if quotas.on_bytes and over_quota(entry, ledger, quotas):
         found.add(entry.client)
@@ -307,7 +307,7 @@ def stalemate(
 
 
 def keepers(buffer: BufferRecord) -> str:
-    """What keeps a buffer, in words."""
+    """The reason why a buffer is kept, in words."""
     found = ["its handle"] if buffer.kept else []
     found += [f"its name {name!r}" for name in sorted(buffer.names)]
     found += [f"{client}, who has taken it" for client in sorted({*buffer.references.values()})]

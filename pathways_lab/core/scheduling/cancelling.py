@@ -84,7 +84,7 @@ class Cancelling:
         return "begun" if begun else "cancelled"
 
     def released(self, slice_id: SliceId, client: str) -> None:
-        """What waits for a slice that was given back never gets a place on it."""
+        """Gangs that wait for a slice that was given back never get a place on it."""
         for run in [r for r in self.state.runs.values() if slice_id in r.index.plan.slices]:
             name = run.index.plan.name
             why = Failure(

@@ -19,7 +19,7 @@ from pathways_lab.core.errors import InvalidTransition
 
 @dataclass(frozen=True, slots=True)
 class LifeCycle:
-    """What kind of thing, where it starts, and ``(state, move) -> state``."""
+    """The kind of a thing, its first state, and ``(state, move) -> state``."""
 
     name: str
     start: str

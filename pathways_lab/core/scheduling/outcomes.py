@@ -74,7 +74,7 @@ class Outcomes:
             self._settle_inner(run, inner)
 
     def _settle_inner(self, run: RunRecord, steps: Sequence[int]) -> None:
-        """What :meth:`_settle` does, for good steps that nothing outside of their run touches."""
+        """The work of :meth:`_settle`, for good steps that nothing outside of their run touches."""
         state, index = self.state, run.index
         run.settle_inner(steps)
         by_key: dict[FunctionKey, list[int]] = {}
@@ -235,7 +235,7 @@ class Outcomes:
             self.cut(run, why)
 
     def cut(self, run: RunRecord, failure: Failure) -> None:
-        """What has no place will never have one; what has one still ends.
+        """A gang without a place will never have one; a gang with a place still ends.
 
         A run that has not failed (its client does not want it) is cancelled.
         """

@@ -115,9 +115,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PlaceView:
-    """What a policy decides from, where a slice shall lie.
+    """The view from which a policy decides where a slice shall lie.
 
-    time: seconds, on the control plane's clock.  client: who asks.  shape: of the mesh.
+    time: seconds, on the control plane's clock.  client: its name.  shape: of the mesh.
     candidates: islands that have the devices, two or more; the first is where it lies if
         nobody chooses.
     """
@@ -235,7 +235,7 @@ class RemotePolicy:
 
 
 def name_of(policy: object) -> str:
-    """What people call a policy."""
+    """The name of a policy for people."""
     return policy.name if isinstance(policy, RemotePolicy) else type(policy).__name__
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the core keeps to.
+    """The rules that the core keeps.
 
     predecessors: a gang is granted only after the gangs that make its inputs
         (and, if it donates a buffer, after the buffer's earlier readers).

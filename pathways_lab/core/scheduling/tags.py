@@ -30,7 +30,7 @@ RULE = (
 
 
 def wrong(priority: object, data: object) -> str:
-    """What cannot be the priority and the :data:`Data` of a run, with the rule; "" when all can."""
+    """The error in the priority and the :data:`Data` of a run, with the rule, or ""."""
     if type(priority) is not int or abs(priority) > HIGHEST:
         return f"priority is {priority!r:.60}: a whole number from {-HIGHEST:,} to {HIGHEST:,}"
     if not isinstance(data, tuple) or len(data) > NAMES:

@@ -53,9 +53,9 @@ AWAY = 1.0
 class Usage:
     """Device seconds by name, discounted with age.
 
-    Whoever is new starts level with the others: what was used before counts for
-    nobody any more.  Else the newcomer would have the devices for itself until
-    it had used as much as those who were alone before it.
+    A newcomer starts level with the others: earlier use counts for no client any
+    more.  Else the newcomer would have the devices for itself until it had used as
+    much as those that were alone before it.
 
     used: what policies see.  runs: how many are not over.  left: when the last
     one was, of names without.
@@ -84,7 +84,7 @@ class Usage:
         self.used[name] = max(0.0, self.used.get(name, 0.0) + seconds)
 
     def discount(self, factor: float, time: float) -> None:
-        """What was used counts less; what counts nothing is forgotten."""
+        """Earlier use counts less; use that counts nothing is forgotten."""
         self.used = {n: s * factor for n, s in self.used.items() if s * factor > 1e-9}
         self.left = {n: t for n, t in self.left.items() if time - t < AWAY}
 
@@ -188,7 +188,7 @@ class Turns:
         return None
 
     def _decide(self, group: list[RunRecord], time: float) -> RunRecord | None:
-        """Who of a group that competes goes first; None while the policy is being asked."""
+        """The run of a competing group that goes first; None while the policy is being asked."""
         if isinstance(self.policy, RemotePolicy):
             chosen = self.questions.chosen(group)
             if chosen is None and not self.questions.late:
@@ -221,7 +221,7 @@ class Turns:
         return ""
 
     def _age(self, time: float) -> None:
-        """What was used counts less as time goes on."""
+        """Earlier use counts less as time goes on."""
         if time - self._discounted > TICK:
             factor = 0.5 ** ((time - self._discounted) / HALF_LIFE)
             self.clients.discount(factor, time)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _HELD = frozenset(("grant", "free", "abort", "unbind"))
-"""What hosts must get in the order in which it is sent."""
+"""Commands that hosts must get in the order in which they are sent."""
 _SECONDS = 5.0
 """How long a race waits for the places of its runs."""
 

@@ -383,7 +383,7 @@ class Elastic:
             wish.open.discard(slice_id)
 
     def _work_out_again(self, slice_id: SliceId, hosts: tuple[str, ...]) -> None:
-        """What depends on devices: every program that uses the slice, and its functions."""
+        """Plans and functions depend on devices: those of all programs that use the slice."""
         state = self.state
         for client in self.clients.values():
             for key, index in client.plans.items():

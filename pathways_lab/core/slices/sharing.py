@@ -43,7 +43,7 @@ class Sharing:
         self.names: dict[str, tuple[str, tuple[BufferRecord, ...], bytes]] = {}
 
     def names_of(self, client: str) -> list[str]:
-        """What a client has published."""
+        """The names that a client has published."""
         return [name for name, (owner, _, _) in self.names.items() if owner == client]
 
     def count(self, name: str) -> int:

@@ -31,7 +31,7 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.core.state import State
 
 CHOOSING = "the policy chooses an island"
-"""What a request waits for that may be met at once: nobody is told."""
+"""The wait of a request that may be met at once: no client is told."""
 
 
 @dataclass(slots=True)

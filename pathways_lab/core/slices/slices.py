@@ -236,7 +236,7 @@ class ResourceManager:
         self._divide()
 
     def unbind_again(self, slice_id: SliceId, old: SliceBinding) -> None:
-        """What :meth:`bind_again` did to a suspended slice was of no use."""
+        """Undo :meth:`bind_again` of a suspended slice."""
         self.suspend(slice_id)
         record = self.slices[slice_id]
         record.binding, record.hosts = old, old.hosts
@@ -327,7 +327,7 @@ class ResourceManager:
         }
 
     def kept_from(self, client: str, request: SliceRequest) -> str:
-        """What keeps a request from being met that will end, or "" when nothing does.
+        """The passing obstacle that keeps a request from being met, or "" when there is none.
 
         Leases of others, and hosts that are being started again.
         """
@@ -429,7 +429,7 @@ class ResourceManager:
         self.version += 1
 
     def _unmet(self, client: str, request: SliceRequest) -> Failure:
-        """What was asked, what exists, what is free, and what to do."""
+        """The request, the devices that exist, those that are free, and the remedy."""
         islands = self.islands()
         down = {h: d for h, d in self.down.items() if request.island in (None, d.island)}
         lines = [f"{host} is down: {down[host].reason}" for host in sorted(down, key=_natural)]
