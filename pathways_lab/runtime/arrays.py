@@ -66,7 +66,7 @@ def _key_types() -> dict[str, tuple[str, Any]]:
 
 
 def key_implementation(dtype: str) -> str:
-    """What ``jax.random.key(impl=...)`` calls a random key type.  Raises KeyError."""
+    """The name of a random key type in ``jax.random.key(impl=...)``.  Raises KeyError."""
     return _key_types()[dtype][0]
 
 
@@ -235,7 +235,7 @@ def shards_of(payload: jax.Array | OnDemand, place: Place) -> Mapping[int, Any]:
 
 
 def _devices(array: jax.Array) -> tuple[Any, ...]:
-    """Of the slice that an array was made for, row-major."""
+    """The devices of the slice that an array was made for, row-major."""
     assert isinstance(array.sharding, NamedSharding)
     return tuple(array.sharding.mesh.devices.flat)
 

@@ -26,9 +26,9 @@ from jax.sharding import Mesh, PartitionSpec
 from pathways_lab.runtime import array_files
 
 UNITS = ("products", "sums", "functions", "sorting", "integers", "copies")
-"""What :func:`scan` exercises, in the order of its checksums."""
+"""The units that :func:`scan` exercises, in the order of its checksums."""
 WORDS = 2
-"""Of a checksum."""
+"""Words of a checksum."""
 _ODD = (np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B))
 
 
@@ -63,7 +63,7 @@ def scan(number: Any, *, mesh: Mesh, size: int) -> Any:
 
 
 def checksum(array: Any, number: Any) -> Any:
-    """Of all bits of an array of plain numbers, in a few words."""
+    """The checksum of all bits of an array of plain numbers, in a few words."""
     words = _words(array).reshape(-1)
     places = jax.lax.iota(jnp.uint32, words.size) + number
     sums = [jnp.sum(_mixed(words ^ _mixed(places * odd)), dtype=jnp.uint32) for odd in _ODD]

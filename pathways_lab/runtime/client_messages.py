@@ -276,7 +276,7 @@ class Topology(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Wonder(Plain):
-    """What was launched so many seconds ago, and has not ended?"""
+    """Which gangs were launched so many seconds ago, and have not ended?"""
 
     id: Number
     seconds: Seconds
@@ -284,7 +284,7 @@ class Wonder(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Watchdog(Plain):
-    """What shall be done about what is stuck; without *told*: what is in force?"""
+    """Set the watchdog; without *told*: ask for the setting in force."""
 
     id: Number
     told: Annotated[OnStuck, PACKED] | None = None
@@ -292,14 +292,14 @@ class Watchdog(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Accounts(Plain):
-    """What has everybody used?"""
+    """Ask for the use of every client."""
 
     id: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Memory(Plain):
-    """What lies on devices?"""
+    """Ask for the values on devices."""
 
     id: Number
 
@@ -363,4 +363,4 @@ CLIENTS: Door = {
     "race": Race,
     "race-go": RaceGo,
 }
-"""What clients say."""
+"""The messages of clients."""

@@ -105,7 +105,7 @@ class Part(Plain):
 
 
 DATA: Door = {"put": Put, "fetch": Ask, "piece": Part}
-"""What clients and other hosts say to a host."""
+"""The messages of clients and other hosts to a host."""
 
 
 def upload_fields(

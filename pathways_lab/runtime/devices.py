@@ -40,7 +40,7 @@ from pathways_lab.runtime import jax_private
 from pathways_lab.transport.machine_memory import available_memory
 
 _TOLD = "model name|flags|CPU implementer|CPU part|Features"
-"""What Linux says of a processor and is the same of all that compute alike."""
+"""Facts of Linux about a processor that are equal for processors that compute alike."""
 _KEPT = 4
 """Footprints without a slice that keep their client and compiled code."""
 
@@ -51,7 +51,7 @@ def footprint_of(binding: SliceBinding) -> tuple[Owned, ...]:
 
 
 def lane_of(footprint: tuple[Owned, ...]) -> str:
-    """What the queue in front of a set of CPU devices is called."""
+    """The name of the queue in front of a set of CPU devices."""
     return "+".join(f"{host}:{number}" for host, number in footprint)
 
 
@@ -122,7 +122,7 @@ class Place:
 
 
 class IslandRuntime(abc.ABC):
-    """What a device process needs to know of its devices.
+    """The facts that a device process needs of its devices.
 
     kind: ``"cpu"``, ``"gpu"``, ``"tpu"``.  count: devices of this host.
     memory: bytes per device that may be handed out.
@@ -173,7 +173,7 @@ class IslandRuntime(abc.ABC):
         return self.open(binding)
 
     def close(self, binding: SliceBinding) -> bool:
-        """The slice is gone.  What was compiled is kept for a few sets of devices.
+        """The slice is gone.  Compiled functions are kept for a few sets of devices.
 
         True: JAX's own caches would keep a client with its threads alive, and should be
         cleared, which takes a while.
@@ -189,7 +189,7 @@ class IslandRuntime(abc.ABC):
 
 
 def _processor() -> str:
-    """What this machine's processors can do, for which XLA compiles."""
+    """The abilities of this machine's processors, for which XLA compiles."""
     about = platform.machine()
     with contextlib.suppress(OSError):
         first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")

@@ -150,7 +150,7 @@ def keeps_clock(lowered: Any, lane: int) -> bool:
 
 
 def telling(call: Callable[..., Any], lane: int) -> Callable[..., Any]:
-    """What launches a function whose holds go by the clocks of a lane, told to these."""
+    """A launcher of *call*, whose holds go by the clocks of a device queue; it tells the clocks."""
     library = _load()
     assert library is not None
     launched: Callable[[int], None] = library.PathwaysLabLaunched
@@ -166,8 +166,8 @@ def telling(call: Callable[..., Any], lane: int) -> Callable[..., Any]:
 def dear_zero() -> jax.Array:
     """A zero (uint8) that XLA takes for a thousand operations to compute.
 
-    What it takes for less it runs in whoever calls, when it is for one device: then
-    nothing could be in that device's queue.
+    A cheaper computation for one device runs in the calling thread: then nothing
+    could be in that device's queue.
     """
     ones = jax.lax.optimization_barrier(jnp.ones((8, 8), jnp.float32))
     zero: jax.Array = ((ones @ ones)[0, 0] < 0).astype(jnp.uint8)

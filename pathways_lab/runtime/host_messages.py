@@ -66,7 +66,7 @@ class Leaving(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Unmoved(Plain):
-    """What lies on a suspended slice could not be sent to where it lies now."""
+    """Values of a suspended slice could not be sent to its present host."""
 
     slice: Id
     reason: str
@@ -121,6 +121,6 @@ HOSTS: Door = {
     "pulse": Pulse,
     "closing": Closing,
 }
-"""What hosts say."""
+"""The messages of hosts."""
 NOBODY: Door = {}
-"""What observers say, and device processes that wait for the others of their island."""
+"""Messages of observers, and of device processes that wait for the others of their island."""

@@ -37,7 +37,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 TARGET = "pathways_lab_callback"
-"""What calls back into Python in exported code."""
+"""Target of the calls back into Python in exported code."""
 
 CALLBACK_NAMES = frozenset(
     primitive.name
@@ -95,7 +95,7 @@ class Calling:
     unordered: tuple[int, ...]
 
     def calling(self, wrap: Wrap) -> Callable[..., Any]:
-        """What ``exported.call`` is to code without callbacks; leaves in, leaves out."""
+        """The counterpart of ``exported.call`` for code with callbacks; leaves in, leaves out."""
         exported = replace(
             _export.deserialize(bytearray(self.blob)),
             ordered_effects=tuple(_EFFECTS[number] for number in self.ordered),
@@ -116,7 +116,7 @@ _EFFECTS = (
     _debugging.debug_effect,
     _debugging.ordered_debug_effect,
 )
-"""Of these a process has one each, which an export cannot write."""
+"""Effects: a process has one object for each, which an export cannot write."""
 
 
 # --- in the kernel ----------------------------------------------------------------------

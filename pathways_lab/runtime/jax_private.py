@@ -65,7 +65,7 @@ def make_cpu_client(devices: int) -> Any:
 
 
 _AGES = 10**8
-"""Seconds.  What would end a whole process when it runs out must not run out."""
+"""Seconds.  A limit that would end a whole process must not run out."""
 
 
 def missing_cpu_collectives(system: str = sys.platform) -> str:
@@ -144,7 +144,7 @@ def make_joint_cpu_client(
 def join_platform(agent: Any, rank: int, processes: int) -> None:
     """Make the connected *agent* the one that the platform's own client will use.
 
-    What ``jax.distributed.initialize`` does, except that no rank serves the
+    The same as ``jax.distributed.initialize``, except that no rank serves the
     others.  Must come before the first use of a backend.
     """
     state = _distributed.global_state
@@ -161,7 +161,7 @@ def backends_initialised() -> bool:
 
 
 class _BridgeWithoutBackend:
-    """What exporting sees instead of ``xla_bridge``: no backend, its one answer known."""
+    """Exporting sees this instead of ``xla_bridge``: no backend, its one answer known."""
 
     def __init__(self, real: types.ModuleType) -> None:
         self._real = real
@@ -203,7 +203,7 @@ def forget_lowered() -> None:
     """Let go of what functions were lowered to, here and in user code.
 
     JAX keeps the last 2,048 of them, each a MB and more, in case that one is asked for again.
-    What was compiled is kept elsewhere.
+    Compiled functions are kept elsewhere.
     """
     _pjit._pjit_lower.cache_clear()
     _pxla._cached_lowering_to_hlo.cache_clear()
@@ -291,7 +291,7 @@ def whole_tracebacks() -> Any:
 
 
 trace_context: Callable[[], tuple[Any, ...]] = _config.trace_context
-"""What this thread's configuration of JAX adds to code that is traced now: types of 64 bits,
+"""The additions of this thread's configuration of JAX to traced code: types of 64 bits,
 precision, promotion, meshes.  Equal where the same code comes out; JAX's own caches ask it too."""
 
 
@@ -300,7 +300,7 @@ precision, promotion, meshes.  Equal where the same code comes out; JAX's own ca
 
 @dataclass(frozen=True)
 class LoweredCode:
-    """What a StableHLO module says of itself.
+    """The facts in the text of a StableHLO module.
 
     text: the module without source locations: equal for equal code.
     inputs, outputs: the layout of each argument and result as Shardy propagates

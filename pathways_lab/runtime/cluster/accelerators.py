@@ -45,7 +45,7 @@ class Assignment:
     environments: tuple[dict[str, str], ...] = ()
 
     def environment(self, host: int) -> dict[str, str]:
-        """What host number *host* starts with."""
+        """The environment with which host number *host* starts."""
         return self.environments[host] if self.environments else {}
 
 

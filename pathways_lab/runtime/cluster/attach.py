@@ -68,7 +68,7 @@ class ControlAddress:
 
 
 def invitation(control: ControlAddress) -> ControlAddress:
-    """What an owner gives to somebody who shall be a client and no more.
+    """An invitation: an owner gives it to a person who shall be a client and no more.
 
     Raises PathwaysError where clients cannot be told from owners.
     """
@@ -87,7 +87,7 @@ def invitation(control: ControlAddress) -> ControlAddress:
 
 
 def write_lab_file(path: str | Path, control: ControlAddress) -> None:
-    """Who can read the file can connect with what is in it.  Mode 0600."""
+    """Every reader of the file can connect with its content.  Mode 0600."""
     content = {
         "control": {
             "address": control.address,
@@ -346,7 +346,7 @@ def _install_hosts(client: distributed.Client, plugin: Any) -> list[str]:
 
 
 def _why(error: Exception) -> str:
-    """What Dask's last attempt failed of, which its own words leave out."""
+    """The cause of failure of Dask's last attempt, which its own words leave out."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

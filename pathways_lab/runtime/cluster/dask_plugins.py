@@ -400,7 +400,7 @@ class HostsPlugin(WorkerPlugin):
 
 
 def beyond(other: str) -> tuple[str, str]:
-    """What is wrong, and what helps, where another machine uses a scheduler of loopback."""
+    """The error and the remedy where another machine uses a scheduler of loopback."""
     return (
         "the Dask scheduler gives a loopback address as its own, where no other machine reaches "
         f"it, and is used from {other}",

@@ -206,7 +206,7 @@ def add_pages(scheduler: Any, routes: Sequence[tuple[Any, ...]], names: Mapping[
     from distributed.http.scheduler import info
 
     class Plots(info.IndividualPlots):
-        """What JupyterLab's extension for Dask reads, with ours in it."""
+        """The pages that JupyterLab's extension for Dask reads, with ours among them."""
 
         def write(self, chunk: Any) -> None:
             super().write({**chunk, **{title: f"/{path}" for path, title in names.items()}})

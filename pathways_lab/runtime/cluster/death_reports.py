@@ -21,7 +21,7 @@ from typing import Any
 from pathways_lab.runtime.cluster.device_supervisor import Change
 
 TOPIC = "pathways-lab-device-processes"
-"""Of the events in Dask."""
+"""Topic of the events in Dask."""
 
 
 class DeathReports:

@@ -58,9 +58,9 @@ def device_configuration(
     members: int = 1,
     stand_in: bool = False,
 ) -> dict[str, Any]:
-    """What a device process is told; the keys are those of the control plane.
+    """The configuration of a device process; the keys are those of the control plane.
 
-    devices: None means what JAX finds.  memory: bytes per device, None means
+    devices: None means all that JAX finds.  memory: bytes per device, None means
     what the device has.  worker: Dask's name of the worker.  tls: PEM texts
     ``ca``, ``cert``, ``key``, or None.  members: hosts of the island whose
     accelerators start as one runtime.  stand_in: CPU devices that start as
@@ -95,13 +95,13 @@ def arenas() -> dict[str, str]:
 
 
 def label(name: str) -> str:
-    """What people call the device process of a host."""
+    """The name of a host's device process, for people."""
     return f"device process {name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has become of a device process.
+    """A change in the state of a device process.
 
     state: ``"died"``: another one is started; ``"given up"``: none is.
     pid: of the incarnation, 0 for one that could not be started.
@@ -158,7 +158,7 @@ class DeviceProcess:
 
     @property
     def pid(self) -> int:
-        """Of the present incarnation."""
+        """The process number of the present incarnation."""
         return self._child.pid
 
     def wait_ready(self) -> None:

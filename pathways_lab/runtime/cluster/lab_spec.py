@@ -27,7 +27,7 @@ Transport = Literal["sockets", "dask"]
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What was asked for; see :func:`pathways_lab.runtime.cluster.embedded.start_cluster`."""
+    """The wishes for a lab; see :func:`pathways_lab.runtime.cluster.embedded.start_cluster`."""
 
     islands: int = 2
     hosts_per_island: int | None = None
@@ -72,7 +72,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is started.
+    """The lab that is started.
 
     hosts: of an island.  devices: of a host.  given: which devices each host gets.
     note: why islands have one host although nobody said so, or "".

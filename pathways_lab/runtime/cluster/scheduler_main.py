@@ -93,7 +93,7 @@ async def _serve(
 
 
 def _fulfil(scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
-    """What the parent asks for later: the dashboard."""
+    """Serve the parent's later request: the dashboard."""
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.runtime.cluster.dask_plugins import publish
 

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def be_copy(config: dict[str, Any], copied: bool) -> None:
-    """What :func:`main` does, in a copy of a process; copied: so is the device process."""
+    """The work of :func:`main`, in a copy of a process; copied: so is the device process."""
     device = None
     if copied:
         name, folder = label(config["device"]["name"]), Path(config["folder"])

@@ -41,7 +41,7 @@ QUIET = {
 
 @dataclass(slots=True)
 class Recipe:
-    """What the workers of one lab have in common.
+    """The settings that the workers of one lab have in common.
 
     hosts, devices: of an island, and of a host.  memory: bytes per device, or None:
         what accelerators have.

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def import_all(workers: list[dict[str, Any]]) -> None:
-    """What the copies of this process would otherwise import, each for itself."""
+    """Import the modules that each copy of this process would import otherwise."""
     import distributed  # noqa: F401
 
     if any(copied(worker) for worker in workers):
@@ -77,7 +77,7 @@ def start(worker: dict[str, Any], *, copy: bool) -> Child:
 
 
 def _pass_on(children: dict[str, Child]) -> None:
-    """What the kernel says to all, or that the workers of an island shall end.
+    """Pass on the kernel's messages to all, and end the workers of an island when it says so.
 
     children: by host.
     """
@@ -99,7 +99,7 @@ def _pass_on(children: dict[str, Child]) -> None:
 
 
 def _report(children: dict[str, Child]) -> None:
-    """What the workers say, and that they have ended, until all have."""
+    """Report the workers' messages and ends, until all have ended."""
     with selectors.DefaultSelector() as selector:
         for host, child in children.items():
             selector.register(child, selectors.EVENT_READ, host)

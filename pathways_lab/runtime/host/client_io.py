@@ -187,7 +187,7 @@ class Desk:
             )
 
     def _check_room(self, link: Link, more: Buffers) -> None:
-        """What is not complete is counted by nobody else; a client may come by many links."""
+        """Incomplete uploads are counted here only; a client may come by many links."""
         waiting = self._waiting[link.holder]
         most = unfinished_bytes(self._launcher.memory.limit)
         if waiting and waiting + sum([len(data) for data in more]) > most:
@@ -259,7 +259,7 @@ class Desk:
         return [(fields, parts) for fields, parts in early if parts.keys() <= devices]
 
     def redirect(self, binding: SliceBinding) -> None:
-        """Who waits for values of a slice that has moved shall ask there."""
+        """Clients that wait for values of a slice that has moved shall ask there."""
         asked: list[Fetch] = []
 
         def of_slice(fetch: object) -> bool:
@@ -400,5 +400,5 @@ class Desk:
 
 
 def _fields_of(put: Put) -> dict[str, Any]:
-    """What a message says of its array, whatever its devices."""
+    """The description of a message's array, for any devices."""
     return upload_fields(put.buffer, put.slice, put.shape, put.dtype, put.layout)

@@ -56,7 +56,7 @@ NO_NOTES = Notes(None)
 
 
 def read(folder: Path) -> list[list[Any]]:
-    """What a process that has died was compiling."""
+    """The function that a dead process was compiling."""
     notes = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.glob(f"{_PREFIX}*")):

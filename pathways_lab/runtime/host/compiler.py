@@ -245,7 +245,7 @@ def _to_data(leaf: Any) -> Any:
 
 
 def _check_results(code: Code, outs: list[arrays.Physical], results: list[Any]) -> None:
-    """What it returns must be what its client said."""
+    """Check that its results are those that its client has declared."""
     found = [(tuple(i.shape), np.dtype(i.dtype)) for i in results]
     wanted = [(kind.shape, kind.dtype) for kind in outs]
     if found != wanted:

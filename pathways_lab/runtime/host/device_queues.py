@@ -66,7 +66,7 @@ class Job(Protocol):
 
 
 class Links(Protocol):
-    """What is read while there is nothing to launch: see :class:`.reactor.Reactor`."""
+    """The links, read while there is nothing to launch: see :class:`.reactor.Reactor`."""
 
     def lead(self, done: Callable[[], bool]) -> bool: ...
 
@@ -114,9 +114,9 @@ _Flight = tuple[Job, float, float, Any, BaseException | None]
 
 
 class _Flights:
-    """What is in flight on one set of devices, oldest first.
+    """The launches in flight on one set of devices, oldest first.
 
-    Whoever holds *token* sees ends; *wake* tells the thread that does nothing else.
+    The holder of *token* sees ends; *wake* tells the thread that does nothing else.
     """
 
     __slots__ = ("busy", "flying", "token", "unfinished", "wake")

@@ -328,14 +328,14 @@ class HostRim:
                 self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
 
     def _cut(self, joint: Joint, lane: Lane | None) -> None:
-        """What was being launched when its connections were cut may have missed it."""
+        """Cut again: a gang that was being launched may have missed the first cut."""
         oldest = lane.oldest if lane is not None else None
         if isinstance(oldest, GangJob | Piece) and oldest.doomed is not None:
             joint.sever()
             self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
 
     def _stuck(self, joint: Joint, lane: Lane | None, oldest: Job | None, reason: str) -> None:
-        """What ended some time ago should have let go of its thread.  Else only the end helps."""
+        """A formation that ended should have let go of its thread by now.  Else the host ends."""
         text = f"{joint.formation} ended ({reason}), but some time later"
         if oldest is not None and lane is not None and lane.oldest is oldest:
             self._fatal(f"{text} its lane is still busy with a gang of it")
@@ -352,7 +352,7 @@ class HostRim:
     def _reform(self, fields: Fields, _: Buffers) -> None:
         """The hosts of a formation wait for each other: it ends, and is formed again.
 
-        What was granted before goes with the old one, on all hosts alike.
+        Gangs granted before go with the old one, on all hosts alike.
         """
         failure, slices = unpack(Failure, fields["failure"]), fields["slices"]
         self._carrier.doom(slices, failure)
@@ -366,7 +366,7 @@ class HostRim:
             self._lanes.put(lane, reforming)
 
     def _progress(self, fields: Fields, _: Buffers) -> None:
-        """What has this host launched, and what has it not?"""
+        """Tell which gangs this host has launched, and which not."""
         seen = [pack(each) for each in self._carrier.progress()]
         self.tell_control("progress", {"number": fields["number"], "gangs": seen})
 

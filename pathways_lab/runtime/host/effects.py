@@ -127,7 +127,7 @@ class Carrier:
                 self._doomed[key] = failure
 
     def progress(self) -> Iterator[Seen]:
-        """What this host has launched, and what it has not."""
+        """The gangs that this host has launched, and those that it has not."""
         yield from progress(self._launcher.gangs(), self._flying)
         yield from self._courses.progress(self._launcher.rows())
 
@@ -258,7 +258,7 @@ class Carrier:
         self._end(job, times, failure)
 
     def _explained(self, place: Place, failure: Failure) -> Failure:
-        """What a gang failed of, when other hosts may know better.  In the lane's thread."""
+        """A gang's failure; other hosts may know its cause better.  In the launch thread."""
         if isinstance(self._runtime, SpanningCpuRuntime):
             return self._runtime.explained(place.binding, failure, self._broken)
         return failure

@@ -197,7 +197,7 @@ def doom(why: Failure, plan: Plan, call: Call, host: str) -> Failure:
 
 
 def gathered(slot: Slot, place: Place) -> Any:
-    """What a gang reads, or None when there is nothing."""
+    """The inputs of a gang, or None when there are none."""
     array = slot.payload
     if isinstance(array, arrays.OnDemand):
         array = array.array()
@@ -215,7 +215,7 @@ def missing(call: Call, host: str) -> PathwaysError:
 
 
 def failure_in(error: BaseException, plan: Plan, call: Call, host: str) -> Failure:
-    """What went wrong with a gang, with everything that is known."""
+    """The failure of a gang, with everything that is known."""
     known = error.failure if isinstance(error, PathwaysError) else None
     device = known.device if known else getattr(error, "device", None)
     return Failure(
@@ -232,7 +232,7 @@ def failure_in(error: BaseException, plan: Plan, call: Call, host: str) -> Failu
 
 
 def progress(gangs: Iterable[Gang], jobs: Mapping[Key, GangJob]) -> Iterator[Seen]:
-    """What a host has launched of its *gangs*, and what not.  jobs: those handed to lanes."""
+    """The launched and the other ones of *gangs*.  jobs: those handed to device queues."""
     now = time.monotonic()
     for gang in gangs:
         job = jobs.get((gang.run.id, gang.index))

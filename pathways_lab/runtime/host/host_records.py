@@ -49,7 +49,7 @@ class Story:
         """By plan and step."""
 
     def about(self, plan: Plan, step: int, call: Call, place: Place) -> bytes:
-        """What all gangs of this step have in common."""
+        """The fields that all gangs of this step have in common."""
         steps = self._about.get(plan.key)
         if steps is None:
             steps = self._about[plan.key] = {}
@@ -103,7 +103,7 @@ class Story:
         )
 
     def laps(self, job: GangJob, poisoned: bool) -> Iterator[Span]:
-        """What :meth:`ended` tells of a gang, for each lap of a loop; its number is the step."""
+        """The records of :meth:`ended`, for each lap of a loop; its number is the step."""
         launch, offset = job.launch, self._offset()
         place = job.place.binding
         names = (launch.plan.name, launch.call.name, place.client, _text(launch.call.line))

@@ -91,7 +91,7 @@ class Tenants:
         return not any(self._host in tenant.binding.hosts for tenant in self._tenants.values())
 
     def client(self, slice_id: SliceId | None) -> str:
-        """Whose slice it is; "" when it is not known here."""
+        """The client that has the slice; "" when it is not known here."""
         tenant = self._tenants.get(slice_id) if slice_id is not None else None
         return tenant.binding.client if tenant is not None else ""
 
@@ -110,7 +110,7 @@ class Tenants:
         return place
 
     def device(self, slice_id: SliceId, number: int) -> Any:
-        """What a pickled virtual device is here; from any thread.  None: not known."""
+        """The device that a pickled virtual device is here; from any thread.  None: not known."""
         place = self.where(slice_id)
         return place.devices[number] if isinstance(place, Place) else None
 
@@ -193,7 +193,7 @@ class Tenants:
             call(tenant.place)
 
     def unbind(self, slice_id: SliceId) -> tuple[list[Action], str]:
-        """A slice is gone.  What the launcher wants done, and the lane nobody uses now, or ""."""
+        """A slice is gone.  Returns the launcher's actions, and the unused device queue or ""."""
         tenant = self._tenants.pop(slice_id, None)
         if tenant is None:
             return [], ""

@@ -49,7 +49,7 @@ _FLUSH_SECONDS = 0.2
 
 
 def set_environment(platform: str, devices: int | None, stand_in: bool = False) -> None:
-    """What JAX reads when it is imported and when its clients are made.
+    """The environment that JAX reads when it is imported and when its clients are made.
 
     A client's thread pool has ``NPROC`` threads; computations on all devices,
     and one call that waits to launch the next, must find threads at once, or
@@ -183,7 +183,7 @@ def main() -> None:
 
 
 def be_copy() -> None:
-    """What :func:`main` does, in a copy of a process."""
+    """The work of :func:`main`, in a copy of a process."""
     import numpy as np
 
     np.random.seed()

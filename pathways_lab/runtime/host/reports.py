@@ -121,7 +121,7 @@ class Reports:
         self._runs_over.add(run)
 
     def told(self) -> None:
-        """Who waited for what has just ended has heard of it from here."""
+        """The waiting client has heard from this host of the end that was just reported."""
         self._told = True
 
     def record(self, record: Record) -> None:

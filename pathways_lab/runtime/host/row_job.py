@@ -97,7 +97,7 @@ class Course:
 
     @property
     def key(self) -> Key:
-        """Of its first part."""
+        """The run, and the index of its first part."""
         return self.launch.run, self.parts[0].index
 
     def fill(self) -> None:
@@ -132,7 +132,7 @@ class Course:
         ]
 
     def failure(self, at: int, error: BaseException) -> Failure:
-        """What went wrong with a part."""
+        """The failure of a part."""
         call, plan = self.parts[at].call, self.launch.plan
         if self.doomed is not None:
             return doom(self.doomed, plan, call, self.host)
@@ -226,7 +226,7 @@ class Piece:
         return receipt
 
     def rest(self) -> Piece | None:
-        """What of the row was not launched yet."""
+        """The rest of the row, which was not launched yet."""
         launched = self.first + len(self._returned)
         return Piece(self.course, launched) if launched < len(self.course.parts) else None
 

@@ -51,7 +51,7 @@ class Courses:
     def launch(
         self, launch: LaunchRow, place: Place, executables: Mapping[str, Executable]
     ) -> Piece:
-        """What a lane is to be given."""
+        """The job for a device queue."""
         course = Course(
             launch,
             place,
@@ -84,7 +84,7 @@ class Courses:
         return actions
 
     def doom(self, slices: Sequence[SliceId], failure: Failure) -> None:
-        """What of these slices is not over shall not be launched, or end in failure."""
+        """Gangs of these slices that are not over shall not be launched, or end in failure."""
         for course in self._courses.values():
             if course.launch.stretch.first.slice in slices:
                 course.doomed = failure
@@ -102,7 +102,7 @@ class Courses:
                 yield self._story.part_launched(course, at)
 
     def progress(self, rows: Iterable[Row]) -> Iterator[Seen]:
-        """What this host has launched of the gangs of its *rows*, and what not."""
+        """The launched and the other ones of the gangs of *rows*."""
         for row in rows:
             course = self._courses.get((row.run.id, row.stretch.parts[0].index))
             yield from _progress(row, course)

@@ -76,7 +76,7 @@ class _Incoming:
 
 
 class Exchange:
-    """Who moves shards.
+    """The transfer engine: it moves shards.
 
     clock: the control plane's clock.  post(function, *args): run in the
         reactor's thread.  on_death: its own code failed; the host must end.

@@ -65,8 +65,8 @@ class Output(io.TextIOBase):
 
         A callback that raises, or returns something else than it promised, is noted,
         and its results are zeros: an error on one device would leave the others
-        waiting in the next collective, until XLA ends the process.  Whoever launched
-        the gang must look at its errors.
+        waiting in the next collective, until XLA ends the process.  The client
+        that launched the gang must look at its errors.
         """
 
         def wrap(

@@ -22,7 +22,7 @@ from pathways_lab.runtime.processes.child_process import ChildDied
 
 
 class Book(Protocol):
-    """Who asked for a service, and is told what became of it."""
+    """The part that asked for a service, and hears its fate."""
 
     def opened(self, number: int, address: str) -> None: ...
 
@@ -52,7 +52,7 @@ class Introductions:
 
     @property
     def pid(self) -> int | None:
-        """Of the coordination process, while there is one."""
+        """The process number of the coordination process, while there is one."""
         return self._coordination.pid
 
     def open(self, formation: int, processes: int) -> None:

@@ -67,8 +67,8 @@ class Coordination:
     folder: private, for its log and sockets.
     interface: None for Unix sockets in *folder*, else the address of this
         machine under which the hosts reach it.
-    on_lost(formations, why): these are open and their service is gone.  What
-        runs in them goes on (:mod:`pathways_lab.runtime.islands.coordination_relay`); device groups
+    on_lost(formations, why): these are open and their service is gone.  Gangs
+        in them go on (:mod:`pathways_lab.runtime.islands.coordination_relay`); device groups
         that never computed together before cannot meet any more.
 
     Formations are numbers that are never used twice.  All callbacks run in a
@@ -90,7 +90,7 @@ class Coordination:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process number, while there is a process."""
         now = self._now
         return now.child.pid if now is not None and now.child.alive else None
 

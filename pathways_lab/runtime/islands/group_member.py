@@ -195,8 +195,8 @@ class Joint:
     def end(self, reason: str) -> None:
         """Leave, from any thread; takes milliseconds.  Again is fine, the first reason counts.
 
-        What waits in the formation's computations raises.  Arrays stay
-        readable; the client is gone when they, and what was compiled for it,
+        Threads that wait in the formation's computations raise.  Arrays stay
+        readable; the client is gone when they, and functions compiled for it,
         are (:func:`forget_clients`).
         """
         with self._lock:

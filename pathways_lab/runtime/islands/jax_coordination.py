@@ -15,7 +15,7 @@ from typing import Any
 from jaxlib import _jax
 
 _AGES = 10**8
-"""Seconds.  Who is alive is the control plane's business, not this service's."""
+"""Seconds.  The control plane knows which hosts are alive; this service need not."""
 
 
 def coordination_service(address: str, processes: int) -> Any:

@@ -180,14 +180,13 @@ class SpanningCpuRuntime(CpuRuntime):
     def explained(
         self, binding: SliceBinding, failure: Failure, broken: Callable[[int, str], object]
     ) -> Failure:
-        """What a gang of a slice that spans hosts failed of; may wait a moment.
+        """The cause of failure of a gang of a slice that spans hosts; may wait a moment.
 
         The death of a host breaks its connections before anybody can say whose
         they were, so news of its formation is waited for.  When there are none,
         ``broken(number, reason)`` is to tell that the formation is of no use any
-        more, and the news of that are waited for.  Of a slice that was closed no
-        news will come, and whoever waited here would hold up what comes next on
-        the same devices.
+        more, and the news of that are waited for.  A slice that was closed has no
+        news to come, and a wait here would hold up the next gang on the same devices.
         """
         if len(binding.hosts) == 1 or _BROKEN not in failure.details:
             return failure

@@ -40,7 +40,7 @@ Tell = Callable[[str, str, dict[str, Any]], object]
 
 
 class Services(Protocol):
-    """What is needed of :class:`pathways_lab.runtime.islands.coordination_service.Coordination`.
+    """The coordination process (:mod:`pathways_lab.runtime.islands.coordination_service`).
 
     Its answers come back through :meth:`Formations.opened` and :meth:`Formations.refused`.
     """
@@ -78,7 +78,7 @@ class Formations:
         self._numbers = itertools.count(1)
         self._entries: dict[int, _Entry] = {}
         self._staying: dict[int, set[str]] = {}
-        """Of formations that are over: hosts that live and have not said that they have left."""
+        """Hosts of ended formations that live and have not said that they have left."""
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -174,7 +174,7 @@ class ChildDied(RuntimeError):
 
 
 class Process(Protocol):
-    """What is needed of a ``subprocess.Popen``."""
+    """The part of a ``subprocess.Popen`` that is needed here."""
 
     pid: int
 

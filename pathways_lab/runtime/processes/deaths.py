@@ -25,7 +25,7 @@ from pathways_lab.transport.machine_memory import groups
 FAILED = 70
 """Exit code of a device process that could not go on, and has said why."""
 ENDS = "the device process ends: "
-"""What it says then, in its log."""
+"""The beginning of its last words, in its log."""
 _FATAL = re.compile(r"^F\d{4,}.*?\] ?(.*)$", re.MULTILINE)
 """An assertion in native code that did not hold."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
@@ -37,7 +37,7 @@ _NO_PROCESS = re.compile(r"can't start new thread|Resource temporarily unavailab
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What the kernel has counted so far.
+    """The kernel's counts so far.
 
     memory: processes of this control group that it ended for want of memory.
     machine: the same of the whole machine, or of all containers on it.

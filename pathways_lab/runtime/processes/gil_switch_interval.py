@@ -27,7 +27,7 @@ class Sooner:
     _lock = threading.Lock()
     _wanted = 0
     _ours: float | None = None
-    """What was set, as the system has rounded it; None: nothing."""
+    """The interval that was set, as the system has rounded it; None: none."""
 
     def __init__(self) -> None:
         self._open = True

@@ -17,7 +17,7 @@ MIB = 1 << 20
 SCHEDULER = 70 * MIB
 CONTROL = 20 * MIB
 LIBRARIES = 160 * MIB
-"""What is imported once, where processes are copies of one that has imported it."""
+"""Memory of modules imported once, where processes are copies of one that has imported them."""
 WORKER, COPIED_WORKER = 65 * MIB, 20 * MIB
 DEVICE_PROCESS, COPIED_DEVICE_PROCESS = 200 * MIB, 100 * MIB
 """A copy's, when it has compiled some functions: idle it takes a tenth of that."""
