@@ -13,7 +13,6 @@ Paper: section 5 (configurations A, B and C).
 from __future__ import annotations
 
 import functools
-import html
 import json
 import math
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+
+from pathways_lab.timeline.text_table import TextTable
 
 
 def figure(default: Any, unit: str, source: str) -> Any:
@@ -265,15 +266,10 @@ class Machine:
         return tuple(found)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{f.name}</td><td>{html.escape(f'{f.value} {f.unit}')}</td>"
-            f"<td>{html.escape(f.source)}</td></tr>"
-            for f in self.figures()
-        )
+        rows = [(f.name, f"{f.value} {f.unit}", f.source) for f in self.figures()]
+        table = TextTable(rows, ("figure", "value", "source"))._repr_html_()
         islands = f"{self.islands} island{'s' * (self.islands != 1)}"
         devices = f"{self.devices:,} device{'s' * (self.devices != 1)}"
         return (
-            f"<details><summary>simulated machine: {islands}, {devices}"
-            f"</summary><table><tr><th>figure</th><th>value</th><th>source</th></tr>{rows}"
-            "</table></details>"
+            f"<details><summary>simulated machine: {islands}, {devices}</summary>{table}</details>"
         )

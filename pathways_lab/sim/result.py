@@ -12,7 +12,6 @@ Paper: none.
 from __future__ import annotations
 
 import functools
-import html
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.log import Recording, Timeline
 from pathways_lab.timeline.records import Record, Span
+from pathways_lab.timeline.text_table import TextTable
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,4 @@ class Simulated:
         return "<simulated: " + "; ".join(f"{k} {v}" for k, v in self.facts()) + ">"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{name}</td><td>{html.escape(text)}</td></tr>" for name, text in self.facts()
-        )
-        return f"<table><caption>simulated</caption>{rows}</table>"
+        return TextTable(self.facts(), caption="simulated")._repr_html_()

@@ -17,12 +17,11 @@ Paper: section 2 (why gangs need one order), section 4.4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pathways_lab.core.messages import Grant
 from pathways_lab.sim.machine import Costs, FunctionCost, Machine
 from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.simulate import Load, chain, simulate
+from pathways_lab.timeline.text_table import TextTable
 
 SECONDS = 0.010
 """What each collective takes."""
@@ -53,40 +52,12 @@ def crossed(programs: int = 2, streams: int = 1, *, order: bool = False) -> Simu
     return simulate(loads, machine, lag=None if order else lag)
 
 
-@dataclass(frozen=True)
-class Table:
-    """By number of programs and of streams: whether it hangs."""
-
-    hangs: dict[tuple[int, int], bool]
-
-    def __repr__(self) -> str:
-        return "\n".join("  ".join(cell.ljust(11) for cell in row) for row in self._rows())
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in self._rows()
-        )
-        return f"<table><caption>simulated, without one order</caption>{rows}</table>"
-
-    def _rows(self) -> list[list[str]]:
-        programs = sorted({p for p, _ in self.hangs})
-        streams = sorted({s for _, s in self.hangs})
-        head = ["", *(f"{s} stream{'s' * (s > 1)}" for s in streams)]
-        return [
-            head,
-            *(
-                [f"{p} programs", *("hangs" if self.hangs[p, s] else "ends" for s in streams)]
-                for p in programs
-            ),
-        ]
-
-
-def table(most: int = 4) -> Table:
-    """Two to *most* crossed programs on devices with one to *most* streams."""
-    return Table(
-        {
-            (programs, streams): bool(crossed(programs, streams).open)
-            for programs in range(2, most + 1)
-            for streams in range(1, most + 1)
-        }
-    )
+def table(most: int = 4) -> TextTable:
+    """Whether two to *most* crossed programs hang on devices with one to *most* streams."""
+    streams = range(1, most + 1)
+    rows = [
+        (f"{p} programs", *("hangs" if crossed(p, s).open else "ends" for s in streams))
+        for p in range(2, most + 1)
+    ]
+    heads = ("", *(f"{s} stream{'s' * (s > 1)}" for s in streams))
+    return TextTable(rows, heads, caption="simulated, without one order")

@@ -11,7 +11,6 @@ Paper: section 4.4 (policies), section 5.3.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, overload
@@ -19,6 +18,7 @@ from typing import Any, overload
 from pathways_lab.timeline.frame import made_of
 from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.records import ENDS, Event, Span, own
+from pathways_lab.timeline.text_table import TextTable
 
 SHOWN = 40
 """Rows of the table as text: the newest."""
@@ -111,29 +111,16 @@ class Runs(Sequence[RunTimes]):
         return [(*heads, "outcome"), *body]
 
     def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(
-                text.ljust(width) if at in (1, 2, 8) else text.rjust(width)
-                for at, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*self._earlier(), *table])
+        return repr(self._table())
 
     def _repr_html_(self) -> str:
-        head, *body = self.rows()
-        heads = "".join(f"<th>{name}</th>" for name in head)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in body
-        )
-        caption = "".join(f"<caption>{text}</caption>" for text in self._earlier())
-        return f"<table>{caption}<tr>{heads}</tr>{rows}</table>"
+        return self._table()._repr_html_()
 
-    def _earlier(self) -> list[str]:
+    def _table(self) -> TextTable:
         more = len(self._rows) - SHOWN
-        return [f"{more:,} earlier runs are not shown"] if more > 0 else []
+        earlier = f"{more:,} earlier runs are not shown" if more > 0 else ""
+        heads, *rows = self.rows()
+        return TextTable(rows, heads, "><<>>>>><", earlier)
 
 
 def runs(items: Iterable[Item]) -> Runs:

@@ -106,7 +106,7 @@ def test_accounts_add_up_and_do_not_forget(lab: pw.Lab, guest: pw.Lab) -> None:
     # They do not reach only as far back as the timeline.
     assert lab.accounts().clients["guest"].gangs >= mine.gangs
     assert "guest" in str(after)
-    assert "<td>guest</td>" in after._repr_html_()
+    assert ">guest</td>" in after._repr_html_()
 
 
 def test_no_secret_is_in_what_people_keep_or_see(

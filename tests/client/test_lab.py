@@ -66,7 +66,7 @@ def test_the_cluster_as_text_and_table() -> None:
     assert [island.devices for island in islands] == [4]
     assert [d.number for d in topology_view.devices_of(islands)] == [0, 1, 2, 3]
     assert "4 x CPU (emulated), 1,024 MiB each, process 5" in topology_view.as_text(islands)
-    assert "<td>island0/host0</td>" in topology_view.as_html(islands)
+    assert ">island0/host0</td>" in topology_view.as_html(islands)
     assert topology_view.as_text(()) == "no hosts"
 
 

@@ -184,7 +184,7 @@ def test_policies_are_compared_on_the_same_work() -> None:
     assert list(waits) == ["FIFO", "Priority", "ProportionalShare", "Backwards"]
     assert waits["Priority"]["kernel-2"] < 0.8 * waits["FIFO"]["kernel-2"]
     assert waits["ProportionalShare"]["kernel-1"] < waits["FIFO"]["kernel-1"]
-    assert "<caption>simulated</caption>" in table._repr_html_()
+    assert ">simulated</caption>" in table._repr_html_()
     assert "Priority: " in repr(table)
     with pytest.raises(PathwaysError, match="no idea"):
         pw.simulate(competing(machine), machine, Broken())
@@ -201,7 +201,7 @@ def test_what_is_simulated_says_so_and_looks_like_a_lab() -> None:
     machine = pw.Machine(**MACHINE)
     found = pw.simulate(staged(machine).capture(1.0), machine, runs=3)
     assert repr(found).startswith("<simulated: machine 8 devices (2 x 2 x 2), default costs; mak")
-    assert "<caption>simulated</caption>" in found._repr_html_()
+    assert ">simulated</caption>" in found._repr_html_()
     assert isinstance(found.timeline, Timeline)
     assert found.utilisation().keys() == {"island0", "island1"}
     view = found.view()

@@ -53,7 +53,7 @@ def test_what_was_otherwise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "  [ok] island0/b: 1 device as most others",
     ]
     assert [(device.host, device.number) for device in found.suspects] == [("island0/a", 1)]
-    assert "&#10007;" in found._repr_html_()
+    assert "\u2717" in found._repr_html_()
 
 
 def test_who_is_of_another_make_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:

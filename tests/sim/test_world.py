@@ -237,12 +237,12 @@ def test_with_one_order_no_number_of_streams_is_needed(programs: int, count: int
 
 def test_the_table_of_programs_and_streams_can_be_read() -> None:
     table = streams.table(3)
-    assert [line.split() for line in repr(table).splitlines()] == [
+    assert [line.split() for line in table.lines()] == [
         ["1", "stream", "2", "streams", "3", "streams"],
         ["2", "programs", "hangs", "ends", "ends"],
         ["3", "programs", "hangs", "hangs", "ends"],
     ]
-    assert "<td>hangs</td>" in table._repr_html_()
+    assert ">hangs</td>" in table._repr_html_()
 
 
 def test_a_host_with_nine_seconds_of_earlier_work_only_makes_the_others_wait() -> None:

@@ -35,7 +35,7 @@ def test_a_simulated_timeline_has_the_table() -> None:
         assert row.outcome == "finished"
         assert row.waited == known[2] - known[0]
     assert "bob" in repr(table)
-    assert "<td>serve</td>" in table._repr_html_()
+    assert ">serve</td>" in table._repr_html_()
     assert [row.client for row in table[2:]] == ["bob"]
 
 

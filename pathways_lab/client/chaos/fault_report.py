@@ -38,6 +38,7 @@ from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event
+from pathways_lab.timeline.text_table import TextTable
 
 PATIENCE = 90.0
 """Seconds after the end of a fault within which everything must be well again."""
@@ -101,13 +102,8 @@ def as_lines(checks: Iterable[Check]) -> list[str]:
 
 def as_table(checks: Iterable[Check]) -> str:
     """The same for a page."""
-    rows = "".join(
-        f"<tr><td>{'&#10003;' if c.holds else '<b>&#10007;</b>'}</td>"
-        f"<td style='text-align:left'>{html.escape(c.what)}</td>"
-        f"<td style='text-align:left'>{html.escape(c.seen)}</td></tr>"
-        for c in checks
-    )
-    return f"<table>{rows}</table>"
+    rows = [("\u2713" if c.holds else "\u2717", c.what, c.seen) for c in checks]
+    return TextTable(rows)._repr_html_()
 
 
 @dataclass(slots=True)

@@ -11,13 +11,13 @@ Paper: section 4.1 (shared clusters).
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.memory.accounts import Account
 from pathways_lab.core.memory.quotas import Quota
+from pathways_lab.timeline.text_table import TextTable
 from pathways_lab.transport.codec import unpack
 
 _HEADS = (
@@ -67,27 +67,14 @@ class Accounts:
         rows = [_row(name or "(earlier ones)", used, self.quotas[name]) for name, used in ranked]
         return [*rows, _row("total", self.total, Quota())]
 
-    def __str__(self) -> str:
-        table = [_HEADS, *self.rows()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADS))]
-        return "\n".join(
-            "  ".join(
-                text.rjust(width) if at else text.ljust(width)
-                for at, (text, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in table
-        )
-
     def __repr__(self) -> str:
-        return str(self)
+        return repr(self._table())
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>"
-            for row in self.rows()
-        )
-        return f"<table><tr>{heads}</tr>{body}</table>"
+        return self._table()._repr_html_()
+
+    def _table(self) -> TextTable:
+        return TextTable(self.rows(), _HEADS, "<>")
 
 
 def _row(name: str, used: Account, quota: Quota) -> tuple[str, ...]:

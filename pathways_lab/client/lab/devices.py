@@ -33,6 +33,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime import virtual_devices as bindings
+from pathways_lab.timeline.text_table import TextTable
 
 ONCE = "use each axis of the slice's mesh at most once, and None for a dimension that stays whole"
 """The remedy for a spec that names an axis twice."""
@@ -273,14 +274,12 @@ class Slice:
         return f"<Slice {self.name} ({axes}) on {self.island}{state}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{d.number}</td><td>{html.escape(host)}</td><td>{local}</td></tr>"
+        rows = [
+            (str(d.number), host, str(local))
             for d, (host, local) in zip(self.devices, self.binding.devices, strict=True)
-        )
-        return (
-            f"<details><summary>{html.escape(repr(self))}</summary><table>"
-            f"<tr><th>device</th><th>host</th><th>its device</th></tr>{rows}</table></details>"
-        )
+        ]
+        table = TextTable(rows, ("device", "host", "its device"), "><>")._repr_html_()
+        return f"<details><summary>{html.escape(repr(self))}</summary>{table}</details>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.binding, self._identity)

@@ -26,11 +26,10 @@ from pathways_lab.core.memory.holdings import (
 )
 from pathways_lab.core.program.program import Line, slice_name
 from pathways_lab.core.slices.topology import Owned
+from pathways_lab.timeline.text_table import TextTable
 
 _ROWS = 40
 """So many values are shown; all of them are in ``.values``."""
-_Table = tuple[str, Sequence[str], list[Sequence[str]]]
-"""A title, heads, rows."""
 _STATES = {"promised": "coming", "resident": "on devices"}
 
 
@@ -92,20 +91,20 @@ class Memory:
 
     # --- showing ------------------------------------------------------------------------
 
-    def _tables(self) -> list[_Table]:
+    def _tables(self) -> list[TextTable]:
         shown: list[Sequence[str]] = [_row(value) for value in self.values[:_ROWS]]
         rest = self.values[_ROWS:]
         if rest:
             more = size(sum([value.nbytes for value in rest]))
             shown.append((f"{len(rest):,} more", "", more, "", "", "", ""))
-        heads = ("name", "owner", "bytes", "on", "state", "kept because", "line")
-        tables: list[_Table] = [("values", heads, shown)]
+        heads: tuple[str, ...] = ("name", "owner", "bytes", "on", "state", "kept because", "line")
+        tables = [TextTable(shown, heads, "<<><", "values")]
         if self.runs:
             runs = [
                 (f"run {run.run & 0xFFFFFFFF} of {run.program!r}", run.owner, size(run.nbytes))
                 for run in self.runs[:_ROWS]
             ]
-            tables.append(("reserved by runs", ("run", "owner", "bytes"), list(runs)))
+            tables.append(TextTable(runs, ("run", "owner", "bytes"), "<<>", "reserved by runs"))
         devices = [
             (
                 f"{use.device[0]} device {use.device[1]}",
@@ -115,31 +114,22 @@ class Memory:
             for use in self.devices
             if use.values or use.reserved
         ]
-        tables.append(("by device", ("device", "values", "reserved", "of", "full"), list(devices)))
+        heads = ("device", "values", "reserved", "of", "full")
+        tables.append(TextTable(devices, heads, "<>", "by device"))
         ranked = sorted(self.owners.items(), key=lambda owner: -owner[1])
         owners = [(owner, size(nbytes)) for owner, nbytes in ranked]
-        tables.append(("by owner", ("owner", "bytes"), list(owners)))
-        return tables
+        tables.append(TextTable(owners, ("owner", "bytes"), "<>", "by owner"))
+        return [table for table in tables if table.rows]
 
     def _title(self) -> str:
         full = max((u.values + u.reserved) / max(u.limit, 1) for u in self.devices or (_NONE,))
         return f"{size(self.total)} on {len(self.devices)} devices; the fullest is {full:.1%} full"
 
     def __repr__(self) -> str:
-        parts = [self._title()]
-        for title, heads, rows in self._tables():
-            if rows:
-                parts.append(f"\n{title}\n{_text(heads, rows)}")
-        return "\n".join(parts)
+        return "\n\n".join([self._title(), *map(repr, self._tables())])
 
     def _repr_html_(self) -> str:
-        # No colours of its own: it reads on light and on dark pages.
-        tables = "".join(
-            f"<table><caption>{title}</caption>{_cells('th', heads)}"
-            f"{''.join(_cells('td', row) for row in rows)}</table>"
-            for title, heads, rows in self._tables()
-            if rows
-        )
+        tables = "".join(table._repr_html_() for table in self._tables())
         return f"<p><b>{html.escape(self._title())}</b></p>{tables}"
 
 
@@ -167,17 +157,3 @@ def _row(value: HeldValue) -> tuple[str, ...]:
     line = shorten(value.line.told, 80, placeholder=" ...") if value.line.number else ""
     why = "; ".join(value.why) or "its last run is ending"
     return value.name, value.owner, size(value.nbytes), where, value.state, why, line
-
-
-def _text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    table = [heads, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    return "\n".join(
-        "  " + "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    )
-
-
-def _cells(kind: str, row: Sequence[str]) -> str:
-    cells = (f"<{kind} style='text-align:left'>{html.escape(text)}</{kind}>" for text in row)
-    return f"<tr>{''.join(cells)}</tr>"

@@ -7,10 +7,11 @@ Paper: section 4.1 (resource manager).
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pathways_lab.timeline.text_table import TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +106,11 @@ def _kind(host: Host) -> str:
 
 def as_html(islands: Sequence[Island], down: Sequence[dict[str, Any]] = ()) -> str:
     """A table with one row per host.  down: hosts without a device process, see topology."""
-    rows = "".join(
-        f"<tr><td>{html.escape(island.name)}</td><td>{html.escape(host.name)}</td>"
-        f"<td>{html.escape(_kind(host))}</td>"
-        f"<td>{host.memory / 2**20:,.0f} MiB</td><td>{host.pid}</td></tr>"
+    rows: list[Sequence[str]] = [
+        (island.name, host.name, _kind(host), f"{host.memory / 2**20:,.0f} MiB", str(host.pid))
         for island in islands
         for host in island.hosts
-    )
-    rows += "".join(
-        f"<tr><td>{html.escape(each['island'])}</td><td>{html.escape(each['name'])}</td>"
-        f"<td colspan=3>down: {html.escape(each['told'])}</td></tr>"
-        for each in down
-    )
-    head = "".join(f"<th>{t}</th>" for t in ("island", "host", "devices", "each", "process"))
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    ]
+    rows += [(each["island"], each["name"], f"down: {each['told']}") for each in down]
+    heads = ("island", "host", "devices", "each", "process")
+    return TextTable(rows, heads, "<<<>")._repr_html_()

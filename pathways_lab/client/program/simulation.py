@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import html
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +38,7 @@ from pathways_lab.sim.result import Simulated
 from pathways_lab.sim.simulate import Load
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
+from pathways_lab.timeline.text_table import TextTable
 
 _numbers = itertools.count(1)
 """Slices of simulated machines: the number of no client is in their high bits."""
@@ -302,19 +302,14 @@ class PolicyComparison:
         )
 
     def _repr_html_(self) -> str:
-        rows = self.rows()
-        clients = list(rows[0][2]) if rows else []
-        head = "".join(f"<th>{html.escape(c)}: mean s per run</th>" for c in clients)
-        body = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{makespan}</td>"
-            + "".join(f"<td>{of.get(c, 0.0):.4g}</td>" for c in clients)
-            + "</tr>"
-            for name, makespan, of in rows
-        )
-        return (
-            "<table><caption>simulated</caption>"
-            f"<tr><th>policy</th><th>makespan</th>{head}</tr>{body}</table>"
-        )
+        found = self.rows()
+        clients = list(found[0][2]) if found else []
+        rows = [
+            (name, makespan, *(f"{of.get(c, 0.0):.4g}" for c in clients))
+            for name, makespan, of in found
+        ]
+        heads = ("policy", "makespan", *(f"{c}: mean s per run" for c in clients))
+        return TextTable(rows, heads, "<>", "simulated")._repr_html_()
 
 
 def waits(found: Simulated) -> dict[str, float]:

@@ -14,7 +14,6 @@ Paper: section 4.2 (opaque handles, one reference count per logical buffer).
 
 from __future__ import annotations
 
-import html
 import math
 import operator
 from collections.abc import Callable, Generator, Iterator
@@ -37,6 +36,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.arrays import dtype_of, is_key
+from pathways_lab.timeline.text_table import TextTable
 
 
 class Home(Protocol):
@@ -389,17 +389,14 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         return self.state if failure is None else f"{self.state}: {failure.message}"
 
     def _repr_html_(self) -> str:
-        rows = {
-            "type": str(self.type),
-            "slice": repr(self.slice),
-            "layout": str(self.layout),
-            "bytes": f"{self.nbytes:,}",
-            "state": self._said(),
-        }
-        cells = "".join(
-            f"<tr><th>{key}</th><td>{html.escape(text)}</td></tr>" for key, text in rows.items()
-        )
-        return f"<table><caption>handle {html.escape(self.name)}</caption>{cells}</table>"
+        rows = [
+            ("type", str(self.type)),
+            ("slice", repr(self.slice)),
+            ("layout", str(self.layout)),
+            ("bytes", f"{self.nbytes:,}"),
+            ("state", self._said()),
+        ]
+        return TextTable(rows, caption=f"handle {self.name}")._repr_html_()
 
 
 def _fetched(tree: Any) -> Any:

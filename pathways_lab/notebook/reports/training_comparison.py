@@ -13,7 +13,6 @@ Paper: section 2 and figure 1, section 5.
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,13 +44,10 @@ from pathways_lab.pipeline.modules import as_layers
 from pathways_lab.pipeline.schedule import Schedule
 from pathways_lab.timeline.log import Recording
 from pathways_lab.timeline.records import Event
+from pathways_lab.timeline.text_table import TextTable
 
 PATIENCE = 10.0
 """Seconds to wait for records of work that is done."""
-
-
-NAMES = "white-space:nowrap;text-align:left"
-"""How ways are written: a narrow page rather scrolls than breaks their names."""
 
 
 class SideBySide:
@@ -123,6 +119,15 @@ class SideBySide:
             found.append((way, *(f"{m.idle.get(cause, 0.0):.1%}" for cause in causes)))
         return found
 
+    def _tables(self) -> list[TextTable]:
+        """Several that are narrow: a page with a side panel shows them whole."""
+        parts = (
+            (self.rows(), self.title, [m.note for m in self.measured.values()]),
+            (self.wire(), "What each step sent", ()),
+            (self.gaps(), "Where the rest of the devices' time went", ()),
+        )
+        return [TextTable(p[0][1:], p[0][0], "<>", *p[1:]) for p in parts if p[0]]
+
     @property
     def title(self) -> str:
         """The comparison in words, and how sure one can be of it."""
@@ -135,20 +140,11 @@ class SideBySide:
 
     def __repr__(self) -> str:
         notes = [f"{way}: {m.note}" for way, m in self.measured.items()]
-        tables = [_text(rows) for rows in (self.rows(), self.wire(), self.gaps()) if rows]
-        return "\n".join((self.title, *(line for table in tables for line in (*table, "")), *notes))
+        return "\n\n".join([*map(repr, self._tables()), "\n".join(notes)])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
         data, metadata = self.picture.bundle()
-        notes = [m.note for m in self.measured.values()]
-        # Several that are narrow: a page with a side panel shows them whole.
-        shown = [
-            _html(self.rows(), self.title, notes),
-            _html(self.wire(), "What each step sent"),
-        ]
-        if gaps := self.gaps():
-            shown.append(_html(gaps, "Where the rest of the devices' time went"))
-        shown.append(data["text/html"])
+        shown = [*(table._repr_html_() for table in self._tables()), data["text/html"]]
         return {"text/html": "\n".join(shown), "text/plain": repr(self)}, metadata
 
 
@@ -263,28 +259,3 @@ _HEADS = (
     "way", "examples/s", "busy", "idle", "bubble by plan", "controllers' CPU/step", "peak memory",
     "loss", "difference",
 )  # fmt: skip
-
-
-def _text(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if not at else text.rjust(width)
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
-def _html(rows: Sequence[tuple[str, ...]], caption: str, notes: Sequence[str] = ()) -> str:
-    first, *others = (html.escape(text).replace("/", "/<wbr>") for text in rows[0])
-    heads = f'<th style="{NAMES}">{first}</th>' + "".join(f"<th>{text}</th>" for text in others)
-    lines = []
-    for number, row in enumerate(rows[1:]):
-        title = f' title="{html.escape(notes[number])}"' if notes else ""
-        name, *rest = (html.escape(text) for text in row)
-        cells = f'<td style="{NAMES}">{name}</td>' + "".join(f"<td>{text}</td>" for text in rest)
-        lines.append(f"<tr{title}>{cells}</tr>")
-    # A wide table is scrolled: what is said of it is to be read before.
-    said = f'<caption style="text-align:left">{html.escape(caption)}</caption>'
-    return f"<table>{said}<tr>{heads}</tr>{''.join(lines)}</table>"

@@ -16,6 +16,7 @@ from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
+from pathways_lab.timeline.text_table import TextTable
 
 MOST_LINES = 40
 """Devices listed one by one at most; beyond it hosts are listed."""
@@ -72,7 +73,7 @@ def table(scene: Scene, now: float, title: str) -> str:
     lanes = scene.machine.lanes
     if not lanes:
         return lines[0]
-    rows: list[tuple[str, ...]] = [("island", "host", "device", "busy", "last computation")]
+    rows: list[tuple[str, ...]] = []
     grouped: dict[tuple[str, ...], list[Lane]] = {}
     for lane in lanes:
         device = str(lane.device) if len(lanes) <= MOST_LINES else "all"
@@ -84,12 +85,10 @@ def table(scene: Scene, now: float, title: str) -> str:
         what = next((scene.recent[lane] for lane in group if lane in scene.recent), None)
         last = f"{what.node or 'several'} of {what.program or 'several programs'}" if what else "-"
         rows.append((*names, f"{100 * share / len(group):.0f} %", last))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows[: MOST_LINES + 1]:
-        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        lines.append("  " + "  ".join(cells).rstrip())
-    if len(rows) > MOST_LINES + 1:
-        lines.append(f"  ... and {len(rows) - MOST_LINES - 1} more hosts")
+    heads = ("island", "host", "device", "busy", "last computation")
+    lines += ["  " + line for line in TextTable(rows[:MOST_LINES], heads, "<<<><").lines()]
+    if len(rows) > MOST_LINES:
+        lines.append(f"  ... and {len(rows) - MOST_LINES} more hosts")
     lines.append(f"  (busy: share of {scene.span(now):.2f} s; transfers do not count)")
     return "\n".join(lines)
 
