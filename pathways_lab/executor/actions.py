@@ -54,6 +54,10 @@ class Launch:
     stamp: Any = None
 
     @property
+    def run(self) -> int:
+        return self.key[0]
+
+    @property
     def awaited(self) -> bool:
         """Whether somebody waits for its end.  Any thread: it may be so a moment later."""
         return self.last or bool(self.followers) or any(s.awaited for s in self.outputs)

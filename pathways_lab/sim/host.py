@@ -21,6 +21,7 @@ Paper: section 4.4, section 4.5 (host-side work of executors).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from pathways_lab.core.errors import Failure
@@ -53,7 +54,7 @@ class Host:
         self.finished: list[tuple[int, int, float]] = []
         self.failed: list[tuple[int, int, Failure]] = []
         self.resident: list[int] = []
-        self.flushing = False
+        self.flushing = math.inf
         self.flushed = float("-inf")
         self.open = 0
 
@@ -74,6 +75,7 @@ class Host:
         if here is None:
             here = self.runs[grant.run] = RunHere(grant, world.plans[grant.plan])
             self._bind(here)
+        here.prompt |= grant.prompt
         seq = grant.place - 1
         infos = world.steps(grant.plan)
         for step in range(grant.first, grant.last):
@@ -415,20 +417,24 @@ class Host:
             self._forget(here)
         elif not here.left:
             self.runs.pop(here.grant.run, None)
-        self.flush_soon()
+        self.flush_soon(prompt=here.prompt)
         self.pump()
 
-    def flush_soon(self) -> None:
-        """Report: at once when idle or long silent, else with what happens meanwhile."""
-        agenda, period = self.world.agenda, self.world.machine.costs.report
+    def flush_soon(self, *, prompt: bool = False) -> None:
+        """Report: at once when idle or long silent, else with what happens meanwhile.
+
+        prompt: grants wait for it.
+        """
+        agenda, costs = self.world.agenda, self.world.machine.costs
+        period = costs.prompt if prompt else costs.report
         if not self.open or agenda.now - self.flushed >= period:
             agenda.at(agenda.now, self._flush, priority=1)
-        elif not self.flushing:
-            self.flushing = True
-            agenda.after(self.world.vary(period), self._flush)
+        elif agenda.now + period < self.flushing:
+            self.flushing = agenda.now + self.world.vary(period)
+            agenda.at(self.flushing, self._flush)
 
     def _flush(self) -> None:
-        self.flushing = False
+        self.flushing = math.inf
         if not (self.finished or self.failed or self.resident):
             return
         self.flushed = self.world.agenda.now

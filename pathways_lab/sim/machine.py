@@ -76,6 +76,7 @@ class Costs:
     wake: a host whose launch thread is idle, until it launches what has come.
     launch: a host, per gang; its gangs are launched one after the other.
     report: a busy host gathers reports for so long; an idle one tells at once.
+    prompt: the same of ends that the next grants wait for.
     notice: partners of a dead host, until their computation fails.
     local: into a device from its own host.  island: into a host from its island.
     dcn: into a host from another island, or from a client.
@@ -94,6 +95,7 @@ class Costs:
     wake: float = figure(100e-6, "s", "assumed: a message and two threads")
     launch: float = figure(150e-6, "s", "measured: 0.1 to 0.3 ms for several CPU devices")
     report: float = figure(0.020, "s", "measured: it is the hosts' own period")
+    prompt: float = figure(0.001, "s", "measured: the same where grants wait for ends")
     notice: float = figure(0.001, "s", "assumed: a broken connection inside XLA")
     local: float = figure(3e9, "bytes/s", "measured: one copy in a host's memory")
     island: float = figure(50e9, "bytes/s", "assumed: fast links inside an island")

@@ -136,6 +136,7 @@ class RunHere:
     """What one host knows of one run.
 
     open: its granted steps that have not ended.  left: all that have not.
+    prompt: grants wait for their ends.
     """
 
     grant: Grant
@@ -143,6 +144,7 @@ class RunHere:
     values: dict[int, HostValue] = field(default_factory=dict)
     open: int = 0
     left: int = 0
+    prompt: bool = False
     aborted: bool = False
 
 

@@ -9,17 +9,20 @@ import pytest
 
 from pathways_lab.runtime.host import effects as module
 from pathways_lab.runtime.host.device_queues import Times
-from pathways_lab.runtime.host.effects import TOLD_AFTER, Carrier
+from pathways_lab.runtime.host.effects import GLANCE, TOLD_AFTER, Carrier
 from pathways_lab.runtime.host.row_reports import Courses
 
 NOW = Times(0.0, 0.0, 0.0, 1.0)
+HURRIED = 7
+"""A run for whose ends grants wait."""
 
 
 class Job:
     """A gang that has ended.  waits(): whether somebody waits for it."""
 
-    def __init__(self, waits: Any) -> None:
+    def __init__(self, waits: Any = lambda: False, run: int = 1) -> None:
         self.doomed = None
+        self.launch = SimpleNamespace(run=run, lane="lane")
         self._waits = waits
 
     @property
@@ -32,10 +35,13 @@ def carrier(*, short: bool = False) -> tuple[Any, list[Any]]:
     poked: list[Any] = []
     launcher = SimpleNamespace(memory=SimpleNamespace(short=short))
     parts: Any = SimpleNamespace()
-    made = Carrier(
-        "island0/host0", parts, launcher, parts, parts, parts, parts, parts, parts,  # type: ignore[arg-type]
+    lanes: Any = SimpleNamespace(find=lambda lane: SimpleNamespace(empty=parts.empty))
+    reports: Any = SimpleNamespace(hurried=lambda run: run == HURRIED)
+    made: Any = Carrier(
+        "island0/host0", parts, launcher, parts, lanes, parts, parts, parts, reports,  # type: ignore[arg-type]
         poked.append, lambda: 0.0, lambda op, fields: None, lambda reason: None,
     )  # fmt: skip
+    made.parts, parts.empty = parts, False
     return made, poked
 
 
@@ -51,6 +57,28 @@ def test_only_ends_that_somebody_needs_are_seen_at_once(
         host._over(Job(lambda: waited), NOW, None)
     assert len(poked) == at_once, "again only when it was looked"
     assert host.unseen
+
+
+def test_an_end_that_grants_wait_for_is_seen_at_once_and_of_small_gangs_some_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else devices stand still until a report is due; and a gang may be shorter than a look."""
+    host, poked = carrier()
+    now = [5.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    host._over(Job(run=HURRIED + 1), NOW, None)
+    assert not poked
+    looked = []
+    for gang in range(1000):
+        now[0] += 0.00005
+        host.parts.empty = gang == 999
+        host._over(Job(run=HURRIED), NOW, None)
+        if host._poked:
+            looked.append(gang)
+            host._poked, host._seen = False, now[0]
+    assert looked[0] == 0
+    assert len(looked) <= 2 + 1000 * 0.00005 / GLANCE
+    assert looked[-1] == 999, "the last one of its lane: nothing comes later that would tell"
 
 
 def test_who_begins_to_wait_meanwhile_finds_what_has_ended() -> None:

@@ -120,20 +120,35 @@ def test_a_run_whose_end_was_heard_hurries_nobody_and_is_not_lost(desk: Desk) ->
     assert len(desk.sent) == 2
 
 
-def test_an_end_for_which_grants_wait_is_told_at_once(desk: Desk) -> None:
+@pytest.mark.parametrize("now", [True, False])
+def test_an_end_for_which_grants_wait_is_told_at_once(desk: Desk, now: bool) -> None:
     """Although whoever waits for its value has heard of it, and others are under way here."""
     desk.reports.hurry(1)
+    desk.reports.finished(2, 0, 0.001, None)
+    desk.reports.due()
+    desk.sent.clear()
     for step in (0, 1):
-        desk.now += 1e-5
+        desk.now += QUICK
         desk.reports.finished(1, step, 0.001, None)
         if step:
             desk.reports.told()
             desk.reports.run_over(1)
-        desk.reports.due()
+        desk.reports.due(now=now)
+        desk.pass_time(0.0 if now else QUICK)
         assert len(desk.sent) == step + 1
+    desk.pass_time(QUICK)
     desk.reports.finished(1, 2, 0.001, None)
     desk.reports.due()
     assert len(desk.sent) == 2, "what is over hurries nobody"
+
+
+def test_the_ends_of_small_gangs_are_told_together_although_grants_wait(desk: Desk) -> None:
+    desk.reports.hurry(1)
+    for step in range(1000):
+        desk.reports.finished(1, step, 0.00005, None)
+        desk.reports.due()
+        desk.pass_time(0.00005)
+    assert len(desk.sent) <= 2 + 2 * 1000 * 0.00005 / QUICK
 
 
 def test_what_nobody_has_heard_takes_what_was_heard_along(desk: Desk) -> None:

@@ -59,6 +59,15 @@ def test_it_waits_for_one_gang_where_a_training_has_no_window(policy: Policy, ga
     assert found[-1] <= gang + TOKEN + SLACK
 
 
+@pytest.mark.parametrize("gang", [0.002, 0.005, 0.03])
+def test_a_training_whose_window_is_two_gangs_keeps_its_device(gang: float) -> None:
+    """Its hosts tell at once what the next grant waits for."""
+    machine = Machine(1, 1, 1, functions={"layer": FunctionCost(gang)}, costs=Costs(jitter=0.0))
+    training = Load(chain("train", 1, ["layer"] * 4), "trainer", runs=100, flight=10, feeds={0: 0})
+    found = simulate([training], machine, rules=Rules(ahead=2 * gang))
+    assert found.seconds < 1.02 * 400 * gang
+
+
 def test_without_the_bound_it_waits_for_three_times_as_long() -> None:
     found = tokens(Priority(), 0.03, Rules(ahead=0.3, window=0.1))
     assert found[len(found) // 2] > 0.2

@@ -42,7 +42,7 @@ from pathways_lab.core.state import State
 
 FAR = 10**12
 """Device microseconds ahead that nobody reaches."""
-PROMPT = 50_000
+PROMPT = 100_000
 """Device microseconds ahead: with less, devices may have nothing to do before a report comes."""
 
 

@@ -202,6 +202,11 @@ class Lane:
         """The first gang that was handed over and is not over."""
         return next(iter(tuple(self._unfinished)), None)
 
+    @property
+    def empty(self) -> bool:
+        """Whether all that was handed over is over."""
+        return not self._unfinished
+
     def close(self) -> None:
         """End when everything that was handed over is done."""
         self._jobs.put(None)

@@ -6,7 +6,7 @@ is worth to wake the reactor for.
 
 How: actions are done in order, also those that follow from doing them, and a device
 queue gets all gangs of one decision at once.  Ends are collected, and looked at
-when a client waits for one, when a step waits for memory, with the next message, or with
+when a client, a step or the next grants wait for one, with the next message, or with
 the next report: to look at each in the launch thread keeps the other hosts
 of a collective waiting.
 
@@ -56,6 +56,8 @@ from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 TOLD_AFTER = 0.005
 """A gang that runs longer (seconds) is reported when it launches, not only when it ends.  Shorter
 bars are invisible in a live view."""
+GLANCE = 0.002
+"""Seconds between two looks at ends that grants wait for, while more of them are to come."""
 
 Ending = GangJob | Piece
 
@@ -103,6 +105,7 @@ class Carrier:
         self._flying: dict[Key, GangJob] = {}
         self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
         self._poked = False
+        self._seen = 0.0
         self._doomed: dict[Key, Failure] = {}
         self._courses = Courses(host, story, self.piece_over, self._explained)
 
@@ -255,7 +258,7 @@ class Carrier:
         """In the lane's thread.  To see to each end would cost more than a small gang."""
         if failure is not None and job.doomed is None:
             failure = self._explained(job.place, failure)
-        self._end(job, times, failure)
+        self._end(job, job.launch, times, failure)
 
     def _explained(self, place: Place, failure: Failure) -> Failure:
         """A gang's failure; other hosts may know its cause better.  In the launch thread."""
@@ -265,14 +268,31 @@ class Carrier:
 
     def piece_over(self, piece: Piece, times: Times) -> None:
         """The same of gangs of a row."""
-        self._end(piece, times, None)
+        self._end(piece, piece.course.launch, times, None)
 
-    def _end(self, job: Ending, times: Times, failure: Failure | None) -> None:
+    def _end(
+        self, job: Ending, launch: Launch | LaunchRow, times: Times, failure: Failure | None
+    ) -> None:
         # First: whoever begins to wait meanwhile looks for what has ended.
         self._ended.append((job, times, failure))
-        if not self._poked and (job.awaited or self._launcher.memory.short):
+        if not self._poked and (
+            job.awaited or self._launcher.memory.short or self._hurries(launch)
+        ):
             self._poked = True
             self._call_here(self.see_ended)
+
+    def _hurries(self, launch: Launch | LaunchRow) -> bool:
+        """Whether grants wait for an end of this run.
+
+        Of gangs that are shorter than :data:`GLANCE` not each is seen: only now and then one, and
+        the last of its lane.
+        """
+        if not self._reports.hurried(launch.run):
+            return False
+        if time.monotonic() - self._seen >= GLANCE:
+            return True
+        lane = self._lanes.find(launch.lane)
+        return lane is None or lane.empty
 
     def _broken(self, number: int, reason: str) -> None:
         """The hosts of a formation live, but its connections do not.  In the lane's thread."""
@@ -280,7 +300,7 @@ class Carrier:
 
     def see_ended(self) -> None:
         """See to the gangs that have ended."""
-        self._poked = False
+        self._poked, self._seen = False, time.monotonic()
         while self._ended:
             job, times, failure = self._ended.popleft()
             if isinstance(job, Piece):

@@ -2,10 +2,10 @@
 
 Problem: a gang can take 50 us, a message costs as much; a user waits for the
 last one.  So events are collected and sent in one message: every :data:`PERIOD`
-while work is under way, within :data:`QUICK` of a run's end, and at once when the
-host is idle, has sent nothing for that long, or the next grants wait for this end.
-The end of a run of which the host has told the waiting client hurries nobody: it
-travels with the next report, a :data:`PERIOD` later at most.
+while work is under way, within :data:`QUICK` of a run's end or of an end that the
+next grants wait for, and at once when the host is idle or has sent nothing for that
+long.  The end of a run of which the host has told the waiting client hurries nobody:
+it travels with the next report, a :data:`PERIOD` later at most.
 
 Rule for maintainers: in the reactor's thread only.
 
@@ -116,6 +116,10 @@ class Reports:
         """Others wait for whatever of this run ends."""
         self._prompt.add(run)
 
+    def hurried(self, run: int) -> bool:
+        """Whether they do; from any thread."""
+        return run in self._prompt
+
     def run_over(self, run: int) -> None:
         """Somebody may wait for what was reported."""
         self._runs_over.add(run)
@@ -145,10 +149,8 @@ class Reports:
         heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
         waited_for = not self._prompt.isdisjoint(self._ending)
         self._prompt -= self._runs_over
-        if waited_for and now:
-            self.flush()
-        elif not heard or waited_for:
-            self._over |= bool(self._runs_over)
+        if not heard or waited_for:
+            self._over |= bool(self._runs_over) or waited_for
             if now and (since >= PERIOD or idle or (self._over and since >= QUICK)):
                 self.flush()
             elif (self._over or idle) and not self._hurried:
