@@ -122,6 +122,11 @@ class Launcher:
         return code in self._alone or code in self._first_alone
 
     @property
+    def runs(self) -> tuple[int, ...]:
+        """Runs of which something was granted, and that may go on."""
+        return tuple(self._runs)
+
+    @property
     def idle(self) -> bool:
         """Whether no granted step is unfinished."""
         return not any(run.steps for run in self._runs.values())

@@ -1,9 +1,9 @@
 """Simulated transfers: from the hosts of one slice to those of another.
 
-Problem: what decides order and memory must be exact (a source is kept until
-its bytes have left, a receive buffer is taken in the order of the grants, early
-bytes wait in the host's own memory); how long it takes may be rough: every
-target host receives its shards through one interface, one after the other.
+Problem: when a transfer may be sent and where there is room for it, launchers
+decide; how long it takes may be rough: it begins when all its sources are there,
+and every target host receives its shards through one interface, one after the other.
+Bytes that come before there is room for them wait in the host's own memory.
 
 Rule for maintainers: no piece of a shard is modelled; the bytes of an exchange
 are those of the target's shards.  Devices of one host that need the same one share it,
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Box, Layout, boxes
-from pathways_lab.core.program.program import Transfer
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.sim.parts import HostPort, Movement, Task, WorldPort
+from pathways_lab.executor.actions import Key, Receive, Send
+from pathways_lab.sim.parts import HostPort, WorldPort
 
 
 @functools.lru_cache(maxsize=256)
@@ -32,66 +34,70 @@ def shards(layout: Layout, shape: tuple[int, ...], on: SliceBinding) -> Mapping[
     return {host: len(different) for host, different in found.items()}
 
 
+@dataclass(slots=True, eq=False)
+class Movement:
+    """A transfer on all its hosts.
+
+    origins: all sending hosts.  sent: those whose bytes exist and have not left.
+    sources: hosts whose bytes do not exist yet.
+    targets: receiving hosts that have not got theirs, and how many different shards each needs.
+    arrived: hosts whose bytes have come.  waiting: what hosts have room for.
+    content, failure: of the value that moves.
+    """
+
+    origins: Mapping[str, object]
+    targets: dict[str, int]
+    sources: set[str]
+    start: float = -1.0
+    sent: list[tuple[HostPort, Key]] = field(default_factory=list)
+    arrived: set[str] = field(default_factory=set)
+    waiting: dict[str, tuple[HostPort, Receive]] = field(default_factory=dict)
+    content: int | None = None
+    failure: Failure | None = None
+
+
 class Network:
     """All transfers under way.  late(source, target): how much later one of hosts arrives."""
 
     def __init__(self, world: WorldPort) -> None:
         self.world = world
-        self.moving: dict[tuple[int, int], Movement] = {}
+        self.moving: dict[int, dict[int, Movement]] = {}
+        """By run and step."""
         self.late: Callable[[str, str], float] = lambda source, target: 0.0
 
-    def begin(self, host: HostPort, task: Task) -> None:
-        """A host has come to a transfer: what it must receive has room now."""
-        world, node, here = self.world, task.info.node, task.run
-        assert isinstance(node, Transfer)
-        key = here.grant.run, task.step
-        source, target = here.plan.values[node.input].slice, here.plan.values[node.output].slice
-        assert source is not None and target is not None
-        movement = self.moving.get(key)
-        if movement is None:
-            made = here.plan.values[node.output]
-            movement = self.moving[key] = Movement(
-                *key, tuple(world.local[source]),
-                shards(made.layout, made.shape, world.bindings[target]),
-                set(world.local[source]),
-            )  # fmt: skip
-            movement.roles = len(world.local[source]) + len(world.local[target])
-        if here.aborted:
-            movement.dead = True
-        task.roles = (host.name in world.local[source]) + (host.name in world.local[target])
-        if host.name in world.local[target]:
-            host.receive(here.values[node.output])
-            movement.waiting[host.name] = task
-        if host.name in world.local[source]:
-            value = here.values[node.input]
-            value.sends.append(task)
-            if value.done:
-                self.ready(host, task)
-        self._deliver(movement)
+    def _movement(self, action: Send | Receive) -> Movement:
+        run, step = action.key
+        found = self.moving.setdefault(run, {}).get(step)
+        if found is None:
+            values, world = action.plan.values, self.world
+            source, made = values[action.node.input].slice, values[action.node.output]
+            assert source is not None
+            assert made.slice is not None
+            origins = world.local[source]
+            needs = shards(made.layout, made.shape, world.bindings[made.slice])
+            found = self.moving[run][step] = Movement(origins, dict(needs), set(origins))
+        return found
 
-    def ready(self, host: HostPort, task: Task) -> None:
-        """The bytes of one source host exist."""
-        movement = self.moving[task.run.grant.run, task.step]
+    def send(self, host: HostPort, action: Send) -> None:
+        """The bytes of one source host exist, or never will."""
+        movement = self._movement(action)
         movement.sources.discard(host.name)
-        movement.content = task.run.values[task.info.used[0]].content
-        movement.sent.append((host, task))
-        if movement.dead:
-            self._deliver(movement)
-        elif not movement.sources:
-            movement.start = self.world.agenda.now
-            last = movement.start
+        movement.sent.append((host, action.key))
+        movement.failure = movement.failure or action.failure
+        if not movement.sources:
+            movement.content = action.source.payload
+            movement.start = last = self.world.agenda.now
             for name, count in movement.targets.items():
                 target = self.world.host(name)
                 if target is not None:
-                    arrival = self._arrival(host, target, task, count)
+                    arrival = self._arrival(host, target, action, count)
                     last = max(last, arrival)
-                    self.world.agenda.at(arrival, self._arrive, movement, name)
+                    self.world.agenda.at(arrival, self._arrive, movement, name, action.key)
             self.world.agenda.at(last, self._left, movement)
 
-    def _arrival(self, source: HostPort, target: HostPort, task: Task, count: int) -> float:
-        costs, node, here = self.world.machine.costs, task.info.node, task.run
-        assert isinstance(node, Transfer)
-        nbytes = count * here.plan.values[node.output].nbytes
+    def _arrival(self, source: HostPort, target: HostPort, action: Send, count: int) -> float:
+        costs = self.world.machine.costs
+        nbytes = count * action.plan.values[action.node.output].nbytes
         if source is target:
             latency, rate = costs.local_latency, costs.local
         elif source.island == target.island:
@@ -103,43 +109,42 @@ class Network:
         late = self.late(source.name, target.name)
         return target.ingress + self.world.vary(latency) + late
 
-    def _arrive(self, movement: Movement, name: str) -> None:
+    def _arrive(self, movement: Movement, name: str, key: Key) -> None:
         movement.arrived.add(name)
-        self._deliver(movement)
+        self._deliver(movement, name, key)
 
     def _left(self, movement: Movement) -> None:
         """All bytes have left their sources."""
         sent, movement.sent = movement.sent, []
-        for host, task in sent:
+        for host, key in sent:
             if self.world.alive(host):
-                host.sent(task)
-                self._role_ended(movement, host, task)
+                host.sent(key, None)
 
-    def _deliver(self, movement: Movement) -> None:
-        for name, task in list(movement.waiting.items()):
-            if name in movement.arrived or movement.dead:
-                del movement.waiting[name]
-                host = self.world.host(name)
-                if host is not None:
-                    value = task.run.values[task.info.made[0]]
-                    value.content = movement.content if name in movement.arrived else 0
-                    host.received(task, bad=name not in movement.arrived)
-                    self._role_ended(movement, host, task)
-        if movement.dead and movement.sent:
-            self._left(movement)
+    def receive(self, host: HostPort, action: Receive) -> None:
+        """A host has room for its bytes."""
+        movement = self._movement(action)
+        movement.waiting[host.name] = host, action
+        self._deliver(movement, host.name, action.key)
 
-    def _role_ended(self, movement: Movement, host: HostPort, task: Task) -> None:
-        task.roles -= 1
-        movement.roles -= 1
-        if not movement.roles:
-            self.moving.pop((movement.run, movement.step), None)
-        if not task.roles:
-            host.end(task, 0.0)
-            self.world.memory.transfer(movement, host, task, self.world.agenda.now)
+    def _deliver(self, movement: Movement, name: str, key: Key) -> None:
+        if name not in movement.arrived or name not in movement.waiting:
+            return
+        host, action = movement.waiting.pop(name)
+        del movement.targets[name]
+        if not movement.targets:
+            self.moving.get(key[0], {}).pop(key[1], None)
+        if self.world.alive(host):
+            now, content = self.world.agenda.now, movement.content
+            self.world.memory.transfer(host, action, movement.origins, movement.start, now)
+            host.received(action, content, movement.failure)
+
+    def cancel(self, host: HostPort, key: Key) -> None:
+        """A host waits for its bytes no more."""
+        movement = self.moving.get(key[0], {}).get(key[1])
+        if movement is not None:
+            movement.waiting.pop(host.name, None)
 
     def give_up(self, run: int) -> None:
-        """A run ends early: none of its transfers is waited for."""
-        for key, movement in list(self.moving.items()):
-            if key[0] == run:
-                movement.dead = True
-                self._deliver(movement)
+        """A run ends early: no host keeps what it would send to others."""
+        for movement in self.moving.pop(run, {}).values():
+            self._left(movement)

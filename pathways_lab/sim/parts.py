@@ -1,6 +1,6 @@
 """What hosts, network and world of a simulation hand each other.
 
-Problem: a host launches parts of gangs, the world lets gangs run, the network
+Problem: a host begins its parts of gangs, the world lets gangs run, the network
 carries bytes; each must be understood (and tested) without the others.
 
 Rule for maintainers: records without behaviour, and the ports through which
@@ -13,61 +13,22 @@ Paper: none.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.messages import Grant
-from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer
+from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.executor.actions import Key, Launch, LaunchRow, Receive, Send
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import FunctionCost, Machine
 
 
-@dataclass(slots=True, eq=False)
-class HostValue:
-    """One value's shards on one host.
-
-    ready: a reader may be queued behind its maker.  done: its bytes exist.
-    taken: it occupies device memory.  readers: steps here that have not ended.
-    kept: a buffer, freed by message.  bad: no value came about here.
-    where: its slice.
-    content: stands for what the bytes are, see :func:`made_of`; 0: nothing (yet).
-    """
-
-    nbytes: int
-    devices: tuple[int, ...]
-    readers: int = 0
-    kept: bool = False
-    ready: bool = False
-    done: bool = False
-    taken: bool = False
-    bad: bool = False
-    where: SliceId = 0
-    content: int = 0
-    sends: list[Task] = field(default_factory=list)
-
-
 def made_of(what: str, *parts: int) -> int:
     """A number for a value: the same for the same maker and the same parts, and no other's."""
     return zlib.crc32(repr((what, parts)).encode()) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """What every host looks up about a step of a plan.
-
-    used: inputs, each once.  consumed: those that it donates.  cost: of a call.
-    """
-
-    node: Call | Transfer
-    slices: tuple[SliceId, ...]
-    used: tuple[int, ...]
-    made: tuple[int, ...]
-    consumed: tuple[int, ...]
-    cost: FunctionCost
 
 
 @dataclass(slots=True, eq=False)
@@ -91,77 +52,29 @@ class Gang:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A gang on one host.  turns: devices that have not come to it yet.
+    """A gang on one host.
 
-    launched: it left the launch thread.  over: it has ended.
+    launch: by which the launcher handed it over.  at: its position in a row.
+    cells: contents of a row's values.  turns: devices that have not come to it yet.
+    gang: None where the host leaves it out.
+    launched: it left the launch thread.  over: it has ended, as *seconds* and *failure* say.
     """
 
     host: HostPort
-    task: Task
-    gang: Gang
-    turns: int
-    temporary: int
-    launched: bool = False
-    over: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Movement:
-    """A transfer on all its hosts.
-
-    origins: all sending hosts.  sources: those whose part does not exist yet.
-    targets: receiving hosts, and how many different shards each needs.
-    sent: tasks of those whose part does.  arrived: hosts that have their bytes;
-    waiting: tasks of hosts that have room for them.  dead: it will never be
-    complete.  roles: sends and receives that have not ended.
-    content: of the value that moves (see HostValue).
-    """
-
+    launch: Launch | LaunchRow
     run: int
     step: int
-    origins: tuple[str, ...]
-    targets: Mapping[str, int]
-    sources: set[str]
-    start: float = -1.0
-    sent: list[tuple[HostPort, Task]] = field(default_factory=list)
-    arrived: set[str] = field(default_factory=set)
-    waiting: dict[str, Task] = field(default_factory=dict)
-    dead: bool = False
-    roles: int = 0
-    content: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class RunHere:
-    """What one host knows of one run.
-
-    open: its granted steps that have not ended.  left: all that have not.
-    prompt: grants wait for their ends.
-    """
-
-    grant: Grant
-    plan: Plan
-    values: dict[int, HostValue] = field(default_factory=dict)
-    open: int = 0
-    left: int = 0
-    prompt: bool = False
-    aborted: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Task:
-    """A step of a run on this host.  devices: those whose order it must keep.
-
-    roles: of a transfer, what this host still has to do (send, receive).
-    """
-
-    run: RunHere
-    step: int
-    info: StepInfo
+    call: Call
     devices: tuple[int, ...]
     seq: int
-    begun: bool = False
-    roles: int = 0
+    turns: int
+    at: int = 0
+    cells: list[Any] = field(default_factory=list)
+    gang: Gang | None = None
+    launched: bool = False
+    over: bool = False
+    seconds: float = 0.0
+    failure: Failure | None = None
 
 
 class HostPort(Protocol):
@@ -174,30 +87,27 @@ class HostPort(Protocol):
     def part_ended(self, part: Part, seconds: float, failure: Failure | None) -> None:
         """A gang has ended on the host."""
 
-    def receive(self, value: HostValue) -> None:
-        """Take room for a transfer's bytes."""
-
-    def received(self, task: Task, bad: bool) -> None:
-        """A transfer's bytes are there, or never will be."""
-
-    def sent(self, task: Task) -> None:
+    def sent(self, key: Key, failure: Failure | None) -> None:
         """A transfer has taken its bytes."""
 
-    def end(self, task: Task, seconds: float) -> None:
-        """A step has ended."""
+    def received(self, action: Receive, content: int | None, failure: Failure | None) -> None:
+        """A transfer's bytes are there, or never will be."""
 
 
 class NetworkPort(Protocol):
     """The network, as a host sees it."""
 
-    def begin(self, host: HostPort, task: Task) -> None:
-        """A host has come to a transfer."""
+    def send(self, host: HostPort, action: Send) -> None:
+        """A host's bytes for a transfer exist, or never will."""
 
-    def ready(self, host: HostPort, task: Task) -> None:
-        """A host's bytes for a transfer exist."""
+    def receive(self, host: HostPort, action: Receive) -> None:
+        """A host has room for a transfer's bytes."""
+
+    def cancel(self, host: HostPort, key: Key) -> None:
+        """A host does not wait for them any more."""
 
     def give_up(self, run: int) -> None:
-        """None of a run's transfers is waited for any more."""
+        """None of a run's transfers is sent any more."""
 
 
 class MemoryPort(Protocol):
@@ -206,7 +116,9 @@ class MemoryPort(Protocol):
     def launched(self, part: Part, time: float) -> None:
         """A gang was handed to the devices of one host."""
 
-    def transfer(self, movement: Movement, host: HostPort, task: Task, end: float) -> None:
+    def transfer(
+        self, host: HostPort, action: Receive, sources: Iterable[str], start: float, end: float
+    ) -> None:
         """A transfer has ended on a host."""
 
 
@@ -217,11 +129,11 @@ class WorldPort(Protocol):
     agenda: Agenda
     keep_order: bool
     launch_poisoned: bool
+    wait_for_memory: bool
     remember: bool
     cores: Cores
-    plans: dict[str, Plan]
     bindings: dict[SliceId, SliceBinding]
-    islands: dict[SliceId, str]
+    lanes: dict[SliceId, str]
     local: dict[SliceId, dict[str, tuple[int, ...]]]
 
     @property
@@ -241,16 +153,12 @@ class WorldPort(Protocol):
         """A duration with the machine's jitter."""
         ...
 
-    def steps(self, key: str) -> tuple[StepInfo, ...]:
-        """What there is to know about the steps of a plan."""
-        ...
-
     def alive(self, host: HostPort | None) -> bool:
         """Whether this very device process still runs."""
         ...
 
-    def gang(self, task: Task, cost: FunctionCost) -> Gang:
-        """The gang that a task is a part of."""
+    def gang(self, part: Part, cost: FunctionCost) -> Gang:
+        """The gang that this is a part of."""
         ...
 
     def come(self, part: Part) -> None:

@@ -12,7 +12,7 @@ Paper: none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,9 +28,10 @@ from pathways_lab.core.messages import (
     SliceFreed,
 )
 from pathways_lab.core.messages.elastic import SliceMoved, SliceWithdrawn
-from pathways_lab.core.program.program import Plan, SliceId
+from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.sim.parts import HostPort, Movement, Part, Task
+from pathways_lab.executor.actions import Receive
+from pathways_lab.sim.parts import HostPort, Part
 from pathways_lab.timeline import records
 from pathways_lab.timeline.records_of import records_of
 
@@ -85,28 +86,46 @@ class Memory:
     def launched(self, part: Part, time: float) -> None:
         """A gang was handed to the devices of one host."""
         if self.on:
-            task = part.task
-            args = {"devices": task.devices, "line": _line(task), **self._args(task)}
+            call, plan = part.call, part.launch.plan
+            args = {"devices": part.devices, "line": _line(call), **_args(part.seq, call.slice)}
             self.records.append(
                 records.Event(
-                    "launched", time, part.host.island, part.host.name, task.run.grant.run,
-                    task.step, task.run.plan.name, task.info.node.name, self._client(task), args,
+                    "launched", time, part.host.island, part.host.name, part.run, part.step,
+                    plan.name, call.name, self._client(plan), args,
                 )
             )  # fmt: skip
 
     def gang(self, part: Part, start: float, end: float, failed: bool) -> None:
         """A gang has ended on one host."""
         if self.on:
-            self._span("gang", part.host, part.task, start, end, poisoned=failed)
+            call, plan = part.call, part.launch.plan
+            self.records.append(
+                records.Span(
+                    "gang", start, end, part.host.island, part.host.name, part.devices, part.run,
+                    part.step, plan.name, call.name, self._client(plan), _line(call),
+                    {**_args(part.seq, call.slice), "poisoned": failed},
+                )
+            )  # fmt: skip
 
-    def transfer(self, movement: Movement, host: HostPort, task: Task, end: float) -> None:
+    def transfer(
+        self, host: HostPort, action: Receive, sources: Iterable[str], start: float, end: float
+    ) -> None:
         """A transfer has ended on a host."""
-        if self.on and movement.start >= 0.0 and host.name in movement.targets:
-            made = task.run.plan.values[task.info.made[0]]
-            sources = ", ".join(movement.origins)
-            self._span(
-                "transfer", host, task, movement.start, end,
-                nbytes=made.nbytes * len(task.devices), source=sources, target=host.name,
+        if self.on:
+            node, plan, (run, step) = action.node, action.plan, action.key
+            made, devices = action.target.value, tuple(sorted(action.target.locals))
+            assert made.slice is not None
+            more = {
+                "nbytes": made.nbytes * len(devices),
+                "source": ", ".join(sources),
+                "target": host.name,
+            }
+            self.records.append(
+                records.Span(
+                    "transfer", start, end, host.island, host.name, devices, run, step, plan.name,
+                    node.name, self._client(plan), _line(node),
+                    {**_args(action.seq, made.slice), **more},
+                )
             )  # fmt: skip
 
     def compiled(self, host: str, function: str, where: SliceId, start: float, end: float) -> None:
@@ -118,26 +137,14 @@ class Memory:
                 records.Span("compile", start, end, island, host, node=function, args=args)
             )
 
-    def _span(
-        self, kind: str, host: HostPort, task: Task, start: float, end: float, **more: Any
-    ) -> None:
-        run = task.run.grant.run
-        self.records.append(
-            records.Span(
-                kind, start, end, host.island, host.name, task.devices, run, task.step,
-                task.run.plan.name, task.info.node.name, self._client(task), _line(task),
-                {**self._args(task), **more},
-            )
-        )  # fmt: skip
-
-    def _args(self, task: Task) -> dict[str, Any]:
-        return {"seq": task.seq, "slice": task.info.slices[-1], "simulated": True}
-
-    def _client(self, task: Task) -> str:
-        known = self.plans.get(task.run.plan.key)
+    def _client(self, plan: Plan) -> str:
+        known = self.plans.get(plan.key)
         return known[0] if known is not None else ""
 
 
-def _line(task: Task) -> str:
-    line = task.info.node.line
-    return str(line) if line.number else ""
+def _args(seq: int, where: SliceId) -> dict[str, Any]:
+    return {"seq": seq, "slice": where, "simulated": True}
+
+
+def _line(node: Call | Transfer) -> str:
+    return str(node.line) if node.line.number else ""

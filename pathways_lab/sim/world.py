@@ -48,9 +48,7 @@ from pathways_lab.core.messages import (
 )
 from pathways_lab.core.messages.elastic import SliceWithdrawn
 from pathways_lab.core.messages.programs import ProgramsForgotten
-from pathways_lab.core.program.legality import donated_of, inputs_of, outputs_of
-from pathways_lab.core.program.plans import index_plan
-from pathways_lab.core.program.program import Call, Plan, SliceId
+from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.sim.agenda import Agenda
@@ -58,7 +56,7 @@ from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.host import Host
 from pathways_lab.sim.machine import FunctionCost, Machine
 from pathways_lab.sim.network import Network
-from pathways_lab.sim.parts import Gang, HostPort, Part, StepInfo, Task
+from pathways_lab.sim.parts import Gang, HostPort, Part
 from pathways_lab.sim.remember import Memory
 
 
@@ -81,6 +79,7 @@ class World:
     keep_order: hosts hear of grants in the order in which they were made; without
         it each grant travels on its own, and *lag* may hold it up.
     launch_poisoned: gangs whose input is missing are launched all the same.
+    wait_for_memory: hosts launch what fits into their devices' memory, and nothing else.
     fails: whether a step fails on a host, given ``(run, step, host)``.
     repeats: whether a host's report comes twice.
     pace: how many times as long a gang takes, given its hosts.
@@ -97,6 +96,7 @@ class World:
         *,
         keep_order: bool = True,
         launch_poisoned: bool = True,
+        wait_for_memory: bool = True,
         remember: bool = True,
         absent: frozenset[str] = frozenset(),
         vary: Callable[[random.Random, float], float] | None = None,
@@ -110,6 +110,7 @@ class World:
         self.network = Network(self)
         self.keep_order = keep_order
         self.launch_poisoned = launch_poisoned
+        self.wait_for_memory = wait_for_memory
         self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
         self.repeats: Callable[[], bool] = lambda: False
@@ -123,8 +124,8 @@ class World:
         self.islands: dict[SliceId, str] = {}
         self.local: dict[SliceId, dict[str, tuple[int, ...]]] = {}
         self.bindings: dict[SliceId, SliceBinding] = {}
+        self.lanes: dict[SliceId, str] = {}
         self._members: dict[SliceId, list[Host | None]] = {}
-        self._steps: dict[str, tuple[StepInfo, ...]] = {}
         self._gangs: dict[tuple[int, int], Gang] = {}
         self._links: dict[str, float] = {}
         self._linked: dict[str, Host] = {}
@@ -199,9 +200,10 @@ class World:
                     self._to_host(host, Host.unbind, command.slice)
             case ProgramsForgotten():
                 for host in command.hosts:
-                    self._to_host(host, Host.forget, command.functions)
+                    self._to_host(host, Host.forget, command.plans, command.functions)
             case ShareProgram():
-                pass
+                for host in command.hosts:
+                    self._to_host(host, Host.program, self.plans[command.plan])
 
     def _to_client(self, name: str, command: Command) -> None:
         client = self.clients.get(name)
@@ -224,26 +226,7 @@ class World:
         self._members[binding.slice] = [self.hosts.get(h) for h in local]
         self.local[binding.slice] = {h: tuple(sorted(d)) for h, d in local.items()}
         self.islands[binding.slice] = binding.island
-
-    def steps(self, key: str) -> tuple[StepInfo, ...]:
-        """What there is to know about the steps of a plan."""
-        found = self._steps.get(key)
-        if found is None:
-            index = index_plan(self.plans[key], "", self.bindings)
-            found = self._steps[key] = tuple(
-                StepInfo(
-                    step.node,
-                    slices,
-                    tuple(dict.fromkeys(inputs_of(step.node))),
-                    outputs_of(step.node),
-                    donated_of(step.node),
-                    self.machine.cost(step.node.function)
-                    if isinstance(step.node, Call)
-                    else self.machine.default,
-                )
-                for step, slices in zip(index.plan.steps, index.step_slices, strict=True)
-            )
-        return found
+        self.lanes[binding.slice] = "+".join([f"{h}:{d}" for h, d in sorted(binding.devices)])
 
     # --- hosts -----------------------------------------------------------------------
 
@@ -293,7 +276,7 @@ class World:
 
     def _compiled(self, host: Host, command: Prepare, temporary: int, start: float) -> None:
         name = host.name
-        host.forgotten.discard((command.function, command.slice))
+        host.compiled(command.function, command.slice, temporary)
         self.memory.compiled(name, command.function, command.slice, start, self.agenda.now)
         ready = ((command.function, command.slice, temporary, None),)
         self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))
@@ -328,13 +311,11 @@ class World:
 
     # --- gangs -----------------------------------------------------------------------
 
-    def gang(self, task: Task, cost: FunctionCost) -> Gang:
-        """The gang that a task is a part of."""
-        key = task.run.grant.run, task.step
+    def gang(self, part: Part, cost: FunctionCost) -> Gang:
+        """The gang that this is a part of."""
+        key, node = (part.run, part.step), part.call
         found = self._gangs.get(key)
         if found is None:
-            node = task.info.node
-            assert isinstance(node, Call)
             hosts = tuple(self.local[node.slice])
             speed = self.machine.of(self.islands[node.slice]).speed
             seconds = self.vary(cost.seconds) * self.pace(hosts) / speed
@@ -346,17 +327,18 @@ class World:
     def come(self, part: Part) -> None:
         """All devices of a gang on one host have its turn."""
         gang = part.gang
+        assert gang is not None
         gang.come.append(part)
         if gang.broken:
             self._break_soon(gang)
         elif not gang.collective:
             self.cores.compute(
-                self.vary(gang.seconds), gang.cores * len(part.task.devices),
+                self.vary(gang.seconds), gang.cores * len(part.devices),
                 self._part_ends, part, self.agenda.now, gang.seconds,
             )  # fmt: skip
         elif len(gang.come) == len(gang.hosts):
             gang.start = self.agenda.now
-            devices = sum(len(part.task.devices) for part in gang.come)
+            devices = sum(len(part.devices) for part in gang.come)
             self.cores.compute(gang.seconds, gang.cores * devices, self._gang_ends, gang)
 
     def _gang_ends(self, gang: Gang) -> None:
@@ -365,11 +347,11 @@ class World:
                 self._part_ends(part, gang.start, gang.seconds)
 
     def _part_ends(self, part: Part, start: float, seconds: float) -> None:
-        host, gang = part.host, part.gang
+        host = part.host
         if part.over or not self.alive(host):
             return
         failure = None
-        if self.fails(gang.run, gang.step, host.name):
+        if self.fails(part.run, part.step, host.name):
             failure = Failure("execute", "the computation failed (simulated)")
         self.memory.gang(part, start, self.agenda.now, failure is not None)
         host.part_ended(part, seconds, failure)
@@ -393,20 +375,11 @@ class World:
         gangs: dict[tuple[int, int], Launch] = {}
         orders: dict[Hashable, list[Hashable]] = {}
         for host in self.hosts.values():
-            queued = [[p.task for p in queue] for queue in host.queues]
-            for device, tasks in enumerate(queued):
-                waiting = [t for t in host.pending if device in t.devices]
-                orders[host.name, device] = [
-                    (t.run.grant.run, t.step)
-                    for t in (*tasks, *waiting)
-                    if isinstance(t.info.node, Call)
-                ]
-            for task in (*(t for tasks in queued for t in tasks), *host.pending):
-                where = task.info.slices[0]
-                name = task.run.grant.run, task.step
-                if isinstance(task.info.node, Call):
-                    queues = [(h, d) for h, local in self.local[where].items() for d in local]
-                    gangs[name] = Launch(name, tuple(queues))
+            for run, step, where in host.line():
+                queues = [(h, d) for h, local in self.local[where].items() for d in local]
+                gangs[run, step] = Launch((run, step), tuple(queues))
+                for device in self.local[where][host.name]:
+                    orders.setdefault((host.name, device), []).append((run, step))
         return find_cycle(gangs.values(), orders, self.machine.streams)
 
     # --- clients ---------------------------------------------------------------------

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
-
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Launch, Receive
 from pathways_lab.executor.device_memory import Memory
 from pathways_lab.executor.launcher import Launcher
 from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
-from tests.runtime.launcher_world import launchers
-from tests.sim.search import search
 
 
 @dataclass(eq=False)
@@ -235,45 +231,3 @@ def test_an_input_made_by_a_run_granted_after_an_earlier_window() -> None:
     bench.grant(grant(1, reader, first=1, inputs=(None, 7), outputs=(8,)))
     assert bench.launched() == ["f", "m", "g"]
     assert not any(a.poison for a in bench.actions if isinstance(a, Launch))
-
-
-# --- with the core that admits and grants ---------------------------------------------
-
-SEEDS = range(150)
-
-
-def test_limits_hold_and_nothing_hangs_in_random_workloads() -> None:
-    """Programs over islands, donations, failures, lost hosts and clients; little memory."""
-    waited = 0
-    for seed in SEEDS:
-        with launchers() as made:
-            assert search(seed).broken == "", seed
-        for host in made:
-            assert host.most <= host.limit, (seed, host.name)
-            waited += host.most == host.limit
-    assert waited, "memory was never full"
-
-
-def test_without_the_wait_devices_hold_more_than_they_have() -> None:
-    over = 0
-    for seed in range(60):
-        with launchers(waits=False) as made:
-            search(seed, checks=False)
-        over += any(host.most > host.limit for host in made)
-    assert over > 3
-
-
-def test_waiting_out_of_the_order_of_grants_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever finds room takes it: then earlier grants wait for later ones."""
-
-    def selfish(self: Memory[Claim], claim: Claim) -> bool:
-        assert self.limit is not None
-        need = claim.need()
-        return all(self.used.get(d, 0) + need <= self.limit for d in claim.locals)
-
-    monkeypatch.setattr(Memory, "_fits", selfish)
-    broken = []
-    for seed in range(60):
-        with launchers():
-            broken.append(search(seed, checks=False).broken)
-    assert any("ended 0 times" in verdict for verdict in broken)

@@ -57,8 +57,11 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "quotas": {"quotas": False},
     "overtaking": {"overtaking": None},
     "poison": {"launch_poisoned": False},
+    "memory": {"wait_for_memory": False},
 }
 """By the rule's name, what switches it off: of :class:`Rules`, or of the world."""
+
+_WORLDS = ("keep_order", "launch_poisoned", "wait_for_memory")
 
 
 FOCUS: Mapping[str, Shape] = {
@@ -104,7 +107,7 @@ def search(
     rng = random.Random(seed)
     shape = shape or shape_of(seed, without)
     off = dict(WITHOUT[without]) if without else {}
-    world_off = {k: off.pop(k) for k in ("keep_order", "launch_poisoned") if k in off}
+    world_off = {k: off.pop(k) for k in _WORLDS if k in off}
     bound = rng.choice((2, 8, 64))
     rules = Rules(
         window=rng.choice((0.001, 0.005, 0.1)),
@@ -162,6 +165,7 @@ def search(
         if world.agenda.run(calls=200_000) == 200_000:
             broken = "the simulation does not end"
         broken = broken or _ended(world, clients) or _one_order(world) or _kept(world, clients)
+        broken = broken or _over_limit(world)
         if worst[0] > bound:
             broken = broken or f"a run was overtaken {worst[0]} times, {bound} are allowed"
         for client in clients:
@@ -240,6 +244,8 @@ def _ended(world: World, clients: list[RandomClient]) -> str:
             failure = told[0].failure
             if failure is not None and failure.remedy in _REGISTER:
                 return f"run {run} of {client.name}, which registers what it runs: {failure}"
+            if failure is not None and failure.kind == "internal":
+                return f"run {run} of {client.name}: {failure}"
         for buffer, run in client.outputs.items():
             told_of = client.resolved.get(buffer, [])
             if not told_of:
@@ -282,6 +288,15 @@ def _one_order(world: World) -> str:
     return ""
 
 
+def _over_limit(world: World) -> str:
+    """No device ever held more than it has."""
+    for host in world.hosts.values():
+        most = max(host.launcher.memory.most.values(), default=0)
+        if most > world.machine.of(host.island).memory:
+            return f"a device of {host.name} held {most} bytes"
+    return ""
+
+
 def _empty(world: World) -> str:
     """Nothing is left of clients that have gone."""
     state = world.control.state
@@ -293,10 +308,11 @@ def _empty(world: World) -> str:
             f" slices {list(world.control.slices)}"
         )
     for host in world.hosts.values():
-        if any(host.used):
-            return f"{host.name} still holds {host.used}"
-        if host.buffers or host.runs:
-            return f"{host.name} still keeps {list(host.buffers)} of {list(host.runs)}"
+        launcher = host.launcher
+        if any(launcher.memory.used.values()):
+            return f"{host.name} still holds {launcher.memory.used}"
+        if len(launcher.buffers) or launcher.runs:
+            return f"{host.name} still keeps {len(launcher.buffers)} buffers, runs {launcher.runs}"
     if any(row.nbytes for row in state.accounts.rows.values()):
         return f"accounts still count {state.accounts.rows}"
     if world.control.bookings.line or state.resources.leases or world.control.sharing.names:

@@ -19,6 +19,7 @@ from pathways_lab.core.scheduling.cancelling import Cancelling
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.remote_policy import Questions
 from pathways_lab.core.slices.sharing import Sharing
+from pathways_lab.executor.device_memory import Claim, Memory
 from pathways_lab.sim.host import Host
 from tests.sim.search import STORM, WITHOUT, main, search, shape_of
 
@@ -30,11 +31,12 @@ def test_no_workload_breaks_the_rules(first: int) -> None:
 
 
 KEPT = {
-    "liveness": (16, 69, 130),
-    "order": (6, 8, 10),
+    "liveness": (16, 69, 103),
+    "memory": (26, 34, 49),
+    "order": (3, 6, 8),
     "overtaking": (2, 3, 8),
     "peak": (1, 24, 34),
-    "poison": (11, 26, 39),
+    "poison": (11, 26, 54),
     "predecessors": (3, 4, 11),
     "producers": (42, 71, 89),
     "quotas": (1, 3, 7),
@@ -65,7 +67,9 @@ def _reference_stays(self: Store, number: int) -> BufferRecord:
 def _wrong_now_and_then(self: Host, buffer: int, where: int, nbytes: int) -> None:
     upload(self, buffer, where, nbytes)
     if buffer % 5 == 0:
-        self.buffers[buffer].content += 1
+        slot = self.launcher.buffers.get(buffer)
+        if slot is not None:
+            slot.payload += 1
 
 
 def _drops_anothers(self: Store, record: BufferRecord) -> None:
@@ -107,6 +111,21 @@ def test_a_core_that_waits_for_an_answer_for_ever_is_found(monkeypatch: pytest.M
     """Policies that answer from elsewhere are searched for too."""
     monkeypatch.setattr(Questions, "answered", lambda self, question, run: None)
     assert any("ended 0 times" in search(seed).broken for seed in range(0, 60, 3))
+
+
+def test_a_host_that_launches_what_fits_out_of_the_order_of_grants_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever finds room takes it: then earlier grants wait for later ones."""
+
+    def selfish(self: Memory[Any], claim: Claim) -> bool:
+        assert self.limit is not None
+        need = claim.need()
+        return all(self.used.get(d, 0) + need <= self.limit for d in claim.locals)
+
+    monkeypatch.setattr(Memory, "_fits", selfish)
+    shape = shape_of(0, "liveness")
+    assert any("ended 0 times" in search(seed, shape).broken for seed in (24, 28, 49))
 
 
 def test_a_workload_is_the_same_every_time() -> None:
