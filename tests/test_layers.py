@@ -164,7 +164,7 @@ def misdirected(modules: list[Module]) -> list[str]:
     return problems
 
 
-OPTIONAL = {"timeline/frame.py": {"pandas"}}
+OPTIONAL = {"timeline/export/frame.py": {"pandas"}}
 """Packages that one module imports when it is asked to."""
 
 

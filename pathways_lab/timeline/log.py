@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathways_lab.timeline import busy, files, frame, perfetto, planned, queries, runs, waits
+from pathways_lab.timeline import busy, planned, queries, runs, waits
 from pathways_lab.timeline.entries import Entries
+from pathways_lab.timeline.export import files, frame, perfetto
 from pathways_lab.timeline.flow import PLANS, RUNS
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.packed import Item, Packed, single, size

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, overload
 
-from pathways_lab.timeline.frame import made_of
+from pathways_lab.timeline.export.frame import made_of
 from pathways_lab.timeline.packed import Granted, Item, Packed, Row
 from pathways_lab.timeline.records import ENDS, Event, Span, own
 from pathways_lab.timeline.text_table import TextTable

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_lab.timeline import files, frame, perfetto
+from pathways_lab.timeline.export import files, frame, perfetto
 from pathways_lab.timeline.log import Timeline, load
 from pathways_lab.timeline.records import Event, Sample, Span
 from tests.notebook.synthetic import training

@@ -1,0 +1,1 @@
+"""A timeline for other tools: its own file of columns, pandas, and Perfetto."""
