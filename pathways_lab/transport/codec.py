@@ -25,13 +25,15 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints, overload
 
 T = TypeVar("T")
 _Pack = Callable[[Any], Any]
 _Unpack = Callable[[Any], Any]
 _SCALARS = (int, float, str, bool, bytes)
+_FEW = 4
+"""So many entries are as soon checked one by one."""
 
 
 PACKED = "packed"
@@ -119,16 +121,32 @@ class _Field:
     @property
     def unpacked(self) -> str:
         """The expression that unpacks what ``own_`` and its name stands for."""
-        own, slow = f"own_{self.name}", f"unpack_{self.name}(own_{self.name})"
-        hint, within = _bounds(self.hint)
-        if hint is float and within is None:
-            return f"{own} if type({own}) is float and {own} - {own} == 0.0 else {slow}"
-        if hint in (int, float) and within is not None:
-            known = f"type({own}) is {hint.__name__} and {within.least} <= {own} <= {within.most}"
-            return f"{own} if {known} else {slow}"
-        if hint in _SCALARS and within is None:
-            return f"{own} if type({own}) is {hint.__name__} else {slow}"
-        return slow
+        return _unpacked(self.hint, f"own_{self.name}", f"unpack_{self.name}")
+
+
+def _unpacked(hint: Any, own: str, unpacker: str) -> str:
+    """The expression that unpacks what *own* stands for.
+
+    unpacker: the name of what does it where it is not seen at a glance.
+    """
+    otherwise = f"{unpacker}({own})"
+    origin, args = get_origin(hint), get_args(hint)
+    if _is_union(hint) and len(args) == 2 and type(None) in args:
+        (inner,) = (arg for arg in args if arg is not type(None))
+        return f"None if {own} is None else {_unpacked(inner, own, unpacker)}"
+    if origin is tuple and args[1:] == (Ellipsis,):
+        return f"() if {own} == [] else {otherwise}"
+    if origin in (dict, collections.abc.Mapping):
+        return f"{{}} if {own} == {{}} else {otherwise}"
+    kind, within = _bounds(hint)
+    if kind is float and within is None:
+        return f"{own} if type({own}) is float and {own} - {own} == 0.0 else {otherwise}"
+    if kind in (int, float) and within is not None:
+        known = f"type({own}) is {kind.__name__} and {within.least} <= {own} <= {within.most}"
+        return f"{own} if {known} else {otherwise}"
+    if kind in _SCALARS and within is None:
+        return f"{own} if type({own}) is {kind.__name__} else {otherwise}"
+    return otherwise
 
 
 @functools.cache
@@ -142,21 +160,26 @@ def _fields_of(cls: type) -> tuple[_Field, ...]:
     )
 
 
-def _written(cls: type, parameter: str, lines: list[str]) -> Callable[[Any], Any]:
-    """A function of these lines, which know the class and what belongs to its fields."""
-    known: dict[str, Any] = {"cls": cls}
-    for field in _fields_of(cls):
-        known[f"pack_{field.name}"], known[f"unpack_{field.name}"] = field.packer, field.unpacker
-        known[f"default_{field.name}"] = field.default
+def _written(parameter: str, lines: list[str], known: dict[str, Any]) -> Callable[[Any], Any]:
+    """A function of these lines, which know these names."""
     exec("\n    ".join([f"def written({parameter}):", *lines]), known)
     written: Callable[[Any], Any] = known["written"]
     return written
 
 
+def _known(cls: type) -> dict[str, Any]:
+    """The class and what belongs to its fields, by the names that lines have for them."""
+    known: dict[str, Any] = {"cls": cls}
+    for field in _fields_of(cls):
+        known[f"pack_{field.name}"], known[f"unpack_{field.name}"] = field.packer, field.unpacker
+        known[f"default_{field.name}"] = field.default
+    return known
+
+
 @functools.cache
 def _fields_pack(cls: type) -> _Pack:
     entries = ", ".join(f"{field.name!r}: {field.packed}" for field in _fields_of(cls))
-    return _written(cls, "value", [f"return {{{entries}}}"])
+    return _written("value", [f"return {{{entries}}}"], _known(cls))
 
 
 @functools.cache
@@ -171,7 +194,7 @@ def _fields_unpack(cls: type) -> _Unpack:
             taken.append(f"own_{name} = plain.get({name!r}, default_{name})")
             value = f"own_{name} if own_{name} is default_{name} else {value}"
         values.append(value)
-    return _written(cls, "plain", [*taken, f"return cls({', '.join(values)})"])
+    return _written("plain", [*taken, f"return cls({', '.join(values)})"], _known(cls))
 
 
 @overload
@@ -220,7 +243,7 @@ def _tagged_unpack(classes: tuple[type, ...]) -> _Unpack:
 @functools.cache
 def _class_pack(cls: type) -> _Pack:
     entries = ", ".join(field.packed for field in _fields_of(cls))
-    return _written(cls, "value", [f"return [{entries}]"])
+    return _written("value", [f"return [{entries}]"], _known(cls))
 
 
 @functools.cache
@@ -229,7 +252,7 @@ def _class_unpack(cls: type) -> _Unpack:
     names = "".join(f"own_{field.name}, " for field in fields)
     values = ", ".join(field.unpacked for field in fields)
     taken = [f"{names}= plain"] if fields else []
-    written = _written(cls, "plain", [*taken, f"return cls({values})"])
+    written = _written("plain", [*taken, f"return cls({values})"], _known(cls))
 
     def unpack_class(plain: Any) -> Any:
         if not isinstance(plain, list | tuple) or len(plain) != len(fields):
@@ -302,7 +325,7 @@ def _unpacker(hint: Any) -> _Unpack:
     if origin is tuple:
         if len(args) == 2 and args[1] is Ellipsis:
             return _sequence_unpacker(args[0])
-        return _record_unpacker([_unpacker(arg) for arg in args])
+        return _record_unpacker(args)
     if origin in (dict, collections.abc.Mapping):
         return _mapping_unpacker(_unpacker(args[0]), _unpacker(args[1]))
     if hint is Any:
@@ -315,16 +338,17 @@ def _unpacker(hint: Any) -> _Unpack:
 
 
 def _sequence_unpacker(hint: Any) -> _Unpack:
-    item, right = _unpacker(hint), _all_right(*_bounds(hint))
+    each = f"tuple([{_unpacked(hint, 'entry', 'unpack')} for entry in plain])"
+    known = {"unpack": _unpacker(hint), "right": _all_right(*_bounds(hint)), "wrong": _no_list}
+    lines = [
+        "if not isinstance(plain, (list, tuple)): wrong(plain)",
+        f"return tuple(plain) if len(plain) > {_FEW} and right(plain) else {each}",
+    ]
+    return _written("plain", lines, known)
 
-    def unpack_sequence(plain: Any) -> tuple[Any, ...]:
-        if not isinstance(plain, list | tuple):
-            raise CodecError(f"expected a list, got {_short(plain)}")
-        if not plain or right(plain):
-            return tuple(plain)
-        return tuple([item(entry) for entry in plain])
 
-    return unpack_sequence
+def _no_list(plain: Any) -> None:
+    raise CodecError(f"expected a list, got {_short(plain)}")
 
 
 def _all_right(kind: Any, within: Within | None) -> Callable[[Any], bool]:
@@ -334,22 +358,28 @@ def _all_right(kind: Any, within: Within | None) -> Callable[[Any], bool]:
     def right(plain: Any) -> bool:
         if {*map(type, plain)} != types:
             return False
-        # A sum is finite only of finite numbers.
-        if kind is float and not math.isfinite(sum(plain)):
-            return False
-        return within is None or within.least <= min(plain) <= max(plain) <= within.most
+        # A sum is finite only of finite numbers, and of positive ones none is larger than it.
+        if within is not None:
+            return bool(0 <= within.least <= min(plain) and sum(plain) <= within.most)
+        return kind is not float or math.isfinite(sum(plain))
 
     numbers = kind in (int, float)
     return right if numbers or (kind in _SCALARS and within is None) else lambda plain: False
 
 
-def _record_unpacker(items: list[_Unpack]) -> _Unpack:
-    def unpack_record(plain: Any) -> tuple[Any, ...]:
-        if not isinstance(plain, list | tuple) or len(plain) != len(items):
-            raise CodecError(f"expected {len(items)} values, got {_short(plain)}")
-        return tuple([item(entry) for item, entry in zip(items, plain, strict=True)])
+def _record_unpacker(hints: Sequence[Any]) -> _Unpack:
+    def wrong(plain: Any) -> None:
+        raise CodecError(f"expected {len(hints)} values, got {_short(plain)}")
 
-    return unpack_record
+    known = {f"unpack_{at}": _unpacker(hint) for at, hint in enumerate(hints)} | {"wrong": wrong}
+    names = "".join(f"own_{at}, " for at in range(len(hints)))
+    values = "".join(f"{_unpacked(h, f'own_{at}', f'unpack_{at}')}, " for at, h in enumerate(hints))
+    lines = [
+        f"if not isinstance(plain, (list, tuple)) or len(plain) != {len(hints)}: wrong(plain)",
+        f"{names}= plain",
+        f"return ({values})",
+    ]
+    return _written("plain", lines, known)
 
 
 def _mapping_unpacker(key: _Unpack, value: _Unpack) -> _Unpack:

@@ -18,6 +18,7 @@ import functools
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class Ended(NamedTuple):
 
 _TIMES = 8
 _HEAD = (str, str, bool, float)
-_GANG: list[set[Any]] = [{int}, {int}, {int}, {int}, {bool}, {bool}, {bool}]
+_GANG: list[type] = [int, int, int, int, bool, bool, bool]
 _GANGS_BEFORE = 5
 """Fields of an entry of gangs between its form and its rows."""
 
@@ -214,14 +215,15 @@ def _check_gangs(
     island: str, host: str, emulated: bool, offset: float, abouts: Any, rows: Any, times: bytes
 ) -> None:
     for written in abouts:
-        _check_about(_read_about(written))
-    # By columns, at the pace of C: there may be thousands of gangs.
-    columns = list(zip(*rows, strict=True))
+        _read_about(written)
+    # All at once, at the pace of C: there may be thousands of gangs.
+    flat = [*chain.from_iterable(rows)]
     stamps = memoryview(times).cast("d").tolist()
     right = (
         (type(island), type(host), type(emulated), type(offset)) == _HEAD
-        and [{*map(type, column)} for column in columns] == _GANG
-        and 0 <= min(columns[0]) <= max(columns[0]) < len(abouts)
+        and {*map(len, rows)} == {len(_GANG)}
+        and [*map(type, flat)] == _GANG * len(rows)
+        and 0 <= min(numbers := flat[:: len(_GANG)]) <= max(numbers) < len(abouts)
         and len(stamps) == _TIMES * len(rows)
         and math.isfinite(offset + sum(stamps))
     )
@@ -230,29 +232,18 @@ def _check_gangs(
 
 
 def _check_row(row: Row) -> None:
-    for about in row.abouts:
-        _check_about(about)
-    called, returned, start, end = [memoryview(column).cast("d") for column in row.columns]
-    stamps = (*row.once, row.offset, *called, *returned, *start, *end)
+    stamps = memoryview(b"".join(row.columns)).cast("d").tolist()
+    once = (*row.once, row.offset)
     numbers = (row.run, row.step, row.seq, row.announced, *row.numbers, *row.poisoned)
     right = (
         (type(row.island), type(row.host), type(row.emulated), type(row.offset)) == _HEAD
-        and {*map(type, stamps)} == {float}
-        and math.isfinite(sum(stamps))
+        and {*map(type, once)} == {float}
+        and math.isfinite(sum(stamps, sum(once)))
         and {*map(type, numbers)} == {int}
         and type(row.opens) is bool
     )
     if not right:
         raise CodecError("a row of gangs is told wrongly")
-
-
-@functools.lru_cache(maxsize=4096)
-def _check_about(about: About) -> About:
-    texts = {type(text) for text in (about.program, about.node, about.client, about.line)}
-    numbers = {type(number) for number in (about.slice, *about.devices)}
-    if texts != {str} or numbers != {int}:
-        raise CodecError("the step of a gang is told wrongly")
-    return about
 
 
 def count(entries: Iterable[bytes]) -> int:
@@ -304,6 +295,9 @@ def _read_placing(written: bytes) -> Placing:
 @functools.lru_cache(maxsize=4096)
 def _read_about(written: bytes) -> About:
     program, node, client, line, slice_id, devices = msgpack.unpackb(written)
+    texts = {*map(type, (program, node, client, line))}
+    if texts != {str} or {*map(type, (slice_id, *devices))} != {int}:
+        raise CodecError("the step of a gang is told wrongly")
     return About(program, node, client, line, slice_id, tuple(devices))
 
 

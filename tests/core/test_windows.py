@@ -17,6 +17,7 @@ from pathways_lab.core.messages import (
 from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.messages.windows import WindowChosen, WindowKept
 from pathways_lab.core.program.functions import Functions
+from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.scheduling.policies import ProportionalShare
 from pathways_lab.core.scheduling.rules import Rules
@@ -276,3 +277,25 @@ def test_calls_of_unlike_windows_are_not_granted_together() -> None:
     script.finish_all(0.001)
     windows = [(g.first, g.last) for g in script.grants if g.run == run.run]
     assert windows == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_window_is_cut_by_the_kinds_of_its_steps() -> None:
+    """It is cut anew whenever it is known better how long gangs take."""
+    script = Script()
+    where = script.slice(4)
+    sketch = Sketch("p")
+    (value,) = sketch.call("p.f", where, [sketch.input(where, 1)], [1])
+    for step in range(300):
+        (value,) = sketch.call("p.f" if step % 2 else "p.g", where, [value], [1])
+    plan = script.register(sketch.output(value))
+    index = index_plan(plan, ME, {where: script.binding(where)})
+    functions, asked = Functions(1e-6), []
+
+    def limit(slice_id: int) -> int:
+        asked.append(slice_id)
+        return 100_000
+
+    window = index.window(0, functions, Rules(), limit)
+    assert (window.first, window.last) == (0, 301)
+    assert window.costs == (1,) * 301
+    assert len(asked) == 2, "once for each function, and not for each of its calls"

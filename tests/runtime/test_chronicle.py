@@ -58,6 +58,7 @@ def test_what_hosts_write_is_right() -> None:
         changed(GANGS, (6, 0, 0), 9),
         changed(GANGS, (6, 0, 1), "run"),
         changed(GANGS, (6,), []),
+        changed(GANGS, (6,), [[0, 5, 0, 0, False, False], [True, 0, 5, 1, 1, False, False, True]]),
         changed(GANGS, (7,), b"\xff" * 128),
         changed(ROW, (5, 0), record_encoding.about("p", "n", "c", "", 1, ("0",))),  # type: ignore[arg-type]
         changed(ROW, (7, 0), None),

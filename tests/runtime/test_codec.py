@@ -143,13 +143,23 @@ class Bounded:
     kind: Literal["a", "b"] = "a"
     line: Annotated[Line, PACKED] = Line()  # noqa: RUF009
     perhaps: Annotated[int, Within(1, 2)] | None = None
+    shares: tuple[Annotated[float, Within(0.0, 5.0)], ...] = ()
+    pairs: tuple[tuple[Annotated[int, Within(0, 9)], str | None], ...] = ()
+    by: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+LONG = 40
+"""More entries than are looked at one by one."""
 
 
 def test_what_is_within_its_bounds_survives() -> None:
-    full = Bounded(9, (0, 9), 0.5, -3.0, (1.0, 1e308, 1e308), "xyz", (1, 2), "b", Line("f", 1), 2)
+    full = Bounded(9, (0, 9), 0.5, -3.0, (1.0, 1e308, 1e308), "xyz", (1, 2), "b", Line("f", 1), 2,
+                   (5.0,) * LONG, ((1, "a"), (2, None)), {"a": 1})  # fmt: skip
     assert unpack_fields(Bounded, msgpack.unpackb(msgpack.packb(pack_fields(full)))) == full
     assert unpack(Bounded, over_the_wire(full)) == full
-    assert unpack_fields(Bounded, {}) == Bounded()
+    assert unpack_fields(Bounded, {"by": {}}) == Bounded()
+    long = Bounded(counts=(9,) * LONG)
+    assert unpack_fields(Bounded, pack_fields(long)) == long, "their sum has no bound"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +169,13 @@ def test_what_is_within_its_bounds_survives() -> None:
         {"share": 1.5}, {"share": math.nan}, {"seconds": math.inf}, {"seconds": math.nan},
         {"seconds": 10**400}, {"many": [0.0, math.nan]}, {"many": [math.inf, -math.inf]},
         {"name": ""}, {"name": "long"}, {"some": [1, 2, 3]}, {"kind": "c"}, {"kind": None},
-        {"line": ["", 1, ""]}, {"line": ["Plan"]}, {"perhaps": 3},
+        {"line": ["", 1, ""]}, {"line": ["Plan"]}, {"perhaps": 3}, {"perhaps": "1"},
+        *({"shares": [*[0.5] * LONG, wrong]} for wrong in (math.nan, 5.5, -0.5, math.inf, None)),
+        *({"shares": [wrong, *[0.5] * LONG]} for wrong in (math.nan, 5.5, -0.5, -math.inf)),
+        *({"counts": [*[3] * LONG, wrong]} for wrong in (10, -1, True, 1.0, None)),
+        {"many": [*[0.0] * LONG, math.nan]}, {"counts": {}}, {"counts": ""}, {"counts": None},
+        {"pairs": [[1]]}, {"pairs": [[1, "a", 2]]}, {"pairs": ["ab"]}, {"pairs": [{1: 2, 3: 4}]},
+        {"pairs": [[10, "a"]]}, {"pairs": [[1, 2]]}, {"by": []}, {"by": {"a": "b"}},
     ],
 )  # fmt: skip
 def test_what_is_out_of_bounds_is_refused_with_the_field(fields: dict[str, object]) -> None:

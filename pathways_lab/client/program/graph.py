@@ -152,7 +152,7 @@ class Prepared:
         """Type and place of each output, and its name."""
         return tuple((ref.placed, ref.name) for ref in self.outputs)
 
-    @property
+    @functools.cached_property
     def place(self) -> Slice:
         """One of its slices: the first that it uses, and where it may compute."""
         return next((on for on in self.slices if not on.taken), self.slices[0])

@@ -70,6 +70,11 @@ class Entry:
     payload: Sequence[bytes]
     tag: Tag
 
+    def takes(self, prepared: Prepared, tag: Tag) -> bool:
+        """Whether a call of *prepared* may follow in the same run."""
+        same = self.prepared is prepared or self.prepared.place is prepared.place
+        return same and (self.tag is tag or self.tag == tag)
+
 
 Shape = tuple[object, ...]
 
@@ -131,13 +136,10 @@ class Calls:
                 or not connection.registered.has(prepared)
                 # Others need not wait for what a host computation still has to make.
                 or any(b is not None and b.fed and not b.done for b in inputs)
-                or len(payload) > _ARGUMENTS
-                or sum(map(len, payload)) > _BYTES
+                or (payload and (len(payload) > _ARGUMENTS or sum(map(len, payload)) > _BYTES))
             )
-            tag, last = current(), self._entries[-1] if self._entries else None
-            if alone or (
-                last is not None and (last.prepared.place is not prepared.place or last.tag != tag)
-            ):
+            tag = current()
+            if alone or (self._entries and not self._entries[-1].takes(prepared, tag)):
                 self._flush()
             if donate is not None:
                 donate()

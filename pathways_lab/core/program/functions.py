@@ -117,12 +117,12 @@ class Functions:
         if record is None:
             return
         new = record.measured
-        for seconds in times:
-            if record.gangs < 2:  # what only a first gang does is no part of the estimate
-                new = min(new, seconds) if record.gangs else seconds
-                record.gangs += 1
-            else:
-                new += SMOOTHING * (seconds - new)
+        early = times[: max(0, 2 - record.gangs)]
+        for seconds in early:  # what only a first gang does is no part of the estimate
+            new = min(new, seconds) if record.gangs else seconds
+            record.gangs += 1
+        for seconds in times[len(early) :] if early else times:
+            new += SMOOTHING * (seconds - new)
         record.measured = new
         shown = record.published
         if shown is None or abs(new - shown) > TOLERANCE * shown:
@@ -135,6 +135,10 @@ class Functions:
         if record is None or record.published is None:
             return self.assumed
         return record.published
+
+    def microseconds(self, key: FunctionKey | None) -> int:
+        """The same, whole ones; a step without a function takes none."""
+        return 0 if key is None else round(self.seconds(key) * 1e6)
 
     def known(self, key: FunctionKey) -> bool:
         """Whether a gang of it was measured."""

@@ -12,14 +12,16 @@ subgraph).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pathways_lab.core.memory.liveness import Need, Profile
 from pathways_lab.core.program.functions import FunctionKey, Functions
 from pathways_lab.core.program.layout import boxes
 from pathways_lab.core.program.legality import donated_of, inputs_of, outputs_of
-from pathways_lab.core.program.program import Call, Line, Plan, SliceId
+from pathways_lab.core.program.program import Call, Line, Node, Plan, SliceId
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding
 
@@ -56,10 +58,32 @@ class Window:
     known: bool
 
 
+class Kind(NamedTuple):
+    """The properties that many steps share.  limit: device microseconds ahead that they allow."""
+
+    function: FunctionKey | None
+    slices: tuple[SliceId, ...]
+    limit: int | None
+
+    @classmethod
+    def of(cls, node: Node, slices: tuple[SliceId, ...]) -> Kind:
+        """The kind of a step with this node."""
+        if not isinstance(node, Call):
+            return cls(None, slices, None)
+        limit = None if node.window is None else round(node.window * 1e6)
+        return cls((node.function, node.slice), slices, limit)
+
+    def least(self, limits: Callable[[SliceId], int]) -> int:
+        """The window that the lab, the slices and the program allow ahead of such a step."""
+        least = min([limits(slice_id) for slice_id in self.slices])
+        return least if self.limit is None else min(least, self.limit)
+
+
 @dataclass(slots=True)
 class PlanIndex:
     """Per step: its slices, hosts, function, producers and consumers; per input: its readers.
 
+    kinds: of steps that are alike; kind_of: per step, the number of its kind.
     results: per step, the output positions that it makes; touches: makes or reads.
     lines: per output position, the user's line that makes it.
     uses: per output position, how many steps touch it.
@@ -84,6 +108,8 @@ class PlanIndex:
     step_islands: tuple[tuple[str, ...], ...]
     functions: tuple[FunctionKey, ...]
     step_function: tuple[FunctionKey | None, ...]
+    kinds: tuple[Kind, ...]
+    kind_of: tuple[int, ...]
     producers: tuple[tuple[int, ...], ...]
     consumers: tuple[tuple[int, ...], ...]
     reads: tuple[tuple[int, ...], ...]
@@ -153,32 +179,25 @@ class PlanIndex:
         assembled = {(host, box) for (host, _), box in zip(to.devices, where, strict=True)}
         return len(assembled) * target.nbytes
 
-    def _limit(self, step: int, limits: Callable[[SliceId], int]) -> int:
-        """The window that the lab, the slices and the program allow ahead of a step."""
-        node = self.plan.steps[step].node
-        least = min([limits(slice_id) for slice_id in self.step_slices[step]])
-        if isinstance(node, Call) and node.window is not None:
-            return min(least, round(node.window * 1e6))
-        return least
-
     def _cut(
         self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
     ) -> Window:
-        limit = self._limit(first, limits)
+        @functools.cache
+        def of(number: int) -> tuple[FunctionKey | None, int, int]:
+            kind = self.kinds[number]
+            return kind.function, functions.microseconds(kind.function), kind.least(limits)
+
+        limit = of(self.kind_of[first])[2]
         most = min(round(rules.window * 1e6), limit // 2)
         slices: dict[SliceId, int] = {}
         gangs: dict[SliceId, int] = {}
         costs: list[int] = []
         last = first
-        while last < len(self.plan.steps):
-            key = self.step_function[last]
-            cost = round(functions.seconds(key) * 1e6) if key else 0
+        while last < len(self.kind_of):
+            key, cost, least = of(self.kind_of[last])
             total = slices.get(key[1], 0) + cost if key else 0
             if last > first and (
-                last in self.gates
-                or not rules.peak
-                or total > most
-                or self._limit(last, limits) != limit
+                total > most or least != limit or last in self.gates or not rules.peak
             ):
                 break
             if key:
@@ -209,7 +228,7 @@ class PlanIndex:
             max(slices.values(), default=0) / 1e6,
             limit,
             functions.version,
-            all(functions.known(key) for key in self.step_function[first:last] if key),
+            all(functions.known(key) for key in {*self.step_function[first:last]} if key),
         )
 
 
@@ -218,7 +237,8 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
     maker: dict[int, int] = {}
     position = {value: p for p, value in enumerate(plan.inputs)}
     slices: list[tuple[SliceId, ...]] = []
-    step_function: list[FunctionKey | None] = []
+    kinds: dict[Kind, int] = {}
+    kind_of: list[int] = []
     producers: list[tuple[int, ...]] = []
     consumers: list[list[int]] = [[] for _ in plan.steps]
     reads: list[tuple[int, ...]] = []
@@ -231,7 +251,7 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         touched = [plan.values[v].slice for v in (*used, *outputs_of(node))]
         touched += [node.slice] if isinstance(node, Call) else []
         slices.append(tuple(dict.fromkeys(s for s in touched if s is not None)))
-        step_function.append((node.function, node.slice) if isinstance(node, Call) else None)
+        kind_of.append(kinds.setdefault(Kind.of(node, slices[-1]), len(kinds)))
         producers.append(tuple(dict.fromkeys(maker[v] for v in used if v in maker)))
         for producer in producers[-1]:
             consumers[producer].append(index)
@@ -242,6 +262,8 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         maker.update(dict.fromkeys(outputs_of(node), index))
         if isinstance(node, Call) and not node.ahead:
             gates.add(index)
+    known = tuple(kinds)
+    step_function = tuple([known[number].function for number in kind_of])
     result = {value: p for p, value in enumerate(plan.outputs)}
     results = [[result[v] for v in outputs_of(s.node) if v in result] for s in plan.steps]
     touches = [
@@ -266,7 +288,9 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
             tuple(dict.fromkeys(bindings[s].island for s in touched)) for touched in slices
         ),
         functions=tuple(dict.fromkeys(f for f in step_function if f is not None)),
-        step_function=tuple(step_function),
+        step_function=step_function,
+        kinds=known,
+        kind_of=tuple(kind_of),
         producers=tuple(producers),
         consumers=tuple(map(tuple, consumers)),
         reads=tuple(reads),

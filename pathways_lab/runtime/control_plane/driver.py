@@ -441,7 +441,7 @@ class Rim:
         island = message.island
         leased = self.registry.leases.get(island) == client.name
         # A number is used once: else what waits for the start of a race could be lost.
-        if island in self.registry.disorder and leased and use(client, [message.race], "race"):
+        if island in self.registry.disorder and leased and use(client, race=(message.race,)):
             orders = message.orders.items()
             ours = {h: order for h, order in orders if self._island_of(h) == island}
             self.races.open(message.race, client.name, island, ours)

@@ -33,7 +33,7 @@ _ABOUT_BYTES = 1 << 18
 """What the description of what is published may take: some thousand arrays."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Letter:
     """One message of a client, with what is needed to judge it."""
 
@@ -70,8 +70,9 @@ def client_event(
 
 def own(client: ClientSeen, identities: Iterable[int], what: str) -> None:
     """Raises Rejected for a number that is not the client's."""
+    number = client.number
     for identity in identities:
-        if identity >> 32 != client.number:
+        if identity >> 32 != number:
             raise Rejected(
                 f"{what} {identity}",
                 f"{what} {identity} does not belong to {client.name}",
@@ -79,16 +80,22 @@ def own(client: ClientSeen, identities: Iterable[int], what: str) -> None:
             )
 
 
-def use(client: ClientSeen, identities: Collection[int], what: str) -> bool:
-    """True.  Raises Rejected for a number of somebody else's, or that was used before."""
-    own(client, identities, what)
-    for identity in identities:
-        if not client.used[what].use(identity):
-            raise Rejected(
-                f"{what} {identity}",
-                f"{what} {identity} was there before: a number is used once",
-                "send no message twice",
-            )
+def use(client: ClientSeen, **numbers: Collection[int]) -> bool:
+    """True.  Raises Rejected for a number of somebody else's, or that was used before.
+
+    numbers: by what they are given to.
+    """
+    for what, identities in numbers.items():
+        own(client, identities, what)
+    for what, identities in numbers.items():
+        used = client.used[what]
+        for identity in identities:
+            if not used.use(identity):
+                raise Rejected(
+                    f"{what} {identity}",
+                    f"{what} {identity} was there before: a number is used once",
+                    "send no message twice",
+                )
     return True
 
 
@@ -194,9 +201,7 @@ def _forget(letter: _Letter) -> m.Event:
 def _submit(letter: _Letter) -> m.Event:
     message: said.Submit = letter.said
     registry, client, run = letter.registry, letter.client, message.run
-    own(client, (run,), "run")
     own(client, [i for i in message.inputs if i is not None], "buffer")
-    own(client, message.outputs, "buffer")
     if message.race is not None:
         own(client, message.race[:1], "race")
     if message.plan in registry.plans and registry.plans[message.plan][0] != client.name:
@@ -212,8 +217,7 @@ def _submit(letter: _Letter) -> m.Event:
         raise Rejected(f"run {run}", "hear is a number, with one output")
     if why := tags.wrong(message.priority, message.data):
         raise Rejected(f"run {run}", why)
-    use(client, (run,), "run")
-    use(client, message.outputs, "buffer")
+    use(client, run=(run,), buffer=message.outputs)
     registry.programs[run] = (client.name, message.plan)
     if places or message.hear:
         registry.arguments[run] = Arguments(places, letter.buffers, message.hear)
@@ -231,7 +235,7 @@ def _submit(letter: _Letter) -> m.Event:
 def _declare(letter: _Letter) -> m.Event:
     message: said.Declare = letter.said
     own(letter.client, [message.slice], "slice")
-    use(letter.client, [message.buffer], "buffer")
+    use(letter.client, buffer=(message.buffer,))
     return m.BufferDeclared(
         *letter.by, message.buffer, message.slice, message.nbytes, message.ahead, message.name,
         message.line,
@@ -340,7 +344,7 @@ def _unpublish(letter: _Letter) -> m.Event:
 def _take(letter: _Letter) -> m.Event:
     message: said.Take = letter.said
     name = _name(message.name)
-    use(letter.client, message.buffers, "buffer")
+    use(letter.client, buffer=message.buffers)
     return m.HandleTaken(*letter.by, name, message.buffers, message.id)
 
 
