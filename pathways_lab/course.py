@@ -24,7 +24,7 @@ from pathways_lab.pipeline.schedule import Schedule, ideal_bubble
 from pathways_lab.pipeline.schedules import gpipe
 
 Problem = str | None
-"""What is wrong with an answer, or None."""
+"""The error in an answer, or None."""
 
 
 @dataclass(frozen=True)

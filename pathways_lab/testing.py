@@ -421,7 +421,7 @@ class Script:
 
 
 def replay(events: Iterable[Event], rules: Rules | None = None) -> list[list[Command]]:
-    """What a fresh core answers to recorded events: for a real run, the same as then."""
+    """The answers of a fresh core to recorded events: for a real run, the same as then."""
     control = Control(rules)
     return [control.handle(event) for event in events]
 

@@ -22,7 +22,7 @@ SUPPORTED = "Linux, macOS on Apple silicon, Windows through WSL2"
 
 @dataclass(frozen=True)
 class Machine:
-    """What the verdict depends on, as the standard library reports it.
+    """The facts that decide the verdict, as the standard library reports them.
 
     system: ``platform.system()``; release: the kernel's; processor:
     ``platform.machine()``; libc: ``"glibc"``, ``"musl"`` or ``""``.
@@ -104,7 +104,7 @@ def refusal(machine: Machine) -> str | None:
 
 
 def doubt(machine: Machine) -> str | None:
-    """What makes *machine* untested though not refused, or None."""
+    """The reason why *machine* is untested though not refused, or None."""
     if machine.python > NEWEST:
         return f"Python {'.'.join(map(str, machine.python))} is newer than what is tested (3.13)."
     if machine.free_threaded:

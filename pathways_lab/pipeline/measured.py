@@ -32,7 +32,7 @@ INSIDE, BETWEEN = "hosts of an island", "islands (DCN)"
 
 @dataclass(frozen=True)
 class Measured:
-    """Of the time between the first computation and the end of the last one.
+    """Figures of the time between the first computation and the end of the last one.
 
     seconds: its length.  steps, examples: done in it.  busy: share of all devices.
     bubble: idle share by plan; None where there is no plan.

@@ -49,7 +49,7 @@ def as_layer(given: Any) -> tuple[Layer, Any]:
 
 
 def _here(given: Any, layer: tuple[Layer, Any]) -> tuple[Layer, Any]:
-    """What a module had on a device of this process, as arrays of NumPy."""
+    """The state that a module had on a device of this process, as arrays of NumPy."""
     if isinstance(given, tuple):
         return layer
     return layer[0], jax.tree.map(np.asarray, layer[1])

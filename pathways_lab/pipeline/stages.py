@@ -46,7 +46,7 @@ class Pull:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Kept:
-    """What a forward pass keeps for its backward pass.  values: all but the parameters."""
+    """Values that a forward pass keeps for its backward pass.  values: all but the parameters."""
 
     values: tuple[Any, ...]
     pull: Pull = field(metadata={"static": True})

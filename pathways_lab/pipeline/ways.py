@@ -37,7 +37,7 @@ SPMD, TF1, MANY = "spmd", "single-controller-barrier", "multi-controller"
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained, and for how long.  Fields as of ``pw.pipeline``.
+    """The training, and its length.  Fields as of ``pw.pipeline``.
 
     batch: inputs and labels, pytrees of [examples, ...].  steps: on that same batch.
     stages: of pipelines; None: as many as there are devices and layers for.
@@ -90,7 +90,7 @@ class Ready:
 
 
 def name_of(way: str | Schedule) -> str:
-    """What a way is called."""
+    """The name of a way."""
     return f"pipeline-{way.name}" if isinstance(way, Schedule) else way
 
 

@@ -31,7 +31,7 @@ class Times(NamedTuple):
 
 
 def times(row: Row) -> Times:
-    """Of each gang of *row*."""
+    """The times of each gang of *row*."""
     called, returned, start, end = [np.frombuffer(c) + row.offset for c in row.columns]
     return Times(called, returned, start, end)
 
@@ -86,7 +86,7 @@ class Joined:
         return self.heads[-1]
 
     def told(self, at: Sequence[int]) -> Told:
-        """What is to be said of some gangs, in order: of the first, as far as all are alike."""
+        """The records of some gangs, in order: of the first, as far as all are alike."""
         first = bisect_right(self.heads, at[0]) - 1
         if self._plain:
             last = bisect_right(self.heads, at[-1]) - 1
@@ -102,7 +102,7 @@ class Joined:
         )
 
     def longest(self, length: Floats) -> dict[About, float]:
-        """Of each kind of gang, the longest of *length*."""
+        """The longest of *length* for each kind of gang."""
         if self._plain:
             each = np.maximum.reduceat(length, self.heads[:-1]).tolist()
             kinds = [row.abouts[0] for row in self.rows]
@@ -114,6 +114,6 @@ class Joined:
         return out
 
     def about(self, at: int) -> About:
-        """What is known of one gang."""
+        """The known times of one gang."""
         row = bisect_right(self.heads, at) - 1
         return self.rows[row].about(at - self.heads[row])

@@ -31,10 +31,10 @@ RECENT = 64
 picture shows."""
 
 WAITING = 1024
-"""What came in columns and nobody has asked for, at most."""
+"""Gangs in columns that no question has asked for, at most."""
 
 _KINDS = frozenset(("gang", "granted", "launched", "failed", "cancelled"))
-"""Of records that say anything of gangs; events and spans share no kind of these."""
+"""Kinds of records about gangs; events and spans share no kind of these."""
 
 STATES = ("granted", "launched", "done", "failed")
 """How far a gang has come, on one host or on all of them."""

@@ -40,7 +40,7 @@ open_view: Callable[..., Any] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a reader has not seen yet.
+    """The items that a reader has not seen yet.
 
     items: as they are kept, some of them many records in columns.
     version: pass it to the next :meth:`Timeline.since`.
@@ -212,7 +212,7 @@ class Timeline:
         self.clock, self.over = lambda: now, True
 
     def _made(self, least: int, read: Callable[[], Iterable[Item]]) -> tuple[Item, ...]:
-        """What *read* gives, or that so many records could not be read."""
+        """The records of *read*, or that so many records could not be read."""
         try:
             return tuple(read())
         except Exception as error:
@@ -293,7 +293,7 @@ class Timeline:
                 self._observers.remove(observer)
 
     def since(self, version: int, most: int = 0) -> Batch:
-        """What came after the first *version* records, as far as still known.
+        """The items after the first *version* records, as far as still known.
 
         most: read no more than it takes to have about so many items; 0: everything.
         """
@@ -306,7 +306,7 @@ class Timeline:
             return Batch(tuple(new), self._version, missed, self._waiting)
 
     def _after(self, version: int) -> list[Item]:
-        """What is known of what came after the first *version* records."""
+        """The known records after the first *version* ones."""
         asked, new = self._version - version, list[Item]()
         for item in reversed(self._items):
             if asked <= 0:
@@ -369,7 +369,7 @@ class Timeline:
 
     @property
     def plans(self) -> tuple[Event, ...]:
-        """What programs consist of, one record each, of those that were last in use.
+        """The plans of the programs that were last in use, one record each.
 
         The bound does not push these out.
         """
@@ -377,7 +377,7 @@ class Timeline:
 
     @property
     def kept(self) -> tuple[Event, ...]:
-        """What the bound does not push out: :attr:`plans`, and the submissions of the last
+        """Records that the bound does not push out: :attr:`plans`, and the submissions of the last
         :data:`~.flow.RUNS` runs, which say whose plans they are."""
         with self._lock:
             self._read()

@@ -19,7 +19,7 @@ from pathways_lab.timeline.packed import Row
 from pathways_lab.timeline.records import Event, Record, Sample, own
 
 FEEDS = "feeds"
-"""What stands for an island in the lanes of workers that make elements of feeds."""
+"""Stands for an island in the lanes of workers that make elements of feeds."""
 
 
 class Lane(NamedTuple):

@@ -25,7 +25,7 @@ from pathways_lab.timeline.records_of import Placing
 
 
 class About(NamedTuple):
-    """What all gangs of one step have in common on a host.  slice: -1 when unknown."""
+    """The fields that all gangs of one step have in common on a host.  slice: -1 when unknown."""
 
     program: str
     node: str
@@ -47,7 +47,7 @@ class Packed:
 
     @property
     def program(self) -> str:
-        """Of the run."""
+        """The program of the run."""
         raise NotImplementedError
 
     @property
@@ -166,7 +166,7 @@ class Row(Packed):
         return self._column(2)[0] + self.offset
 
     def about(self, at: int) -> About:
-        """What is known of one gang, from 0."""
+        """The known facts of one gang, from 0."""
         return self.abouts[self.numbers[at] if self.numbers else 0]
 
     def gangs(self) -> Iterator[Span]:
@@ -178,7 +178,7 @@ class Row(Packed):
             yield computation(self.island, self.host, start, end, of, about, shared, self.once[3])
 
     def opening(self) -> list[Span]:
-        """What the host did once, before the first gang, if this is of it."""
+        """The host's work once, before the first gang, if this is of it."""
         return [r for r in islice(self.records(), 2 * self.opens) if isinstance(r, Span)]
 
     def records(self) -> Iterator[Record]:
@@ -259,7 +259,7 @@ def computation(
 
 
 def in_common(seq: int, slice_id: int, poisoned: bool, emulated: bool) -> dict[str, object]:
-    """What the records of a gang's launch and of its computation both have in ``args``."""
+    """The ``args`` that the records of a gang's launch and of its computation share."""
     return {"seq": seq, "slice": slice_id, "poisoned": poisoned, "emulated": emulated}
 
 

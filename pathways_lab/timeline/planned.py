@@ -36,7 +36,7 @@ from pathways_lab.timeline.waits import (
 
 PLAN, OTHERS = "idle by plan", "other runs"
 GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
-"""What a gap may consist of, beside the runs that were before it (:func:`behind`).
+"""The parts of a gap, beside the runs that were before it (:func:`behind`).
 
 other runs: those whose gangs are not known any more.
 """
@@ -50,7 +50,7 @@ def behind(gang: Span) -> str:
 
 @dataclass(slots=True)
 class RunSeen:
-    """What is known of one run.
+    """The known facts of one run.
 
     submitted, ended: seconds; ended is None while it goes on.  count: of its gangs that have ended.
     """
@@ -102,7 +102,7 @@ class RunSeen:
         self.count += waits.row.count
 
     def _unpack(self) -> None:
-        """What came in rows, gang by gang."""
+        """The rows, gang by gang."""
         for waits in self._rows:
             self._gangs += waits.row.gangs()
             self._waits += waits.all()
@@ -122,7 +122,7 @@ class RunSeen:
 
     @property
     def waits(self) -> DeviceWaits:
-        """What devices waited for before each."""
+        """The causes for which devices waited before each."""
         self._unpack()
         return self._waits
 

@@ -28,7 +28,7 @@ from pathways_lab.timeline.records import Event, Record
 
 
 class HostKnown(Protocol):
-    """What a rim knows of a host.  emulated: its devices stand in for accelerators."""
+    """A host as its driver knows it.  emulated: its devices stand in for accelerators."""
 
     @property
     def island(self) -> str: ...
@@ -39,7 +39,7 @@ class HostKnown(Protocol):
 
 
 class Registry(Protocol):
-    """What a rim knows beside the core.
+    """The knowledge of a driver beside the core.
 
     plans: by key, the client that registered it, and the plan.
     programs: by run, the client and the plan's key.
@@ -58,7 +58,7 @@ class Registry(Protocol):
 def records_of(
     event: m.Event, commands: Sequence[m.Command], registry: Registry
 ) -> Iterator[Record]:
-    """What *event* and the *commands* that it caused are remembered as.
+    """The records of *event* and of the *commands* that it caused.
 
     registry: as it is after the commands' bindings are known and before their
         runs are forgotten.
@@ -120,7 +120,7 @@ Window = tuple[float, int, int, int]
 
 
 def window_of(grant: m.Grant, time: float) -> Window:
-    """What differs between two runs of one program."""
+    """The fields that differ between two runs of one program."""
     return time, grant.run, grant.epoch, grant.place
 
 

@@ -35,7 +35,7 @@ RUNNING, NOTHING = "running", "nothing to do"
 DISPATCH, ORDER, MEMORY, TURN = "dispatch", "gang order", "memory", "turn"
 INPUT, TRANSFER, COMPILE = "earlier computation", "input transfer", "compiling"
 CAUSES = (DISPATCH, ORDER, MEMORY, TURN, INPUT, TRANSFER, COMPILE, NOTHING)
-"""What a device may wait for.
+"""The causes for which a device may wait.
 
 dispatch: the control plane's and the host's work until the gang is launched, while
     nothing else is awaited.
@@ -334,7 +334,7 @@ class Waits:
     def _before(
         self, gang: _Gang, run: _Run, lanes: tuple[Lane, ...], start: float, end: float
     ) -> Iterator[Part]:
-        """What the devices of a gang waited for before it, which then has them until its end."""
+        """The waits of a gang's devices before it; then it has them until its end."""
         gaps: dict[float, list[int]] = {}
         free = self.free
         for lane in lanes:
@@ -383,7 +383,7 @@ class Waits:
 def marks(
     waits: Sequence[RowWaits], rows: Joined
 ) -> Iterator[tuple[str, tuple[int, ...], list[int], Floats, Floats]]:
-    """What devices waited for before the gangs of rows, but for work: cause and devices, and in
+    """The waits of devices before the gangs of rows, but for work: cause and devices, and in
     order of time before which gangs, from when and until when.
 
     waits: of each of *rows*.
@@ -452,7 +452,7 @@ def known_order(record: Item) -> tuple[float, int]:
 def waits(
     records: Iterable[Record], start: float, end: float
 ) -> dict[Lane, list[tuple[str, float, float]]]:
-    """What every device did between two times (seconds): ``(cause, from, until)`` without gaps.
+    """States of every device between two times (seconds): ``(cause, from, until)`` without gaps.
 
     The first of the causes is :data:`RUNNING`; the others are :data:`CAUSES`.
     Devices that never ran anything are not in the answer.

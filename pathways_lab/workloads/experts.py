@@ -21,7 +21,7 @@ import numpy as np
 
 
 class Experts(NamedTuple):
-    """Of some experts.  up: [experts, width, hidden]; down: [experts, hidden, width]."""
+    """Parameters of some experts.  up: [experts, width, hidden]; down: [experts, hidden, width]."""
 
     up: jax.Array | np.ndarray
     down: jax.Array | np.ndarray

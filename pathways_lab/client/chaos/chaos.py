@@ -63,7 +63,7 @@ _TOLD = 1.0
 
 
 class Lab(fault_report.Lab, Protocol):
-    """What is needed of :class:`pathways_lab.Lab`."""
+    """The part of :class:`pathways_lab.Lab` that is needed here."""
 
     @property
     def clients(self) -> tuple[str, ...]: ...
@@ -262,7 +262,7 @@ class Chaos:
                 self._trouble(name, {"heal": True})
 
         def healed() -> tuple[Check, ...]:
-            """What shall strike each of several links once may still lie in wait for some."""
+            """A fault that strikes each of several links once may still lie in wait for some."""
             with contextlib.suppress(PathwaysError):  # a host that is gone has no trouble
                 end()
             time.sleep(_TOLD)
@@ -463,7 +463,7 @@ class Chaos:
     # --- reaching hosts -----------------------------------------------------------------
 
     def _dask(self) -> distributed.Client:
-        """Who has a Dask client is an owner.  Raises PathwaysError for all others."""
+        """The Dask client of an owner.  Raises PathwaysError for all others."""
         self._lab.session.connection.check()
         if self._client is None:
             try:
@@ -514,7 +514,7 @@ class Chaos:
         return name.partition("/")[0]
 
     def _probes(self, a: str, b: str) -> dict[str, Any]:
-        """What must work between two ends."""
+        """The transfer that must work between two ends."""
         for end in (a, b):
             self._ends(end)
         islands = [self._island_of(end) for end in (a, b) if end != CONTROL]

@@ -48,7 +48,7 @@ _VALUES = np.arange(8.0, dtype=np.float32)
 
 
 class Lab(Protocol):
-    """What is needed of :class:`pathways_lab.Lab`."""
+    """The part of :class:`pathways_lab.Lab` that is needed here."""
 
     session: Session
     timeline: Timeline
@@ -64,7 +64,7 @@ class Lab(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What shall come of a fault, and by what it is seen.
+    """The expected outcome of a fault, and the records that show it.
 
     notice: kinds of records of the timeline that mean that it was noticed; of which
         host, island or client *where* says.
@@ -108,7 +108,7 @@ def as_table(checks: Iterable[Check]) -> str:
 
 @dataclass(slots=True)
 class _Before:
-    """What there was before a fault."""
+    """The state before a fault."""
 
     pids: dict[str, int]
     runs: tuple[Run, ...]
@@ -162,7 +162,7 @@ class Fault:
         return time.monotonic() + self._lab.session.connection.link.clock_offset
 
     def _keep(self) -> _Before:
-        """What must be the same afterwards."""
+        """The parts that must be the same afterwards."""
         lab = self._lab
         before = _Before(_pids(lab.islands), lab.session.connection.runs)
         touched = {host.partition("/")[0] for host in self.expected.dies}

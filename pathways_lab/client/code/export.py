@@ -47,11 +47,11 @@ from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.transport.codec import pack
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
-"""What JAX calls a kind of device when it lowers for it."""
+"""JAX's name of a kind of device when it lowers for it."""
 
 
 class Body(Protocol):
-    """What is exported: a traced function over flat leaves.
+    """The exported code: a traced function over flat leaves.
 
     call: the function.  jaxpr: its closed jaxpr.  calls_python: it has callbacks.
     running: what is said of its runs.
@@ -100,7 +100,7 @@ class Executable:
         return replace(self, key=key, checks=tuple(sorted(check)))
 
     def announced(self, place: SliceId) -> dict[str, Any]:
-        """What goes along with the blob."""
+        """The data that go along with the blob."""
         return {
             "function": self.key,
             "slice": place,
@@ -159,7 +159,7 @@ def make(
 
 
 def _as_traced(body: Body) -> Callable[..., Any]:
-    """What the user's Python came to: it runs once, for however many places code is made."""
+    """The result of the user's Python: it runs once, for any number of places."""
 
     def traced(*leaves: Any) -> Any:
         return jaxpr_as_fun(body.jaxpr)(*leaves)
@@ -176,7 +176,7 @@ def _parts(layout: Layout) -> int:
 
 
 def _sharding(requested: Any, layout: Layout | None, place: Slice) -> NamedSharding | None:
-    """What JAX is told of an argument; where axes are explicit, the user's own sharding."""
+    """The type of an argument for JAX; where axes are explicit, the user's own sharding."""
     if layouts.is_explicit(requested):
         return requested
     return None if layout is None else layouts.sharding_of(layout, place)
@@ -241,7 +241,7 @@ def _settled(
     kinds: tuple[ArrayType, ...],
     place: Slice,
 ) -> tuple[Layout, ...]:
-    """What was decided; else what propagation found, where it cuts evenly; else whole copies."""
+    """The chosen layout; else that of propagation, where it cuts evenly; else whole copies."""
     settled = []
     for layout, propagated, kind in zip(decided, found, kinds, strict=True):
         if layout is None and propagated is not None and layouts.fits(propagated, kind, place):

@@ -109,7 +109,7 @@ def constants(closed: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def content(array: Any) -> np.ndarray[Any, Any]:
-    """What an array holds; of random keys, their data."""
+    """The content of an array; for random keys, their data."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():  # also while a program is captured
             array = jax.random.key_data(array)

@@ -65,7 +65,7 @@ ENDED = "a feed ends with its lab and when it is closed: make a new one with lab
 
 
 class Home(Protocol):
-    """What host computations need of their lab."""
+    """The part of a lab that host computations need."""
 
     session: Session
     embedded: EmbeddedCluster | None
@@ -81,7 +81,7 @@ class Home(Protocol):
 
 
 class Described(Pending):
-    """What all elements of a feed look like, once its first one is made."""
+    """The types of all elements of a feed, once its first one is made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ class HostTasks:
             self._give_up(task, failure)
 
     def _give_up(self, task: _Task, failure: Failure) -> None:
-        """Whoever reads the element is told; who has no handle any more needs no message."""
+        """Readers of the element are told; a client without a handle to it needs no message."""
         packed = pack(failure)
         for buffer in task.buffers:
             with contextlib.suppress(PathwaysError):

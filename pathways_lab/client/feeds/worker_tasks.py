@@ -87,9 +87,9 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a step gave: flat leaves and their tree, or why there are none.
+    """The result of a step: flat leaves and their tree, or why there are none.
 
-    start, end: seconds since 1970, while the user's function ran.  line: of that function.
+    start, end: seconds since 1970, while the user's function ran.  line: that of the function.
     """
 
     step: int
@@ -144,7 +144,7 @@ def make_element(make: Callable[[int], Any], step: int, feed: str) -> Made:
 
 
 def describe(made: Made) -> tuple[Any, tuple[Leaf, ...]] | Failure:
-    """What all elements look like: the tree (its leaves are 0), and its leaves."""
+    """The form of all elements: the tree (its leaves are 0), and its leaves."""
     return made.failure or (made.tree, _described(made))
 
 
@@ -307,7 +307,7 @@ class _Deliveries:
 
 
 class _Answer:
-    """What a host says of a parcel.  lost: why it will never say anything."""
+    """The answer of a host about a parcel.  lost: why it will never answer."""
 
     def __init__(self, link: Link) -> None:
         self.link = link

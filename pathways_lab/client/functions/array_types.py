@@ -103,7 +103,7 @@ def host_bytes(leaf: Any, kind: ArrayType, what: str = "") -> np.ndarray[Any, An
 
 
 def from_bytes(data: np.ndarray[Any, Any], dtype: str) -> Any:
-    """What users get of fetched bytes: a NumPy array, or a JAX array of random keys."""
+    """The array of fetched bytes for users: a NumPy array, or a JAX array of random keys."""
     if not is_key(dtype):
         return data
     return jax.random.wrap_key_data(jnp.asarray(data), impl=key_implementation(dtype))

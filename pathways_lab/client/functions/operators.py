@@ -68,7 +68,7 @@ _UPDATES = (
 
 
 class Operators:
-    """What a handle inherits."""
+    """The operators that a handle inherits."""
 
     # By identity, although == is elementwise: asyncio keeps awaitables in dicts.
     __hash__ = object.__hash__
@@ -100,7 +100,7 @@ class At:
 
 
 class Updates:
-    """What ``handle.at[index]`` is: ``set``, ``add``, ``get`` and the others of JAX."""
+    """The object of ``handle.at[index]``: ``set``, ``add``, ``get`` and the others of JAX."""
 
     def __init__(self, array: Operators, index: Any) -> None:
         self._array = array

@@ -209,7 +209,7 @@ def _closed_over(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 
 
 def read_from_outside(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a Python function, or one inside of it, reads that it is not given, by name."""
+    """Values that a Python function, or one inside of it, reads beside its arguments, by name."""
     function = getattr(function, "__wrapped__", function)
     code = getattr(function, "__code__", None)
     if code is None:

@@ -83,7 +83,7 @@ class Immediate:
 
 
 class _Repeat:
-    """What a call of handles only comes to, when there has been one from that line before.
+    """The prepared call of handles only, when there has been one from that line before.
 
     order: which argument each input of the program is.  tree: of the results; None: one handle.
     context: JAX's at that call.  It is compared and no part of the key, whose hash would cost
@@ -202,7 +202,7 @@ def input_of(index: int, leaf: Any, kind: ArrayType, place: Slice, label: str) -
 
 
 def result_name(function: str, number: int, count: int) -> str:
-    """What result *number* of a function is called in views."""
+    """The name of result *number* of a function in views."""
     return function if count == 1 else f"{function}.{number}"
 
 

@@ -140,7 +140,7 @@ for _primitive in (call_p, move_p):
 
 @dataclass(frozen=True)
 class Captured:
-    """What a capture recorded.
+    """The record of a capture.
 
     jaxpr: JAX's closed jaxpr; its arguments are the stand-ins in order.
     leaves: the flat result; a :class:`Standin` for each value that the program makes.

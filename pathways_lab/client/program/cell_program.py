@@ -62,7 +62,7 @@ class _Given:
 
 
 class _Reads:
-    """What a cell reads, walked once: array leaves, containers, and the rest as a key.
+    """The values that a cell reads, walked once: array leaves, containers, and the rest as a key.
 
     state: what is reached through objects and functions; it changes without a new object.
     """
@@ -115,7 +115,7 @@ class _Reads:
                 self._reach(value)
 
     def _reach(self, value: Any) -> None:
-        """What the user's own code may read through *value*; arrays count by identity."""
+        """Values that the user's own code may read through *value*; arrays count by identity."""
         todo = [value]
         while todo:
             each = todo.pop()
@@ -144,7 +144,7 @@ class _Reads:
 
 
 def _written(value: Any) -> bytes | None:
-    """What a container of plain values says, in short; None of anything else.
+    """The content of a container of plain values, in short; None for anything else.
 
     Equal for equal values of equal types in the same order.  A million of them takes some
     50 ms, and one by one a hundred times as long, at every run of a cell that reads them.

@@ -107,7 +107,7 @@ def _fuse(calls: Sequence[CallNode], needed: set[Ref]) -> CallNode:
 
 
 def _name(names: Sequence[str]) -> str:
-    """What a group is called: the different functions in it, and how many calls."""
+    """The name of a group: the different functions in it, and the number of calls."""
     known = list(dict.fromkeys(names))
     text = "+".join(known[:3]) + ("+…" if len(known) > 3 else "")
     return text if len(known) == len(names) else f"{text} ×{len(names)}"

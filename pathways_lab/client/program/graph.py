@@ -288,7 +288,7 @@ def uses(nodes: Iterable[GraphNode]) -> Iterator[tuple[GraphNode, Ref]]:
 
 
 def _first_wishes(nodes: Sequence[GraphNode]) -> dict[Ref, Layout]:
-    """What the first node that reads a value, where it is, asks of its layout."""
+    """The layout of a value that its first reader on its slice asks for."""
     wishes: dict[Ref, Layout] = {}
     for node in nodes:
         with failures.at(node.line):

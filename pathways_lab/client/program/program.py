@@ -237,7 +237,7 @@ def _first_slice(inputs: Sequence[Ref | Given], prepared: Prepared | None) -> Sl
 
 
 def input_item(index: int, leaf: Any, kind: ArrayType, name: str) -> Ref | Given:
-    """What flat argument *index* is to the graph."""
+    """The input of the graph that is flat argument *index*."""
     if isinstance(leaf, Handle):
         return Ref(kind, leaf.slice, leaf.layout, name, Argument(index))
     return Given(kind, Argument(index), name)

@@ -223,7 +223,7 @@ def _entry(path: Any, leaf: Any) -> _Entry:
 
 
 def _type(leaf: Any) -> ArrayType | None:
-    """Of a value, or of what describes one; None for anything else."""
+    """The type of a value, or of a description of one; None for anything else."""
     if isinstance(leaf, _NUMBERS):
         leaf = np.asarray(leaf)
     if isinstance(leaf, Handle) or host_type(leaf) is not None:

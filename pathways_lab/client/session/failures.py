@@ -94,7 +94,7 @@ def failure(
 
 @contextlib.contextmanager
 def at(line: Line) -> Iterator[None]:
-    """What was captured at *line* and is found wrong in here is wrong there, not at the caller."""
+    """An error found in here, in code captured at *line*, is an error there, not at the caller."""
     try:
         yield
     except PathwaysError as error:
@@ -106,7 +106,7 @@ def at(line: Line) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_caller() -> Iterator[None]:
-    """What is refused in here by parts that know no lines is refused at the caller's.
+    """A refusal in here, by parts that know no lines, is a refusal at the caller's line.
 
     Also a decorator, of functions that users call.
     """
@@ -118,7 +118,7 @@ def at_caller() -> Iterator[None]:
 
 
 def told(failure: Failure) -> PathwaysError:
-    """What the lab has answered, at the caller's own line."""
+    """The answer of the lab, at the caller's own line."""
     known = failure.line.number
     return PathwaysError(
         failure if known else dataclasses.replace(failure, line=source_lines.of_caller())
@@ -135,7 +135,7 @@ def not_sent(error: BaseException) -> Failure:
 def capture_failure(
     message: str, remedy: str = "", *, line: Line | None = None, program: str = "", node: str = ""
 ) -> PathwaysError:
-    """What cannot be captured."""
+    """Code that cannot be captured."""
     return failure("capture", message, remedy, line=line, program=program, node=node)
 
 

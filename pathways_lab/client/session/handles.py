@@ -40,7 +40,7 @@ from pathways_lab.timeline.text_table import TextTable
 
 
 class Home(Protocol):
-    """What a handle needs of the session in which it lives."""
+    """The part of its session that a handle needs."""
 
     connection: Connection
     data: DataLinks
@@ -57,7 +57,7 @@ _KEEP = 64 * 1024
 
 
 class _SaysWhatToDo(type):
-    """What handles are, told with the remedy.
+    """Errors that explain handles, with the remedy.
 
     JAX's functions take no handles outside of programs; all that their errors say in so many ways
     is of which class the argument is.

@@ -32,7 +32,7 @@ Hosts = frozenset[str]
 
 
 class Witnesses:
-    """Who makes what, as far as it is the same hosts."""
+    """The makers of values, as far as they are the same hosts."""
 
     def __init__(self) -> None:
         self._slices: dict[SliceId, Hosts] = {}

@@ -103,7 +103,7 @@ class Answer(Pending):
 
 
 class Racing(threading.local):
-    """What the calling thread submits belongs to a race, if *enter* is set.
+    """Runs that the calling thread submits belong to a race, if *enter* is set.
 
     enter(run, inputs): the race's number and the controller's; may raise.
     """

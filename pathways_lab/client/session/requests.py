@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Asking(Protocol):
-    """What is needed of a connection."""
+    """The part of a connection that is needed here."""
 
     board: Board
     closed: Failure | None

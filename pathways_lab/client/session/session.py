@@ -329,7 +329,7 @@ class _Binder:
 
 
 def buffer_of(handle: Handle, session: Session) -> Buffer:
-    """What a run of this session reads.  Raises PathwaysError when it cannot."""
+    """The buffer that a run of this session reads.  Raises PathwaysError when it cannot."""
     if handle.session is not session:
         raise failures.failure(
             "refused",

@@ -136,7 +136,7 @@ class DataLinks:
             self._hear(Fetch(buffer, {}, {}), buffer.witnesses)
 
     def _expect(self, buffer: Buffer) -> int:
-        """Who waited for the last call will for this one: its witnesses are not to be asked.
+        """The waiter for the last call will wait for this one: its witnesses are not to be asked.
 
         The number that goes with the run, under which they say that it is there; 0: they
         have to be asked, if it is waited for.

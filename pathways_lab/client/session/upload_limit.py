@@ -27,7 +27,7 @@ from pathways_lab.client.session.pending import Buffer, Run
 _SHARE = 4
 """Large arguments under way may take this part of a device's memory."""
 _LARGE = 64
-"""What takes less than this part of it is not counted."""
+"""An argument that takes less than this part of it is not counted."""
 
 
 class Large(NamedTuple):
@@ -80,7 +80,7 @@ class Room:
                 self._taken.append((run, tuple(larges)))
 
     def _memory(self, hosts: set[str]) -> int:
-        """Of the smallest device of some hosts."""
+        """The memory of the smallest device of some hosts."""
         islands = self._connection.topology["islands"]
         every = (entry for island in islands for entry in island["hosts"])
         return min((entry["memory"] for entry in every if entry["name"] in hosts), default=0)

@@ -49,7 +49,7 @@ Tree = Any
 
 
 class Machine(Protocol):
-    """What is needed of a lab."""
+    """The part of a lab that is needed here."""
 
     @property
     def islands(self) -> tuple[Island, ...]: ...
@@ -176,7 +176,7 @@ class Elastic:
         return True
 
     def _value(self, done: _Flying) -> Tree:
-        """What a step returned, once it and its states are there."""
+        """The result of a step, once it and its states are there."""
         outs = jax.device_get(done.outs)
         for states in done.states.values():
             jax.block_until_ready(states)

@@ -36,16 +36,16 @@ from pathways_lab.core.slices.topology import Owned
 from pathways_lab.runtime import checksums
 
 _SIZES = {"cpu": 128}
-"""Of the matrices of a scan, by kind of device: large enough to keep one busy."""
+"""Sizes of the matrices of a scan, by kind of device: large enough to keep one busy."""
 _SIZE = 2048
 
 
 Sums = tuple[bytes, ...]
-"""What one device has computed in each round."""
+"""The checksums of one device in each round."""
 
 
 class Lab(Protocol):
-    """What is needed of :class:`pathways_lab.Lab`."""
+    """The part of :class:`pathways_lab.Lab` that is needed here."""
 
     session: Session
 
@@ -132,7 +132,7 @@ def scan(lab: Lab, rounds: int, wait: bool | float) -> Verification:
 
 
 def _computed(lab: Lab, island: Island, rounds: int, wait: bool | float) -> dict[Owned, Sums]:
-    """What each device of an island makes of the same numbers."""
+    """The results of each device of an island from the same numbers."""
     with contextlib.ExitStack() as held:
         made: list[tuple[Slice, list[Handle]]] = []
         for host in island.hosts:
@@ -151,7 +151,7 @@ def _computed(lab: Lab, island: Island, rounds: int, wait: bool | float) -> dict
 
 
 def _of_host(host: str, sums: Mapping[Owned, Sums], bad: frozenset[Owned] | None) -> Check:
-    """What was seen of one host.  sums: of all devices of its make.  bad: None: nobody knows."""
+    """The findings about one host.  sums: of all devices of its make.  bad: None: unknown."""
     ours = [device for device in sums if device[0] == host]
     if len(sums) == 1:
         return Check(host, True, "there is no other device of its make to compare with")

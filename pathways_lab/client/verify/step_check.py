@@ -213,7 +213,7 @@ def _verdict(lab: Lab, name: str, replays: Sequence[Replay]) -> Verification:
 
 
 def _of_set(replay: Replay, first: Replay, right: Any) -> Check:
-    """What was seen on one set.  right: what is made there, or None: nobody knows."""
+    """The findings on one set.  right: the right result there, or None: unknown."""
     known = right is not None
     made, than = cast(Sequence[Sums], replay.made), cast(Sequence[Sums], right or first.made)
     if made == than:

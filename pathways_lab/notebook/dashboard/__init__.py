@@ -37,4 +37,4 @@ PAGES = Pages(
     f"{__name__}.process",
     {OVERVIEW: "Pathways", **{path_of(panel): f"Pathways {panel.title()}" for panel in PANELS}},
 )
-"""What is added to Dask's dashboard."""
+"""The pages that are added to Dask's dashboard."""

@@ -60,7 +60,7 @@ class Feed:
             self._messages.append((self._stream.seq, framed(message)))
 
     def do(self, name: str, value: float | None) -> bytes:
-        """What a page's person wants: ``"choose"``, ``"seek"`` (see :meth:`Picture.do`) or
+        """Do the wish of a page's person: ``"choose"``, ``"seek"`` (see :meth:`Picture.do`) or
         ``"text"``; the answer, if there is any."""
         if name == "text":
             return framed({"type": "text", "text": self.picture.text()})
@@ -69,7 +69,7 @@ class Feed:
         return b""
 
     def since(self, seq: int) -> bytes:
-        """What brings a page with the number *seq* to the present; 0: a page with nothing."""
+        """The messages that bring a page with the number *seq* to the present; 0: an empty page."""
         if seq == self._stream.seq:
             return b""
         if self._messages and self._messages[0][0] <= seq + 1 <= self._stream.seq:

@@ -28,7 +28,7 @@ def note(folder: Path) -> None:
 
 
 def _number() -> str:
-    """What Jupyter's server calls this process; "" where it is no kernel."""
+    """The name of this process in Jupyter's server; "" where it is no kernel."""
     try:
         from ipykernel.connect import get_connection_file
 

@@ -46,10 +46,10 @@ MOST = 32
 """Feeds at a time."""
 
 _LARGEST = 1e15
-"""Of the numbers in a request, either way."""
+"""Limit of the numbers in a request, either way."""
 
 ACTS = ("choose", "seek", "text")
-"""What a page may want of its feed."""
+"""The wishes that a page may have of its feed."""
 
 LINGER = 60.0
 """Seconds after the last request at which the process ends."""
@@ -64,7 +64,7 @@ FILES = {
     "dashboard.css": (_HERE / "dashboard.css",),
     "bokeh.min.js": (BOKEHJS,),
 }
-"""What pages are made of: each is some files, one after the other."""
+"""The parts of pages: each is some files, one after the other."""
 
 
 class Gallery:

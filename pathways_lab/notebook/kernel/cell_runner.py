@@ -53,7 +53,7 @@ class Done:
 
 
 class NotebookProgram:
-    """What ``name`` is bound to after ``%%pw_program name``: call it to run the cell again.
+    """The value of ``name`` after ``%%pw_program name``: call it to run the cell again.
 
     names: the notebook's own names; a call reads and sets them.
     """

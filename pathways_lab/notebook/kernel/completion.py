@@ -15,7 +15,7 @@ IDENTIFIER = "pathways_lab_options"
 
 
 def candidates(parser: argparse.ArgumentParser, before: str, word: str) -> list[str]:
-    """What may stand at the cursor.
+    """The words that may stand at the cursor.
 
     before: the line up to *word*, without the magic's name; word: what is typed of it.
     """

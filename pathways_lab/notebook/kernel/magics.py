@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
-    """What IPython's decorators are; they have no types of their own."""
+    """The type of IPython's decorators, which have none of their own."""
 
     def __call__(self, function: F, /) -> F: ...
 
@@ -53,7 +53,7 @@ output_can_be_silenced: Decorator = magic.output_can_be_silenced
 
 
 def options_of(magic: Any, line: str) -> Any:
-    """What was written behind a magic's name.  Raises UsageError, with what could have been."""
+    """The words behind a magic's name.  Raises UsageError, with the words that could be there."""
     try:
         return _parsed(magic, line)
     except UsageError as error:

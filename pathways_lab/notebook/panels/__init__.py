@@ -41,7 +41,7 @@ PANELS: dict[str, Panel] = {
 """By the names that ``lab.view(...)`` and ``--show`` know, in the order of a full view."""
 
 DEFAULT = ("islands", "order", "queues", "utilisation")
-"""What a view shows that is not told what to show."""
+"""The panels of a view that names none."""
 
 
 def chosen(names: tuple[str, ...]) -> tuple[str, ...]:

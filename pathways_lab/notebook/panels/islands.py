@@ -255,7 +255,7 @@ def _heads(scene: Scene, blocks: list[Block]) -> dict[str, list[Any]]:
 
 
 def _headings(scene: Scene, block: Block) -> list[str]:
-    """What stands above an island, from the most to the least."""
+    """The texts above an island, from the longest to the shortest."""
     devices = sum(host.devices for host in block.hosts)
     kinds = sorted({host.kind.upper() for host in block.hosts if host.kind})
     kind = f" {'/'.join(kinds)}" if kinds else ""

@@ -44,7 +44,7 @@ WAITED = (
     ("from", "@left{0.0000} s to @right{0.0000} s"),
     ("waited", "@busy{0.00} ms"),
 )
-"""Of a mark."""
+"""Hover text of a mark."""
 
 
 def plot(scene: Scene, now: float) -> Plot:

@@ -17,7 +17,7 @@ CHANGES = 4000
 
 
 class What(NamedTuple):
-    """What a bar is about: one row of the catalogue that hover texts read."""
+    """The facts about a bar: one row of the catalogue that hover texts read."""
 
     node: str
     program: str

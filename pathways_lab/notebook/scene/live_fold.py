@@ -136,7 +136,7 @@ class Present:
 
 
 def still(items: Sequence[Item], now: float) -> tuple[list[Item], list[Gang]]:
-    """What a picture that begins at *now* needs of the past: what is there, and what is under way.
+    """The past that a picture from *now* on needs: the machine, and the unfinished runs.
 
     That is all that is known of runs that go on, but for work that is over; and their gangs that
     are over, which count among theirs.

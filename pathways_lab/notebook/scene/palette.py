@@ -40,7 +40,7 @@ INK = "#757575"
 """Text and rules that must be read on white and on near-black alike."""
 
 CAUSE_COLOURS = ("#b5446e", "#999933", "#aa4499", "#5f8f3f", "#6699cc", "#44aa99", "#b3764d")
-"""What devices wait for; always together with a place in the row."""
+"""Causes for which devices wait; always together with a place in the row."""
 
 WORK_COLOURS = ("#b99a5f", "#8a6f3f", "#7568a6", "#5f8f8a")
 """Kinds of host work: no program's colour and no cause's; always with a place in the row."""

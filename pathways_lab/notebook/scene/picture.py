@@ -63,7 +63,7 @@ OUTCOMES = ("failed", "cancelled", "finished")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a view is of.
+    """The subject of a view.
 
     panels: names.  window: seconds that it looks back while it is live.
     origin: time (records' clock) that the axis calls 0; None: when the record begins.
@@ -109,18 +109,18 @@ class Picture:
 
     @property
     def scene(self) -> Scene:
-        """What is shown while it follows."""
+        """The scene that is shown while the picture follows the present."""
         return self.present.scene
 
     @property
     def since(self) -> float:
-        """What happened before is not shown (seconds on the records' clock)."""
+        """The picture's start: earlier records are not shown (seconds on the records' clock)."""
         return self.present.since
 
     # --- looking -------------------------------------------------------------
 
     def look(self, now: float) -> tuple[tuple[Plot, ...], Header]:
-        """What is new at *now* (records' clock), folded and :meth:`shown`."""
+        """Fold the new records at *now* (records' clock), and return the plots as :meth:`shown`."""
         now = min(now, self.wanted.until)
         self.present.collect(now, FOLD)
         return self.shown(now)
@@ -141,7 +141,7 @@ class Picture:
         return plots(self._names, scene, at)
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
-        """What stands above the figures; *scene* is shown as it is *at* some moment."""
+        """The text above the figures; *scene* is shown as it is *at* some moment."""
         active = self.timeline.grows and (scene.busy or at - scene.last < QUIET)
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
@@ -323,7 +323,7 @@ class Past:
         self._folded, self.now, self._plots = until, moment, ()
 
     def _part(self, moment: float) -> None:
-        """What is in columns and known in part at *moment* goes on as single records.
+        """Columns that are known in part at *moment* go on as single records.
 
         None of it was known before, so what was folded stays as it is.
         """

@@ -191,7 +191,7 @@ LABELS = ("rows", "groups", "readouts")
 
 
 def everything(plot: Plot) -> list[Change]:
-    """What turns the blank plot of the same shape into *plot*."""
+    """The changes that turn the blank plot of the same shape into *plot*."""
     out: list[Change] = [Replace(layer.name, layer.columns) for layer in plot.layers]
     out.append(Assign(plot.name, "height", plot.height))
     out.append(Assign(TIME if plot.time else f"{plot.name}-x", "range", plot.x))
@@ -211,7 +211,7 @@ def steadied(old: Plot, new: Plot) -> Plot:
 
 
 def changes(old: Plot, new: Plot) -> list[Change]:
-    """What turns *old*, as shown, into *new*; both must have the same shape."""
+    """The changes that turn *old*, as shown, into *new*; both must have the same shape."""
     if old.shape != new.shape:
         raise ValueError(f"the panel {new.name!r} has another shape now: build it anew")
     out: list[Change] = []
@@ -275,7 +275,7 @@ def nice(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def moments(low: float, high: float, most: int = 8) -> dict[float, str]:
-    """What an axis between two times (seconds) says where; short ones in milliseconds."""
+    """The ticks of an axis between two times (seconds); short ones in milliseconds."""
     small = max(abs(low), abs(high)) < MILLISECONDS
     return {
         t: f"{round(1e3 * t, 3):g} ms" if small and t else f"{round(t, 6):g} s"

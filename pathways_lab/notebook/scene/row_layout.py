@@ -20,7 +20,7 @@ MOST = 64
 """Rows that a panel shows at most; beyond it, hosts and then islands share one."""
 
 LEVELS = ("device", "host", "island")
-"""What a row may stand for, finest first."""
+"""The things that a row may stand for, finest first."""
 
 GAP = 0.55
 """Free rows between two islands."""

@@ -52,7 +52,7 @@ BINS = 1000
 """Bins in which busy time is counted, over the whole window."""
 
 WAITS = tuple(cause for cause in CAUSES if cause != NOTHING)
-"""What is drawn of a device that waits; nothing to do is an empty row."""
+"""The causes that are drawn for a device that waits; nothing to do is an empty row."""
 
 WORK = ("receive", "prepare", "launch", "send")
 """Kinds of control work of a host."""
@@ -250,7 +250,7 @@ class Scene:
         self._folded.setdefault(row.host, []).append(waits)
 
     def _draw_rows(self) -> None:
-        """What was folded of rows, drawn: as many as there are at once."""
+        """Draw the folded rows: as many as there are at once."""
         folded, self._folded = self._folded, {}
         for waits in folded.values():
             self._draw_joined(waits, Joined([w.row for w in waits], [w.when for w in waits]))
@@ -288,7 +288,7 @@ class Scene:
         self.by_program.add_held([program], held, float(len(rows.devices)))
 
     def _worked_on(self, rows: Joined) -> None:
-        """What the host's process did for rows."""
+        """The work of the host's process for rows."""
         (lane,) = lanes_of(rows.island, rows.host, (0,))
         place = self.host_rows.of.get(lane)
         if place is None:
@@ -338,7 +338,7 @@ class Scene:
                 )
 
     def _run(self, number: int, program: str, client: str) -> RunSeen:
-        """What is remembered of a run."""
+        """The memory of a run."""
         self.clients.setdefault(program, client)
         run = self.runs.get(number)
         if run is None:

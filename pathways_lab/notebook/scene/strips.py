@@ -53,7 +53,7 @@ class Strip:
         self.bars.add(bars)
 
     def seal(self, origin: float) -> None:
-        """What was added is drawn from now on.  origin: seconds that the axis calls 0."""
+        """Draw the added bars from now on.  origin: seconds that the axis calls 0."""
         self._show(self.bars.seal(), origin)
 
     def _show(self, bars: list[Bar], origin: float) -> None:

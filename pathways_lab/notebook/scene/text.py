@@ -101,7 +101,7 @@ def gang_of(scene: Scene, gang: float) -> Gang | None:
 
 
 def about_gang(scene: Scene, found: Gang | None) -> tuple[tuple[str, str], ...]:
-    """What is known of a gang: ``(label, text)``."""
+    """The known facts about a gang: ``(label, text)``."""
     if found is None:
         return (("gang", "it is not in the part of the record that is shown"),)
     run, step = own(found.run), found.step

@@ -19,12 +19,13 @@ PERIOD = 0.1
 """Seconds between two updates of a view."""
 
 LEAST, MOST = 0.015, 0.25
-"""What looking may take: this share of all processors where they are busy, and so much of
-one where they are idle.  Of a kernel's interpreter the same, as of a machine with one processor."""
+"""The share of looking: this part of all processors where they are busy, and so much of one
+where they are idle.  The same for a kernel's interpreter, as if it were a machine with one
+processor."""
 
 RESERVE = 0.75
-"""So many idle processors belong to those who compute: they wait for each other for moments, and
-would wait for whoever fills these.  What is idle beyond may be used."""
+"""So many idle processors belong to computations: these wait for each other for moments, and
+would wait for a thread that fills the gaps.  Further idle processors may be used."""
 
 LONGEST = 5.0
 """Seconds for which a picture rests at most, however slow the machine and however full."""

@@ -108,7 +108,7 @@ def _by_program(gangs: Iterable[Bar]) -> Counter[str]:
 
 
 def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
-    """What is drawn, in numbers.
+    """The content of a picture, in numbers.
 
     bars: drawn bars; computations, transfers: how many (times devices) they
         stand for; programs: computations by program ("" where several were merged),

@@ -37,7 +37,7 @@ _HERE = Path(__file__).parent
 _SCRIPTS = Path(bokeh.__file__).parent / "server" / "static" / "js"
 
 FILES = ("bokeh.min.js",)
-"""What of BokehJS the figures need."""
+"""The parts of BokehJS that the figures need."""
 
 ROUTE_VARIABLE = "PATHWAYS_LAB_BOKEHJS_ROUTE"
 """Set by our Jupyter server extension; kernels inherit it."""
@@ -85,7 +85,7 @@ class LiveFigures(anywidget.AnyWidget):
         answer_while_busy(self.comm)
 
     def snapshot(self) -> dict[str, Any]:
-        """What a page finds that comes now: the frozen picture, or that it must wait."""
+        """The state for a page that comes now: the frozen picture, or that it must wait."""
         with self._lock:
             if self._frozen is not None:
                 return {"seq": 0, "frozen": self._frozen, "id": self.model_id or ""}

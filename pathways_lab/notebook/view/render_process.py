@@ -68,7 +68,7 @@ class Shown:
         return now > self.closing or not self.picture.waiting
 
     def message(self, now: float, whole: bool = False) -> dict[str, Any] | None:
-        """What is new, or with *whole* everything."""
+        """The changes as a message, or with *whole* a snapshot."""
         plots, header = self.picture.shown(now)
         if self.stream is None:
             self.stream = Stream(plots, header)
@@ -128,7 +128,7 @@ class Studio:
             )
 
     def _present(self, wanted: Wanted) -> Present:
-        """What a view shows, shared with others that show the same part of the record."""
+        """The picture of a view, shared with others that show the same part of the record."""
         key = wanted.window, wanted.origin, wanted.since
         present = self._presents.get(key)
         if present is None:
@@ -159,7 +159,7 @@ class Studio:
     def tick(self, most: int) -> tuple[float, float]:
         """Draw what is new in every view: so many records more, at most.
 
-        What it took to fold and to draw, in processor seconds; see *extra*.
+        Returns the processor seconds of folding and drawing; see *extra*.
         """
         self.extra = 0.0
         now, begun = self.timeline.clock(), time.thread_time()
@@ -235,7 +235,7 @@ def serve(connection: Connection, offset: float) -> None:
 
 
 def main() -> None:
-    """What ``python -m`` runs."""
+    """The entry point of ``python -m``."""
     child_process.begin()
     while "socket" not in (configuration := child_process.configuration()):
         pass  # it was started before anybody looked

@@ -44,7 +44,7 @@ MODULE = "pathways_lab.notebook.view.render_process"
 
 
 class Screen(Protocol):
-    """Whoever shows what a painter makes.  Any thread."""
+    """The screen that shows a renderer's messages.  Any thread."""
 
     def message(self, message: Message) -> None:
         """Something for the pages."""
@@ -63,7 +63,7 @@ class Painter(Protocol):
     """Makes the messages of one view."""
 
     def do(self, name: str, value: Any = None) -> None:
-        """What a person wants: see :meth:`.picture.Picture.do`."""
+        """Do a person's wish: see :meth:`.picture.Picture.do`."""
 
     def whole(self) -> None:
         """A snapshot is wanted."""
@@ -76,7 +76,7 @@ class Painter(Protocol):
 
 
 def painter_of(timeline: Timeline, wanted: Wanted, screen: Screen) -> Painter:
-    """Who draws a view of *timeline*."""
+    """The renderer of a view of *timeline*."""
     if timeline.written is None or timeline.over:
         return Thread(timeline, wanted, screen)
     studio = _studios.get(timeline)
@@ -149,7 +149,7 @@ class Thread:
 class Studio:
     """The process that draws all views of one timeline, and this end of its socket.
 
-    What its threads use here, in the user's interpreter, is part of what looking takes.
+    The time of its threads here, in the user's interpreter, is a part of the cost of looking.
     """
 
     def __init__(self, timeline: Timeline) -> None:

@@ -97,7 +97,7 @@ class View:
 
     @property
     def picture(self) -> Picture:
-        """What it shows, made in this process when somebody asks here."""
+        """Its picture, made in this process when a caller asks here."""
         with self._lock:
             if isinstance(self._painter, renderers.Thread):
                 return self._painter.picture

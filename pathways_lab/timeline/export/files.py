@@ -42,7 +42,7 @@ NUMBERS = {"run", "step"}
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds.  clock: the moment of saving.  dropped: records lost before."""
+    """The content of a file.  clock: the moment of saving.  dropped: records lost before."""
 
     records: tuple[Record, ...]
     clock: float
@@ -56,7 +56,7 @@ class _Numbered(dict[str, int]):
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: NumPy's numbers, sets."""
+    """Values that JSON does not know: NumPy's numbers, sets."""
     if hasattr(value, "item"):
         return value.item()
     if isinstance(value, set | frozenset):
