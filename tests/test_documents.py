@@ -21,6 +21,9 @@ LONGEST = {"README.md": 200, "ARCHITECTURE.md": 150}
 """Lines of the two pages that everybody is asked to read; the rest goes to docs/."""
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+REFERENCE = re.compile(
+    r":(?:mod|func|class|meth|data|attr|exc):`(?:[^`<]*<)?~?(\.[.\w]+|pathways_lab[.\w]+)>?`"
+)
 
 
 def text(name: str) -> str:
@@ -87,6 +90,36 @@ def lost_modules(document: str) -> list[str]:
     return lost
 
 
+def lost_references(package: Path) -> list[str]:
+    """References in docstrings below *package* to modules, or names in them, that are not there.
+
+    A name with a dot in front is one of the same layer; plain names are left alone.
+    """
+    texts: dict[str, str] = {}
+    for path in package.rglob("*.py"):
+        name = ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
+        texts[name.removesuffix(".__init__")] = path.read_text()
+
+    def found(name: str, layer: str) -> bool:
+        """Whether a module *name* is there, or one that has the next word of it."""
+        parts = name.split(".")
+        for end in range(len(parts), 0 if parts[0] else 1, -1):
+            module = ".".join(parts[:end])
+            inside = (known for known in texts if known.startswith(layer)) if not parts[0] else ()
+            known = [module] if module in texts else [n for n in inside if n.endswith(module)]
+            if known:
+                word = "".join(parts[end : end + 1])
+                return any(re.search(rf"\b{word}\b", texts[each]) for each in known)
+        return False
+
+    return [
+        f"{module}: {name}"
+        for module, text in sorted(texts.items())
+        for name in REFERENCE.findall(text)
+        if not found(name, ".".join(module.split(".")[:2]))
+    ]
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_mentioned_files_exist(name):
     assert missing(text(name), (ROOT / name).parent) == []
@@ -117,6 +150,26 @@ def test_a_lost_heading_and_a_lost_module_are_found(tmp_path):
     assert lost_anchors(document, page) == ["#three", "a.md#four"]
     commands = "`python -m pathways_lab.nothing`, `python -m pathways_lab lab`, `python -m pip`"
     assert lost_modules(commands) == ["pathways_lab.nothing"]
+
+
+def test_references_in_docstrings_lead_somewhere():
+    assert lost_references(PACKAGE) == []
+
+
+def test_a_lost_reference_is_found(tmp_path):
+    package = tmp_path / "pathways_lab"
+    (package / "core").mkdir(parents=True)
+    (package / "core" / "a.py").write_text("class B:\n    def c(self): ...\n")
+    (package / "core" / "d.py").write_text(
+        '""":mod:`.a` :class:`~.a.B` :meth:`.a.B.c` :mod:`signal` :meth:`c`\n'
+        ":mod:`pathways_lab.core.a` :mod:`.e`\n"
+        ':class:`pathways_lab.core.a.E` :meth:`e <pathways_lab.core.e.B.c>`"""'
+    )
+    lost = lost_references(package)
+    assert lost == [
+        f"pathways_lab.core.d: {each}"
+        for each in (".e", "pathways_lab.core.a.E", "pathways_lab.core.e.B.c")
+    ]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -55,7 +55,7 @@ class Slot:
 
     value: its shape, type, slice, layout and bytes per device.
     locals: numbers of the host's own devices that hold a shard.
-    payload: what the rim stores; None before it exists and after it is dropped.
+    payload: the driver's object; None before it exists and after it is dropped.
     failure: why it has no value, when it is failed or donated.
     buffers: ids under which clients know it.
     names: how many buffers and values of runs call it.

@@ -49,7 +49,7 @@ class Gang:
     temporary: bytes that it needs on each of them beside inputs and outputs.
     room: see :class:`pathways_lab.executor.device_memory.Claim`.
     held: bytes that it gives back when it is done.
-    stamp: what the rim wants back when it is handed over.
+    stamp: the driver's own mark, given back when the gang is handed over.
     waits: open conditions, and one for its registration.
     when_handed, when_done: gangs that wait for this one.
     number: of all gangs, in the order in which this host was granted them.
@@ -202,7 +202,7 @@ class Move:
     """A transfer, as far as this host takes part in it.
 
     source: set while this host sends.  target: set while it receives.
-    started: the rim was told to send.  accepted: it was told to receive.
+    started: the driver was told to send.  accepted: it was told to receive.
     """
 
     run: Run

@@ -8,7 +8,7 @@ they are pinned there; the hash of the code is the function's key, so that the
 same function in a re-executed cell is the same function.
 
 Functions that call back into Python travel the same way, with what they call by value
-(cloudpickle): the user's Python is traced once, here (:mod:`.runtime.jax_callbacks`).
+(cloudpickle): the user's Python is traced once, here (:mod:`pathways_lab.runtime.jax_callbacks`).
 
 Rule for maintainers: the key covers everything that a host needs to compile;
 two functions with one key must be interchangeable.
@@ -77,7 +77,7 @@ class Executable:
     artefact of the flat function) or ``"callbacks"`` (blob is the same with the callbacks,
     pickled).  donated: flat positions.  held: seconds that it holds its devices
     by ``pw.emulated``.  loop: set where hosts repeat it.
-    checks: what its gangs are tested for (:data:`.runtime.nan_checks.TESTS`).
+    checks: what its gangs are tested for (:data:`pathways_lab.runtime.nan_checks.TESTS`).
     """
 
     key: str
@@ -95,7 +95,7 @@ class Executable:
     checks: tuple[str, ...] = ()
 
     def checked(self, check: frozenset[str]) -> Executable:
-        """The same, tested on its devices for what is no number (:mod:`.runtime.nan_checks`)."""
+        """The same, tested on its devices for NaNs: see :mod:`pathways_lab.runtime.nan_checks`."""
         key = hashlib.sha256(f"{self.key} {sorted(check)}".encode()).hexdigest()[:32]
         return replace(self, key=key, checks=tuple(sorted(check)))
 

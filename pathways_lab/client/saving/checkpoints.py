@@ -3,11 +3,11 @@
 Problem: the state of a model outlives its lab, does not pass through the client, and comes back
 on other devices than it left: fewer, more, cut in another way.
 
-How: saving is a program like any other: compiled functions (:mod:`.runtime.array_files`)
-have every device write its part of an array, in the order of the gangs, so that what is called
-afterwards may donate the array and runs meanwhile.  Restoring is the same the other way round.
-All files lie in a new folder, which takes the name of the checkpoint when everything is there:
-there is the old checkpoint or the new one, never a mixture.
+How: saving is a program like any other: compiled functions
+(:mod:`pathways_lab.runtime.array_files`) have every device write its part of an array, in the order
+of the gangs, so that a later call may donate the array and runs meanwhile.  Restoring is the same
+the other way round.  All files lie in a new folder, which takes the name of the checkpoint when
+everything is there: there is the old checkpoint or the new one, never a mixture.
 
 Rule for maintainers: nothing takes the name of a checkpoint before all hosts have written.
 

@@ -3,7 +3,7 @@
 Problem: the same panel is shown live by Bokeh and frozen as an SVG file, and
 both must be the same picture; tests want to compare numbers, not pixels.  So
 panels are functions from a scene to a :class:`Plot`, and there are two small
-painters that know nothing about clusters.
+libraries that know nothing about clusters.
 
 Rule for maintainers: no Bokeh here and none in panels.  Columns are lists or
 numpy arrays of equal length.  y grows downwards, in rows.

@@ -4,7 +4,7 @@ Problem: a picture must move while the kernel computes, in a page that may be
 opened late, twice, or again after a reload, in front ends with and without our
 server extension, and no update may ever be applied twice or skipped.
 
-How: messages are made elsewhere (:mod:`.stream`, :mod:`.painters`) and sent here, each
+How: messages are made elsewhere (:mod:`.stream`, :mod:`.renderers`) and sent here, each
 once.  A page that has no snapshot, or has lost a message, asks for one.  Until a
 page has said that it follows, snapshots
 are also sent like key frames of a film: a page cannot ask a kernel that is busy.
@@ -94,7 +94,7 @@ class LiveFigures(anywidget.AnyWidget):
         return {"seq": -1}
 
     def post(self, message: Message) -> None:
-        """Send a message of a painter's to all pages.  Any thread."""
+        """Send a renderer's message to all pages.  Any thread."""
         with self._lock:
             if self._frozen is not None or self.comm is None:
                 return

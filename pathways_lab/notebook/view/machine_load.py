@@ -2,7 +2,7 @@
 
 Problem: processes that draw must know how busy the machine is, and go last.
 
-Rule for maintainers: effects only; what follows from it is decided in :mod:`.pace`.
+Rule for maintainers: effects only; :mod:`.cpu_budget` decides what follows.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ need; under load a live view cost a quarter of a kernel's calls.  So the kernel
 only hands on bytes: records that it has not read on the way here, and
 finished messages on the way to pages.
 
-How: the kernel's :mod:`.painters` starts ``python -m pathways_lab.notebook.view.render_process``
+How: the kernel's :mod:`.renderers` starts ``python -m pathways_lab.notebook.view.render_process``
 on a lifeline and shares a socket with it.  Ten times a second, while any view is
-open, the process asks for what is new, folds it once for all views that show the same
-part of the record, draws it once for all that show the same panels, and sends one
+open, the process asks for new records, folds them once for all views that show the same
+part of the record, draws them once for all that show the same panels, and sends one
 message per view that has something to show.  It runs at a low priority, and on a
-busy machine less often (:mod:`.pace`): whoever computes goes first.  It reads no more
+busy machine less often (:mod:`.cpu_budget`): computations go first.  It reads no more
 than it folds, and a picture that is late says so.
 
 Rule for maintainers: both ends are this package's, so frames are pickled tuples

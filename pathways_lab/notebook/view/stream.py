@@ -24,7 +24,7 @@ from pathways_lab.notebook.view.encode import encode
 
 Message = dict[str, Any]
 """A message to pages.  ``block`` are the bytes of columns; ``plots`` of a snapshot are
-blank: pages want their document, see :func:`.figures.documented`."""
+blank: pages want their document, see :func:`.bokeh_figures.documented`."""
 
 
 class Stream:

@@ -4,9 +4,9 @@ Problem: the picture must move while the kernel is busy, stop costing anything
 when nothing happens, and become a frozen one at the end, in every page that
 shows it.
 
-Rule for maintainers: what is shown is a :class:`~.picture.Picture`'s business, and who
-draws it a painter's (:mod:`.painters`); here is its place in the notebook.  Nothing
-prints and nothing raises in the background; what fails ends the view and is
+Rule for maintainers: a :class:`~.picture.Picture` decides what is shown, and a renderer
+(:mod:`.renderers`) draws it; here is its place in the notebook.  Nothing
+prints and nothing raises in the background; an error ends the view and is
 remembered in ``timeline.failures``.
 """
 
@@ -112,7 +112,7 @@ class View:
     def __repr__(self) -> str:
         return f"<View of {', '.join(self.panels)}: {self.outcome or 'live'}>"
 
-    # --- a painter's screen -----------------------------------------------------
+    # --- a renderer's screen ----------------------------------------------------
 
     def message(self, message: Message) -> None:
         """Something for the pages."""

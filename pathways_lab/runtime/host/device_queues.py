@@ -66,7 +66,7 @@ class Job(Protocol):
 
 
 class Links(Protocol):
-    """The links, read while there is nothing to launch: see :class:`.reactor.Reactor`."""
+    """A :class:`~pathways_lab.transport.reactor.Reactor`: read while nothing is to be launched."""
 
     def lead(self, done: Callable[[], bool]) -> bool: ...
 
