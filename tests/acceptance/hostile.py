@@ -55,13 +55,13 @@ PATIENCE = 120.0
 # --- a good client --------------------------------------------------------------------------
 
 
-def good(file: str, name: str) -> None:
+def good(file: str, name: str, island: str | None = None) -> None:
     """Compute and check until the end of input; now and then a line: when, and how many."""
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     draw = np.random.default_rng(len(name))
     with pw.connect(file, name=name) as lab:
-        on = lab.slice((2,), ("x",))
+        on = lab.slice((2,), ("x",), island=island)
         weights = draw.integers(-8, 8, (32, 32)).astype(np.float32)
         call = pw.jit(lambda w, x: x @ w + 1, on=on)
         step = pw.program(lambda w, x: call(w, call(w, x)), name=name)
@@ -387,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--good", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--good", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.good:

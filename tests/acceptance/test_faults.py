@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_lab as pw
 from pathways_lab.timeline.records import Event
 from tests.acceptance.collective import SECONDS, V, pids, right, total
+from tests.acceptance.crashes import crash, leave, segfault
 from tests.acceptance.reading import gangs
 from tests.runtime.processes import until
 
@@ -226,45 +227,27 @@ def test_collectives_that_break_cost_their_slice_and_nothing_else(lab: pw.Lab) -
     assert [on.id in event.args["slices"] for event in told] == [True]
 
 
-def test_a_function_that_crashes_its_host_costs_its_own_client_and_says_why(lab: pw.Lab) -> None:
-    """Work on the other island goes on; the slice has its devices again as soon as asked for."""
+def test_functions_that_crash_their_host_cost_their_own_client_and_it_reads_why(
+    lab: pw.Lab,
+) -> None:
+    """A short form of ``python -m tests.acceptance.crashes``; the other island goes on."""
     mine, other = (lab.slice(1, island=f"island{i}") for i in range(2))
     double = pw.jit(lambda x: x * 2, on=other)
     kept = double(np.float32(3))
-    before = pids(lab)
-
-    def segfault(x: Any) -> Any:
-        ctypes.string_at(0)  # not a signal to the process, which any of its threads might get
-        return x
-
-    @pw.jit(on=mine)
-    def crash(x: Any) -> Any:
-        return jax.pure_callback(segfault, jax.ShapeDtypeStruct((), "float32"), x)
-
-    going = [double(np.float32(n)) for n in range(50)]
-    with pytest.raises(
-        pw.PathwaysError, match=r"signal 11 .*SIGSEGV.*in segfault at .*test_faults"
-    ):
-        crash(np.float32(1)).result(timeout=SECONDS)
-    going += [double(np.float32(n)) for n in range(50)]
-
-    def downs() -> list[Event]:
-        down = [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "host-down"]
-        return [r for r in down if "in node 'crash'" in r.args["text"]]
-
-    until(lambda: bool(downs()))
-    (told,) = downs()
-    assert "Segmentation fault" in told.args["words"]
-    crashed = mine.hosts[0]
-    assert "started again" in str(lab.stuck())
-    mine.rebind(island="island0")
-    again = pw.jit(lambda x: x + 1, on=mine)(np.float32(1))
-    assert float(again) == 2.0
+    before, crashed, going = pids(lab), set[str](), []
+    for way in (segfault, leave):
+        going += [double(np.float32(n)) for n in range(50)]
+        crashed.update(mine.hosts)
+        crash(lab, mine, way)
     assert [float(each) for each in going] == [2.0 * n for n in range(50)] * 2
     assert float(kept) == 6.0
+    downs = [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "host-down"]
+    words = [r.args["words"] for r in downs if "in node 'crashing'" in r.args["text"]]
+    assert len(words) == 2
+    assert "Segmentation fault" in words[0]
     until(lambda: not lab.stuck(), 60)
     changed = {host for host, pid in pids(lab).items() if pid != before[host]}
-    assert changed == {crashed}
+    assert changed == crashed
     for part in (mine, other):
         part.release()
 

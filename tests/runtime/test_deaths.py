@@ -15,6 +15,10 @@ Stack (most recent call first):
   File "/usr/lib/python3.12/ctypes/__init__.py", line 519 in string_at
   File "/ann/boom.py", line 7 in boom
   File "/usr/lib/python3.12/threading.py", line 982 in run"""
+THREAD = (
+    "F1125 03:18:41.29 25696 env.cc:93] Check failed: ret == 0 (11 vs. 0) Thread tf_XLAEigen"
+    " creation via pthread_create() failed."
+)
 ASSERTION = "F0000 00:00:1795561629.35 4242 mlir.cc:12] Check failed: name is not ASCII"
 
 
@@ -37,6 +41,13 @@ ASSERTION = "F0000 00:00:1795561629.35 4242 mlir.cc:12] Check failed: name is no
         (3, "", NONE, "ended with exit code 3"),
         (None, "it said nothing for 60 s\n", NONE, "it said nothing for 60 s"),
         (1, "RuntimeError: can't start new thread", Records(processes=2), "may (pids.max)"),
+        (
+            -6,
+            f"{THREAD}\n    @ 0x7f",
+            Records(processes=2),
+            "creation via pthread_create() failed: its",
+        ),
+        (-6, THREAD, Records(processes=2), "as many processes and threads as it may (pids.max)"),
         (None, "[Errno 11] Resource temporarily unavailable", NONE, "processes and threads"),
     ],
 )

@@ -66,6 +66,20 @@ def test_the_reason_reaches_the_core_before_the_loss_and_who_had_slices_there(la
     assert record.args["words"] == "oh"
 
 
+def test_what_ran_there_is_blamed_for_its_end_and_not_for_starts_that_fail(lab: Lab) -> None:
+    """Nobody reads the same twice while it is tried again."""
+    why = "could not be started: no process left"
+    report(lab)
+    for _ in range(4):
+        report(lab, pid=0, code=None, reason=why)
+    report(lab, "given up", pid=0, code=None, reason=why)
+    first, second, last = (printed["text"] for printed in lab.clients[0].of("output"))
+    assert "in node 'f' of program 'train'" in first
+    assert second == f"i0/h is down: its device process {why}; it is being started again"
+    assert "it was given up" in last
+    assert "'f'" not in last
+
+
 def test_one_that_is_given_up_is_named_by_stuck_and_started_by_word(lab: Lab) -> None:
     started: list[tuple[str, str]] = []
     lab.rim.downs._start = lambda *whom: started.append(whom)

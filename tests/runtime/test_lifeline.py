@@ -180,5 +180,15 @@ def test_words_about_a_fatal_signal_name_it_however_many_functions_were_running(
     assert "Extension" not in told
 
 
+@pytest.mark.parametrize("signal", ["", "Fatal Python error: Aborted\n"])
+def test_words_name_an_assertion_above_whatever_was_running(signal: str) -> None:
+    frames = "".join(f"    @ 0x7f{n:08} tsl::PThread::PThread()\n" for n in range(200))
+    said = "F1125 03:18:41.29 25696 env.cc:93] Check failed: ret == 0 (11 vs. 0)"
+    told = child_process._telling(f"hello\n{said}\n{frames}{signal}{frames}", 2000)
+    assert told.startswith(f"{said}\n...\n")
+    assert signal in told
+    assert len(told) <= 2000
+
+
 def test_words_are_the_end_of_a_log() -> None:
     assert child_process._telling("a" * 50 + "\nthe end\n\n", 10) == "aa\nthe end"

@@ -261,7 +261,8 @@ class DeviceProcess:
             if ended is not None:
                 pid, words = ended.pid, words if silent else ended.last_words()
                 code = None if silent else ended.exit_code
-            reason = story(code, words, before, Records.read())
+            told = words.removeprefix(f"{label(self.name)} ")  # the subject of the sentence
+            reason = story(code, told, before, Records.read())
             if not self._settled.is_set():
                 # The first start failed: the reason is for whoever waits.
                 self._failure = failed

@@ -52,9 +52,11 @@ class _Rim(Protocol):
 class _Left:
     """What was on a host when it was lost.
 
-    clients: who had slices there.  gang: the oldest one that had not ended there.
+    pid: of its process.  clients: who had slices there.
+    gang: the oldest one that had not ended there.
     """
 
+    pid: int = 0
     clients: tuple[str, ...] = ()
     gang: Overdue | None = None
 
@@ -99,7 +101,8 @@ class Downs:
         bound = [b for b in self._rim.registry.bindings.values() if host in b.hosts]
         gangs = [gang for gang in self._overdue(0.0, now) if host in gang.hosts]
         clients = tuple(dict.fromkeys(b.client for b in bound))
-        self._left[host] = _Left(clients, gangs[0] if gangs else None)
+        pid = self._rim.registry.hosts[host].pid
+        self._left[host] = _Left(pid, clients, gangs[0] if gangs else None)
 
     def reported(self, report: dict[str, Any], now: float) -> None:
         """A worker says how its device process ended.  Raises KeyError for what is malformed."""
@@ -113,9 +116,11 @@ class Downs:
         compiling = compiling_of(report["compiling"])
         reason = f"its device process {report['reason']}"
         reason += "".join(f", while it compiled {c.name!r}, at {c.line.told}" for c in compiling)
-        told = reason + left.where
+        # What ran there has nothing to do with the end of those that were to take its place.
+        told = reason + (left.where if pid == left.pid else "")
         if report["asked"] or report["code"] not in _OF_ITSELF:
             compiling = ()
+        known = self._rim.registry.down.get(name)
         fallen = Fallen(name, report["island"], report["worker_name"], told, again)
         self._fall(fallen, now, compiling, report["reason"])
         if there is not None:
@@ -123,7 +128,8 @@ class Downs:
         text = f"{name} is down: {fallen.told}"
         args = {"text": text, "words": report["words"], "again": again}
         self._remember(Event("host-down", now, report["island"], name, args=args))
-        if not report["asked"]:
+        repeated = again and known is not None and known.reason == told
+        if not report["asked"] and not repeated:
             for client in left.clients:
                 mine = left.gang is not None and left.gang.client == client
                 self._rim.print_at(client, left.gang.run if mine and left.gang else 0, text)

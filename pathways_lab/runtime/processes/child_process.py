@@ -37,6 +37,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
 
+from pathways_lab.runtime.processes.deaths import ASSERTION
 from pathways_lab.transport.addresses import remove_folder
 
 _NOTEBOOK = (
@@ -378,11 +379,20 @@ def _environment() -> dict[str, str]:
 def _telling(log: str, limit: int) -> str:
     """Its last *limit* characters; after a fatal signal those around the line that names it.
 
-    Python then lists the functions that were running, the innermost first, and all modules
+    An assertion of native code that did not hold stands above a list of functions too, and is
+    kept.  Python then lists the functions that were running, the innermost first, and all modules
     that are loaded: a list that is as long as everything else, and of no use.
     """
     lines = [line for line in log.splitlines() if not line.startswith("Extension modules: ")]
     text = "\n".join(lines).strip()
+    asserted = ASSERTION.search(text)
+    if asserted is not None and len(text) - asserted.start() > limit:
+        first = asserted[0][: limit // 2]
+        return f"{first}\n...\n{_around_signal(text, limit - len(first) - len('__...__'))}"
+    return _around_signal(text, limit)
+
+
+def _around_signal(text: str, limit: int) -> str:
     fatal = text.rfind("Fatal Python error: ")
     if fatal < 0 or len(text) - fatal <= limit:
         return text[-limit:].strip()

@@ -26,13 +26,15 @@ FAILED = 70
 """Exit code of a device process that could not go on, and has said why."""
 ENDS = "the device process ends: "
 """The beginning of its last words, in its log."""
-_FATAL = re.compile(r"^F\d{4,}.*?\] ?(.*)$", re.MULTILINE)
+ASSERTION = re.compile(r"^F\d{4,}.*?\] ?(.*?)\.?$", re.MULTILINE)
 """An assertion in native code that did not hold."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
 """Lines of Python that were being executed, innermost first, as faulthandler writes them."""
 _LIBRARIES = ("/lib/python", str(Path(__file__).resolve().parents[2]))
 """No file of a user has this in its name."""
-_NO_PROCESS = re.compile(r"can't start new thread|Resource temporarily unavailable|Errno 11\b")
+_NO_PROCESS = re.compile(
+    r"can't start new thread|Resource temporarily unavailable|Errno 11\b|pthread_create\(\) failed"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _signal(number: int) -> str:
 
 def _where(words: str) -> str:
     """The assertion that did not hold, and the user's line that was being executed."""
-    fatal = _FATAL.search(words)
+    fatal = ASSERTION.search(words)
     told = f": {fatal[1][:300]}" if fatal else ""
     for file, line, function in _FRAME.findall(words):
         if not file.startswith("<frozen ") and not any(part in file for part in _LIBRARIES):
