@@ -12,7 +12,7 @@ Paper: section 4.2 (reference counts of logical buffers), section 4.6.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -48,10 +48,12 @@ class Buffers:
 
     memory: the account of their bytes.
     actions: where answers to fetches go.
+    uploaded: bytes of uploads that lie in the host's own memory, by number of their client.
     """
 
     def __init__(self, host: str, actions: list[Action], memory: Memory[Any]) -> None:
         self.memory = memory
+        self.uploaded: Counter[int] = Counter()
         self._host = host
         self._actions = actions
         self._slots: dict[int, Slot] = {}
@@ -117,9 +119,23 @@ class Buffers:
         if slot.users <= 0 and (slot.names <= 0 or slot.state == FAILED):
             slot.payload = None
             self.uncount(slot)
+            self._leave_host(slot)
+
+    def upload(self, buffer: int, slot: Slot) -> None:
+        """The bytes of an upload lie in the host's own memory until a computation needs them."""
+        slot.holder = buffer >> 32
+        self.uploaded[slot.holder] += _nbytes(slot)
+
+    def _leave_host(self, slot: Slot) -> None:
+        if slot.holder is not None:
+            self.uploaded[slot.holder] -= _nbytes(slot)
+            if not self.uploaded[slot.holder]:
+                del self.uploaded[slot.holder]
+            slot.holder = None
 
     def count(self, slot: Slot) -> None:
         """The slot's memory is taken from now on."""
+        self._leave_host(slot)
         if not slot.counted:
             slot.counted = True
             self.memory.take(slot.locals, slot.value.nbytes)
@@ -179,3 +195,8 @@ class Buffers:
             remedy="keep a reference to the handle while you need its value",
             host=self._host,
         )
+
+
+def _nbytes(slot: Slot) -> int:
+    """Bytes of its shards on all devices of the host."""
+    return slot.value.nbytes * len(slot.locals)

@@ -351,6 +351,8 @@ class Launcher:
         self._values.fill(slot, f"buffer {buffer}", payload)
         self.buffers.use(slot)
         self.buffers.bind(buffer, slot)
+        if not slot.lacking:
+            self.buffers.upload(buffer, slot)
         self.buffers.release(slot)
         return self._take()
 

@@ -61,6 +61,8 @@ class Slot:
     names: how many buffers and values of runs call it.
     users: how many gangs, transfers and fetches in progress need it.
     counted: whether its bytes are in the host's account.
+    holder: number of the client that has uploaded it, while its bytes lie in the host's own
+        memory; else None.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class Slot:
         "buffers",
         "counted",
         "failure",
+        "holder",
         "locals",
         "names",
         "payload",
@@ -88,6 +91,7 @@ class Slot:
         self.names = 0
         self.users = 0
         self.counted = False
+        self.holder: int | None = None
         self.readers: list[Reader] = []
         self._when_issued: list[Waiter] = []
         self._when_settled: list[Waiter] = []

@@ -335,6 +335,7 @@ class Fuzz:
         link: Any = Link(holder, str(hello.get("role")))
         with contextlib.suppress(Refused):
             lab.rim.desk.meet(link, hello)
+            lab.leave(link)
         return lab.come(role, holder)
 
     def round(self) -> None:

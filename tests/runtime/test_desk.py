@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,18 @@ from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.data_messages import Put, upload_fields
 from pathways_lab.runtime.host.client_io import Desk, Fetch
 from pathways_lab.transport.codec import unpack_fields
+from pathways_lab.transport.handshake import Refused
 
 ANN, EVE = 1, 2
 GIB = 1 << 30
+
+
+class Buffers(dict[int, Any]):
+    """Those of a launcher.  uploaded: bytes of complete uploads, by client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uploaded: Counter[int] = Counter()
 
 
 class Link(SimpleNamespace):
@@ -32,7 +42,7 @@ class Link(SimpleNamespace):
 def desk(request: pytest.FixtureRequest) -> Desk:
     """Of a host with two devices of 64 MiB, where uploads wait for one of two reasons."""
     launcher: Any = SimpleNamespace(
-        buffers={}, memory=SimpleNamespace(limit=64 << 20), forget_fetches=lambda of: None
+        buffers=Buffers(), memory=SimpleNamespace(limit=64 << 20), forget_fetches=lambda of: None
     )
     never: Any = None
     place: Any = SimpleNamespace(numbers=(0, 1)) if "part" in request.param else None
@@ -43,7 +53,7 @@ def desk(request: pytest.FixtureRequest) -> Desk:
 def test_what_is_for_no_device_of_a_slice_that_moves_ends_nobody_but_its_sender() -> None:
     sent: list[Any] = []
     never: Any = None
-    launcher: Any = SimpleNamespace(buffers={}, memory=SimpleNamespace(limit=64 << 20))
+    launcher: Any = SimpleNamespace(buffers=Buffers(), memory=SimpleNamespace(limit=64 << 20))
     desk = Desk("h", b"", launcher, never, lambda _: None, never, never, lambda _: None)
     desk.send_on = lambda *put: sent.append(put)
     link, high = Link(EVE), EVE << 32
@@ -88,6 +98,30 @@ def test_what_a_client_has_not_finished_is_bounded_over_all_its_links(
     put(desk, Link(EVE), 9)
 
 
+def test_what_a_client_has_uploaded_and_nobody_reads_is_bounded_too(desk: Desk) -> None:
+    """By what may be incomplete, and the memory of all devices: one has 64 MiB here."""
+    uploaded = desk._launcher.buffers.uploaded
+    uploaded[EVE] = uploaded[ANN] = 4 * GIB + (64 << 20) - GIB
+    put(desk, Link(EVE), 1)
+    with pytest.raises(ValueError, match="uploads of client 2 that no computation has read take 4"):
+        put(desk, Link(EVE), 2)
+    put(desk, Link(ANN), 1)
+    uploaded[EVE] -= GIB
+    put(desk, Link(EVE), 2)
+
+
+def test_a_client_has_only_so_many_links_to_a_host(desk: Desk) -> None:
+    hello = {"role": "client"}
+    links = [Link(EVE) for _ in range(256)]
+    for link in links:
+        desk.meet(link, hello)
+    with pytest.raises(Refused, match="client 2 has 256 links to h already"):
+        desk.meet(Link(EVE), hello)
+    desk.meet(Link(ANN), hello)
+    desk.closed(links[7])
+    desk.meet(Link(EVE), hello)
+
+
 def test_an_upload_that_comes_again_is_not_taken_again(desk: Desk) -> None:
     """Whoever sent it did not live to hear that it had come."""
     there: Any = desk._launcher.buffers
@@ -111,7 +145,7 @@ def test_nobody_answers_a_client_whose_link_is_gone() -> None:
 
 def test_what_has_come_of_a_dropped_upload_is_not_kept() -> None:
     never: Any = None
-    launcher: Any = SimpleNamespace(buffers={}, memory=SimpleNamespace(limit=64 << 20))
+    launcher: Any = SimpleNamespace(buffers=Buffers(), memory=SimpleNamespace(limit=64 << 20))
     place: Any = SimpleNamespace(numbers=(0, 1))
     bound: Any = SimpleNamespace(generation=0)
     desk = Desk("h", b"", launcher, never, lambda _: place, never, never, lambda _: bound)

@@ -332,7 +332,7 @@ def test_flags_that_xla_does_not_know_end_a_host_before_anybody_waits_for_it(
 ) -> None:
     """At the first use of a device it would be a host that cannot be reached."""
     code = (
-        "from pathways_lab.runtime import host;"
+        "from pathways_lab.runtime.host import process as host;"
         " host.set_environment('cpu', 1);"
         f" made = {{'name': 'i0/h0', 'private': {str(tmp_path)!r}, 'platform': 'cpu', 'devices': 1,"
         f" 'memory': 1 << 20, 'data_listen': 'unix:{tmp_path}/data'}};"

@@ -44,6 +44,8 @@ Where = Callable[[SliceId | None], Place | Failure | None]
 _UNFINISHED = 4
 """Memories of a device, of 1 GiB at least, that a client may fill on a host with uploads that are
 not complete."""
+_LINKS = 256
+"""Links that a client may have to a host: its own, and those of workers that upload for it."""
 _RECORD = 16 << 10
 """Bytes that count for a message that waits, however little it carries."""
 _ASKED = 1 << 18
@@ -94,7 +96,7 @@ class Desk:
     key: of the door at which clients come in.
     where(slice): its place, why it has none, or None while that is not known.
     carry_out: for the launcher's actions.  resident(buffer): report it.
-    binding(slice): where it lies, as far as this host was told.
+    binding(slice): where it lies, as far as this host was told.  devices: of this host.
     moved: where slices lie that have left this host, or moved within it.
     send_on(binding, fields, parts): what came for devices of other hosts.
     """
@@ -109,6 +111,7 @@ class Desk:
         carry_out: Callable[[list[Action]], None],
         resident: Callable[[int], None],
         binding: Callable[[SliceId], SliceBinding | None],
+        devices: int = 1,
     ) -> None:
         self.moved: dict[SliceId, SliceBinding] = {}
         self.send_on: Callable[[SliceBinding, dict[str, Any], dict[int, Any]], None]
@@ -126,6 +129,9 @@ class Desk:
         """Bytes of what is not complete, by client."""
         self._asked: Counter[Link] = Counter()
         self._links: dict[int, Link] = {}
+        self._open: Counter[int] = Counter()
+        """Links by client."""
+        self._devices = devices
         self._newest = 0
         self._present: frozenset[int] = frozenset()
 
@@ -176,24 +182,42 @@ class Desk:
         upload.parts.update(parts)
         self._count(letter, 1)
         if len(upload.parts) == len(place.numbers):
-            self._forget_upload(buffer)
+            del self._uploads[buffer]
+
+            def put_together(result: Any) -> None:
+                self._uncount(upload)
+                self._uploaded(buffer, value, result, here)
+
             self._exchange.submit(
                 self._exchange.upload,
                 value,
                 place,
                 upload.parts,
-                lambda result: self._uploaded(buffer, value, result, here),
+                put_together,
                 nbytes=value.nbytes * len(place.numbers),
             )
 
     def _check_room(self, link: Link, more: Buffers) -> None:
-        """Incomplete uploads are counted here only; a client may come by many links."""
-        waiting = self._waiting[link.holder]
-        most = unfinished_bytes(self._launcher.memory.limit)
-        if waiting and waiting + sum([len(data) for data in more]) > most:
+        """Raise ValueError for more than a client may leave here; it may come by many links.
+
+        The devices' memory counts for complete uploads only.  The control plane has no part in
+        it: it reserves memory on devices, and the bytes are here whether it has done so or not.
+        """
+        waiting, complete = self._waiting[link.holder], self._launcher.buffers.uploaded[link.holder]
+        memory = self._launcher.memory.limit or 0
+        most = unfinished_bytes(memory)
+        nbytes = sum([len(data) for data in more])
+        if waiting and waiting + nbytes > most:
             raise ValueError(
                 f"uploads of client {link.holder} that are not complete take {waiting:,} bytes of"
                 f" {self._host}; {most:,} are allowed"
+            )
+        most += memory * self._devices
+        if complete and complete + waiting + nbytes > most:
+            raise ValueError(
+                f"uploads of client {link.holder} that no computation has read take"
+                f" {complete + waiting:,} bytes of {self._host}; {most:,} are allowed: drop handles"
+                " of uploads, or wait for the runs that read them"
             )
 
     def _count(self, letter: _Letter, sign: int) -> None:
@@ -213,7 +237,11 @@ class Desk:
 
     def _forget_upload(self, buffer: int) -> None:
         upload = self._uploads.pop(buffer, None)
-        for letter in upload.letters if upload is not None else ():
+        if upload is not None:
+            self._uncount(upload)
+
+    def _uncount(self, upload: _Upload) -> None:
+        for letter in upload.letters:
             self._count(letter, -1)
 
     def _uploaded(self, buffer: int, value: Value, result: Any, generation: int) -> None:
@@ -360,6 +388,9 @@ class Desk:
         if self._gone(link):
             raise Refused(f"client {link.holder} has left the lab")
         if role == "client":
+            if self._open[link.holder] >= _LINKS:
+                raise Refused(f"client {link.holder} has {_LINKS} links to {self._host} already")
+            self._open[link.holder] += 1
             self._links[link.holder] = link
         return {"role": "host", "name": self._host}
 
@@ -385,6 +416,10 @@ class Desk:
 
     def closed(self, link: Link) -> None:
         """A client's link is gone, with what it had not finished."""
+        if link.peer.get("role") == "client":
+            self._open[link.holder] -= 1
+            if not self._open[link.holder]:
+                del self._open[link.holder]
         if self._links.get(link.holder) is link:
             del self._links[link.holder]
         self._launcher.forget_fetches(lambda f: isinstance(f, Fetch) and f.link is link)

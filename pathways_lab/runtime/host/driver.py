@@ -147,6 +147,7 @@ class HostRim:
             lambda actions: self._carrier.carry_out(actions),
             self._resident,
             self.tenants.binding,
+            runtime.count,
         )
         self._story = Story(name, island, runtime.emulated, self._offset)
         self._carrier = Carrier(
