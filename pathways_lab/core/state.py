@@ -53,7 +53,7 @@ class State:
         self.accounts = self.store.ledger.accounts
         self.quotas = Quotas(self.accounts, enforced=rules.quotas)
         self.order = Order()
-        self.pace = Pace(round(rules.ahead * 1e6), rules.least)
+        self.pace = Pace(round(rules.ahead * 1e6), round(rules.close * 1e6), rules.least)
         self.lanes = Lanes()
         self.turns = Turns(rules.overtaking, self.functions)
         self.admission = Admission(rules.overtaking)
@@ -126,6 +126,7 @@ class State:
         """Nothing uses the slice any more."""
         self.functions.forget(slice_id)
         self.pace.limits.pop(slice_id, None)
+        self.pace.asked.pop(slice_id, None)
         self.users.pop(slice_id, None)
         self.withheld.discard(slice_id)
         self.store.by_slice.pop(slice_id, None)

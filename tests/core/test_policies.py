@@ -20,7 +20,6 @@ from pathways_lab.core.scheduling.policies import (
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.scheduling.turns import AWAY, Usage
 from pathways_lab.testing import Script, Sketch
-from tests.core.stories import KNOWN
 
 ONE = Rules(window=0.01, ahead=0.001, least=1)
 """One gang is granted at a time."""
@@ -87,7 +86,7 @@ def test_readers_inherit_the_priority_of_who_consumes_what_they_read() -> None:
 
 def test_an_upload_has_its_memory_before_runs_whatever_the_policy() -> None:
     """Its bytes are on the hosts already."""
-    script = Script(memory=16, policy=Priority(), rules=KNOWN)
+    script = Script(memory=16, policy=Priority(), rules=Rules(assumed=0.001))
     where = script.slice(4)
     sketch = Sketch("p")
     plan = script.register(sketch.output(*sketch.call("f", where, [], [8])))

@@ -19,7 +19,14 @@ from pathways_lab.core.messages.windows import WindowChosen, WindowKept
 from pathways_lab.core.program.functions import Functions
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import Plan
-from pathways_lab.core.scheduling.policies import ProportionalShare
+from pathways_lab.core.scheduling.order import LATELY
+from pathways_lab.core.scheduling.policies import (
+    FIFO,
+    Policy,
+    Priority,
+    ProportionalShare,
+    ShortestFirst,
+)
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.testing import Script, Sketch
@@ -204,6 +211,134 @@ def test_an_owner_says_how_far_ahead_grants_run_for_all() -> None:
     for _ in range(8):
         script.submit(unknown)
     assert ahead(script) == 2, "of what is not known two have their places, however large it is"
+
+
+# --- where a policy has a choice ---------------------------------------------------------------
+
+
+def beside(
+    policy: Policy, seconds: float, client: str = "kernel-2", rules: Rules | None = None
+) -> tuple[Script, Plan, Plan]:
+    """A lab, a training of gangs that take so long, and what somebody else serves, measured."""
+    script = Script(policy=policy, rules=rules)
+    if client != ME:
+        script.client(client)
+    train = measured(script, one_gang(script, script.slice(4), "train"), seconds)
+    token = one_gang(script, script.slice(4, client=client), "token", client)
+    measured(script, token, 0.001, client)
+    script.pass_time(2 * LATELY)
+    return script, train, token
+
+
+@pytest.mark.parametrize("client", [ME, "kernel-2"])
+@pytest.mark.parametrize("policy", [Priority(), ProportionalShare(), ShortestFirst()], ids=repr)
+@pytest.mark.parametrize("seconds", [0.003, 0.005, 0.3])
+def test_where_two_want_the_same_devices_two_gangs_or_ten_milliseconds_are_ahead(
+    policy: Policy, seconds: float, client: str
+) -> None:
+    script, train, token = beside(policy, seconds, client)
+    for _ in range(40):
+        script.submit(train)
+    assert ahead(script) * seconds >= 0.05, "a training that is alone is far ahead"
+    run = script.submit(token, client=client, priority=1)
+    while run.run not in script.order:
+        script.finish_next(seconds)
+    for _ in range(4):
+        run = script.submit(token, client=client, priority=1)
+        behind = ahead(script) - (run.run in script.order)
+        assert behind * seconds <= max(0.01, 2 * seconds) + 1e-9
+        while run.run not in script.ended:
+            script.finish_next(seconds)
+            script.pass_time(seconds / 100)
+
+
+def test_without_the_rule_as_much_is_ahead_as_of_who_is_alone() -> None:
+    far = Rules(close=0.1)
+    script, train, token = beside(Priority(), 0.005, rules=far)
+    script.submit(token, client="kernel-2", priority=1)
+    for _ in range(20):
+        script.submit(train)
+    assert ahead(script) > 10
+
+
+def test_who_has_been_alone_for_a_while_is_far_ahead_again() -> None:
+    script, train, token = beside(Priority(), 0.005)
+    script.submit(token, client="kernel-2", priority=1)
+    for _ in range(20):
+        script.submit(train)
+    assert ahead(script) == 2
+    script.finish_next(0.001)
+    script.pass_time(0.9 * LATELY)
+    script.finish_next(0.005)
+    assert ahead(script) == 2
+    script.pass_time(0.2 * LATELY)
+    script.finish_next(0.005)
+    assert ahead(script) > 10
+
+
+def test_under_fifo_and_on_other_devices_nobody_has_a_choice_and_nothing_changes() -> None:
+    script, train, token = beside(FIFO(), 0.005)
+    script.submit(token, client="kernel-2", priority=1)
+    for _ in range(20):
+        script.submit(train)
+    assert ahead(script) > 10
+    script = Script(devices=8, policy=Priority())
+    script.client("kernel-2")
+    train = measured(script, one_gang(script, script.slice(4), "train"), 0.005)
+    token = one_gang(script, script.slice(4, client="kernel-2"), "token", "kernel-2")
+    script.submit(token, client="kernel-2", priority=1)
+    for _ in range(20):
+        script.submit(train)
+    assert ahead(script) > 10
+
+
+def test_that_devices_are_shared_outlives_a_change_of_the_slices() -> None:
+    script, train, token = beside(Priority(), 0.005)
+    script.submit(token, client="kernel-2", priority=1)
+    script.submit(train)
+    script.slice(2)
+    for _ in range(20):
+        script.submit(train)
+    assert ahead(script) == 2
+
+
+def test_where_order_is_off_nothing_is_bounded_by_others_either() -> None:
+    script, train, token = beside(Priority(), 0.5, ME)
+    script.send(LeaseRequested(script.time, "lease", ME, "island0", order=False))
+    for _ in range(9):
+        script.submit(train)
+        script.submit(token, priority=1)
+    assert ahead(script) == 18
+
+
+def test_many_small_gangs_are_granted_together_also_where_others_want_the_devices() -> None:
+    """Messages do not grow with gangs."""
+    script, _, token = beside(Priority(), 0.005)
+    small = script.register(Sketch("small").chain(script.slice(4), *["small.f"] * 600))
+    script.submit(small)
+    script.finish_all(0.00005)
+    script.submit(token, client="kernel-2", priority=1)
+    before = len(script.grants)
+    script.submit(small)
+    script.finish_all(0.00005)
+    assert len(script.grants) - before <= 600 * 0.00005 / 0.005 + 2
+
+
+def test_a_long_run_goes_on_being_overtaken_between_its_windows() -> None:
+    """Else whoever trains in one run would have the devices after 64 tokens, up to its end."""
+    script, _, token = beside(Priority(), 0.005)
+    long = script.register(Sketch("long").chain(script.slice(4), *["long.f"] * 400))
+    script.submit(long)
+    script.finish_all(0.005)
+    training = script.submit(long).run
+    behind = []
+    for _ in range(100):
+        run, behind = script.submit(token, client="kernel-2", priority=1).run, [*behind, 0]
+        while run not in script.ended:
+            script.finish_next(0.005)
+            behind[-1] += 1
+    assert max(behind[1:]) <= 3
+    assert training not in script.ended
 
 
 def test_where_order_is_off_nothing_bounds_what_is_granted() -> None:

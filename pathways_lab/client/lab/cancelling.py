@@ -96,9 +96,11 @@ class UnderWay:
 
             lab.window = 0.0
 
-        A gang whose place is granted cannot be overtaken any more: so long do runs of the
-        highest priority wait for others, or for two gangs where one takes longer than half of
-        it.  Until a gang of a function has ended on a slice, two of it have their places.  0: a
+        A gang whose place is granted cannot be overtaken any more.  So this holds for a program
+        that is alone on its devices.  Where several (of other clients, names or priorities) have
+        asked for the same devices within a second, and the policy is not FIFO, 10 ms of work or
+        two gangs are granted, whichever is more: so long does a run wait that the policy prefers.
+        Until a gang of a function has ended on a slice, two of it have their places.  0: a
         gang has its place when its devices have nothing left to do, which costs them the time
         of a message between any two gangs.  A slice (``lab.slice(..., window=...)``) and a
         function or program (``pw.jit(..., window=...)``) may ask for less: the least holds.

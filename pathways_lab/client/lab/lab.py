@@ -141,8 +141,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         fails later (it raises, names no candidate, takes longer than 0.4 s
         to choose) is removed at once, below the cell that set it you read why, and
         FIFO goes on.  A choice that takes more than some 30 ms comes too late:
-        FIFO has made it.  Never up to a policy are the order inside of a
-        run, memory, and that a run may be overtaken 64 times and no more.
+        FIFO has made it.  Never up to a policy are the order inside of a run,
+        memory, and that a run may be overtaken 64 times between two of its windows and no more.
         """
         return self._policies.in_force
 

@@ -39,7 +39,9 @@ class Window:
         the number of its gangs.
     seconds: of the busiest slice.
     limit: device microseconds that may be granted and unfinished where it gets its places,
-        its own included.  version: of the estimates.  known: all of it was measured.
+        its own included.  shared: some of its run's devices are (see
+        :class:`~pathways_lab.core.scheduling.order.Pace`).
+    version: of the estimates.  known: all of it was measured.
     """
 
     first: int
@@ -54,6 +56,7 @@ class Window:
     slices: tuple[tuple[SliceId, int, int], ...]
     seconds: float
     limit: int
+    shared: bool
     version: int
     known: bool
 
@@ -130,20 +133,26 @@ class PlanIndex:
     profiles: dict[frozenset[int], Profile] = field(default_factory=dict)
     needs: dict[frozenset[int], tuple[int, Need, bool]] = field(default_factory=dict)
     _crossing: dict[int, int] = field(default_factory=dict)
-    _windows: dict[int, Window] = field(default_factory=dict)
+    _windows: dict[tuple[int, bool], Window] = field(default_factory=dict)
     _estimates: int = -1
     _remaining: tuple[int, list[float]] | None = None
 
     def window(
-        self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
+        self,
+        first: int,
+        functions: Functions,
+        rules: Rules,
+        limits: Callable[[SliceId], int],
+        shared: bool = False,
     ) -> Window:
-        """The window that begins at step *first*.  limits: see :attr:`Window.limit`."""
+        """The window that begins at step *first*.  limits, shared: see :class:`Window`."""
         if self._estimates != functions.version:
             self._windows.clear()
             self._estimates = functions.version
-        found = self._windows.get(first)
+        found = self._windows.get((first, shared))
         if found is None:
-            found = self._windows[first] = self._cut(first, functions, rules, limits)
+            found = self._cut(first, functions, rules, limits, shared)
+            self._windows[first, shared] = found
         return found
 
     def remaining(self, position: int, functions: Functions) -> float:
@@ -180,7 +189,12 @@ class PlanIndex:
         return len(assembled) * target.nbytes
 
     def _cut(
-        self, first: int, functions: Functions, rules: Rules, limits: Callable[[SliceId], int]
+        self,
+        first: int,
+        functions: Functions,
+        rules: Rules,
+        limits: Callable[[SliceId], int],
+        shared: bool,
     ) -> Window:
         @functools.cache
         def of(number: int) -> tuple[FunctionKey | None, int, int]:
@@ -189,6 +203,8 @@ class PlanIndex:
 
         limit = of(self.kind_of[first])[2]
         most = min(round(rules.window * 1e6), limit // 2)
+        if shared:
+            most = min(most, round(rules.close * 1e6) // 2)
         slices: dict[SliceId, int] = {}
         gangs: dict[SliceId, int] = {}
         costs: list[int] = []
@@ -227,6 +243,7 @@ class PlanIndex:
             tuple((s, cost, gangs[s]) for s, cost in slices.items()),
             max(slices.values(), default=0) / 1e6,
             limit,
+            shared,
             functions.version,
             all(functions.known(key) for key in {*self.step_function[first:last]} if key),
         )

@@ -114,6 +114,7 @@ class Grants:
         state.runs[run.id] = state.queued[run.id] = run
         state.clients[run.client].add(run.id)
         state.turns.came(run)
+        self._ask(run)
         for slice_id in index.plan.slices:
             state.users[slice_id] = state.users.get(slice_id, 0) + 1
         for p, buffer in enumerate(inputs):
@@ -288,13 +289,32 @@ class Grants:
 
     def _window(self, run: RunRecord) -> Window:
         state = self.state
-        return run.index.window(run.position, state.functions, state.rules, self._limit)
+        functions, shared = state.functions, self._shared(run)
+        return run.index.window(run.position, functions, state.rules, self._limit, shared)
+
+    def _ask(self, run: RunRecord) -> None:
+        """The run wants its devices.  Under FIFO nobody has a choice, so nothing is noted."""
+        state, index = self.state, run.index
+        if not state.turns.fifo:
+            asker = run.client, index.plan.name, run.priority
+            for slice_id in index.plan.slices:
+                state.pace.ask(slice_id, asker, state.time)
+
+    def _shared(self, run: RunRecord) -> bool:
+        """Whether a policy has lately chosen, or could have, between this run and others."""
+        slices = run.index.plan.slices
+        return self.state.pace.shared(slices, self.state.time) and not any(
+            map(self._unordered, slices)
+        )
 
     def _limit(self, slice_id: SliceId) -> int:
         """What may be ahead on a slice; where order is off, to show what happens, anything."""
+        return FAR if self._unordered(slice_id) else self.state.pace.limit_of(slice_id)
+
+    def _unordered(self, slice_id: SliceId) -> bool:
         resources = self.state.resources
         lease = resources.leases.get(resources.slices[slice_id].binding.island)
-        return FAR if lease is not None and not lease.order else self.state.pace.limit_of(slice_id)
+        return lease is not None and not lease.order
 
     def _measure_again(self) -> None:
         """What waits for its turn is cut anew when it is known better how long gangs take."""
@@ -304,8 +324,8 @@ class Grants:
         for run in state.lanes.heads():
             if run.window is None:
                 continue
-            self._prompt |= run.window.limit < PROMPT
-            if run.window.version != version:
+            self._prompt |= _prompt(run.window)
+            if run.window.version != version or run.window.shared != self._shared(run):
                 state.lanes.take(run)
                 run.window = self._window(run)
                 self._gate(run)
@@ -362,6 +382,7 @@ class Grants:
         """Rules 1 and 3: the next window of a run gets its places, on all islands at once."""
         state, window, index = self.state, run.window, run.index
         assert window is not None
+        self._ask(run)
         for slice_id, cost, gangs in window.slices:
             state.pace.add(slice_id, cost, gangs)
             state.turns.charge(run, cost / 1e6 * index.devices[slice_id], state.time)
@@ -373,7 +394,7 @@ class Grants:
         inputs = tuple([None if b is None else b.id for b in run.inputs])
         outputs = tuple([b.id for b in run.outputs])
         key, first, last = index.plan.key, window.first, window.last
-        prompt = self._prompt or window.limit < PROMPT or not window.known
+        prompt = self._prompt or _prompt(window) or not window.known
         for host, epoch, place, previous in state.order.place(window):
             state.out.append(
                 Grant(
@@ -440,6 +461,11 @@ class Grants:
             for b in run.inputs
             if b is not None
         )
+
+
+def _prompt(window: Window) -> bool:
+    """Whether the next grant on the same devices waits for its ends."""
+    return window.shared or window.limit < PROMPT
 
 
 def _compile_failure(run: RunRecord, key: FunctionKey, failure: Failure) -> Failure:

@@ -17,7 +17,7 @@ Paper: section 4.4 (gang-scheduled dynamic dispatch).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.program.plans import Window
@@ -68,22 +68,39 @@ class Order:
         self.islands[name] = IslandOrder(old.epoch + 1)
 
 
+LATELY = 1.0
+"""Seconds for which devices count as shared after somebody else has asked for them."""
+Asker = tuple[str, str, int]
+"""Client, program and priority: by them policies tell runs apart."""
+NOBODY: tuple[float, Asker] = (float("-inf"), ("", "", 0))
+
+
 @dataclass(slots=True)
 class Pace:
     """How far grants run ahead: what is granted and not finished, per cell.
 
-    limit: device microseconds; least: gangs (see :class:`Rules`).  limits: by slice, where its
-        client wants less.
+    Devices are *shared* while two askers or more want them: a policy has a choice there, and so
+    that its choice is soon felt, less is granted ahead of it.  A run asks when it is submitted and
+    with each of its windows.
+
+    limit: device microseconds; close: the same on shared devices; least: gangs (see
+        :class:`Rules`).  limits: by slice, where its client wants less.
     ahead, gangs: of each cell; by_slice: both, of each slice.
+    asked: by slice, who asked last, and when.  last: the same of each cell; others: of each cell,
+        when somebody else than the last one did.
     """
 
     limit: int
+    close: int
     least: int
     cells_of: Mapping[SliceId, tuple[int, ...]] = field(default_factory=dict)
     by_slice: dict[SliceId, tuple[int, int]] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)
     gangs: list[int] = field(default_factory=list)
     limits: dict[SliceId, int] = field(default_factory=dict)
+    asked: dict[SliceId, tuple[float, Asker]] = field(default_factory=dict)
+    last: list[tuple[float, Asker]] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
 
     def limit_of(self, slice_id: SliceId) -> int:
         """What may be ahead on a slice."""
@@ -95,22 +112,45 @@ class Pace:
         self.by_slice = {s: n for s, n in self.by_slice.items() if s in cells_of}
         self.ahead = [0] * len(cells)
         self.gangs = [0] * len(cells)
+        self.last = [NOBODY] * len(cells)
+        self.others = [NOBODY[0]] * len(cells)
+        for slice_id, (time, asker) in sorted(self.asked.items(), key=lambda item: item[1]):
+            self.ask(slice_id, asker, time)
         for slice_id, (cost, gangs) in self.by_slice.items():
             for cell in cells_of[slice_id]:
                 self.ahead[cell] += cost
                 self.gangs[cell] += gangs
 
-    def allows(self, window: Window) -> bool:
+    def ask(self, slice_id: SliceId, asker: Asker, time: float) -> None:
+        """Somebody wants the devices of a slice."""
+        cells = self.cells_of.get(slice_id)
+        if cells is not None:
+            self.asked[slice_id] = time, asker
+            for cell in cells:
+                before, who = self.last[cell]
+                if who != asker:
+                    self.others[cell] = before
+                self.last[cell] = time, asker
+
+    def shared(self, slices: Iterable[SliceId], time: float) -> bool:
+        """Whether several have lately wanted some devices of these slices."""
+        since = time - LATELY
+        return any(self.others[c] > since for s in slices for c in self.cells_of.get(s, ()))
+
+    def allows(self, window: Window, time: float) -> bool:
         """Whether every device of the window is near enough to its end of work.
 
         That is asked of the devices and not of the window, which covers half of the limit at
         most: else whoever has the shorter gangs would always find room before the others.
         """
-        ahead, gangs, half = self.ahead, self.gangs, window.limit // 2
+        ahead, gangs, others = self.ahead, self.gangs, self.others
+        half, since = window.limit // 2, time - LATELY
+        close = min(half, self.close // 2) if window.shared else half
         least = self.least if window.limit else 1
         for slice_id, _, _ in window.slices:
             for cell in self.cells_of[slice_id]:
-                if gangs[cell] >= least and (ahead[cell] > half or not half):
+                near = close if others[cell] > since else half
+                if gangs[cell] >= least and (ahead[cell] > near or not half):
                     return False
         return True
 

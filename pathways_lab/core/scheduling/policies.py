@@ -59,7 +59,7 @@ class Candidate:
         0.1 s, measured on earlier runs), on the slice that is busy longest.
     remaining: the same of all that is not granted yet.
     devices: how many devices its slices have.
-    begun: whether part of it is granted.  overtaken: how often it was passed.
+    begun: whether part of it is granted.  overtaken: how often it was passed, since then if it was.
     data: what its client says of it, like ``{"deadline": 3.0}``: of :func:`pathways_lab.program`
         (``data=``) and of :func:`pathways_lab.tagged`.
     """

@@ -30,9 +30,12 @@ class Rules:
     producers: a run is admitted only after the runs that make its inputs.
     stalemate: when nothing can ever move again, say so and fail one run.
     quotas: nothing is given to a client beyond its quota.
-    overtaking: how many times a waiting run may be overtaken; None: for ever.
+    overtaking: how many times a run that waits, for memory or for its next window, may be
+        overtaken; None: for ever.
     ahead: estimated device seconds that may be granted and unfinished on a device,
         where nobody asks for less (0: nothing is granted ahead).
+    close: the same on devices that several have lately asked for, where a policy has a choice
+        between them: a few round trips of the control plane.
     window: estimated device seconds that one grant covers: half of that at most, so
         that the next one is there before the devices have nothing to do.
     least: gangs granted and unfinished on a device below which no window waits,
@@ -49,6 +52,7 @@ class Rules:
     quotas: bool = True
     overtaking: int | None = 64
     ahead: float = 0.1
+    close: float = 0.01
     window: float = 0.05
     least: int = 2
     assumed: float = 0.1

@@ -41,6 +41,7 @@ class RunRecord:
     granted: per window, the step behind it and when it was granted.
     unsettled: granted steps that are not settled.
     aborted: hosts were told that it ends early.
+    overtaken: how often, since it got its last window.
     unread: how many of its results nobody will read, before anything of it is granted.
     pending: functions that are not compiled; open: whether it lies in a lane.
     charged: per granted step, the device microseconds that the pace counts.
@@ -84,6 +85,7 @@ class RunRecord:
     def grant(self, last: int, time: float) -> None:
         """The steps up to *last* have their places."""
         self.granted.append((last, time))
+        self.overtaken = 0  # it waits for its next window, and not for this one any more
         steps = range(self.position, last)
         for step in steps:
             self.gangs[step] = GANG.next(self.gangs[step], "grant", self.id)

@@ -150,13 +150,13 @@ class Turns:
         heads = lanes.heads()
         if len(heads) == 1:
             (only,) = heads
-            return only if only.window is not None and pace.allows(only.window) else None
+            return only if only.window is not None and pace.allows(only.window, time) else None
         barred = self._barred(heads, pace.cells_of)
         allowed = [
             r
             for r in heads
             if r.window is not None
-            and pace.allows(r.window)
+            and pace.allows(r.window, time)
             and (not barred or not self._waits_for(r, barred, pace.cells_of))
         ]
         if not allowed:

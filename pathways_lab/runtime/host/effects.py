@@ -284,8 +284,8 @@ class Carrier:
     def _hurries(self, launch: Launch | LaunchRow) -> bool:
         """Whether grants wait for an end of this run.
 
-        Of gangs that are shorter than :data:`GLANCE` not each is seen: only now and then one, and
-        the last of its lane.
+        Gangs shorter than :data:`GLANCE` are not seen one by one: now and then one is, and the last
+        one of its lane.
         """
         if not self._reports.hurried(launch.run):
             return False
