@@ -17,22 +17,17 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
-from pathways_lab.client.functions.jit import CompiledFunction, jit
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.program.program import ProgramFunction, device_put, program
+from pathways_lab.client.program.program import program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.apart import check_optimizer
-from pathways_lab.pipeline.balance import operations, partition
-from pathways_lab.pipeline.modules import as_layers
+from pathways_lab.pipeline.layered import Layered, Model, Part, PartState
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
 from pathways_lab.pipeline.schedules import (
     gpipe,
@@ -40,7 +35,7 @@ from pathways_lab.pipeline.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
-from pathways_lab.pipeline.stages import Layer, StageFunctions, update
+from pathways_lab.pipeline.stages import update
 
 SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
@@ -48,23 +43,11 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     "interleaved": interleaved,
     "zero-bubble": zero_bubble,
 }
-State = tuple[tuple[Any, Any], ...]
+State = tuple[PartState, ...]
 """Per stage: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    """The functions of one stage on its slice."""
-
-    forward: CompiledFunction
-    backward: CompiledFunction
-    backward_input: CompiledFunction
-    weight: CompiledFunction
-    update: CompiledFunction
-    remember: CompiledFunction
-
-
-class Pipeline:
+class Pipeline(Layered[State]):
     """A layered model as one program; made by :func:`pipeline`.
 
     stages: by stage, the numbers of its layers.  slices: by stage, where it is.
@@ -73,71 +56,27 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        layers: Sequence[tuple[Layer, Any]],
-        slices: Sequence[Slice],
-        loss: Callable[[Any, Any], Any],
-        optimizer: Any,
-        schedule: Schedule,
-        stages: tuple[range, ...],
-        costs: Sequence[float],
-        batch: PartitionSpec,
-        specs: Sequence[Any],
-        name: str,
-        dispatch: str,
+        self, model: Model, slices: Sequence[Slice], schedule: Schedule, name: str, dispatch: str
     ) -> None:
+        count = schedule.microbatches
+        super().__init__(model, count, f"{count} equal microbatches along its first axis")
         self.schedule = schedule
-        self.stages = stages
+        self.stages = model.parts
         self.slices = tuple(slices[number] for number in schedule.slices)
-        totals = [sum(costs[n] for n in stage) for stage in stages]
+        totals = [sum(model.costs[n] for n in stage) for stage in self.stages]
         forward = [total / (min(totals) or 1.0) for total in totals]
         self.costs = Costs(forward, [2 * cost for cost in forward], forward)
-        self._layers = layers
-        self._optimizer = optimizer
-        self._batch = batch
-        self._specs = specs
-        self._compiled = [self._compile(s, loss, optimizer) for s in range(len(stages))]
-        self.program: ProgramFunction = program(self._step, name=name, dispatch=dispatch)
+        change = functools.partial(update, model.optimizer, count)
+        self._parts = [Part(model, stage, on, change) for stage, on in enumerate(self.slices)]
+        self.program = program(self._step, name=name, dispatch=dispatch)
 
     def init(self) -> State:
         """The given parameters on their slices, and the optimizer's memory for them."""
-        state = []
-        for stage, on, compiled in zip(self.stages, self.slices, self._compiled, strict=True):
-            parameters = tuple(
-                device_put(self._layers[n][1], jax.tree.map(on.sharding, self._spec(n)))
-                for n in stage
-            )
-            state.append((parameters, compiled.remember(parameters)))
-        return tuple(state)
+        return tuple(part.init() for part in self._parts)
 
     def types(self) -> State:
         """The types of a state: for ``pipe.program.capture(...)``, where nothing can run."""
-        return tuple(
-            state_types(self._optimizer, tuple(self._layers[n][1] for n in stage))
-            for stage in self.stages
-        )
-
-    @failures.at_caller()
-    def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
-        """One step of training: the new state, and the mean loss; handles, at once.
-
-        inputs, labels: pytrees of arrays of [batch, ...]; the batch is cut into
-        the schedule's microbatches, in order.
-        Raises PathwaysError when it cannot be cut evenly.
-        """
-        count = self.schedule.microbatches
-        for leaf in jax.tree.leaves((inputs, labels)):
-            if not np.ndim(leaf) or np.shape(leaf)[0] % count:
-                raise PathwaysError(
-                    Failure(
-                        "refused",
-                        f"a batch of shape {np.shape(leaf)} cannot be cut into {count} equal "
-                        "microbatches along its first axis",
-                        f"use a multiple of {count} examples",
-                    )
-                )
-        result: tuple[State, Any] = self.program(state, inputs, labels)
-        return result
+        return self._model.types()
 
     def parameters(self, state: State) -> list[Any]:
         """By layer, in the order in which they were given: the parameters of a state."""
@@ -175,81 +114,28 @@ class Pipeline:
         totals: list[Any] = [None] * len(self.stages)
         for task in self.schedule.linear():
             stage, m = task.stage, task.microbatch
-            compiled, parameters = self._compiled[stage], state[stage][0]
+            part, parameters = self._parts[stage], state[stage][0]
             if task.kind == "forward":
                 x = results[stage - 1, m] if stage else parts[0][m]
                 more = (parts[1][m],) if stage == last else ()
-                results[stage, m], kept[stage, m] = compiled.forward(parameters, x, *more)
+                results[stage, m], kept[stage, m] = part.forward(parameters, x, *more)
                 continue
             own = parameters, kept[stage, m]
             if task.kind == "weight":
-                totals[stage] = compiled.weight(*own, between.pop((stage, m)), totals[stage])
+                totals[stage] = part.weight(*own, between.pop((stage, m)), totals[stage])
                 continue
             of_result = gradients.get((stage, m))
             if self.schedule.split:
-                of_input, between[stage, m] = compiled.backward_input(*own, of_result)
+                of_input, between[stage, m] = part.backward_input(*own, of_result)
             else:
-                of_input, totals[stage] = compiled.backward(*own, of_result, totals[stage])
+                of_input, totals[stage] = part.backward(*own, of_result, totals[stage])
             gradients[stage - 1, m] = of_input
         losses = [results[last, m] for m in range(count)]
         new = tuple(
-            compiled.update(*own, total)
-            for compiled, own, total in zip(self._compiled, state, totals, strict=True)
+            part.update(*own, total)
+            for part, own, total in zip(self._parts, state, totals, strict=True)
         )
         return new, functools.reduce(lambda a, b: a + b, losses) / count
-
-    def _compile(self, stage: int, loss: Callable[[Any, Any], Any], optimizer: Any) -> _Compiled:
-        on, last = self.slices[stage], stage == len(self.stages) - 1
-        own = tuple(self._layers[n][0] for n in self.stages[stage])
-        functions = StageFunctions(own, loss if last else None, stage == 0)
-        parameters = tuple(self._spec(n) for n in self.stages[stage])
-        batch = self._batch
-        count = self.schedule.microbatches
-        whole = PartitionSpec()
-
-        def compiled(function: Callable[..., Any], name: str, **shardings: Any) -> CompiledFunction:
-            return jit(function, on=on, name=f"{name}{stage}", **shardings)
-
-        arguments = (parameters, batch, batch) if last else (parameters, batch)
-        return _Compiled(
-            forward=compiled(
-                functions.forward,
-                "forward",
-                in_shardings=arguments,
-                out_shardings=(whole if last else batch, None),
-            ),
-            backward=compiled(
-                functions.backward,
-                "backward",
-                in_shardings=(parameters, None, None, None),
-                out_shardings=(batch, parameters),
-                donate_argnums=3,
-            ),
-            backward_input=compiled(
-                functions.backward_input,
-                "backward",
-                in_shardings=(parameters, None, None),
-                out_shardings=(batch, None),
-            ),
-            weight=compiled(
-                functions.weight,
-                "weight",
-                in_shardings=(parameters, None, None, None),
-                out_shardings=parameters,
-                donate_argnums=3,
-            ),
-            update=compiled(
-                functools.partial(update, optimizer, count),
-                "update",
-                in_shardings=(parameters, None, parameters),
-                out_shardings=(parameters, None),
-            ),
-            remember=compiled(optimizer.init, "init", in_shardings=(parameters,)),
-        )
-
-    def _spec(self, layer: int) -> Any:
-        """A PartitionSpec for every parameter of a layer."""
-        return jax.tree.broadcast(self._specs[layer], self._layers[layer][1], is_leaf=_is_spec)
 
 
 @failures.at_caller()
@@ -296,7 +182,6 @@ def pipeline(
     would be trained otherwise than on one device: arrays that two layers share, optimizers that
     look at the parameters of all stages together (``optax.clip_by_global_norm``).
     """
-    layers = as_layers(layers)
     made = _schedule(schedule, len(slices), microbatches)
     problem = made.problem()
     if problem is not None:
@@ -309,18 +194,11 @@ def pipeline(
                 "give one slice for each of its rows",
             )
         )
-    dear = costs if costs is not None else estimated(layers, example)
-    if len(dear) != len(layers):
-        raise PathwaysError(
-            Failure("refused", f"{len(dear)} costs for {len(layers)} layers", "one for each layer")
-        )
-    stages = partition(dear, made.stages)
-    check_optimizer(optimizer, [own for _, own in layers], stages)
-    batch = data_spec(slices, batch)
-    spread = specs if specs is not None else [PartitionSpec()] * len(layers)
-    return Pipeline(
-        layers, slices, loss, optimizer, made, stages, dear, batch, spread, name, dispatch
-    )
+    model = Model.of(
+        layers, slices, made.stages, loss, optimizer,
+        example=example, costs=costs, batch=batch, specs=specs,
+    )  # fmt: skip
+    return Pipeline(model, slices, made, name, dispatch)
 
 
 def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> Schedule:
@@ -338,36 +216,8 @@ def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> S
     return make(slices, 4 * slices if microbatches is None else microbatches)
 
 
-def data_spec(slices: Sequence[Slice], given: PartitionSpec | None) -> PartitionSpec:
-    """How a batch is cut over slices: as given, else over ``"data"`` where all have that axis."""
-    if given is not None:
-        return given
-    shared = all("data" in on.axes for on in slices)
-    return PartitionSpec("data") if shared else PartitionSpec()
-
-
-def state_types(optimizer: Any, parameters: Any) -> tuple[Any, Any]:
-    """The types of some parameters, and of the optimizer's memory for them."""
-    types = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), parameters)
-    return types, jax.eval_shape(optimizer.init, types)
-
-
-def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
-    """By layer, what it costs on inputs like *example*: operations, without a device."""
-    found = []
-    x = example
-    for layer, parameters in layers:
-        cost, x = operations(layer, parameters, x)
-        found.append(cost)
-    return found
-
-
 def _cut(batch: Any, count: int) -> list[Any]:
     """Microbatches, all by one operation: one for each would be as many functions to compile."""
     leaves, tree = jax.tree.flatten(batch)
     parts = zip(*(jnp.split(leaf, count) for leaf in leaves), strict=True)
     return [jax.tree.unflatten(tree, part) for part in parts]
-
-
-def _is_spec(entry: Any) -> bool:
-    return isinstance(entry, PartitionSpec)

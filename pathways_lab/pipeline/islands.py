@@ -19,37 +19,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from pathways_lab.client.functions.jit import CompiledFunction, jit
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.program.program import ProgramFunction, device_put, program
+from pathways_lab.client.program.program import device_put, program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.apart import check_optimizer
-from pathways_lab.pipeline.automatic import data_spec, estimated, state_types
-from pathways_lab.pipeline.balance import partition
-from pathways_lab.pipeline.modules import as_layers
-from pathways_lab.pipeline.stages import Layer, StageFunctions
+from pathways_lab.pipeline.layered import Layered, Model, Part, PartState
 
-State = tuple[tuple[tuple[Any, Any], ...], ...]
+State = tuple[tuple[PartState, ...], ...]
 """By slice and chunk: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
 
 
-class _Compiled(NamedTuple):
-    """The functions of one chunk on one slice."""
-
-    forward: CompiledFunction
-    backward: CompiledFunction
-    update: CompiledFunction
-    remember: CompiledFunction
-
-
-class DataParallel:
+class DataParallel(Layered[State]):
     """A layered model on several slices at once; made by :func:`data_parallel`.
 
     chunks: by chunk, the numbers of its layers.  shares: by slice, its part of a batch.
@@ -57,69 +43,29 @@ class DataParallel:
     """
 
     def __init__(
-        self,
-        layers: Sequence[tuple[Layer, Any]],
-        slices: Sequence[Slice],
-        loss: Callable[[Any, Any], Any],
-        optimizer: Any,
-        chunks: tuple[range, ...],
-        shares: Sequence[int],
-        batch: PartitionSpec,
-        name: str,
+        self, model: Model, slices: Sequence[Slice], shares: tuple[int, ...], name: str
     ) -> None:
+        super().__init__(model, sum(shares), f"shares of {', '.join(map(str, shares))}")
         self.slices = tuple(slices)
-        self.chunks = chunks
-        self.shares = tuple(shares)
-        self._layers = layers
-        self._optimizer = optimizer
-        self._batch = batch
-        self._compiled = [
-            [self._compile(chunk, on, loss, optimizer) for chunk in range(len(chunks))]
+        self.chunks = model.parts
+        self.shares = shares
+        change = functools.partial(_update, model.optimizer, shares)
+        self._parts = [
+            [
+                Part(model, chunk, on, change, len(slices), PartitionSpec())
+                for chunk in range(len(self.chunks))
+            ]
             for on in self.slices
         ]
-        self.program: ProgramFunction = program(self._step, name=name)
+        self.program = program(self._step, name=name)
 
     def init(self) -> State:
         """The given parameters on every slice, and the optimizer's memory for them."""
-        state = []
-        for on, functions in zip(self.slices, self._compiled, strict=True):
-            row = []
-            for chunk, compiled in zip(self.chunks, functions, strict=True):
-                parameters = tuple(
-                    device_put(self._layers[n][1], on.sharding(PartitionSpec())) for n in chunk
-                )
-                row.append((parameters, compiled.remember(parameters)))
-            state.append(tuple(row))
-        return tuple(state)
+        return tuple(tuple(part.init() for part in row) for row in self._parts)
 
     def types(self) -> State:
         """The types of a state: for ``.program.capture(...)``, where nothing can run."""
-        row = tuple(
-            state_types(self._optimizer, tuple(self._layers[n][1] for n in chunk))
-            for chunk in self.chunks
-        )
-        return (row,) * len(self.slices)
-
-    @failures.at_caller()
-    def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
-        """One step of training: the new state, and the mean loss; handles, at once.
-
-        inputs, labels: pytrees of arrays of [batch, ...]; each slice gets its share, in order.
-        Raises PathwaysError when the batch cannot be cut by the shares.
-        """
-        total = sum(self.shares)
-        for leaf in jax.tree.leaves((inputs, labels)):
-            if not np.ndim(leaf) or np.shape(leaf)[0] % total:
-                raise PathwaysError(
-                    Failure(
-                        "refused",
-                        f"a batch of shape {np.shape(leaf)} cannot be cut into shares of"
-                        f" {', '.join(map(str, self.shares))}",
-                        f"use a multiple of {total} examples",
-                    )
-                )
-        result: tuple[State, Any] = self.program(state, inputs, labels)
-        return result
+        return (self._model.types(),) * len(self.slices)
 
     def parameters(self, state: State, slice: int = 0) -> list[Any]:
         """By layer: the parameters that one slice has.  All have the same."""
@@ -144,14 +90,14 @@ class DataParallel:
             for at in every:
                 more = (y[at],) if chunk == last else ()
                 own = state[at][chunk][0]
-                x[at], kept[at, chunk] = self._compiled[at][chunk].forward(own, x[at], *more)
+                x[at], kept[at, chunk] = self._parts[at][chunk].forward(own, x[at], *more)
         losses, back = list(x), [None] * len(self.slices)
         found: dict[tuple[int, int], list[Any]] = {}
         for chunk in range(last, -1, -1):
             made = []
             for at in every:
                 own = state[at][chunk][0]
-                back[at], gradient = self._compiled[at][chunk].backward(
+                back[at], gradient = self._parts[at][chunk].backward(
                     own, kept[at, chunk], back[at], None
                 )
                 made.append(gradient)
@@ -163,7 +109,7 @@ class DataParallel:
         new: list[list[Any]] = [[None] * (last + 1) for _ in every]
         for chunk in range(last, -1, -1):
             for at in every:
-                update = self._compiled[at][chunk].update
+                update = self._parts[at][chunk].update
                 new[at][chunk] = update(*state[at][chunk], *found[at, chunk])
         moved = [device_put(value, self.slices[0]) for value in losses]
         mean = sum(share * value for share, value in zip(self.shares, moved, strict=True))
@@ -175,37 +121,6 @@ class DataParallel:
         ends = np.cumsum(self.shares)[:-1]
         parts = [np.split(leaf, [int(e * leaf.shape[0] // total) for e in ends]) for leaf in leaves]
         return [jax.tree.unflatten(tree, part) for part in zip(*parts, strict=True)]
-
-    def _compile(
-        self, chunk: int, on: Slice, loss: Callable[[Any, Any], Any], optimizer: Any
-    ) -> _Compiled:
-        last = chunk == len(self.chunks) - 1
-        own = tuple(self._layers[n][0] for n in self.chunks[chunk])
-        functions = StageFunctions(own, loss if last else None, chunk == 0)
-        batch, whole = self._batch, PartitionSpec()
-        arguments = (whole, batch, batch) if last else (whole, batch)
-
-        def compiled(function: Callable[..., Any], name: str, **shardings: Any) -> CompiledFunction:
-            return jit(function, on=on, name=f"{name}{chunk}", **shardings)
-
-        return _Compiled(
-            compiled(
-                functions.forward,
-                "forward",
-                in_shardings=arguments,
-                out_shardings=(whole if last else batch, None),
-            ),
-            compiled(
-                functions.backward,
-                "backward",
-                in_shardings=(whole, None, None, None),
-                out_shardings=(batch, whole),
-            ),
-            compiled(
-                functools.partial(_update, optimizer, self.shares), "update", out_shardings=whole
-            ),
-            compiled(optimizer.init, "init", out_shardings=whole),
-        )
 
 
 def _update(
@@ -264,8 +179,7 @@ def data_parallel(
                 "for example shares=(1, 1) for two slices",
             )
         )
-    layers = as_layers(layers)
-    dear = costs if costs is not None else estimated(layers, example)
-    cut = partition(dear, chunks)
-    check_optimizer(optimizer, [own for _, own in layers], cut)
-    return DataParallel(layers, slices, loss, optimizer, cut, parts, data_spec(slices, batch), name)
+    model = Model.of(
+        layers, slices, chunks, loss, optimizer, example=example, costs=costs, batch=batch
+    )
+    return DataParallel(model, slices, parts, name)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.pipeline.automatic import estimated
 from pathways_lab.pipeline.balance import operations, partition
+from pathways_lab.pipeline.layered import estimated
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.data())

@@ -1,0 +1,204 @@
+"""A layered model in parts, on slices, trained in steps of one program.
+
+Problem: a pipeline gives each slice a part of the layers, data parallelism gives every
+slice all parts.  A part is the same thing in both: some layers, their parameters, the
+memory of the optimizer for them, and the functions that are compiled for a slice.
+
+Rule for maintainers: nothing here knows the order in which parts run, nor how many slices
+have the same part.
+
+Paper: section 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pathways_lab.client.functions.jit import CompiledFunction, jit
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.program.program import ProgramFunction, device_put
+from pathways_lab.client.session import failures
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.apart import check_optimizer
+from pathways_lab.pipeline.balance import operations, partition
+from pathways_lab.pipeline.modules import as_layers
+from pathways_lab.pipeline.stages import Layer, StageFunctions
+
+State = TypeVar("State")
+PartState = tuple[Any, Any]
+"""Parameters of a part (a tuple, one pytree per layer), and the optimizer's memory for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Layers and how they are trained.
+
+    layers: each with its parameters.  parts: by part, the numbers of its layers.
+    costs: by layer, relative.  batch: how inputs and activations are cut over a slice.
+    specs: by layer, PartitionSpecs of its parameters (a pytree prefix).
+    """
+
+    layers: Sequence[tuple[Layer, Any]]
+    parts: tuple[range, ...]
+    costs: Sequence[float]
+    loss: Callable[[Any, Any], Any]
+    optimizer: Any
+    batch: PartitionSpec
+    specs: Sequence[Any]
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[Any],
+        slices: Sequence[Slice],
+        parts: int,
+        loss: Callable[[Any, Any], Any],
+        optimizer: Any,
+        *,
+        example: Any,
+        costs: Sequence[float] | None,
+        batch: PartitionSpec | None,
+        specs: Sequence[Any] | None = None,
+    ) -> Model:
+        """As ``pw.pipeline`` is told.  Raises PathwaysError for what cannot be trained in parts."""
+        layers = as_layers(layers)
+        dear = costs if costs is not None else estimated(layers, example)
+        if len(dear) != len(layers):
+            why = f"{len(dear)} costs for {len(layers)} layers"
+            raise PathwaysError(Failure("refused", why, "one for each layer"))
+        cut = partition(dear, parts)
+        check_optimizer(optimizer, [own for _, own in layers], cut)
+        if batch is None:
+            shared = all("data" in on.axes for on in slices)
+            batch = PartitionSpec("data") if shared else PartitionSpec()
+        whole = [PartitionSpec()] * len(layers)
+        return cls(layers, cut, dear, loss, optimizer, batch, whole if specs is None else specs)
+
+    def spec(self, part: int) -> tuple[Any, ...]:
+        """A PartitionSpec for every parameter of a part."""
+        return tuple(
+            jax.tree.broadcast(self.specs[n], self.layers[n][1], is_leaf=_is_spec)
+            for n in self.parts[part]
+        )
+
+    def types(self) -> tuple[PartState, ...]:
+        """By part, the types of its state."""
+        found = []
+        for part in self.parts:
+            own = tuple(self.layers[n][1] for n in part)
+            types = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), own)
+            found.append((types, jax.eval_shape(self.optimizer.init, types)))
+        return tuple(found)
+
+
+class Part:
+    """One part of a model on one slice: its functions.
+
+    update(parameters, memory, *gradients): the new state; gradients: how many of them.
+    memory: how the optimizer's memory is cut; None: as propagation decides.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        number: int,
+        on: Slice,
+        update: Callable[..., PartState],
+        gradients: int = 1,
+        memory: PartitionSpec | None = None,
+    ) -> None:
+        self._own = tuple(model.layers[n][1] for n in model.parts[number])
+        self._on = on
+        last = number == len(model.parts) - 1
+        functions = StageFunctions(
+            tuple(model.layers[n][0] for n in model.parts[number]),
+            model.loss if last else None,
+            number == 0,
+        )
+        self._spec = own = model.spec(number)
+        batch = model.batch
+
+        def compiled(
+            function: Callable[..., Any], name: str, takes: tuple[Any, ...], gives: Any, **more: Any
+        ) -> CompiledFunction:
+            return jit(
+                function,
+                on=on,
+                name=f"{name}{number}",
+                in_shardings=takes,
+                out_shardings=gives,
+                **more,
+            )
+
+        labels, result = ((batch,), PartitionSpec()) if last else ((), batch)
+        self.forward = compiled(functions.forward, "forward", (own, batch, *labels), (result, None))
+        self.backward = compiled(
+            functions.backward, "backward", (own, None, None, None), (batch, own), donate_argnums=3
+        )
+        self.backward_input = compiled(
+            functions.backward_input, "backward", (own, None, None), (batch, None)
+        )
+        self.weight = compiled(
+            functions.weight, "weight", (own, None, None, None), own, donate_argnums=3
+        )
+        self.update = compiled(update, "update", (own, None, *(own,) * gradients), (own, memory))
+        self._remember = compiled(model.optimizer.init, "init", (own,), memory)
+
+    def init(self) -> PartState:
+        """The given parameters on the slice, and the optimizer's memory for them."""
+        parameters = device_put(self._own, jax.tree.map(self._on.sharding, self._spec))
+        return parameters, self._remember(parameters)
+
+
+class Layered(Generic[State]):
+    """A layered model as one program.
+
+    examples: a batch has a multiple of so many.  cut: into what it is cut, for people.
+    """
+
+    program: ProgramFunction
+
+    def __init__(self, model: Model, examples: int, cut: str) -> None:
+        self._model = model
+        self._examples = examples
+        self._cut_into = cut
+
+    @failures.at_caller()
+    def step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
+        """One step of training: the new state, and the mean loss; handles, at once.
+
+        inputs, labels: pytrees of arrays of [batch, ...]; the batch is cut along the first
+            axis, in order: into microbatches, or into the shares of slices.
+        Raises PathwaysError when it cannot be cut so.
+        """
+        for leaf in jax.tree.leaves((inputs, labels)):
+            if not np.ndim(leaf) or np.shape(leaf)[0] % self._examples:
+                raise PathwaysError(
+                    Failure(
+                        "refused",
+                        f"a batch of shape {np.shape(leaf)} cannot be cut into {self._cut_into}",
+                        f"use a multiple of {self._examples} examples",
+                    )
+                )
+        result: tuple[State, Any] = self.program(state, inputs, labels)
+        return result
+
+
+def estimated(layers: Sequence[tuple[Layer, Any]], example: Any) -> list[float]:
+    """By layer, what it costs on inputs like *example*: operations, without a device."""
+    found = []
+    x = example
+    for layer, parameters in layers:
+        cost, x = operations(layer, parameters, x)
+        found.append(cost)
+    return found
+
+
+def _is_spec(entry: Any) -> bool:
+    return isinstance(entry, PartitionSpec)
