@@ -122,7 +122,7 @@ def _hangs(answer: object) -> Problem:
     if failure is None:
         return "It does not hang: every slice gets to its end."
     if not answer.cycle():
-        return f"It is no schedule at all, for another reason: {failure.message}."
+        return f"It is not a schedule at all, for another reason: {failure.message}."
     return None
 
 

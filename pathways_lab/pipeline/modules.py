@@ -34,7 +34,7 @@ def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
         raise PathwaysError(
             Failure(
                 "refused",
-                f"layers={given!r:.60} is no list of layers",
+                f"layers={given!r:.60} is not a list of layers",
                 "give [(function, parameters), ...], with function(parameters, x) -> y",
             )
         )
@@ -67,8 +67,8 @@ def _parted(given: Any) -> tuple[Layer, Any]:
     raise PathwaysError(
         Failure(
             "refused",
-            f"{type(given).__name__} is no layer: a pair (function, parameters), a Flax NNX module"
-            " or an Equinox module is one",
+            f"{type(given).__name__} is not a layer: a pair (function, parameters), a Flax NNX"
+            " module or an Equinox module is one",
             "give (function, parameters) with function(parameters, x) -> y",
         )
     )

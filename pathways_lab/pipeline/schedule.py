@@ -341,7 +341,7 @@ def _task(name: str, word: str, line: int) -> Task:
         raise PathwaysError(
             Failure(
                 "refused",
-                f"schedule {name!r}: {word!r} on line {line + 1} is no task",
+                f"schedule {name!r}: {word!r} on line {line + 1} is not a task",
                 "write F, B or W and the microbatch, as in F0, or F0/3 for stage 3",
             )
         )

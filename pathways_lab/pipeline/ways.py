@@ -98,7 +98,7 @@ def check(ways: Sequence[str | Schedule]) -> None:
     """Raises PathwaysError for a way that there is not, and for one that is there twice."""
     if isinstance(ways, str) or not isinstance(ways, Iterable):
         raise PathwaysError(
-            Failure("refused", f"ways={ways!r:.60} is no list of ways", "for example ['spmd']")
+            Failure("refused", f"ways={ways!r:.60} is not a list of ways", "for example ['spmd']")
         )
     names = [name_of(way) for way in ways]
     for way, name in zip(ways, names, strict=True):

@@ -27,7 +27,7 @@ Happening = tuple[float, str, str]
 def hosts_of(happens: Iterable[Any], machine: Machine) -> list[Happening]:
     """The same in order of time, host by host.  Raises ValueError for what cannot happen."""
     if isinstance(happens, str) or not isinstance(happens, Iterable):
-        raise ValueError(f"happens={happens!r:.80} is no list: [(2.0, 'lost', 'island1/host0')]")
+        raise ValueError(f"happens={happens!r:.80} is not a list: [(2.0, 'lost', 'island1/host0')]")
     known = machine.hosts()
     found: list[Happening] = []
     for what in happens:

@@ -114,7 +114,7 @@ class Load:
                 raise ValueError(f"{name} of a load is {value!r}: a whole number from 1 on")
         for time in (self.start, *self.arrivals):
             if not isinstance(time, int | float) or not 0 <= time < math.inf:
-                raise ValueError(f"start or arrivals of a load: {time!r} is no time from 0 on")
+                raise ValueError(f"start or arrivals of a load: {time!r} is not a time from 0 on")
         if why := wrong(self.priority, tuple(self.data.items())):
             raise ValueError(f"of a load, {why}")
 

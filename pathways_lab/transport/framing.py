@@ -314,7 +314,7 @@ class Decoder:
 
     def _check_lengths(self, op: str, lengths: list[Any]) -> None:
         if not all(type(length) is int and length >= 0 for length in lengths):
-            raise WireError(f"message {op[:40]!r} has a buffer length that is no size")
+            raise WireError(f"message {op[:40]!r} has a buffer length that is not a size")
         total = sum(lengths)
         self._limits.check(op, 0, len(lengths), total)
         self._size += total

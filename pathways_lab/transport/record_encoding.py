@@ -190,7 +190,7 @@ def read_packed(written: Iterable[bytes]) -> list[Item]:
         except CodecError:
             raise
         except Exception as error:  # msgpack raises many types; all mean the same here
-            raise CodecError(f"what was written is no record: {error!r}") from None
+            raise CodecError(f"what was written is not a record: {error!r}") from None
     return items
 
 
@@ -208,7 +208,7 @@ def check(written: Iterable[bytes]) -> None:
         except CodecError:
             raise
         except Exception as error:  # as in read_packed
-            raise CodecError(f"what was written is no record of a host: {error!r}") from None
+            raise CodecError(f"what was written is not a record of a host: {error!r}") from None
 
 
 def _check_gangs(

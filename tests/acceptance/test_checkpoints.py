@@ -225,13 +225,13 @@ def test_a_host_dies_before_it_has_written(
 # --- what is refused ----------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[Any, Path], Any], str]] = {
-    "a folder of others": (lambda h, at: pw.save(at.parent, h), "exists and is no checkpoint"),
+    "a folder of others": (lambda h, at: pw.save(at.parent, h), "exists and is not a checkpoint"),
     "a folder in a file": (lambda h, at: pw.save(at / "0.npy" / "x", h), "cannot be written"),
     "a long name": (lambda h, at: pw.save(at / "/".join(["x" * 200] * 25), h), "at most 4096"),
     "text": (lambda h, at: pw.save(at, {"a": h, "b": "text"}), r"\['b'\] is 'text'"),
     "a type": (lambda h, at: pw.save(at, jax.ShapeDtypeStruct((2,), int)), "holds handles, arrays"),
-    "in a program": (lambda h, at: pw.program(lambda x: pw.save(at, x))(h), "no part of a program"),
-    "no checkpoint": (lambda h, at: pw.restore(at.parent, h), "is no checkpoint"),
+    "in a program": (lambda h, at: pw.program(lambda x: pw.save(at, x))(h), "part of a program"),
+    "no checkpoint": (lambda h, at: pw.restore(at.parent, h), "is not a checkpoint"),
     "more values": (lambda h, at: pw.restore(at, {"w": h, "v": h}), r"\['v'\] is not in the check"),
     "fewer values": (lambda h, at: pw.restore(at, {}), r"\['w'\] is not in like="),
     "another type": (lambda h, at: pw.restore(at, {"w": h[0]}), r"float32\[8,8\] in .*32\[8\]"),

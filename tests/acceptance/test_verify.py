@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[pw.Lab, Slice], Any], str]] = {
     "no place": (lambda lab, on: lab.verify(lambda x: x + 1, X), "on which slice"),
     "in a program": (
         lambda lab, on: pw.program(lambda x: lab.verify())(pw.device_put(X, on)),
-        "no part of a program",
+        "not a part of a program",
     ),
     "no rounds": (lambda lab, on: lab.verify(rounds=0), "rounds=0"),
 }  # fmt: skip

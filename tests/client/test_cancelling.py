@@ -136,10 +136,10 @@ def test_the_window_of_a_lab_is_read_and_set(fake: FakeLab) -> None:
     lab.window = 0
     assert lab.window == 0.0
     for wrong in (-1, "soon", float("inf"), None):
-        with pytest.raises(pw.PathwaysError, match="is no number of seconds"):
+        with pytest.raises(pw.PathwaysError, match="is not a number of seconds"):
             lab.window = wrong  # type: ignore[assignment]
     assert slice_request(2, window=0.5).window == 0.5
-    with pytest.raises(pw.PathwaysError, match="is no number of seconds"):
+    with pytest.raises(pw.PathwaysError, match="is not a number of seconds"):
         slice_request(2, window=-0.5)
 
 
@@ -159,5 +159,5 @@ def test_what_a_function_says_of_its_runs_goes_along(fake: FakeLab) -> None:
     assert told(prints) == [(True, None)]
     assert told(pw.program(lambda x: plain(slow(x)), window=0.25)) == [(True, 0.25), (False, 0.25)]
     for wrong in ({"keep": 1}, {"window": -1.0}, {"window": "soon"}):
-        with pytest.raises(pw.PathwaysError, match="is no "):
+        with pytest.raises(pw.PathwaysError, match="is not a "):
             pw.jit(lambda x: x, **wrong)

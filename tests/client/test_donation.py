@@ -158,7 +158,7 @@ def test_arguments_that_do_not_exist_are_refused_as_in_jax(
 )
 def test_what_names_no_argument_is_refused_as_in_jax(role: str, kind: str, given: Any) -> None:
     options: Any = {f"{role}_{kind}": given}
-    with pytest.raises(TypeError, match=re.escape(f"{role}_{kind}={given!r} is no ")):
+    with pytest.raises(TypeError, match=re.escape(f"{role}_{kind}={given!r} is not a ")):
         pw.jit(loose, on=a_slice(2), **options)
     with pytest.raises(TypeError):
         jax.jit(loose, **options)

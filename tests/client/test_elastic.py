@@ -46,12 +46,12 @@ def test_copies_are_kept_until_the_steps_before_them_were_yielded(
     ("given", "said"),
     [
         ({"islands": ["nope"]}, r"islands=\['nope'\]: the lab has no such island"),
-        ({"parts": 0}, "parts=0 is no whole number from 1"),
-        ({"parts": "x"}, "parts='x' is no whole number"),
-        ({"every": 0}, "every=0 is no whole number from 1"),
-        ({"replicas": None}, "replicas=None is no whole number"),
-        ({"ahead": -1}, "ahead=-1 is no whole number from 0"),
-        ({"devices": 1.5}, r"devices=1\.5 is no whole number"),
+        ({"parts": 0}, "parts=0 is not a whole number from 1"),
+        ({"parts": "x"}, "parts='x' is not a whole number"),
+        ({"every": 0}, "every=0 is not a whole number from 1"),
+        ({"replicas": None}, "replicas=None is not a whole number"),
+        ({"ahead": -1}, "ahead=-1 is not a whole number from 0"),
+        ({"devices": 1.5}, r"devices=1\.5 is not a whole number"),
     ],
 )
 def test_what_no_loop_could_use_is_refused_at_the_call(given: dict[str, Any], said: str) -> None:
@@ -82,5 +82,5 @@ def test_a_loop_goes_on_where_another_one_ended(fake: FakeLab) -> None:
     batches = [np.full(4, n, np.float32) for n in range(5)]
     assert loop(batches) == [(n, float(n)) for n in range(5)]
     assert loop(batches[3:], start=3) == [(3, 3.0), (4, 4.0)]
-    with pytest.raises(PathwaysError, match="start=-1 is no whole number from 0"):
+    with pytest.raises(PathwaysError, match="start=-1 is not a whole number from 0"):
         loop([], start=-1)

@@ -595,5 +595,5 @@ def test_a_type_without_a_value_is_named(fake: FakeLab, size: int) -> None:
 
 def test_a_timeout_that_is_no_number_is_named(fake: FakeLab) -> None:
     h = pw.jit(lambda x: x, on=fake.slice(2))(np.zeros(2, np.float32))
-    with pytest.raises(pw.PathwaysError, match="timeout='a' is no number of seconds"):
+    with pytest.raises(pw.PathwaysError, match="timeout='a' is not a number of seconds"):
         h.result(timeout="a")  # type: ignore[arg-type]

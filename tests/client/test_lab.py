@@ -78,11 +78,11 @@ def words(**given: Any) -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (words(memory=-1), r"memory=-1 is no size: sizes are bytes, from 0 on"),
-        (words(memory="-1 GB"), r"memory='-1 GB' is no size"),
-        (words(memory=float("inf")), "memory=inf is no size"),
-        (words(memory=True), "memory=True is no size"),
-        (words(memory=10**30), "is no size"),
+        (words(memory=-1), r"memory=-1 is not a size: sizes are bytes, from 0 on"),
+        (words(memory="-1 GB"), r"memory='-1 GB' is not a size"),
+        (words(memory=float("inf")), "memory=inf is not a size"),
+        (words(memory=True), "memory=True is not a size"),
+        (words(memory=10**30), "is not a size"),
         (words(shape=True), r"a slice of shape \(True,\) cannot be"),
         (words(shape=(2, 2.0)), r"a slice of shape \(2, 2.0\) cannot be"),
         (words(axes=3), r"axes \(3,\) do not fit shape \(2,\)"),
@@ -90,33 +90,39 @@ def words(**given: Any) -> Callable[[], object]:
         (words(axes=("",)), r"axes \(''\,\) do not fit"),
         (words(axes=("größe",)), "'größe' cannot be the name of a mesh axis: XLA ends"),
         (lambda: pw.pmap(abs, "größe", devices=a_slice(2)), "'größe' cannot be the name"),
-        (words(island=0), "island=0 is no name"),
-        (words(kind=0), "kind=0 is no name"),
-        (lambda: slice_request.seconds("wait", -1), "wait=-1 is no number of seconds"),
-        (lambda: slice_request.seconds("wait", float("nan")), "wait=nan is no number of seconds"),
-        (lambda: slice_request.seconds("patience", "x"), "patience='x' is no number of seconds"),
+        (words(island=0), "island=0 is not a name"),
+        (words(kind=0), "kind=0 is not a name"),
+        (lambda: slice_request.seconds("wait", -1), "wait=-1 is not a number of seconds"),
+        (
+            lambda: slice_request.seconds("wait", float("nan")),
+            "wait=nan is not a number of seconds",
+        ),
+        (lambda: slice_request.seconds("patience", "x"), "patience='x' is not a number of seconds"),
         (words(shape=10**30), r"of shape \(10{30},\) cannot be: .* from 1 to 2147483647"),
-        (lambda: slice_request.count("parts", 2.5), r"parts=2\.5 is no whole number from 1 to"),
-        (lambda: slice_request.count("parts", 0), "parts=0 is no whole number"),
-        (lambda: slice_request.count("parts", 10**30), "parts=10+ is no whole number"),
-        (lambda: slice_request.count("parts", True), "parts=True is no whole number"),
+        (lambda: slice_request.count("parts", 2.5), r"parts=2\.5 is not a whole number from 1 to"),
+        (lambda: slice_request.count("parts", 0), "parts=0 is not a whole number"),
+        (lambda: slice_request.count("parts", 10**30), "parts=10+ is not a whole number"),
+        (lambda: slice_request.count("parts", True), "parts=True is not a whole number"),
         (
             lambda: slice_request.duration("seconds", 0),
-            "seconds=0 is no duration: it is more than 0",
+            "seconds=0 is not a duration: it is more than 0",
         ),
-        (lambda: slice_request.duration("seconds", 1e9), "is no duration: .* at most 86400"),
-        (lambda: slice_request.duration("seconds", None), "seconds=None is no duration"),
-        (lambda: Dcn.of(float("inf"), 0), "latency=inf of the DCN is no number"),
+        (lambda: slice_request.duration("seconds", 1e9), "is not a duration: .* at most 86400"),
+        (lambda: slice_request.duration("seconds", None), "seconds=None is not a duration"),
+        (lambda: Dcn.of(float("inf"), 0), "latency=inf of the DCN is not a number"),
         (lambda: pw.make_virtual_device_set(3), "lab=3 has no devices to make a set of"),  # type: ignore[arg-type]
         (lambda: pw.pmap(abs, devices=3), r"devices=\[3\] are not the virtual devices"),
         (lambda: pw.pmap(abs, devices=a_slice(2), in_axes="x"), "in_axes='x' of pmap of 'abs'"),
-        (lambda: pw.pmap(abs, devices=a_slice(2), out_axes=-1), "out_axes=-1 .*: -1 is no whole"),
+        (
+            lambda: pw.pmap(abs, devices=a_slice(2), out_axes=-1),
+            "out_axes=-1 .*: -1 is not a whole",
+        ),
         (lambda: pw.jit(abs, in_shardings=3), "an entry of in_shardings is 3; a slice takes"),
         (lambda: pw.jit(abs, out_shardings={"a": "x"}), "an entry of out_shardings is 'x'"),
-        (lambda: slice_request.path("path", None), "path=None is no path"),
-        (lambda: slice_request.function("make", 3), "make=3 is no function"),
-        (lambda: pw.save(3, 1), "folder=3 is no path"),  # type: ignore[arg-type]
-        (lambda: pw.restore(3), "folder=3 is no path"),  # type: ignore[arg-type]
+        (lambda: slice_request.path("path", None), "path=None is not a path"),
+        (lambda: slice_request.function("make", 3), "make=3 is not a function"),
+        (lambda: pw.save(3, 1), "folder=3 is not a path"),  # type: ignore[arg-type]
+        (lambda: pw.restore(3), "folder=3 is not a path"),  # type: ignore[arg-type]
         (lambda: Wishes(transcript=3).check(), "transcript is 3"),  # type: ignore[arg-type]
     ],
 )
@@ -137,15 +143,15 @@ def chaos() -> Any:
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (lambda c: c.hang("island0/host0", seconds=1e30), "seconds=1e.30 is no duration"),
-        (lambda c: c.slow("island0/host0", seconds=-1), "seconds=-1 is no duration"),
+        (lambda c: c.hang("island0/host0", seconds=1e30), "seconds=1e.30 is not a duration"),
+        (lambda c: c.slow("island0/host0", seconds=-1), "seconds=-1 is not a duration"),
         (lambda c: c.slow("island0/host0", factor="x"), "factor='x' makes nothing slower"),
-        (lambda c: c.delay("island0", "island1", seconds=0), "seconds=0 is no duration"),
-        (lambda c: c.delay("island0", "island1", ms=-1), "ms=-1 is no duration"),
+        (lambda c: c.delay("island0", "island1", seconds=0), "seconds=0 is not a duration"),
+        (lambda c: c.delay("island0", "island1", ms=-1), "ms=-1 is not a duration"),
         (lambda c: c.delay(None, "island1"), "the lab has no host or island None"),
         (lambda c: c.partition("island0", None), "the lab has no host or island None"),
-        (lambda c: c.drop("island0", "island1", count=0), "count=0 is no whole number"),
-        (lambda c: c.duplicate("island0", "island1", seconds=-1), "seconds=-1 is no duration"),
+        (lambda c: c.drop("island0", "island1", count=0), "count=0 is not a whole number"),
+        (lambda c: c.duplicate("island0", "island1", seconds=-1), "seconds=-1 is not a duration"),
     ],
 )
 def test_no_host_hears_of_a_fault_that_cannot_be(fault: Callable[[Any], Any], says: str) -> None:
@@ -158,11 +164,14 @@ def test_a_lab_is_not_told_what_cannot_be(fake: FakeLab) -> None:
     """With the argument's name, and what would be one; the lab says it of messages only."""
     lab: Any = SimpleNamespace(session=fake.session)
     for asked, says in (
-        (lambda: Care.stuck(lab, None), "seconds=None is no number of seconds"),  # type: ignore[arg-type]
-        (lambda: Sharing.quota(lab, "b", devices=10**30), "devices=10+ is no whole number"),
-        (lambda: Feeding.feed(lab, abs, None, prefetch=2.5), r"prefetch=2\.5 is no whole"),  # type: ignore[arg-type]
-        (lambda: Feeding.feed(lab, abs, None, steps=-1), "steps=-1 is no whole number from 0"),
-        (lambda: fake.connection.board.wait(bool, float("nan"), "it"), "timeout=nan is no number"),
+        (lambda: Care.stuck(lab, None), "seconds=None is not a number of seconds"),  # type: ignore[arg-type]
+        (lambda: Sharing.quota(lab, "b", devices=10**30), "devices=10+ is not a whole number"),
+        (lambda: Feeding.feed(lab, abs, None, prefetch=2.5), r"prefetch=2\.5 is not a whole"),  # type: ignore[arg-type]
+        (lambda: Feeding.feed(lab, abs, None, steps=-1), "steps=-1 is not a whole number from 0"),
+        (
+            lambda: fake.connection.board.wait(bool, float("nan"), "it"),
+            "timeout=nan is not a number",
+        ),
     ):
         with pytest.raises(pw.PathwaysError, match=says):
             asked()
@@ -221,7 +230,7 @@ def test_sizes(given: int | str, size: int) -> None:
 
 @pytest.mark.parametrize("given", ["much", "5 XB", "", None, "nan", True])
 def test_what_is_no_size(given: Any) -> None:
-    with pytest.raises(pw.PathwaysError, match="is no size"):
+    with pytest.raises(pw.PathwaysError, match="is not a size"):
         slice_request.bytes_of(given)
 
 
@@ -249,7 +258,7 @@ def test_shapes_that_cannot_be(shape: Any, axes: Any) -> None:
         ({"name": "a!"}, "cannot be a client's name"),
         ({"hosts_per_island": 0}, "hosts_per_island is 0"),
         ({"devices_per_host": "x"}, "devices_per_host is 'x'"),
-        ({"memory": -5}, "memory=-5 is no size"),
+        ({"memory": -5}, "memory=-5 is not a size"),
         ({"timeout": "x"}, "timeout is 'x'"),
     ],
 )
@@ -453,8 +462,8 @@ def test_a_start_that_is_refused_ends_nothing() -> None:
         ({"transport": "pigeons"}, "transport is 'pigeons'"),
         ({"platform": "abacus"}, "platform is 'abacus'"),
         ({"memory": "1000000 GiB"}, "are free"),
-        ({"memory": "much"}, "is no size"),
-        ({"memory": -5}, "memory=-5 is no size"),
+        ({"memory": "much"}, "is not a size"),
+        ({"memory": -5}, "memory=-5 is not a size"),
         ({"idle_close": "soon"}, "idle_close is 'soon'"),
         ({"transcript": "/no/such/folder/t"}, "no such folder"),
         ({"name": "?"}, "cannot be a client's name"),

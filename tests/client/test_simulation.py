@@ -288,7 +288,7 @@ def test_memory_of_a_machine_is_written_as_that_of_a_lab() -> None:
     assert pw.Machine(memory="16 GB").memory == 16 * 10**9
     assert pw.Machine(1, 1, 4, block=(2, 2)).slice((2, 2)).shape == (2, 2)
     for memory in ("much", -1):
-        with pytest.raises(PathwaysError, match="is no size"):
+        with pytest.raises(PathwaysError, match="is not a size"):
             pw.Machine(memory=memory)
 
 
@@ -298,20 +298,20 @@ def test_what_cannot_be_simulated_is_named() -> None:
     for seconds in (-1, float("nan"), "1"):
         with pytest.raises(ValueError, match="times of 'first': seconds of FunctionCost is"):
             pw.simulate(stages, machine, times={"first": seconds})
-    with pytest.raises(ValueError, match="times=3 are no seconds by function, and no timeline"):
+    with pytest.raises(ValueError, match="times=3 is neither seconds by function nor a timeline"):
         pw.simulate(stages, machine, times=3)
-    with pytest.raises(PathwaysError, match="policies=3 is no list of policies"):
+    with pytest.raises(PathwaysError, match="policies=3 is not a list of policies"):
         pw.compare_policies(stages, machine, 3)
     for runs in (-1, 0, 1.5):
         with pytest.raises(ValueError, match=f"runs of a load is {runs}: a whole number"):
             pw.simulate(stages, machine, runs=runs)
     plain = pw.jit(lambda x: x, on=machine.slice(2), name="plain")
     for work in (plain, 3, "stages"):
-        with pytest.raises(PathwaysError, match="is no program that was captured"):
+        with pytest.raises(PathwaysError, match="is not a program that was captured"):
             pw.simulate(work, machine)
-    with pytest.raises(PathwaysError, match="is no load, and a list is one of loads"):
+    with pytest.raises(PathwaysError, match="is not a load, and a list is one of loads"):
         pw.simulate([stages], machine)
-    with pytest.raises(PathwaysError, match="'a lab' is no machine to simulate") as caught:
+    with pytest.raises(PathwaysError, match="'a lab' is not a machine to simulate") as caught:
         pw.simulate(stages, "a lab")
     assert "pw.Machine.like(lab)" in caught.value.failure.remedy
 

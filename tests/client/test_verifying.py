@@ -124,5 +124,5 @@ def test_who_was_in_all_sets_is_told_of() -> None:
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(pw.PathwaysError, match="step=3 is no function"):
+    with pytest.raises(pw.PathwaysError, match="step=3 is not a function"):
         step_check.replay(Bench(host("a", 2)), 3, (), True)  # type: ignore[arg-type]

@@ -43,5 +43,5 @@ def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to compare"):
         compare_timelines({})
     for wrong in (3, {"a": 3}):
-        with pytest.raises(ValueError, match="are no recordings by title"):
+        with pytest.raises(ValueError, match="are not recordings by title"):
             compare_timelines(wrong)  # type: ignore[arg-type]

@@ -259,5 +259,5 @@ def test_an_unknown_page_is_refused() -> None:
 
     with pytest.raises(ValueError, match="no page is called 'gangs'; there are: islands"):
         Dashboard(None, None, "gangs", 100)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="height='x' is no whole number of pixels"):
+    with pytest.raises(ValueError, match="height='x' is not a whole number of pixels"):
         Dashboard(None, None, "order", "x")  # type: ignore[arg-type]

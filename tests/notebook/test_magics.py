@@ -159,7 +159,7 @@ def test_stages_of_a_program_by_name(shell: Shell) -> None:
     text = shell.captured.stdout
     shell.run("%pw_ir")
     assert shell.captured.stdout == text
-    assert "'nothing' is no program" in shell.fail("%pw_ir nothing")
+    assert "'nothing' is not a program" in shell.fail("%pw_ir nothing")
 
 
 def test_operations_without_operands_go_where_the_option_says(shell: Shell) -> None:

@@ -15,9 +15,9 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 def test_pairs_stay_and_other_things_are_refused() -> None:
     pair = (lambda own, x: x + own, np.ones(3, np.float32))
     assert as_layers([pair, pair]) == [pair, pair]
-    with pytest.raises(PathwaysError, match="int is no layer"):
+    with pytest.raises(PathwaysError, match="int is not a layer"):
         as_layer(3)
-    with pytest.raises(PathwaysError, match="layers=3 is no list of layers"):
+    with pytest.raises(PathwaysError, match="layers=3 is not a list of layers"):
         as_layers(3)  # type: ignore[arg-type]
 
 

@@ -145,7 +145,7 @@ def test_a_hang_is_explained_by_its_cycle() -> None:
 
 
 def test_words_that_are_no_tasks_are_refused_with_their_place() -> None:
-    with pytest.raises(PathwaysError, match="'X0' on line 2 is no task"):
+    with pytest.raises(PathwaysError, match="'X0' on line 2 is not a task"):
         Schedule.read("mine", "F0 B0\nX0")
 
 

@@ -63,7 +63,7 @@ def test_ways_that_there_are_not_are_refused() -> None:
         with pytest.raises(PathwaysError, match=f"no way called '{wrong}'"):
             ways.check(["spmd", wrong])
     for none in ("spmd", 3):
-        with pytest.raises(PathwaysError, match=f"ways={none!r} is no list of ways"):
+        with pytest.raises(PathwaysError, match=f"ways={none!r} is not a list of ways"):
             ways.check(none)  # type: ignore[arg-type]
     lab, work = Mock(islands=[]), Mock()
     with pytest.raises(PathwaysError, match="no island 'moon' to compare on"):

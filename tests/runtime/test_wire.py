@@ -105,7 +105,7 @@ def framed(head: object) -> bytes:
         (framed(3), "not \\[op"),
         (framed([1, {}, []]), "not \\[text"),
         (framed(["a", {1: 2}, []]), "name is not text"),
-        (framed(["a", {}, [-1]]), "no size"),
+        (framed(["a", {}, [-1]]), "not a size"),
         (framed(["a", {}, [1 << 50]]), "has 1 buffers"),
         (framed(["a", {}, [0] * 70_000]), "has 70,000 buffers"),
         (b"\x00\x00\x10\x00" + b"\x91" * 4096, "not msgpack"),

@@ -82,8 +82,8 @@ def test_runs_arrive_by_the_clock_whether_others_have_ended_or_not() -> None:
 @pytest.mark.parametrize(
     ("happens", "rule"),
     [
-        (3, "is no list"),
-        ("lost", "is no list"),
+        (3, "is not a list"),
+        ("lost", "is not a list"),
         ([(1.0, "lost")], "is not \\(seconds"),
         ([(-1.0, "lost", "island0")], "seconds from 0 on"),
         ([(float("nan"), "lost", "island0")], "seconds from 0 on"),
@@ -98,5 +98,5 @@ def test_what_cannot_happen_is_refused(happens: Any, rule: str) -> None:
 
 @pytest.mark.parametrize("times", [(-1.0,), (float("inf"),), ("soon",)])
 def test_arrivals_are_times(times: Any) -> None:
-    with pytest.raises(ValueError, match="is no time from 0 on"):
+    with pytest.raises(ValueError, match="is not a time from 0 on"):
         Load(chain("c", 4, ["f"]), arrivals=times)

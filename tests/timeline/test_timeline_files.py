@@ -61,12 +61,12 @@ def test_plans_are_saved_when_the_bound_has_pushed_them_out(tmp_path):
 def test_other_files_are_refused(tmp_path, monkeypatch):
     other = tmp_path / "x.npz"
     other.write_bytes(b"no zip at all")
-    with pytest.raises(ValueError, match="no timeline"):
+    with pytest.raises(ValueError, match="is not a timeline"):
         load(other)
     np.savez(other, a=np.zeros(3))
-    with pytest.raises(ValueError, match="no timeline"):
+    with pytest.raises(ValueError, match="is not a timeline"):
         load(other)
-    with pytest.raises(ValueError, match="3 is no timeline"):
+    with pytest.raises(ValueError, match="3 is not a timeline"):
         load(3)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "absent.npz")

@@ -505,7 +505,7 @@ class Chaos:
         if len(found) != 1 or found[0].name != name:
             raise failures.failure(
                 "refused",
-                f"{name!r} is no host",
+                f"{name!r} is not a host",
                 f"one of {', '.join(host.name for host in found)}",
             )
         return found[0]

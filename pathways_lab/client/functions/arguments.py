@@ -36,7 +36,7 @@ def _numbers(what: str, given: Numbers) -> tuple[int, ...]:
     except TypeError:
         with contextlib.suppress(TypeError):
             return tuple(map(operator.index, given))  # type: ignore[arg-type]
-    raise TypeError(f"{what}={given!r:.60} is no position of an argument, and no sequence of them")
+    raise TypeError(f"{what}={given!r:.60} is not a position of an argument, nor several")
 
 
 def _names(what: str, given: Names) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def _names(what: str, given: Names) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if all(isinstance(name, str) for name in names):
         return names
-    raise TypeError(f"{what}={given!r:.60} is no name of an argument, and no sequence of them")
+    raise TypeError(f"{what}={given!r:.60} is not a name of an argument, nor several")
 
 
 @dataclass(slots=True, eq=False)

@@ -92,7 +92,7 @@ def _check_whole(name: str, **given: Any) -> None:
             if not (isinstance(leaf, int | np.integer) and leaf >= 0):
                 raise failures.failure(
                     "refused",
-                    f"{what}={value!r:.60} of pmap of {name!r}: {leaf!r:.60} is no whole number"
+                    f"{what}={value!r:.60} of pmap of {name!r}: {leaf!r:.60} is not a whole number"
                     " from 0 on",
                     "count from the front (0, 1, ...); in in_axes None: all get all of it",
                 )

@@ -91,7 +91,7 @@ class Body:
         if any(aval.dtype == jax.dtypes.float0 for aval in self.jaxpr.out_avals):
             raise failures.capture_failure(
                 f"a result of {name!r} is {array_types.FLOAT0}",
-                "differentiate by arguments that are no integers (argnums=), or leave it out",
+                "differentiate by arguments that are not integers (argnums=), or leave it out",
                 node=name,
             )
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)

@@ -45,7 +45,7 @@ class Dcn:
             if not isinstance(given, int | float) or not 0 <= given < math.inf:
                 raise failures.failure(
                     "refused",
-                    f"{name}={given!r} of the DCN is no number from 0 on",
+                    f"{name}={given!r} of the DCN is not a number from 0 on",
                     "for example lab.dcn(latency=0.001, bandwidth=1e9): seconds, bytes per second",
                 )
         return cls(latency, bandwidth)

@@ -204,7 +204,7 @@ class Care:
         """
         if not scopes.outermost():
             raise failures.capture_failure(
-                "lab.verify is no part of a program: it waits for what devices have computed",
+                "lab.verify is not a part of a program: it waits for what devices have computed",
                 "call it before or after, with the handles that the program takes or returns",
             )
         lab = cast(device_check.Lab, self)

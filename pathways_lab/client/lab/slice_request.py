@@ -94,7 +94,7 @@ def path(what: str, given: Any) -> Path:
     if isinstance(given, str | os.PathLike):
         return Path(given)
     raise failures.failure(
-        "refused", f"{what}={given!r:.60} is no path", "write text, or give a pathlib.Path"
+        "refused", f"{what}={given!r:.60} is not a path", "write text, or give a pathlib.Path"
     )
 
 
@@ -103,7 +103,7 @@ def function(what: str, given: Any) -> Any:
     if callable(given):
         return given
     raise failures.failure(
-        "refused", f"{what}={given!r:.60} is no function", "give a function, or a lambda"
+        "refused", f"{what}={given!r:.60} is not a function", "give a function, or a lambda"
     )
 
 
@@ -121,7 +121,7 @@ def name(what: str, given: Any) -> str:
         return given
     example = getattr(given, "name", what)
     raise failures.failure(
-        "refused", f"{what}={given!r:.60} is no name", f"write text, for example {example!r}"
+        "refused", f"{what}={given!r:.60} is not a name", f"write text, for example {example!r}"
     )
 
 
@@ -134,7 +134,7 @@ def seconds(what: str, given: Any, remedy: str = "give seconds, from 0 on") -> f
     """A number of seconds.  what: the argument for it."""
     if isinstance(given, _Number) and 0 <= given < math.inf:
         return float(given)
-    raise failures.failure("refused", f"{what}={given!r} is no number of seconds", remedy)
+    raise failures.failure("refused", f"{what}={given!r} is not a number of seconds", remedy)
 
 
 _PATIENCE = "True: as long as it takes; or so many seconds, from 0 on; False: none"
@@ -151,7 +151,7 @@ def duration(what: str, given: Any) -> float:
         return float(given)
     raise failures.failure(
         "refused",
-        f"{what}={given!r} is no duration: it is more than 0, and at most {_LONGEST:g}",
+        f"{what}={given!r} is not a duration: it is more than 0, and at most {_LONGEST:g}",
         f"for example {what}=5",
     )
 
@@ -163,7 +163,7 @@ def count(what: str, given: Any, least: int = 1) -> int:
             return number
     raise failures.failure(
         "refused",
-        f"{what}={given!r:.60} is no whole number from {least} to {_MOST}",
+        f"{what}={given!r:.60} is not a whole number from {least} to {_MOST}",
         f"for example {what}={max(least, 2)}",
     )
 
@@ -183,6 +183,6 @@ def bytes_of(given: int | str, what: str = "memory") -> int:
         return size
     raise failures.failure(
         "refused",
-        f"{what}={given!r} is no size: sizes are bytes, from 0 on",
+        f"{what}={given!r} is not a size: sizes are bytes, from 0 on",
         "write a number, or text like '512 MiB'",
     )

@@ -493,7 +493,7 @@ def _move(target: Any) -> capture.Move:
     on = layouts.slice_of_sharding(target)
     if on is None:
         raise failures.capture_failure(
-            f"pw.device_put to {target!r}, which is no slice and no sharding over a slice's mesh",
+            f"pw.device_put to {target!r}, which is neither a slice nor a sharding over one",
             "pass a slice, slice.sharding(spec), or NamedSharding(slice.mesh, spec)",
         )
     return capture.Move(on, target)

@@ -187,7 +187,7 @@ def simulate(
     if machine is not None and not isinstance(machine, machines.Machine):
         raise failures.failure(
             "refused",
-            f"{machine!r} is no machine to simulate",
+            f"{machine!r} is not a machine to simulate",
             "pw.Machine(...), or pw.Machine.like(lab) for one that is like a lab",
         )
     if not isinstance(program, Load | list | tuple):
@@ -196,13 +196,13 @@ def simulate(
     if wrong := [load for load in loads if not isinstance(load, Load)]:
         raise failures.failure(
             "refused",
-            f"{wrong[0]!r} is no load, and a list is one of loads",
+            f"{wrong[0]!r} is not a load, and a list is one of loads",
             "[pw.Load(program.capture(...), client='a'), ...]",
         )
     loads = [replace(load, program=_captured(load.program)) for load in loads]
     machine = machine or Machine()
     if not isinstance(times, Timeline | Mapping | None):
-        raise ValueError(f"times={times!r} are no seconds by function, and no timeline")
+        raise ValueError(f"times={times!r} is neither seconds by function nor a timeline")
     functions = {**_costs(loads, machine, times), **machine.functions}
     found = simulator.simulate(
         loads,
@@ -223,7 +223,7 @@ def _captured(work: Any) -> Any:
     if not isinstance(work, ProgramFunction):
         raise failures.failure(
             "refused",
-            f"{work!r} is no program that was captured",
+            f"{work!r} is not a program that was captured",
             "simulate pw.program(f).capture(example arguments), where f calls compiled functions",
         )
     if work.last is None:
@@ -343,7 +343,9 @@ def compare_policies(
     found: dict[str, Simulation] = {}
     if not isinstance(policies, Iterable):
         raise failures.failure(
-            "refused", f"policies={policies!r} is no list of policies", "[pw.FIFO(), pw.Priority()]"
+            "refused",
+            f"policies={policies!r} is not a list of policies",
+            "[pw.FIFO(), pw.Priority()]",
         )
     for policy in policies:
         name = type(policy).__name__

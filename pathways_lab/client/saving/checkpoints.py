@@ -118,7 +118,7 @@ def save(folder: str | os.PathLike[str], values: Any, *, wait: bool = True) -> S
     if os.path.exists(folder) and not os.path.exists(folder / INDEX):
         raise failures.failure(
             "refused",
-            f"{str(folder)!r} exists and is no checkpoint: it is not overwritten",
+            f"{str(folder)!r} exists and is not a checkpoint: it is not overwritten",
             "name a folder that does not exist, or an earlier checkpoint",
         )
     leaves = jax.tree.leaves_with_path(values)
@@ -195,7 +195,7 @@ def restore(folder: str | os.PathLike[str], like: Any = None, on: Any = None) ->
 def _check_outside(what: str) -> None:
     if not scopes.outermost():
         raise failures.capture_failure(
-            f"{what} is no part of a program: it has the client look at files",
+            f"{what} is not a part of a program: it has the client look at files",
             "call it before or after, with the handles that the program takes or returns",
         )
 
@@ -243,7 +243,7 @@ def _index(folder: Path) -> list[_Entry]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise failures.failure(
             "refused",
-            f"{str(folder)!r} is no checkpoint: {error}",
+            f"{str(folder)!r} is not a checkpoint: {error}",
             "give the folder that pw.save was given",
         ) from error
 

@@ -94,4 +94,4 @@ def _tree(shape: Any, count: int) -> Any:
 def _key(key: Any) -> str | int:
     if isinstance(key, str | int):
         return key
-    raise TypeError(f"{key!r} is no key")
+    raise TypeError(f"{key!r} is not a key")

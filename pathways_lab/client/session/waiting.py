@@ -86,7 +86,7 @@ class Board:
         if deadline != deadline:
             raise failures.failure(
                 "refused",
-                f"timeout={timeout!r} is no number of seconds",
+                f"timeout={timeout!r} is not a number of seconds",
                 "give seconds, or None to wait as long as it takes",
             )
         try:

@@ -67,7 +67,7 @@ def check_values(
         if wrong:
             return Failure(
                 "refused",
-                f"value {number} ({value.name or 'unnamed'}) of plan {plan.name!r} is no array:"
+                f"value {number} ({value.name or 'unnamed'}) of plan {plan.name!r} is not an array:"
                 f" {wrong}",
                 "lower the program with pathways_lab.core.program.lowering.lower",
                 program=plan.name,

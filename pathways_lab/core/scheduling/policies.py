@@ -314,7 +314,7 @@ def validate(policy: object) -> Failure | None:
     if not isinstance(policy, Policy) or not callable(policy.choose):
         return Failure(
             "policy",
-            f"{type(policy).__name__} is no policy: it has no method choose(view)",
+            f"{type(policy).__name__} is not a policy: it has no method choose(view)",
             "write a class with choose(self, view) that returns the run of a candidate",
         )
     try:

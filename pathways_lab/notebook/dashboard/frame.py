@@ -38,7 +38,9 @@ class Dashboard:
         if page not in ("", *PANELS):
             raise ValueError(f"no page is called {page!r}; there are: {', '.join(PANELS)}")
         if type(height) is not int or height < 1:
-            raise ValueError(f"height={height!r} is no whole number of pixels from 1 on, like 640")
+            raise ValueError(
+                f"height={height!r} is not a whole number of pixels from 1 on, like 640"
+            )
         self.height = height
         route = os.environ.get(ROUTE_VARIABLE, "")
         passed = f"{route}/{folder.name}/{path_of(page)}" if route and folder else ""

@@ -278,7 +278,7 @@ class PathwaysMagics(magic.Magics):
         name = line.strip()
         program = self.shell.user_ns.get(name) if name else self.last
         if program is None or not hasattr(program, "ir"):
-            what = f"{name!r} is no program" if name else "no program was captured yet"
+            what = f"{name!r} is not a program" if name else "no program was captured yet"
             raise UsageError(f"{what}: %pw_ir takes the name of a program")
         try:
             print(program.ir())

@@ -50,7 +50,7 @@ class Comparison:
             and all(isinstance(each, Recording) for each in recordings.values())
         ):
             raise ValueError(
-                f"{recordings!r:.60} are no recordings by title: with lab.timeline.recording()"
+                f"{recordings!r:.60} are not recordings by title: with lab.timeline.recording()"
                 " as a: ..., then {'a': a}"
             )
         for recording in recordings.values():

@@ -194,7 +194,7 @@ def compare(
     steps = slice_request.count("steps", steps)
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         raise PathwaysError(
-            Failure("refused", f"batch={batch!r:.60} is no pair", "give (inputs, labels)")
+            Failure("refused", f"batch={batch!r:.60} is not a pair", "give (inputs, labels)")
         )
     work = known.Work(as_layers(layers), loss, optimizer, batch, steps, microbatches, stages, costs)
     found: dict[str, Measured] = {}

@@ -78,9 +78,9 @@ class View:
         self.panels = chosen(panels)
         self.title = str(title or "Pathways Lab")
         if not (isinstance(window, int | float) and 0 < window < math.inf):
-            raise ValueError(f"window={window!r} is no number of seconds above 0, like 20")
+            raise ValueError(f"window={window!r} is not a number of seconds above 0, like 20")
         if not (origin is None or (isinstance(origin, int | float) and math.isfinite(origin))):
-            raise ValueError(f"origin={origin!r} is no time: give seconds of the records' clock")
+            raise ValueError(f"origin={origin!r} is not a time: give seconds of the records' clock")
         self.wanted = Wanted(
             self.panels, self.title, window, origin, origin, until, runs, gangs,
             ("cancel", "clear") if cancel is not None else ("clear",),

@@ -124,7 +124,7 @@ def load(path: str | Path) -> Saved:
                 )
             columns = {name: file[name] for name in file.files}
     except (ValueError, TypeError, zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ValueError(f"{path} is no timeline that can be read: {error}") from None
+        raise ValueError(f"{path} is not a timeline that can be read: {error}") from None
     texts = json.loads(columns["texts"].tobytes())
     args = [json.loads(text) for text in json.loads(columns["args"].tobytes())]
     rows = {kind: _records(kind, made, columns, texts, args) for kind, made in KINDS}
