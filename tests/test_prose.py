@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_documents import DOCUMENTS
+
 ROOT = Path(__file__).resolve().parent.parent
 HIDDEN = re.compile(r"(?<![\w.`/])(?:What|Who|Whoever|Whose|Of)\b")
 """Capital letters are for beginnings, so each such word begins a sentence."""
 
-PAGES = ["README.md", "ARCHITECTURE.md"] + [
-    path.relative_to(ROOT).as_posix()
-    for path in sorted(ROOT.glob("docs/**/*.md"))
-    if path.name != "api.md"
-]
+PAGES = [name for name in DOCUMENTS if not name.startswith(("docs/api", "benchmarks/"))]
 CEILINGS = {"of modules": 18, "of modules, classes, functions and names": 84}
 """Such sentences in the docstrings of the package."""
 

@@ -115,7 +115,7 @@ class Buffers:
         self._drop_if_idle(slot)
 
     def _drop_if_idle(self, slot: Slot) -> None:
-        # Of what failed only zeros are needed, and only while a gang uses them.
+        # A failed slot needs only zeros, and only while a gang uses them.
         if slot.users <= 0 and (slot.names <= 0 or slot.state == FAILED):
             slot.payload = None
             self.uncount(slot)

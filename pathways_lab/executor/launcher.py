@@ -287,7 +287,7 @@ class Launcher:
         assert gang.handed
         gang.done = True
         if gang.poison is None:
-            # What an input failed of meanwhile is the cause; its echo here is not, and without
+            # An input's failure meanwhile is the cause; its echo here is not, and without
             # an echo it was computed from zeros.
             cause = next((s.failure for s in gang.inputs if s.state == FAILED), None)
             gang.poison = cause or failure

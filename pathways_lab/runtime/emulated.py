@@ -102,7 +102,7 @@ def _load() -> ctypes.PyDLL | None:
     path = build()
     if path is None:
         return None
-    # What is called from Python takes less than to let go of the interpreter.
+    # A call from Python takes less than to let go of the interpreter.
     library = ctypes.PyDLL(str(path))
     library.PathwaysLabLaunched.argtypes = [ctypes.c_int64]
     library.PathwaysLabLaunched.restype = None

@@ -140,7 +140,7 @@ class Link:
         self._closed: str | None = None
         # Why nothing more will be read, while what came before is delivered.
         self._ended: WireError | OSError | None = None
-        # Of what the connection broke: a socket tells that once, and then an end.
+        # Why the connection broke: a socket tells that once, and then an end.
         self._found: OSError | None = None
         self._connected = False
         self._blocked = False

@@ -29,7 +29,7 @@ def available_memory(root: Path = Path("/")) -> int:
     available = int(psutil.virtual_memory().available)
     for group in groups(root):
         for limit, used, cache in _FILES:
-            # What is not there, or is "max", limits nothing.
+            # A file that is not there, or says "max", limits nothing.
             with contextlib.suppress(OSError, ValueError):
                 left = int((group / limit).read_text()) - int((group / used).read_text())
                 if left < available:

@@ -270,7 +270,7 @@ class Reactor:
         finally:
             self._holder = None
             self._role.release()
-        # Whoever is in the selector knows neither of new calls nor of an earlier timer.
+        # The thread in the selector knows neither of new calls nor of an earlier timer.
         if self._calls or (earlier and not self._standing_back()):
             self._wake()
 
@@ -278,7 +278,7 @@ class Reactor:
         """Run function(*args) in the reactor's thread after *seconds*."""
         due = time.monotonic() + seconds
         self._calls.append((self._add_timer, ((due, next(self._numbers), function, args),)))
-        # Whoever stands back comes back soon enough.
+        # A thread that stands back comes back soon enough.
         if not self._standing_back() and not self.is_current():
             self._wake()
 

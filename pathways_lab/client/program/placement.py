@@ -113,8 +113,8 @@ class _Placer:
     def __init__(self) -> None:
         self.steps: list[GraphNode | Group] = []
         self.open: dict[Slice, Group] = {}
-        # What has its place on a slice already: inputs, and results of operations,
-        # by the identity of what they were (kept, so that it stays theirs).
+        # Values that have their place on a slice already: inputs, and results of
+        # operations, by the identity of their variables (kept, so that it stays theirs).
         self.given: dict[tuple[int, Slice], Ref] = {}
         self.made: dict[tuple[int, Slice], tuple[Ref, ...]] = {}
         self.constants: dict[Any, Given] = {}
@@ -175,7 +175,7 @@ class _Placer:
                 f"a compiled function is called inside {_outside_name(equation)},"
                 " which runs it an unknown number of times or under another rule",
                 "put the whole loop into one compiled function, or write a Python loop",
-                # What JAX calls itself knows no line of the user's: then that of JAX's function.
+                # JAX's own calls know no line of the user's: then that of JAX's function.
                 line=line if line.number else source_lines.of_equation(equation),
             )
         constants = [self.constant(value) for value in inner.consts]

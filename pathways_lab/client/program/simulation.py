@@ -207,7 +207,7 @@ def simulate(
     found = simulator.simulate(
         loads,
         replace(machine, functions=functions),
-        # What a policy remembers in its attributes begins anew each time, as in a lab.
+        # A policy's attributes begin anew each time, as in a lab.
         copy.deepcopy(policy),
         seed,
         until=until,
@@ -252,7 +252,7 @@ def _costs(
             if not isinstance(node, Call):
                 continue
             names.add(node.name)
-            # What holds its devices without computing keeps no core busy.
+            # A function that holds its devices without computing keeps no core busy.
             cores = 0.0 if node.function in held else machine.default.cores
             for seconds in (
                 named.get(node.name),

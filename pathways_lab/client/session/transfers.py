@@ -306,7 +306,7 @@ class DataLinks:
             fetch = self._fetches.pop(key, None)
             if fetch is not None and fetch.hosts[link.name]:
                 self._connection.board.settle((fetch,), _unreachable(link.name, reason))
-        # What had not arrived is lost, also when the host itself lives on.
+        # Bytes that had not arrived are lost, also when the host itself lives on.
         for buffer in tuple(self._uploads.pop(link.name, ())):
             if not buffer.done:
                 self._connection.board.settle((buffer,), _unreachable(link.name, reason))

@@ -137,7 +137,7 @@ def _computed(lab: Lab, island: Island, rounds: int, wait: bool | float) -> dict
         made: list[tuple[Slice, list[Handle]]] = []
         for host in island.hosts:
             devices = [(host.name, number) for number in range(host.devices)]
-            # Who holds slices does not wait for more: it may be for himself.
+            # A holder of slices does not wait for more: it may wait for itself.
             on = held.enter_context(lab.slice_at(devices, wait=False if made else wait))
             body = functools.partial(checksums.scan, mesh=on.mesh, size=_SIZES.get(on.kind, _SIZE))
             exercise = CompiledFunction(body, on=on, name="verify")

@@ -106,7 +106,7 @@ class Watchdog:
         silent, self._asked = sorted(self._asked), set()
         story = explain(self._overdue(0.0, now), self._answers, silent)
         curious, self._curious = self._curious, []
-        # What was late may have ended while hosts were asked, and the others are not.
+        # Late gangs may have ended while hosts were asked, and the others are not late.
         for late, told in curious:
             told(story if self._overdue(late, now) else None)
         if story is None or not self._overdue(self._late, now):

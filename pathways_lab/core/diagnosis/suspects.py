@@ -83,7 +83,7 @@ def _expected(
     """How many suspects a replay on these would leave, added up over who it may be."""
     inside = left & devices
     outside = Counter(frozenset(rights[device]) for device in left - devices)
-    # Who is inside spoils it; who is not leaves what is right, and all who say the same.
+    # A bad device inside spoils it; one outside leaves the right ones, which say the same.
     return len(inside) ** 2 + sum(n * (n + len(inside)) for n in outside.values())
 
 

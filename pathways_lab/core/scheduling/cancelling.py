@@ -71,7 +71,7 @@ class Cancelling:
                 self.outcomes.poison(run, step, why)
         if any(b.failure is None and not b.granted and b.readable for b in run.outputs):
             return True
-        # Of calls that travel as one, each goes on for what it does beside its results.
+        # Calls that travel as one: each goes on for its effects beside its results.
         left = [index.plan.steps[step].node for step in ahead if step not in run.poison]
         return bool(steps) and any(isinstance(node, Call) and node.keep for node in left)
 

@@ -258,7 +258,7 @@ async def serve(listener: socket.socket, control: ControlAddress) -> None:
     server.add_sockets([listener])
     while not watch.ended and time.monotonic() - gallery.asked < LINGER:
         await asyncio.sleep(1.0)
-    # What comes from now on waits for the next process.
+    # Requests from now on wait for the next process.
     server.stop()
     await server.close_all_connections()
     watch.close()

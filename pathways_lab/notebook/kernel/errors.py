@@ -158,7 +158,7 @@ class Renderer:
             if kept is not None:
                 error.__dict__[HOOK] = kept
         failure = getattr(error, "failure", None)
-        # What failed in this process is in the frames above already.
+        # A failure in this process is in the frames above already.
         if isinstance(failure, Failure) and failure.details and error.__cause__ is None:
             text += f"\n\n--- where it happened ---\n{failure.details}"
         return text

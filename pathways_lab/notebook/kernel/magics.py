@@ -147,7 +147,7 @@ class PathwaysMagics(magic.Magics):
                 return None
             lab = labs.current_or_new()
             start = lab.timeline.clock()
-            # What has no line of its own is wrong with the cell, not with the call of this magic.
+            # An error without a line is one of the cell, not of the call of this magic.
             with failures.at(self._line(1)):
                 done = program.run()
         except (CellRefused, SyntaxError) as error:

@@ -233,7 +233,7 @@ def _states(
     scene: Scene, run: RunSeen, flow: Flow, boxes: Sequence[Box], path: set[int],
     seconds: dict[int, float],
 ) -> list[Layer]:  # fmt: skip
-    # What is not done has its name in it, on a ground that nobody knows here: light or dark.
+    # An unfinished node has its name in it, on an unknown ground: light or dark.
     alphas = {UNSEEN: 0.04, "granted": 0.15, "launched": 0.2, "done": 1.0, "failed": 0.2}
     columns: dict[str, dict[str, list[object]]] = {
         state: {

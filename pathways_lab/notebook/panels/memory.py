@@ -31,7 +31,7 @@ def plot(scene: Scene, now: float) -> Plot:
     levels = {island: used.levels(now) for island, used in scene.used.items()}
     most_used = max((max(values, default=0.0) for _, values in levels.values()), default=0.0)
     there = max((_memory(scene, island) for island in islands), default=0)
-    # What is there is the scale, unless what is used could not be seen on it.
+    # The memory that is there is the scale, unless used memory could not be seen on it.
     most_used = float(there) if most_used <= there <= SHOWN * most_used else most_used
     most_rate = max((float(r.max(initial=0.0)) for r in rates.values()), default=0.0)
     readouts = {}

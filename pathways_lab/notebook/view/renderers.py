@@ -191,7 +191,7 @@ class Studio:
                 begun = time.thread_time()
                 if frame[0] == "records":
                     entries, sent, missed = self._written.since(self._sent)
-                    # What was pushed out before anybody looked is not missed.
+                    # Records that were pushed out before anybody looked are not missed.
                     missed, self._sent = missed if self._sent else 0, sent
                     used, self._used = self._used, 0.0
                     keep = self._written.capacity

@@ -152,7 +152,7 @@ class View:
         try:
             bundle = self.picture.bundle()
         except Exception as error:
-            # Whoever reads what the process that draws says goes on: other views live by it.
+            # The thread that reads the drawing process goes on: other views live by it.
             self.timeline.failures.append(f"its picture: {type(error).__name__}: {error}")
             bundle = {"text/plain": f"This view ended: {why}"}, {}
         self.frozen(self.outcome or "ended", bundle)

@@ -96,7 +96,7 @@ class Recipe:
 
         name: for people.
         """
-        # What is read at the start of a process, or when JAX is imported.
+        # Variables that are read at the start of a process, or when JAX is imported.
         environment = {**QUIET, **arenas()}
         if self.emulated:
             environment["JAX_PLATFORMS"] = "cpu"

@@ -214,7 +214,7 @@ def compile_code(code: Code, place: Place, output: Output) -> Executable:
     how = (compiled, gangs, code.kind == "callbacks", time.monotonic() - started, check)
     made = Executable(*how) if code.loop is None else Repeating(code.loop, jitted, *how)
     if any(jax.dtypes.itemsize_bits(kind.dtype) < 8 for kind in ins):
-        # What JAX compiles ahead of time refuses its own arrays of 4 bits; what it jits does not.
+        # JAX's code compiled ahead of time refuses its arrays of 4 bits; jitted code does not.
         made.launch_through(lambda _: jitted)
     if clocked:
         made.launch_through(lambda call: emulated.telling(call, lane))

@@ -143,7 +143,7 @@ def main() -> None:
     from pathways_lab.transport.fault_injection import Troubles
     from pathways_lab.transport.tls import client_context, server_context
 
-    # What was imported stays.  A search of all of it for garbage takes 60 ms, in which no gang
+    # Imported modules stay.  A search of all of them for garbage takes 60 ms, in which no gang
     # begins; without it, a quarter.  Clients of JAX are made later: they must be found.
     gc.collect()
     gc.freeze()

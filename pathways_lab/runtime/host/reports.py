@@ -145,7 +145,7 @@ class Reports:
     def due(self, *, now: bool = True) -> None:
         """Something was added: send it now, or soon.  now: this thread has nothing else to do."""
         idle, since = self._idle(), time.monotonic() - self._flushed
-        # Of several runs it is not known whose end was waited for.
+        # With several runs it is not known which end was waited for.
         heard = self._told and len(self._ending) == 1 and self._ending == self._runs_over
         waited_for = not self._prompt.isdisjoint(self._ending)
         self._prompt -= self._runs_over
