@@ -435,7 +435,7 @@ def feeding(lab: pw.Lab, s: pw.Slice) -> None:
     def make(step: int) -> Any:
         return np.full(8, step, np.float32)  # on a worker beside the devices
 
-    with lab.feed(make, s.sharding(P("x")), prefetch=2, steps=3) as batches:
+    with lab.feed(make, s.sharding(P("x")), prefetch=2, steps=3, priority=1) as batches:
         assert [float(batch.sum()) for batch in batches] == [0.0, 8.0, 16.0]
 
 
@@ -445,7 +445,7 @@ def surviving(lab: pw.Lab) -> None:
         return weight + batch.mean(), batch.sum()
 
     batches = [np.ones(4, np.float32)] * 3
-    loop = lab.elastic(train, np.float32(0), batches, replicas=2, every=2)
+    loop = lab.elastic(train, np.float32(0), batches, replicas=2, every=2, priority=-1)
     losses = [float(out) for step, state, out in loop]
     assert losses == [4.0, 4.0, 4.0]  # also when an island is lost meanwhile
 
@@ -454,7 +454,9 @@ def surviving(lab: pw.Lab) -> None:
 def without_controller(lab: pw.Lab) -> None:
     with lab.lease("island1"):
         place = lab.slice(2, island="island1")
-        out = lab.multi_controller(lambda a: a + 1, np.zeros(4, np.float32), on=place, steps=10)
+        out = lab.multi_controller(
+            lambda a: a + 1, np.zeros(4, np.float32), on=place, steps=10, data={"job": "loop"}
+        )
         assert float(out.sum()) == 40.0
 
 
@@ -471,7 +473,7 @@ def pipelining(s: pw.Slice, t: pw.Slice) -> None:
     data = np.ones((4, 4), np.float32)
     pipe = pw.pipeline(
         layers, [s, t], loss=error, optimizer=optax.sgd(0.1), example=data[:2],
-        schedule="1f1b", microbatches=2,
+        schedule="1f1b", microbatches=2, priority=-1, data={"job": "night"},
     )  # fmt: skip
     _, loss = pipe.step(pipe.init(), data, data)
     assert float(loss) > 0
@@ -483,7 +485,7 @@ def several_islands(s: pw.Slice, t: pw.Slice) -> None:
     layers = [(dense, np.eye(4, dtype=np.float32))]
     data = np.ones((4, 4), np.float32)
     both = pw.data_parallel(
-        layers, [s, t], loss=error, optimizer=optax.sgd(0.1), example=data, chunks=1
+        layers, [s, t], loss=error, optimizer=optax.sgd(0.1), example=data, chunks=1, priority=-1
     )
     _, loss = both.step(both.init(), data, data)
     assert float(loss) > 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.program.program import program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -52,11 +53,12 @@ class Pipeline(Layered[State]):
 
     stages: by stage, the numbers of its layers.  slices: by stage, where it is.
     schedule: who does what in which order.  costs: of a microbatch, relative.
+    options: of the program.
     program: what is captured; ``pipe.program.ir()`` prints it after a step.
     """
 
     def __init__(
-        self, model: Model, slices: Sequence[Slice], schedule: Schedule, name: str, dispatch: str
+        self, model: Model, slices: Sequence[Slice], schedule: Schedule, **options: Any
     ) -> None:
         count = schedule.microbatches
         super().__init__(model, count, f"{count} equal microbatches along its first axis")
@@ -68,11 +70,12 @@ class Pipeline(Layered[State]):
         self.costs = Costs(forward, [2 * cost for cost in forward], forward)
         change = functools.partial(update, model.optimizer, count)
         self._parts = [Part(model, stage, on, change) for stage, on in enumerate(self.slices)]
-        self.program = program(self._step, name=name, dispatch=dispatch)
+        self.program = program(self._step, **options)
 
     def init(self) -> State:
         """The given parameters on their slices, and the optimizer's memory for them."""
-        return tuple(part.init() for part in self._parts)
+        with beneath(self.program.tag):
+            return tuple(part.init() for part in self._parts)
 
     def types(self) -> State:
         """The types of a state: for ``pipe.program.capture(...)``, where nothing can run."""
@@ -153,6 +156,8 @@ def pipeline(
     specs: Sequence[Any] | None = None,
     name: str = "pipeline",
     dispatch: str = "parallel",
+    priority: int | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """Make a layered JAX model one MPMD program over slices.
 
@@ -171,7 +176,7 @@ def pipeline(
     batch: how inputs and activations are cut over a slice's mesh; default: the
         first axis over the mesh axis ``"data"`` where there is one.
     specs: by layer, PartitionSpecs of its parameters; default: whole copies.
-    name, dispatch: of the program, as for ``pw.program``.
+    name, dispatch, priority, data: of the program, as for ``pw.program``.
 
     >>> pipe = pw.pipeline(layers, [left, right], loss=loss, optimizer=optax.adam(1e-3),
     ...                    example=x[:8], schedule="1f1b", microbatches=8)   # doctest: +SKIP
@@ -198,7 +203,7 @@ def pipeline(
         layers, slices, made.stages, loss, optimizer,
         example=example, costs=costs, batch=batch, specs=specs,
     )  # fmt: skip
-    return Pipeline(model, slices, made, name, dispatch)
+    return Pipeline(model, slices, made, name=name, dispatch=dispatch, priority=priority, data=data)
 
 
 def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> Schedule:

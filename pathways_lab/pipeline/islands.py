@@ -18,7 +18,7 @@ Paper: section 5.3 and figure 12 (two islands, data parallel over the DCN).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.program.program import device_put, program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -39,11 +40,12 @@ class DataParallel(Layered[State]):
     """A layered model on several slices at once; made by :func:`data_parallel`.
 
     chunks: by chunk, the numbers of its layers.  shares: by slice, its part of a batch.
+    options: of the program.
     program: what is captured; ``.program.ir()`` prints it after a step.
     """
 
     def __init__(
-        self, model: Model, slices: Sequence[Slice], shares: tuple[int, ...], name: str
+        self, model: Model, slices: Sequence[Slice], shares: tuple[int, ...], **options: Any
     ) -> None:
         super().__init__(model, sum(shares), f"shares of {', '.join(map(str, shares))}")
         self.slices = tuple(slices)
@@ -57,11 +59,12 @@ class DataParallel(Layered[State]):
             ]
             for on in self.slices
         ]
-        self.program = program(self._step, name=name)
+        self.program = program(self._step, **options)
 
     def init(self) -> State:
         """The given parameters on every slice, and the optimizer's memory for them."""
-        return tuple(tuple(part.init() for part in row) for row in self._parts)
+        with beneath(self.program.tag):
+            return tuple(tuple(part.init() for part in row) for row in self._parts)
 
     def types(self) -> State:
         """The types of a state: for ``.program.capture(...)``, where nothing can run."""
@@ -149,6 +152,8 @@ def data_parallel(
     costs: Sequence[float] | None = None,
     batch: PartitionSpec | None = None,
     name: str = "data_parallel",
+    priority: int | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> DataParallel:
     """Train one layered model on several slices, on any islands, as one program.
 
@@ -160,6 +165,7 @@ def data_parallel(
     shares: by slice, how much of a batch it gets; default: as its number of devices.
         For islands that differ in speed, as their speeds.
     name: of the program, in errors and in the timeline.
+    priority, data: of its runs, for policies, as for ``pw.program``.
 
     Every slice sends its gradients to every other one, so this is for few slices.
     Raises PathwaysError for what cannot be: no slices, more chunks than layers; and, as
@@ -182,4 +188,4 @@ def data_parallel(
     model = Model.of(
         layers, slices, chunks, loss, optimizer, example=example, costs=costs, batch=batch
     )
-    return DataParallel(model, slices, parts, name)
+    return DataParallel(model, slices, parts, name=name, priority=priority, data=data)

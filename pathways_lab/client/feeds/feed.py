@@ -32,6 +32,7 @@ import jax
 
 from pathways_lab.client.feeds.feed_tasks import ENDED, Described, HostTasks, Lent, Place
 from pathways_lab.client.lab import slice_request
+from pathways_lab.client.lab.tags import NOTHING, Tag, beneath
 from pathways_lab.client.program.program import targets_of
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.session import Session
@@ -51,6 +52,7 @@ class Feeding:
         prefetch: int = 2,
         steps: int | None = None,
         name: str = "feed",
+        priority: int | None = None,
     ) -> Feed:
         """Elements that a function makes for every step, beside the devices and ahead of them.
 
@@ -64,6 +66,9 @@ class Feeding:
         prefetch: so many elements are made and sent before they are taken (0: none).
         steps: how many there are; None: no end.
         name: in errors and in the timeline.
+        priority: of two feeds that wait for one worker, the one with the higher priority goes
+            on; a block of :func:`pathways_lab.tagged` around goes before it.  A feed has no runs:
+            policies see those that read its elements, each with a priority of its own.
 
         An iterator over pytrees of handles.  They are there at once, except for the first one,
         whose types come from *make*; a run that reads one begins when it has come.  The bytes go
@@ -86,7 +91,7 @@ class Feeding:
         prefetch = slice_request.count("prefetch", prefetch, least=0)
         if steps is not None:
             steps = slice_request.count("steps", steps, least=0)
-        return Feed(self._host_tasks, make, on, prefetch, steps, name)
+        return Feed(self._host_tasks, make, on, prefetch, steps, name, Tag.of(priority, None))
 
     @functools.cached_property
     def _host_tasks(self) -> HostTasks:
@@ -107,8 +112,10 @@ class Feed(Iterator[Any]):
         prefetch: int,
         steps: int | None,
         name: str,
+        tag: Tag = NOTHING,
     ) -> None:
         self.name = name
+        self._tag = tag
         self._tasks = tasks
         self._on = on
         self._prefetch = prefetch
@@ -125,7 +132,8 @@ class Feed(Iterator[Any]):
         self._end = weakref.finalize(self, tasks.forget.put, self._number)
         self._end.atexit = False
         if steps != 0:
-            tasks.begin(self._number, make, name, self._first)
+            with beneath(tag):
+                tasks.begin(self._number, make, name, self._first)
 
     def __iter__(self) -> Feed:
         return self
@@ -202,7 +210,9 @@ class Feed(Iterator[Any]):
         """Have *count* elements on their way that nobody has taken."""
         assert self._places is not None
         while len(self._ahead) < count and self._next != self._steps:
-            self._ahead.append(
-                self._tasks.submit(self._number, self._next, self._first.leaves, self._places)
-            )
+            with beneath(self._tag):
+                made = self._tasks.submit(
+                    self._number, self._next, self._first.leaves, self._places
+                )
+            self._ahead.append(made)
             self._next += 1  # not before: what could not be submitted comes with the next call

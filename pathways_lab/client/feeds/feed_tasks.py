@@ -36,6 +36,7 @@ from pathways_lab.client.feeds.worker_tasks import Door, Leaf, Parcel, Sent
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import ArrayType, shard_bytes
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.tags import current
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Buffer
@@ -59,6 +60,8 @@ _RETRIES = 2
 """How often Dask repeats a task that could not reach a host."""
 _LOOK = 0.5
 """Seconds between two looks at whether the workers for feeds live."""
+_STEPS = 1 << 32
+"""Steps of a feed at most between two priorities."""
 _FETCH = 2.0
 """Seconds after which a task's result, which is small, is asked for anew."""
 ENDED = "a feed ends with its lab and when it is closed: make a new one with lab.feed(...)"
@@ -279,7 +282,7 @@ class HostTasks:
             else:
                 future = self._submit(
                     worker_tasks.make_and_send, source.make, step, *arguments,
-                    key=self._key(number, step), priority=-step,
+                    key=self._key(number, step), step=step,
                 )  # fmt: skip
             task.future = future
             self._listen(future, functools.partial(self._over, task, source.name))
@@ -324,10 +327,15 @@ class HostTasks:
             buffer.id, place.slice.id, binding.generation, kind.dtype, place.layout, hosts
         )
 
-    def _submit(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _submit(
+        self, function: Callable[..., Any], *args: Any, step: int = 0, **options: Any
+    ) -> Any:
+        """The higher priority goes first, and then the earlier step."""
+        own = current().over(self._connection.tag).priority or 0
         return self._dask.submit(
-            function, *args, resources={FEEDS: 1}, pure=False, retries=_RETRIES, **options
-        )
+            function, *args, resources={FEEDS: 1}, pure=False, retries=_RETRIES,
+            priority=own * _STEPS - step, **options
+        )  # fmt: skip
 
     def _key(self, number: int, what: object) -> str:
         # Each one anew: what failed is submitted again, and Dask knows a key as long as anybody,

@@ -13,12 +13,13 @@ resume, migration of a client's slices).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jax.sharding import PartitionSpec as P
 
 from pathways_lab.client.lab import slice_request
+from pathways_lab.client.lab.tags import Tag
 from pathways_lab.client.session import failures
 from pathways_lab.client.training.elastic_loop import Elastic, Machine
 from pathways_lab.core.program.program import SliceId
@@ -252,6 +253,8 @@ class Elasticity:
         start: int = 0,
         state_sharding: Any = None,
         batch_sharding: Any = None,
+        priority: int | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> Elastic:
         """A training loop that goes on when islands are lost, and uses those that come back.
 
@@ -274,6 +277,7 @@ class Elasticity:
             the batches begin with that step's.
         state_sharding, batch_sharding: of the mesh axis ``"data"`` (default: whole
             on each device; cut along the first axis).
+        priority, data: of its runs, for policies, as of :func:`pathways_lab.program`.
 
         Yields each step once: its number, the state after it (handles), and what
         train_step returned beside (values; the mean over parts).  After a loss it goes
@@ -305,4 +309,5 @@ class Elasticity:
             P() if state_sharding is None else state_sharding,
             P("data") if batch_sharding is None else batch_sharding,
             slice_request.count("start", start, least=0),
+            Tag.of(priority, data),
         )  # fmt: skip

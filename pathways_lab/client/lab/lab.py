@@ -18,7 +18,7 @@ import dataclasses
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import jax
 from pathways_lab.client.feeds.feed import Feeding
 from pathways_lab.client.functions import scopes
 from pathways_lab.client.functions.jit import CompiledFunction
-from pathways_lab.client.lab import hooks, slice_request, topology_view
+from pathways_lab.client.lab import hooks, slice_request, tags, topology_view
 from pathways_lab.client.lab.cancelling import UnderWay
 from pathways_lab.client.lab.dcn import Dcn, emulate
 from pathways_lab.client.lab.devices import Slice
@@ -226,12 +226,14 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         out_shardings: Any = None,
         donate_argnums: int | tuple[int, ...] | None = None,
         name: str | None = None,
+        priority: int | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> Any:
         """Repeat a step on every host of a slice by itself: one Python loop per host.
 
         function: an SPMD step, as for ``pw.jit``, or what ``pw.jit`` made of one.
         args: for the first step: arrays and handles.
-        on, in_shardings, out_shardings, donate_argnums, name: as for ``pw.jit``.
+        on, in_shardings, out_shardings, donate_argnums, name, priority, data: as for ``pw.jit``.
         steps: how many.  carry: so many arguments are replaced, before the next
             step, by the first results; the others stay.
         wait: for each step's end before the next one is launched (False: chained,
@@ -255,7 +257,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         place = calls.slice_of_call(call)
         require(self, place, "lab.multi_controller")
         carried = len(jax.tree.leaves(args[:carry]))
-        return per_host_loop.start(call, place, Loop(steps, carried, wait, records))
+        loop, tag = Loop(steps, carried, wait, records), tags.Tag.of(priority, data)
+        return per_host_loop.start(call, place, loop, tag)
 
     def dcn(self, *, latency: float = 0.0, bandwidth: float = 0.0) -> Dcn:
         """Have the islands be as far from each other as a network would make them (emulated).

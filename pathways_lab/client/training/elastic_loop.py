@@ -35,6 +35,7 @@ from jax.sharding import PartitionSpec
 
 from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.tags import NOTHING, Tag, beneath
 from pathways_lab.client.lab.topology_view import Island
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
@@ -93,6 +94,7 @@ class Elastic:
     """A training loop over islands; iterate over it.
 
     members: the islands that compute now, in the order in which they take parts.
+    tag: of its runs.
     story: what happened to it: ``(step, text)``.
     """
 
@@ -110,6 +112,7 @@ class Elastic:
     state_sharding: Any
     batch_sharding: Any
     start: int = 0
+    tag: Tag = NOTHING
     story: list[tuple[int, str]] = field(default_factory=list)
     slices: dict[str, Slice] = field(default_factory=dict)
     members: list[str] = field(default_factory=list)
@@ -238,7 +241,7 @@ class Elastic:
         missing = [name for name in self._holders() if name not in states]
         if missing:
             source = next(iter(states.values()))
-            states = {**states, **{n: device_put(source, self._whole(n)) for n in missing}}
+            states = {**states, **{name: self._put(source, name) for name in missing}}
         return states
 
     def _holders(self) -> list[str]:
@@ -249,8 +252,9 @@ class Elastic:
         return jax.tree.map(self.slices[name].sharding, self.state_sharding, is_leaf=_is_spec)
 
     def _put(self, tree: Tree, name: str) -> Tree:
-        """The user's own state, arrays or handles, on an island."""
-        return device_put(tree, self._whole(name))
+        """A state, arrays or handles, on an island."""
+        with beneath(self.tag):
+            return device_put(tree, self._whole(name))
 
     # --- steps ---------------------------------------------------------------------------
 
@@ -264,7 +268,8 @@ class Elastic:
             cut = [np.array_split(leaf, self.parts) for leaf in jax.tree.leaves(batch)]
             tree = jax.tree.structure(batch)
             parts = [jax.tree.unflatten(tree, list(leaves)) for leaves in zip(*cut, strict=True)]
-        after, outs = program([states[name] for name in holders], parts)
+        with beneath(self.tag):
+            after, outs = program([states[name] for name in holders], parts)
         return _Flying(step, dict(zip(holders, after, strict=True)), outs)
 
     def _program(self, members: tuple[str, ...]) -> ProgramFunction:
@@ -330,7 +335,7 @@ class Elastic:
             if len(states) >= self.replicas:
                 break
             if name not in states:
-                states[name] = device_put(source, self._whole(name))
+                states[name] = self._put(source, name)
         self._copies.append(_Copy(step, states))
         complete = [
             c
@@ -370,7 +375,7 @@ class Elastic:
             state = copy.states.get(member)
             if member not in states:
                 good = state is not None and _good(state)
-                states[member] = state if good else device_put(source, self._whole(member))
+                states[member] = state if good else self._put(source, member)
         who = " and ".join(gone)
         self._tell(copy.step, f"{who} was lost: on from step {copy.step} with {len(self.members)}")
         return copy.step, {member: states[member] for member in self._holders()}

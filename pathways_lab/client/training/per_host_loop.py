@@ -28,6 +28,7 @@ from pathways_lab.client.code.export import Executable
 from pathways_lab.client.functions.jit import BoundCall
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.tags import NOTHING, Tag, beneath
 from pathways_lab.client.program.calls import prepare_call, session_of
 from pathways_lab.client.program.graph import Prepared
 from pathways_lab.client.session import failures
@@ -36,8 +37,11 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime.client_messages import Loop
 
 
-def start(call: BoundCall, place: Slice, loop: Loop) -> Any:
-    """Run the loop of a bound call on its slice's hosts; a pytree of handles, at once."""
+def start(call: BoundCall, place: Slice, loop: Loop, tag: Tag = NOTHING) -> Any:
+    """Run the loop of a bound call on its slice's hosts; a pytree of handles, at once.
+
+    tag: of its run; it goes before the one of the function.
+    """
     body = call.body
     _check(call, loop)
     key = (
@@ -51,7 +55,8 @@ def start(call: BoundCall, place: Slice, loop: Loop) -> Any:
         repeated = cast(Body, _Repeated(body, loop))
         known = prepare_call(call, place, repeated)
         body.keep(key, known)
-    return jax.tree.unflatten(body.out_tree, session_of(place).run(known, call.leaves))
+    with beneath(tag.over(call.function.tag)):
+        return jax.tree.unflatten(body.out_tree, session_of(place).run(known, call.leaves))
 
 
 def _check(call: BoundCall, loop: Loop) -> None:
