@@ -74,6 +74,7 @@ class Launcher:
 
     def unbind(self, slice_id: SliceId) -> list[Action]:
         """A slice is gone, with every buffer on it."""
+        self._order.forget(self._book.lane(slice_id))
         self._book.unbind(slice_id)
         known = (*self._alone, *self._first_alone, *self._temporary)
         self.forget((), [entry for entry in known if entry[1] == slice_id])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer, Value
-from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.core.slices.topology import SliceBinding, locals_of
 
 REPEATED = "repeated"
 
@@ -56,7 +56,7 @@ class Book:
     def bind(self, binding: SliceBinding, lane: str) -> None:
         """lane: the slice's queue on this host, "" when it has no device here."""
         self._slices[binding.slice] = (binding, lane)
-        self._locals[binding.slice] = tuple(d for host, d in binding.devices if host == self.host)
+        self._locals[binding.slice] = locals_of(binding).get(self.host, ())
 
     def unbind(self, slice_id: SliceId) -> None:
         """A slice is gone, and with it the programs that used it."""

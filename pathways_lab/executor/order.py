@@ -3,15 +3,16 @@
 Problem: devices shared by two differently cut slices must behave as one queue,
 disjoint ones must not wait for each other, and no step should search a queue.
 
-How: a gang knows the last gang before it on its device queue and on each of its
-devices, and waits for *those*.  Behind a gang of the same device queue it waits until
-that one is handed over, for the device queue keeps the order.  Behind a gang of another
-device queue on a device of this host it waits until that one is done, for device queues
-know nothing of each other.  Behind a gang that it meets only on devices of other hosts
-it waits until that one is handed over.  So a gang that waits for its inputs is passed
-over only by gangs that share no device and no device queue with it, on any host (rule 1).
+How: a lane is a set of devices.  A gang knows the last gang before it on its lane and
+on each lane that shares a device with it, and waits for *those*.  A gang behind one of
+the same lane waits until that one is handed over, for the lane is a queue; behind one of
+another lane on a device of this host, until that one is done, for lanes know nothing of
+each other; behind one that it meets only on devices of other hosts, until it is
+handed over.  So a gang that waits for its inputs is passed over only by gangs
+that share no device and no lane with it, on any host (rule 1).
 
-Rule for maintainers: gangs and rows alike; nothing here knows what they compute.
+Rule for maintainers: gangs and rows alike; nothing here knows what they compute.  What
+lanes share is worked out once for two of them: a slice may have thousands of devices.
 
 Paper: section 4.4 (gang scheduling: consistent order).
 """
@@ -32,8 +33,9 @@ class Order:
     def __init__(self, host: str, ready: Callable[[Unit], None]) -> None:
         self._host = host
         self._ready = ready
-        self._last_on_lane: dict[str, Unit] = {}
-        self._last_on_device: dict[tuple[str, int], Unit] = {}
+        self._last: dict[str, Unit] = {}
+        """By lane, while it is not done."""
+        self._shared: dict[tuple[str, str], bool | None] = {}
 
     def add(self, unit: Unit) -> None:
         """The next one that was granted: it waits for those before it, and for its inputs."""
@@ -47,16 +49,25 @@ class Order:
     def _before(self, unit: Unit) -> dict[Unit, bool]:
         """The units right before this one; True: wait until it is done, not only handed over."""
         before: dict[Unit, bool] = {}
-        last = self._last_on_lane.get(unit.lane)
-        if last is not None:
-            before[last] = last.alone or unit.alone
-        self._last_on_lane[unit.lane] = unit
-        for device in unit.devices:
-            last = self._last_on_device.get(device)
-            if last is not None and last.lane != unit.lane:
-                before[last] = before.get(last, False) or device[0] == self._host
-            self._last_on_device[device] = unit
+        for lane, last in self._last.items():
+            if lane == unit.lane:
+                before[last] = last.alone or unit.alone
+            elif (ours := self._share(last, unit)) is not None:
+                before[last] = ours
+        self._last[unit.lane] = unit
         return {u: done for u, done in before.items() if not (u.done or (u.handed and not done))}
+
+    def _share(self, last: Unit, unit: Unit) -> bool | None:
+        """Whether two lanes share a device of this host; None: no device at all."""
+        lanes = last.lane, unit.lane
+        if lanes not in self._shared:
+            hosts = {host for host, _ in set(unit.devices).intersection(last.devices)}
+            self._shared[lanes] = self._host in hosts if hosts else None
+        return self._shared[lanes]
+
+    def forget(self, lane: str) -> None:
+        """A slice of this lane is gone."""
+        self._shared = {lanes: ours for lanes, ours in self._shared.items() if lane not in lanes}
 
     def less(self, unit: Unit) -> None:
         """One condition of the unit is met."""
@@ -75,8 +86,5 @@ class Order:
         followers, unit.when_done = unit.when_done, []
         for follower in followers:
             self.less(follower)
-        if self._last_on_lane.get(unit.lane) is unit:
-            del self._last_on_lane[unit.lane]
-        for device in unit.devices:
-            if self._last_on_device.get(device) is unit:
-                del self._last_on_device[device]
+        if self._last.get(unit.lane) is unit:
+            del self._last[unit.lane]

@@ -5,9 +5,10 @@ decides, so it is decided by the same code, :class:`pathways_lab.executor.launch
 this module is its other rim, in simulated time.
 
 How: what the launcher hands over waits in its lane until its devices have room
-for one more launch, and is launched by the host's one launch thread.  A device is a
-FIFO queue that cannot be interrupted; a collective holds its devices from its turn on
-until all its partners have come.  Payloads are numbers that stand for contents
+for one more launch, and is launched by the host's one launch thread.  The devices of a
+lane are one FIFO queue that cannot be interrupted, for gangs of two lanes are never at
+once on one device; a collective holds its devices from its turn on until all its
+partners have come.  Payloads are numbers that stand for contents
 (:func:`pathways_lab.sim.parts.made_of`).
 
 Rule for maintainers: no decision about order, memory or failure here.
@@ -48,7 +49,7 @@ _BYTES = Layout((("x", 1),), ((),))
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A queue of the launch thread.  waiting: not launched yet.  flying: launched, not told of."""
+    """A set of devices.  waiting: not launched yet.  flying: the queue of the devices."""
 
     waiting: deque[Part] = field(default_factory=deque)
     flying: deque[Part] = field(default_factory=deque)
@@ -65,8 +66,6 @@ class Host:
         limit = machine.memory if world.wait_for_memory else None
         self.launcher = Launcher(name, island, limit, rows=True)
         self.launches: list[tuple[int, int, tuple[int, ...]]] = []
-        self.queues: list[deque[Part]] = [deque() for _ in range(machine.devices_per_host)]
-        self.running: list[list[Part]] = [[] for _ in range(machine.devices_per_host)]
         self.lanes: dict[str, Lane] = {}
         self.local: dict[SliceId, tuple[int, ...]] = {}
         self.forgotten: set[tuple[str, SliceId]] = set()
@@ -198,32 +197,25 @@ class Host:
     # --- beginning gangs -------------------------------------------------------------
 
     def _hand_over(self, launch: Launch) -> None:
-        call, (run, step) = launch.call, launch.key
-        devices = self.local[call.slice]
-        part = Part(self, launch, run, step, call, devices, launch.seq, len(devices))
+        (run, step), devices = launch.key, self.local[launch.call.slice]
+        part = Part(self, launch, run, step, launch.call, devices, launch.seq)
         self.lanes.setdefault(launch.lane, Lane()).waiting.append(part)
 
     def _hand_over_row(self, launch: LaunchRow) -> None:
-        devices = self.local[launch.stretch.first.slice]
-        waiting = self.lanes.setdefault(launch.lane, Lane()).waiting
-        cells = [None] * launch.stretch.cells
-        for at, part in enumerate(launch.stretch.parts):
-            seq, turns = launch.seq + at, len(devices)
-            waiting.append(
-                Part(
-                    self, launch, launch.run, part.index, part.call, devices, seq, turns, at, cells
-                )
-            )
+        stretch, run, seq = launch.stretch, launch.run, launch.seq
+        devices, cells = self.local[stretch.first.slice], [None] * stretch.cells
+        self.lanes.setdefault(launch.lane, Lane()).waiting.extend(
+            Part(self, launch, run, part.index, part.call, devices, seq + at, at, cells)
+            for at, part in enumerate(stretch.parts)
+        )
 
     def _feed(self) -> None:
         """Launch what its devices have room for, in the order of each lane."""
-        depth, queues = self.world.machine.depth, self.queues
+        depth = self.world.machine.depth
         for lane in self.lanes.values():
-            while lane.waiting:
-                part = lane.waiting[0]
-                if any(len(queues[d]) >= depth for d in part.devices):
-                    break
-                lane.flying.append(lane.waiting.popleft())
+            while lane.waiting and len(lane.flying) < depth:
+                part = lane.waiting.popleft()
+                lane.flying.append(part)
                 self._begin(part)
 
     def _begin(self, part: Part) -> None:
@@ -239,8 +231,6 @@ class Host:
             part.gang = gang = world.gang(part, world.machine.cost(part.call.function))
             code = part.call.function, part.call.slice
             assert gang.broken or code not in self.forgotten, f"{self.name} has forgotten {code}"
-        for d in part.devices:
-            self.queues[d].append(part)
         world.agenda.at(self.thread, self._launched, part)
 
     def _compute(self, part: Part) -> bool:
@@ -269,36 +259,33 @@ class Host:
             part.launched = True
             if part.gang is not None:
                 self.world.memory.launched(part, self.world.agenda.now)
-            for d in part.devices:
-                self._turn(d)
+            self._turn(self.lanes[part.launch.lane])
 
-    def _turn(self, device: int) -> None:
-        """Give the device to the next computations in its queue, as many as it has streams."""
-        running, queue = self.running[device], self.queues[device]
-        while len(running) < self.world.machine.streams and len(running) < len(queue):
-            part = queue[len(running)]
-            if not part.launched:
-                return
-            running.append(part)
-            part.turns -= 1
-            if part.turns == 0 and part.gang is not None:
-                self.world.come(part)
-            elif part.turns == 0:
-                self.part_ended(part, 0.0, None)
+    def _turn(self, lane: Lane) -> None:
+        """Give its devices to the next computations, as many as they have streams."""
+        streams, left_out = self.world.machine.streams, []
+        for part in lane.flying:
+            if not part.launched or not streams:
+                break
+            streams -= not part.over
+            if not part.running:
+                part.running = True
+                if part.gang is not None:
+                    self.world.come(part)
+                else:
+                    left_out.append(part)
+        for part in left_out:
+            self.part_ended(part, 0.0, None)
 
     # --- ending gangs ------------------------------------------------------------------
 
     def part_ended(self, part: Part, seconds: float, failure: Failure | None) -> None:
         """A gang has ended here; the launcher hears of the ends of a lane in their order."""
         part.over, part.seconds, part.failure = True, seconds, failure
-        for d in part.devices:
-            self.running[d].remove(part)
-            self.queues[d].remove(part)
-        flying = self.lanes[part.launch.lane].flying
-        while flying and flying[0].over:
-            self._do(self._tell(flying.popleft()))
-        for d in part.devices:
-            self._turn(d)
+        lane = self.lanes[part.launch.lane]
+        while lane.flying and lane.flying[0].over:
+            self._do(self._tell(lane.flying.popleft()))
+        self._turn(lane)
 
     def _tell(self, part: Part) -> list[Action]:
         launch, failure = part.launch, part.failure

@@ -55,9 +55,10 @@ class Part:
     """A gang on one host.
 
     launch: by which the launcher handed it over.  at: its position in a row.
-    cells: contents of a row's values.  turns: devices that have not come to it yet.
+    cells: contents of a row's values.
     gang: None where the host leaves it out.
-    launched: it left the launch thread.  over: it has ended, as *seconds* and *failure* say.
+    launched: it left the launch thread.  running: its devices have come to it.
+    over: it has ended, as *seconds* and *failure* say.
     """
 
     host: HostPort
@@ -67,11 +68,11 @@ class Part:
     call: Call
     devices: tuple[int, ...]
     seq: int
-    turns: int
     at: int = 0
     cells: list[Any] = field(default_factory=list)
     gang: Gang | None = None
     launched: bool = False
+    running: bool = False
     over: bool = False
     seconds: float = 0.0
     failure: Failure | None = None

@@ -50,7 +50,7 @@ from pathways_lab.core.messages.elastic import SliceWithdrawn
 from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.scheduling.rules import Rules
-from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.core.slices.topology import SliceBinding, locals_of
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.host import Host
@@ -219,9 +219,7 @@ class World:
             call(host, *args)
 
     def _bind(self, binding: SliceBinding) -> None:
-        local: dict[str, list[int]] = {}
-        for host, device in binding.devices:
-            local.setdefault(host, []).append(device)
+        local = locals_of(binding)
         self.bindings[binding.slice] = binding
         self._members[binding.slice] = [self.hosts.get(h) for h in local]
         self.local[binding.slice] = {h: tuple(sorted(d)) for h, d in local.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +123,31 @@ def test_a_device_shared_on_another_host_keeps_the_order_but_needs_no_completion
     assert bench.launched() == []
     bench.take(bench.launcher.received((1, 0), "payload"))
     assert bench.launched() == ["f", "g"]  # no waiting for the end of f
+
+
+def test_the_place_of_a_gang_is_found_without_a_look_at_its_devices() -> None:
+    """A slice may have thousands: what two of them share is worked out once."""
+    looks = 0
+
+    class Devices(tuple[Any, ...]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    slices = [binding(1, *range(6)), binding(2, *range(4, 9)), binding(3, 20)]
+    bench = Bench(*(replace(b, devices=Devices(b.devices)) for b in slices))
+    build = PlanBuilder()
+    for slice_id in (1, 2, 3, 1):
+        build.call(slice_id, "f", [], [f"v{len(build.nodes)}"])
+    plan = build.plan([], [])
+    bench.launcher.program(plan)
+    for run in (1, 2):
+        bench.grant(grant(run, plan))
+    before = looks
+    for run in range(3, 8):
+        bench.grant(grant(run, plan))
+    assert looks == before
 
 
 def test_a_function_that_calls_back_is_alone_on_its_lane() -> None:

@@ -11,7 +11,9 @@ Paper: section 4.1 (resource manager), section 3 (virtual device sets).
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pathways_lab.core.program.program import SliceId
@@ -61,6 +63,10 @@ class SliceBinding:
     kind: str
     generation: int = 0
 
+    def __hash__(self) -> int:
+        """Of its name: bindings are looked up often, and may have thousands of devices."""
+        return hash((self.slice, self.generation))
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts of the slice, each once, in device order."""
@@ -73,6 +79,15 @@ class SliceBinding:
         for device, (host, _) in enumerate(self.devices):
             found.setdefault(host, []).append(device)
         return {host: tuple(devices) for host, devices in found.items()}
+
+
+@functools.lru_cache(maxsize=256)
+def locals_of(binding: SliceBinding) -> Mapping[str, tuple[int, ...]]:
+    """The hosts' own numbers of its devices, by host; both in device order."""
+    found: dict[str, list[int]] = {}
+    for host, device in binding.devices:
+        found.setdefault(host, []).append(device)
+    return {host: tuple(devices) for host, devices in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
