@@ -100,7 +100,7 @@ from pathways_lab.core.slices.migration import Elastic
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.core.slices.slice_queue import Bookings
 from pathways_lab.core.slices.slices import AGAIN, SliceRecord
-from pathways_lab.core.slices.topology import SliceBinding, Topology
+from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.core.state import State
 
 NOWHERE: SliceId = -1
@@ -202,10 +202,6 @@ class Control:
     def due(self) -> float:
         """When it wants to hear the time (PatienceEnded); infinity: never."""
         return min(self.uploads.due, self.state.resources.due)
-
-    def topology(self) -> Topology:
-        """The machine, and the slices that are bound to it."""
-        return self.state.resources.topology()
 
     def overdue(self, seconds: float, now: float) -> tuple[Overdue, ...]:
         """Gangs granted so long before *now* that have not ended, the first ones first."""

@@ -43,11 +43,6 @@ def as_layers(given: Sequence[Any]) -> list[tuple[Layer, Any]]:
     return [_here(*pair) for pair in zip(given, layers, strict=True)]
 
 
-def as_layer(given: Any) -> tuple[Layer, Any]:
-    """One of :func:`as_layers`."""
-    return _here(given, _parted(given))
-
-
 def _here(given: Any, layer: tuple[Layer, Any]) -> tuple[Layer, Any]:
     """The state that a module had on a device of this process, as arrays of NumPy."""
     if isinstance(given, tuple):

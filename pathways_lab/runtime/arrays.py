@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_lab.core.program.array_types import ELEMENT_BYTES, shard_bytes
+from pathways_lab.core.program.array_types import ELEMENT_BYTES
 from pathways_lab.core.program.layout import Box, Layout, boxes, shard_shape
-from pathways_lab.core.program.program import SliceId, Value
+from pathways_lab.core.program.program import Value
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.devices import Place
 from pathways_lab.transport.buffer_pool import Pages
@@ -131,14 +131,6 @@ def physical(shape: tuple[int, ...], dtype: str, layout: Layout) -> Physical:
 def physical_of(value: Value) -> Physical:
     assert value.layout is not None
     return physical(value.shape, value.dtype, value.layout)
-
-
-def with_bytes(shape: tuple[int, ...], dtype: str, slice_id: SliceId, layout: Layout) -> Value:
-    """A value with the bytes of its shards worked out.
-
-    Raises ValueError for what is no array.
-    """
-    return Value(shape, dtype, slice_id, layout, shard_bytes(shape, dtype, layout))
 
 
 def logical_shard(value: Value) -> tuple[int, ...]:

@@ -396,8 +396,8 @@ class Gangs:
         for gang in self._of_run.get(run, {}).values():
             gang.abandoned = True
 
-    def order(self, island: str, last: int = 0) -> list[Gang]:
-        """Gangs of an island in granted order; only the *last* ones unless 0."""
+    def order(self, island: str) -> list[Gang]:
+        """Gangs of an island in granted order."""
         self._settle()
         gangs = self._orders.get(island, [])
         if island in self._unsorted:
@@ -406,4 +406,4 @@ class Gangs:
             # A number that is not known yet leaves the place open.
             if gangs and gangs[-1].place[1] < 0:
                 self._unsorted.add(island)
-        return gangs[-last:] if last else list(gangs)
+        return list(gangs)

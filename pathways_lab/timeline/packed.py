@@ -99,11 +99,6 @@ class Granted(Packed):
         found = bisect_left(gangs, step, key=itemgetter(1))
         return found < len(gangs) and gangs[found][1] == step
 
-    def has_any(self, first: int, last: int) -> bool:
-        """Whether steps from *first* to before *last* may be among those that it grants."""
-        gangs = self.placing.gangs
-        return bool(gangs) and gangs[0][1] < last and first <= gangs[-1][1]
-
     def records(self) -> Iterator[Record]:
         return self.placing.events(self.time, self.run, self.epoch, self.place)
 

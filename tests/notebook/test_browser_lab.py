@@ -76,9 +76,9 @@ run = outs[0].buffer.run
 spans = [r for r in lab.timeline.records if isinstance(r, Span) and r.run == run]
 gangs = [r for r in spans if r.kind == "gang"]
 print("gangs", len(gangs), sum(len(r.devices) for r in gangs))
-from pathways_lab.notebook import places
+from pathways_lab.notebook.kernel import line_index
 file = (lambda: None).__code__.co_filename
-print(places.place_of(f"{file}:2: text")["cell"])
+print(line_index.place_of(f"{file}:2: text")["cell"])
 """
 
 

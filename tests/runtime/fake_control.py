@@ -35,7 +35,7 @@ from pathways_lab.transport.codec import pack, pack_fields, unpack, unpack_field
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
 from tests.runtime.host_kit import wire
-from tests.runtime.launch_kit import plan_of
+from tests.runtime.launch_kit import plan_of, with_bytes
 
 
 class Lab:
@@ -361,7 +361,7 @@ class Program:
         self, name: str, slice_id: int, shape: tuple[int, ...], dtype: str, layout: Layout
     ) -> Program:
         self.names[name] = len(self.values)
-        self.values.append(arrays.with_bytes(shape, dtype, slice_id, layout))
+        self.values.append(with_bytes(shape, dtype, slice_id, layout))
         return self
 
     def __getitem__(self, name: str) -> Value:

@@ -18,10 +18,8 @@ wrong.  Two good clients work all the time.  After every round it must hold that
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,6 +36,7 @@ from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import pack
 from pathways_lab.transport.edge import Door, Malformed, parsed
 from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
+from tests.runtime import fuzz_command
 from tests.runtime.door_messages import Messages
 from tests.runtime.fuzz_lab import (
     EVIL_HOST,
@@ -332,20 +331,14 @@ class Fuzz:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=1_000_000, help="to each door")
+    parser = fuzz_command.parser(__doc__)
     parser.add_argument("--door", choices=DOORS, help="only to this one")
-    parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     for door in [chosen.door] if chosen.door else DOORS:
-        fuzz, begun = Fuzz(chosen.seed, door), time.monotonic()
-        while fuzz.inputs < chosen.inputs:
-            fuzz.round()
-            if fuzz.inputs % 100_000 == 0:
-                print(f"{door}: {fuzz.inputs:,}, {time.monotonic() - begun:.0f} s", flush=True)
+        fuzz = Fuzz(chosen.seed, door)
+        tried = fuzz_command.drive(fuzz, chosen.inputs, fuzz.round, f"{door}: ")
         print(
-            f"{door}: {fuzz.inputs:,} inputs in {time.monotonic() - begun:.0f} s:"
-            f" {fuzz.unreadable:,} no messages, {fuzz.closed:,} closed the link,"
+            f"{tried}: {fuzz.unreadable:,} no messages, {fuzz.closed:,} closed the link,"
             f" {fuzz.lab.rim.rejected:,} closed or refused and counted, nothing raised; two other"
             f" clients worked {fuzz.rounds * (ROUND // 100 + 1):,} times, always well",
             flush=True,

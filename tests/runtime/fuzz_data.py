@@ -14,7 +14,6 @@ It must hold that
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import random
@@ -39,6 +38,7 @@ from pathways_lab.transport.auth import ticket_of
 from pathways_lab.transport.codec import pack, pack_fields
 from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
 from pathways_lab.transport.handshake import Refused
+from tests.runtime import fuzz_command
 from tests.runtime.fake_control import Program
 from tests.runtime.host_kit import HOST, binding, code, layout, wire
 from tests.runtime.mutate import Mutator, Said
@@ -363,19 +363,12 @@ class Fuzz:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    fuzz, begun = Fuzz(chosen.seed), time.monotonic()
-    while fuzz.inputs < chosen.inputs:
-        fuzz.round()
-        if fuzz.inputs % 100_000 == 0:
-            print(f"{fuzz.inputs:,} inputs, {time.monotonic() - begun:.0f} s", flush=True)
+    chosen = fuzz_command.parser(__doc__).parse_args(arguments)
+    fuzz = Fuzz(chosen.seed)
+    tried = fuzz_command.drive(fuzz, chosen.inputs, fuzz.round)
     print(
-        f"{fuzz.inputs:,} inputs in {time.monotonic() - begun:.0f} s: {fuzz.unreadable:,} no"
-        f" messages, {fuzz.lab.control.rejected:,} refused and counted, nothing raised; two other"
-        f" clients did {2 * fuzz.rounds:,} runs, all right"
+        f"{tried}: {fuzz.unreadable:,} no messages, {fuzz.lab.control.rejected:,} refused and"
+        f" counted, nothing raised; two other clients did {2 * fuzz.rounds:,} runs, all right"
     )
     return 0
 

@@ -12,12 +12,10 @@ or the descriptor beside it.  It must hold that
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +27,7 @@ from pathways_lab.transport.framing import Decoder, Limits, WireError, encode
 from pathways_lab.transport.handshake import Arrival, Refused
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.shared_memory import SPAN, Arena
+from tests.runtime import fuzz_command
 from tests.runtime.mutate import Mutator
 
 LIMITS = Limits(header=1 << 16, buffers=64, body=1 << 20)
@@ -178,21 +177,15 @@ class Fuzz:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
+    chosen = fuzz_command.parser(__doc__).parse_args(arguments)
     if not shared_memory.SUPPORTED:
         print("there is no shared memory here: links are tried without")
-    fuzz, begun = Fuzz(chosen.seed), time.monotonic()
+    fuzz = Fuzz(chosen.seed)
     before = len(os.listdir("/proc/self/fd"))
-    while fuzz.inputs < chosen.inputs:
-        fuzz.once()
-        if fuzz.inputs % 100_000 == 0:
-            print(f"{fuzz.inputs:,} inputs, {time.monotonic() - begun:.0f} s", flush=True)
+    tried = fuzz_command.drive(fuzz, chosen.inputs, fuzz.once)
     fuzz.close()
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors are left"
-    print(f"{fuzz.inputs:,} inputs, {fuzz.read:,} messages read, nothing else raised")
+    print(f"{tried}: {fuzz.read:,} messages read, nothing else raised")
     return 0
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pathways_lab.core.messages import Grant
+from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import Call, Node, Plan, Step, Transfer, Value
+from pathways_lab.core.program.program import Call, Node, Plan, SliceId, Step, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action, Launch, Receive, Report, Send
 from pathways_lab.executor.launcher import Launcher
@@ -32,6 +33,11 @@ def binding(slice_id: int, *devices: int, host: str = HOST) -> SliceBinding:
 
 def value(slice_id: int, name: str) -> Value:
     return Value((4,), "float32", slice_id, Layout((("x", 1),), ((),)), BYTES, name)
+
+
+def with_bytes(shape: tuple[int, ...], dtype: str, slice_id: SliceId, layout: Layout) -> Value:
+    """A value with the bytes of its shards worked out."""
+    return Value(shape, dtype, slice_id, layout, shard_bytes(shape, dtype, layout))
 
 
 def plan_of(

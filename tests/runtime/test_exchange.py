@@ -29,6 +29,7 @@ from pathways_lab.runtime.host.migration import Parking
 from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
 from pathways_lab.transport.codec import unpack_fields
 from tests.runtime.host_kit import binding, layout
+from tests.runtime.launch_kit import with_bytes
 
 NEAR, FAR = "island0/host0", "island1/host0"
 
@@ -95,7 +96,7 @@ class Case:
         self.benches = benches
         self.bindings = (source[0], target[0])
         self.values = tuple(
-            arrays.with_bytes(shape, "float32", on.slice, where) for on, where in (source, target)
+            with_bytes(shape, "float32", on.slice, where) for on, where in (source, target)
         )
         self.node = Transfer(0, 1)
         self.plan = Plan("p", "p", self.values, (), (), (), ())

@@ -19,7 +19,8 @@ FORM = """
     os.environ["XLA_FLAGS"] = "--xla_cpu_collective_timeout_seconds=20"
     import jax, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from pathways_lab.runtime import jax_coordination, jax_private
+    from pathways_lab.runtime import jax_private
+    from pathways_lab.runtime.islands import jax_coordination
     folder = tempfile.mkdtemp(dir="/tmp")
     address = f"unix:{folder}/c"
     service = jax_coordination.coordination_service(address, 1)
@@ -32,7 +33,7 @@ def test_the_coordination_module_loads_jaxlib_only() -> None:
     out = in_new_process("""
         import sys
         import pathways_lab.runtime.islands.coordination_service
-        from pathways_lab.runtime import jax_coordination
+        from pathways_lab.runtime.islands import jax_coordination
         print("jax" in sys.modules, "jaxlib" in sys.modules)
     """)
     assert out == "False True", out

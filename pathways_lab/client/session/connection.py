@@ -156,9 +156,9 @@ class Connection:
         """A fresh id for a ``"slice"``, ``"run"``, ``"buffer"``, ``"race"`` or ``"question"``."""
         return self._high | next(self._numbers[kind])
 
-    def new_buffer(self, run: int = 0) -> Buffer:
-        """A buffer that *run* makes, or that is uploaded."""
-        buffer = Buffer(self.new_id("buffer"), run)
+    def new_buffer(self) -> Buffer:
+        """A buffer that is uploaded, or that a run will make."""
+        buffer = Buffer(self.new_id("buffer"), 0)
         self._buffers[buffer.id] = buffer
         return buffer
 

@@ -105,13 +105,3 @@ SLICE = LifeCycle(
 )
 """``released``: takes no new work and ends with its last buffer and run.  ``suspended``:
 holds no devices; its values are in its hosts' own memory, and its runs wait."""
-
-ALL = (RUN, GANG, BUFFER, SLICE)
-
-
-def mermaid(cycle: LifeCycle) -> str:
-    """The table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {cycle.start}"]
-    lines += [f"    {state} --> {to}: {move}" for (state, move), to in cycle.moves.items()]
-    lines += [f"    {state} --> [*]" for state in cycle.ends]
-    return "\n".join(lines)

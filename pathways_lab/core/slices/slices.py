@@ -32,10 +32,8 @@ from pathways_lab.core.scheduling.policies import Place
 from pathways_lab.core.slices.placement import Choice, Grid, place
 from pathways_lab.core.slices.topology import (
     HostInfo,
-    IslandInfo,
     SliceBinding,
     SliceRequest,
-    Topology,
 )
 
 AGAIN = "get other devices for the slice (slice.rebind()) and compute the values again"
@@ -370,16 +368,6 @@ class ResourceManager:
     def islands(self) -> tuple[str, ...]:
         """Names of the islands that have hosts, in order."""
         return tuple(sorted({h.info.island for h in self.hosts.values()}, key=_natural))
-
-    def topology(self) -> Topology:
-        """The machine as it is now."""
-        islands = []
-        for island in self.islands():
-            members = self._members(island)
-            infos = tuple(h.info for h in members)
-            islands.append(IslandInfo(island, _grid(infos), infos))
-        bindings = tuple(r.binding for r in self.slices.values() if r.state == "bound")
-        return Topology(tuple(islands), bindings)
 
     def _members(self, island: str) -> list[_Host]:
         members = [h for h in self.hosts.values() if h.info.island == island]

@@ -100,20 +100,3 @@ class HostInfo:
     kind: str
     memory: int
     block: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class IslandInfo:
-    """An island with its grid (extents, 1 to 3 dimensions) and hosts in grid order."""
-
-    name: str
-    grid: tuple[int, ...]
-    hosts: tuple[HostInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """Everything that exists, and the slices that are bound to it."""
-
-    islands: tuple[IslandInfo, ...]
-    slices: tuple[SliceBinding, ...]

@@ -28,12 +28,11 @@ from pathways_lab.notebook.kernel.cell_text import VALUE, Cell, at_home
 class Done:
     """One submitted run of a cell.
 
-    value: of the last expression.  assigned: names that were set.
+    value: of the last expression.
     buffers: what the run makes; they end when it ends, and keep no array alive.
     """
 
     value: Any = None
-    assigned: tuple[str, ...] = ()
     buffers: list[Buffer] = field(default_factory=list)
 
     @property
@@ -100,7 +99,6 @@ class NotebookProgram:
         done = Done(assigned.pop(VALUE, None))
         for name, value in assigned.items():
             self._names[name] = at_home(value, self._names, self._away)
-        done.assigned = tuple(assigned)
         done.buffers = [handle.buffer for handle in handles_in([*assigned.values(), done.value])]
         return done
 

@@ -37,12 +37,11 @@ class CellRefused(Exception):
 class Cell:
     """A cell, compiled.
 
-    reads: names whose values it may need.  gives_value: it ends with an expression.
+    reads: names whose values it may need.
     """
 
     code: CodeType
     reads: frozenset[str]
-    gives_value: bool
 
     def run(self, names: dict[str, Any]) -> None:
         """Execute in *names*, which also receives what is assigned."""
@@ -71,13 +70,11 @@ def parse(source: str, file: str) -> Cell:
         referred |= _global_loads(scope)
     # A name that is always assigned first is not read, unless something may be quicker.
     reads = frozenset(referred - (assigned - flow.read))
-    gives_value = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
-    if gives_value:
-        last = tree.body[-1]
-        assert isinstance(last, ast.Expr)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
         target = ast.copy_location(ast.Name(VALUE, ast.Store()), last)
         tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
-    return Cell(compile(ast.fix_missing_locations(tree), file, "exec"), reads, gives_value)
+    return Cell(compile(ast.fix_missing_locations(tree), file, "exec"), reads)
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
