@@ -11,8 +11,8 @@ each other; behind one that it meets only on devices of other hosts, until it is
 handed over.  So a gang that waits for its inputs is passed over only by gangs
 that share no device and no lane with it, on any host (rule 1).
 
-Rule for maintainers: gangs and rows alike; nothing here knows what they compute.  What
-lanes share is worked out once for two of them: a slice may have thousands of devices.
+Rule for maintainers: gangs and rows alike; nothing here knows what they compute.  The overlap
+of two lanes is worked out once: a slice may have thousands of devices.
 
 Paper: section 4.4 (gang scheduling: consistent order).
 """
