@@ -164,8 +164,7 @@ class Letter:
     def check(self, limits: Limits) -> None:
         """Raises WireError when it is over *limits*, which close the link at its other end."""
         body = sum([bytes_of(buffer).nbytes for buffer in self.buffers])
-        limits.check(self.op, 0, len(self.buffers), body)
-        limits.check(self.op, sum(map(len, self.pieces)) - body, 0, 0)
+        limits.check(self.op, sum(map(len, self.pieces)) - body, len(self.buffers), body)
 
 
 _pages = Pages()
