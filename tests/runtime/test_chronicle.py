@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import struct
 from typing import Any
 
 import msgpack
@@ -22,6 +24,7 @@ ROW = record_encoding.row(
     "i", "h", False, 0.5, [ABOUT, ABOUT], (5, 0, 0), [], 0, True, (0.0, 1.0, 2.0, 3.0),
     ([4.0, 5.0], [4.5, 5.5], [5.0, 6.0], [6.0, 7.0]),
 )  # fmt: skip
+NO_NUMBERS = (math.inf, -math.inf, math.nan)
 WRITTEN = (
     record_encoding.write(Event("launched", 1.0, "i", "h", 5, 0, args={"x": 1})),
     record_encoding.write(Span("compile", 1.0, 2.0, "i", "h", (0,))),
@@ -60,10 +63,14 @@ def test_what_hosts_write_is_right() -> None:
         changed(GANGS, (6,), []),
         changed(GANGS, (6,), [[0, 5, 0, 0, False, False], [True, 0, 5, 1, 1, False, False, True]]),
         changed(GANGS, (7,), b"\xff" * 128),
+        *(changed(GANGS, (7,), struct.pack("16d", *[1.0] * 15, wrong)) for wrong in NO_NUMBERS),
+        changed(GANGS, (7,), struct.pack("15d", *[1.0] * 15)),
+        changed(GANGS, (7,), [1.0] * 128),
         changed(ROW, (5, 0), record_encoding.about("p", "n", "c", "", 1, ("0",))),  # type: ignore[arg-type]
         changed(ROW, (7, 0), None),
         changed(ROW, (11, 2), float("inf")),
         changed(ROW, (12, 0), b"\xff" * 16),
+        *(changed(ROW, (12, 3), struct.pack("2d", wrong, 7.0)) for wrong in NO_NUMBERS),
         changed(ROW, (12, 0), b""),
     ],
 )  # fmt: skip
