@@ -64,7 +64,7 @@ class SliceBinding:
     generation: int = 0
 
     def __hash__(self) -> int:
-        """Of its name: bindings are looked up often, and may have thousands of devices."""
+        """The hash of its name: bindings are looked up often, and may have thousands of devices."""
         return hash((self.slice, self.generation))
 
     @property
