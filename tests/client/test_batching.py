@@ -90,6 +90,11 @@ def test_a_call_that_is_too_large_for_a_message_is_refused_at_its_line(
     with pytest.raises(PathwaysError, match=r"(?s)30 buffers.*test_batching\.py") as refused:
         step(*[np.float32(n) for n in range(30)])
     assert "the limits are 20" in str(refused.value)
+    program = pw.program(lambda *xs: step(*xs))
+    before = set(fake.connection._buffers)
+    with pytest.raises(PathwaysError, match="the limits are 20"):
+        program(*[np.float32(n) for n in range(30)])
+    assert not set(fake.connection._buffers) - before, "nobody has a handle to what it would make"
     assert step(*[np.float32(n) for n in range(9)]).result() == 3.0, "the lab goes on"
 
 

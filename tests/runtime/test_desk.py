@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.data_messages import Put, upload_fields
 from pathways_lab.runtime.host.client_io import Desk, Fetch
 from pathways_lab.transport.codec import unpack_fields
 from pathways_lab.transport.handshake import Refused
+from tests.runtime.launch_kit import BYTES, Bench, PlanBuilder, binding, grant, value
 
 ANN, EVE = 1, 2
 GIB = 1 << 30
@@ -153,3 +155,23 @@ def test_what_has_come_of_a_dropped_upload_is_not_kept() -> None:
     assert desk._uploads
     desk.free((ANN << 32 | 7,))
     assert not desk._uploads
+
+
+def test_uploads_count_for_their_client_until_a_gang_has_them_or_they_are_gone() -> None:
+    bench = Bench(binding(1, 0, 1))
+    ann, eve = 1 << 32, 2 << 32
+    uploaded = bench.launcher.buffers.uploaded
+    for buffer in (ann | 1, ann | 2, eve | 1, eve | 2):
+        bench.take(bench.launcher.uploaded(buffer, value(1, "u"), "payload"))
+    bench.take(bench.launcher.uploaded(eve | 3, value(1, "u"), Failure("lost", "its link broke")))
+    assert uploaded == {1: 4 * BYTES, 2: 4 * BYTES}, "on two devices each"
+    bench.take(bench.launcher.free((ann | 1, eve | 9)))
+    bench.take(bench.launcher.uploaded(eve | 9, value(1, "u"), "payload"))
+    assert uploaded == {1: 2 * BYTES, 2: 4 * BYTES}
+    plan = PlanBuilder().call(1, "f", ["a"], ["b"]).plan(["a"], ["b"])
+    bench.launcher.program(plan)
+    bench.grant(grant(1, plan, inputs=(eve | 1,), outputs=(eve | 4,)))
+    bench.done("f")
+    assert uploaded == {1: 2 * BYTES, 2: 2 * BYTES}
+    bench.take(bench.launcher.unbind(1))
+    assert not uploaded

@@ -389,26 +389,6 @@ def test_a_buffer_freed_before_it_exists_is_never_stored() -> None:
     assert bench.memory() == 0
 
 
-def test_uploads_count_for_their_client_until_a_gang_has_them_or_they_are_gone() -> None:
-    bench = Bench(binding(1, 0, 1))
-    ann, eve = 1 << 32, 2 << 32
-    uploaded = bench.launcher.buffers.uploaded
-    for buffer in (ann | 1, ann | 2, eve | 1, eve | 2):
-        bench.take(bench.launcher.uploaded(buffer, value(1, "u"), "payload"))
-    bench.take(bench.launcher.uploaded(eve | 3, value(1, "u"), Failure("lost", "its link broke")))
-    assert uploaded == {1: 4 * BYTES, 2: 4 * BYTES}, "on two devices each"
-    bench.take(bench.launcher.free((ann | 1, eve | 9)))
-    bench.take(bench.launcher.uploaded(eve | 9, value(1, "u"), "payload"))
-    assert uploaded == {1: 2 * BYTES, 2: 4 * BYTES}
-    plan = PlanBuilder().call(1, "f", ["a"], ["b"]).plan(["a"], ["b"])
-    bench.launcher.program(plan)
-    bench.grant(grant(1, plan, inputs=(eve | 1,), outputs=(eve | 4,)))
-    bench.done("f")
-    assert uploaded == {1: 2 * BYTES, 2: 2 * BYTES}
-    bench.take(bench.launcher.unbind(1))
-    assert not uploaded
-
-
 def test_donation_moves_the_memory_and_ends_the_value() -> None:
     bench = Bench(binding(1, 0))
     bench.take(bench.launcher.uploaded(10, value(1, "u"), "payload"))

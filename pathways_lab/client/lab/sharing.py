@@ -30,6 +30,7 @@ from pathways_lab.client.session.pending import Answer, Buffer
 from pathways_lab.client.session.session import Session, buffer_of
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.transport.codec import unpack
+from pathways_lab.transport.deferred_signals import HeldBack
 
 
 def publish(session: Session, name: str, tree: Any) -> None:
@@ -56,8 +57,10 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
                 f"a publication of {name!r}",
             )
     count = connection.questions.ask("named", {"name": name}).fields["count"]
-    buffers = [connection.new_buffer() for _ in range(count)]
+    buffers: list[Buffer] = []
     try:
+        with HeldBack():
+            buffers += [connection.new_buffer() for _ in range(count)]
         fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
         answer = connection.questions.ask("take", fields)
         made = _handles(session, name, buffers, answer)

@@ -228,11 +228,11 @@ class Connection:
 
     def _tick(self) -> None:
         if self.closed is None:
+            self.reactor.call_later(_TICK, self._tick)  # first: whatever comes of this one
             with contextlib.suppress(PathwaysError):
                 if self._dropped:
                     self.flush(drops=True)
                 self._witnesses.forget(self.registered.tidy())
-            self.reactor.call_later(_TICK, self._tick)
 
     def release_slice(self, slice_id: SliceId) -> None:
         """Give a slice back, with everything that was registered for it."""
@@ -261,6 +261,7 @@ class Connection:
         """
         identity = self.new_id("run")
         tag = (current() if tag is None else tag).over(self.tag)
+        new = outputs is None  # nobody else knows them if this fails
         if outputs is None:
             outputs = [self.new_buffer() for _ in plan.outputs]
         witnesses = self._witnesses.of(plan, inputs)
@@ -298,6 +299,8 @@ class Connection:
         except BaseException as error:
             self._take_run(identity)
             self.board.settle((run, *outputs), failures.not_sent(error))
+            if new:
+                self._forgotten([buffer.id for buffer in outputs])
             if known:
                 with contextlib.suppress(PathwaysError):
                     self._send("drop", {"buffers": known})
@@ -414,7 +417,8 @@ class Connection:
 
     def _resolved(self, fields: dict[str, Any]) -> None:
         for buffers, failure in fields["resolved"]:
-            known = [self._buffers[b] for b in buffers if b in self._buffers]
+            # Looked up once: another thread forgets what has no handle any more.
+            known = filter(None, map(self._buffers.get, buffers))
             self.board.settle(known, None if failure is None else unpack(Failure, failure))
 
     def _run_ended(self, fields: dict[str, Any]) -> None:
@@ -439,12 +443,12 @@ class Connection:
         failure = unpack(Failure, fields["failure"])
         kind, _, number = str(fields["subject"]).partition(" ")
         identity = int(number) if number.isdecimal() else 0
-        if kind == "run" and identity in self._runs:
-            run = self._runs[identity]
-            self._take_run(identity)
-            self.board.settle((run, *run.outputs), failure)
-        elif kind == "buffer" and identity in self._buffers:
-            self.board.settle((self._buffers[identity],), failure)
+        if kind == "run":
+            if (run := self._take_run(identity)) is not None:
+                self.board.settle((run, *run.outputs), failure)
+        elif kind == "buffer":
+            if (buffer := self._buffers.get(identity)) is not None:
+                self.board.settle((buffer,), failure)
         elif kind == "policy":
             self.on_policy("refused", fields)
         elif kind == "slice":
