@@ -328,6 +328,7 @@ def memory_of(lab: pw.Lab, x: Any) -> None:
     (found,) = [value for value in memory.values if value.name == "x"]
     assert found.nbytes == 32
     assert "a handle is held" in found.why
+    assert len(lab.memory(most=1).values) == 1  # the largest; .others says how many more there are
 
 
 @shows("Lab.check_nans")

@@ -35,7 +35,7 @@ from pathways_lab.core.checks import (
 from pathways_lab.core.diagnosis.overdue import Overdue, overdue
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.accounts import Account
-from pathways_lab.core.memory.holdings import Holdings, holdings
+from pathways_lab.core.memory.holdings import MOST, Holdings, holdings
 from pathways_lab.core.memory.quotas import Quota
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.memory.uploads import Uploads
@@ -223,9 +223,9 @@ class Control:
         """How many buffers are published together under a name; 0 if none are."""
         return self.sharing.count(name)
 
-    def holdings(self, client: str) -> Holdings:
-        """The values on devices, as far as *client* may read of them."""
-        return holdings(self.state, client, self.clients[client].owner)
+    def holdings(self, client: str, most: int = MOST) -> Holdings:
+        """The values on devices, as far as *client* may read of them; see :func:`holdings`."""
+        return holdings(self.state, client, self.clients[client].owner, most)
 
     @property
     def slices(self) -> dict[SliceId, SliceRecord]:

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pathways_lab.core.diagnosis.stall_actions import OnStuck
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.memory.holdings import MOST
 from pathways_lab.core.program.array_types import SHARD_BYTES
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import NO_LINE, Line, Plan
@@ -299,9 +300,10 @@ class Accounts(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Memory(Plain):
-    """Ask for the values on devices."""
+    """Ask for the values on devices.  most: so many of them, the largest."""
 
     id: Number
+    most: Annotated[int, Within(1, MOST)] = MOST
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +89,14 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert len(memory.values) == 100
     assert "60 more" in repr(memory)
     assert "600 B" in repr(memory)
+
+
+def test_values_that_were_not_described_are_told_too() -> None:
+    many = dataclasses.replace(found(*(holding(n, 5) for n in range(1, 51))), others=10**5)
+    memory = Memory.of(dataclasses.replace(many, others_bytes=1 << 20), {})
+    assert (memory.others, memory.others_bytes) == (10**5, 1 << 20)
+    assert "100,010 more" in repr(memory)
+    assert "1 MiB" in repr(memory)
 
 
 def test_an_empty_lab_says_so() -> None:

@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
+from pathways_lab.core.memory import holdings as module
 from pathways_lab.core.memory.holdings import Holding, Holdings, size
+from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.messages import (
     BufferDeclared,
     ClientJoined,
@@ -113,6 +115,41 @@ def test_it_is_said_why_each_value_is_kept() -> None:
     assert 1 not in asked(script), "the last reader has its place, and the ledger its bytes"
     script.finish_all()
     assert asked(script)[runs[0].outputs[0]].why == ("a handle is held",)
+
+
+@pytest.mark.parametrize("owner", [True, False])
+def test_of_many_values_the_largest_are_described_and_the_others_counted(
+    owner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control plane does nothing else meanwhile: its work is for those that it describes."""
+    script = Script()
+    script.send(ClientJoined(0.0, "join", BOB, NUMBER >> 32, owner=owner))
+    where = script.slice(2, client=BOB)
+    sizes = [random.Random(n).randrange(4, 400) for n in range(600)]
+    numbers = [script.upload(where, nbytes, client=BOB) for nbytes in sizes]
+    read = numbers[sizes.index(max(sizes))]
+    plan = script.register(Sketch("p").chain(where, "f", nbytes=max(sizes)), client=BOB)
+    script.submit(plan, [read], client=BOB)
+    sizes.append(max(sizes))
+    described: list[int] = []
+    why = module._why
+
+    def counted(state: object, buffer: BufferRecord, *more: object) -> object:
+        described.append(buffer.id)
+        return why(state, buffer, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_why", counted)
+    for most in (1, 7, 50):
+        described.clear()
+        found = script.control.holdings(BOB, most)
+        assert len(found.values) == len(described) == most
+        assert [value.nbytes for value in found.values] == sorted(sizes, reverse=True)[:most]
+        assert found.others == 601 - most
+        shown = 2 * sum([value.nbytes for value in found.values])
+        assert shown + found.others_bytes == 2 * sum(sizes)
+        assert found.devices == script.control.holdings(BOB).devices
+        assert found.clients == script.control.holdings(BOB).clients
+    assert any("of 'p' reads it" in text for text in found.values[0].why)
 
 
 def test_a_run_that_waits_is_told_from_one_that_has_its_place() -> None:

@@ -29,7 +29,7 @@ from pathways_lab.client.verify import device_check, step_check
 from pathways_lab.client.verify.device_check import Verification
 from pathways_lab.core.diagnosis.stall_actions import Action, OnStuck
 from pathways_lab.core.diagnosis.stall_story import Stuck
-from pathways_lab.core.memory.holdings import Holdings
+from pathways_lab.core.memory.holdings import MOST, Holdings
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime import nan_checks
 from pathways_lab.runtime.cluster import attach
@@ -105,12 +105,15 @@ class Care:
         packed = self.session.connection.questions.ask("stuck", asked).fields["story"]
         return Stuck() if packed is None else unpack(Stuck, packed)
 
-    def memory(self) -> Memory:
-        """Every value on devices: who has it, where, how many bytes, and why it is kept.
+    def memory(self, most: int = 1000) -> Memory:
+        """The values on devices: who has each, where, how many bytes, and why it is kept.
 
         The answer prints as a table, the largest value first, with sums by device and by
         owner; ``.values``, ``.runs``, ``.devices``, ``.owners`` have it as data.  Bytes are
         those that the lab counts: values, and what runs under way have reserved.
+
+        most: so many values are described, those with most bytes, from 1 to 5,000; ``.others``
+            is how many more there are.  All sums are of all of them.
 
         An owner of the lab sees everything.  Others see their own values, values that they
         have taken, and sums of the rest.  It is asked for now and costs nothing before.
@@ -118,7 +121,8 @@ class Care:
         >>> lab.memory().values[0].why                       # doctest: +SKIP
         ('a handle is held', "published as 'weights'")
         """
-        answer = self.session.connection.questions.ask("memory", {}).fields["holdings"]
+        told = {"most": slice_request.count("most", most, 1, MOST)}
+        answer = self.session.connection.questions.ask("memory", told).fields["holdings"]
         return Memory.of(unpack(Holdings, answer), variables.of_caller())
 
     def check_nans(self, on: bool = True, *, infs: bool = False) -> Checking:

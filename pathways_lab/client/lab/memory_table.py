@@ -61,8 +61,10 @@ class HeldValue:
 class Memory:
     """The contents of the devices of a lab (``lab.memory()``); prints as a table.
 
-    values: every :class:`HeldValue` that this client may read, the largest first: an
-        owner of the lab all of them, others their own, and those that they have taken.
+    values: each :class:`HeldValue` that this client may read, the largest first: an
+        owner of the lab all of them, others their own, and those that they have taken.  At most
+        as many as were asked for.
+    others, others_bytes: how many more there are, and their bytes on all devices together.
     runs: what runs under way have reserved for their intermediate values: ``run``,
         ``owner``, ``program``, ``nbytes``.
     devices: bytes on every device: ``device`` (host and number), ``values``,
@@ -74,6 +76,8 @@ class Memory:
     runs: tuple[Reserved, ...]
     devices: tuple[DeviceUse, ...]
     owners: Mapping[str, int]
+    others: int = 0
+    others_bytes: int = 0
 
     @classmethod
     def of(cls, found: Holdings, variables: Mapping[int, str]) -> Memory:
@@ -82,7 +86,10 @@ class Memory:
         values = [_value(each, where[each.slice], variables) for each in found.values]
         values.sort(key=lambda value: -value.nbytes)
         runs = sorted(found.runs, key=lambda run: -run.nbytes)
-        return cls(tuple(values), tuple(runs), found.devices, found.clients)
+        return cls(
+            tuple(values), tuple(runs), found.devices, found.clients, found.others,
+            found.others_bytes,
+        )  # fmt: skip
 
     @property
     def total(self) -> int:
@@ -94,9 +101,9 @@ class Memory:
     def _tables(self) -> list[TextTable]:
         shown: list[Sequence[str]] = [_row(value) for value in self.values[:_ROWS]]
         rest = self.values[_ROWS:]
-        if rest:
-            more = size(sum([value.nbytes for value in rest]))
-            shown.append((f"{len(rest):,} more", "", more, "", "", "", ""))
+        if more := len(rest) + self.others:
+            nbytes = size(sum([value.nbytes for value in rest]) + self.others_bytes)
+            shown.append((f"{more:,} more", "", nbytes, "", "", "", ""))
         heads: tuple[str, ...] = ("name", "owner", "bytes", "on", "state", "kept because", "line")
         tables = [TextTable(shown, heads, "<<><", "values")]
         if self.runs:

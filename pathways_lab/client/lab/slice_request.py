@@ -156,14 +156,14 @@ def duration(what: str, given: Any) -> float:
     )
 
 
-def count(what: str, given: Any, least: int = 1) -> int:
-    """A whole number from *least* on.  what: the argument for it."""
+def count(what: str, given: Any, least: int = 1, most: int = _MOST) -> int:
+    """A whole number from *least* to *most*.  what: the argument for it."""
     with contextlib.suppress(TypeError):
-        if not isinstance(given, bool) and least <= (number := operator.index(given)) <= _MOST:
+        if not isinstance(given, bool) and least <= (number := operator.index(given)) <= most:
             return number
     raise failures.failure(
         "refused",
-        f"{what}={given!r:.60} is not a whole number from {least} to {_MOST}",
+        f"{what}={given!r:.60} is not a whole number from {least} to {most}",
         f"for example {what}={max(least, 2)}",
     )
 

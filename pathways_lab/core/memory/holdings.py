@@ -4,17 +4,23 @@ Problem: a device is full, and somebody must find out what fills it.  The ledger
 knows sums; the store knows which buffers it counts and who still needs each of
 them, runs know what they reserve.  Only together do they explain every byte.
 
+Nothing else happens in the control plane meanwhile.  So of many values only the largest are
+described, and the others are counted.
+
 Rule for maintainers: computed when somebody asks and never on the way, in one pass
-over values, runs and devices.  The values on a device and what runs reserve there add up
-to what the ledger counts.  A client reads names and lines of its own values only.
+over values, runs and devices, which does next to nothing for a value that is not described.
+The values on a device and what runs reserve there add up to what the ledger counts.  A client
+reads names and lines of its own values only.
 
 Paper: section 4.2 (handles), section 4.6 (object store, back-pressure).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.program.program import NO_LINE, Line, SliceId
@@ -22,6 +28,8 @@ from pathways_lab.core.scheduling.runs import RunRecord
 from pathways_lab.core.slices.topology import Owned, SliceBinding
 from pathways_lab.core.state import State
 
+MOST = 5000
+"""Values that are described in one answer at most: this takes some 50 ms."""
 SUSPENDED = "suspended"
 """The state of a value whose slice holds no devices; the others are a buffer's own."""
 
@@ -73,7 +81,8 @@ class Holdings:
     """The memory of a lab, as far as one client may read it.
 
     values, runs: all of them for an owner of the lab, else the client's own, and
-        values that it has taken.
+        values that it has taken.  Of the values those that take most, the largest first.
+    others, others_bytes: how many more values there are, and their bytes on all devices.
     slices: where those values lie.
     clients: bytes on all devices, by client; the sum of everything that devices hold.
     """
@@ -83,51 +92,69 @@ class Holdings:
     slices: tuple[SliceBinding, ...]
     devices: tuple[DeviceUse, ...]
     clients: dict[str, int]
+    others: int = 0
+    others_bytes: int = 0
 
 
-def holdings(state: State, client: str, owner: bool) -> Holdings:
-    """The memory of the lab as *client* may read it; *owner*: it is an owner of the lab."""
-    readers = _readers(state.runs.values())
-    values = []
-    for buffer in state.store.buffers.values():
-        number = buffer.id
-        if buffer.owner != client:
-            mine = (n for n, taker in buffer.references.items() if taker == client)
-            number = next(mine, buffer.id if owner else 0)
-        if number and (where := _state_of(state, buffer)):
-            values.append(_holding(state, buffer, number, where, client, owner, readers))
+def holdings(state: State, client: str, owner: bool, most: int = MOST) -> Holdings:
+    """The memory of the lab as *client* may read it.
+
+    owner: it is an owner of the lab.  most: so many values are described, from one on.
+    """
+    count = nbytes = 0
+
+    def readable() -> Iterator[tuple[int, int, BufferRecord]]:
+        # One by one: a list of all would set off collections of garbage.
+        nonlocal count, nbytes
+        for number, buffer in _readable(state, client, owner):
+            size = buffer.nbytes * devices[buffer.slice]
+            count, nbytes = count + 1, nbytes + size
+            yield size, number, buffer
+
+    slices = state.resources.slices
+    devices = {number: len(record.binding.devices) for number, record in slices.items()}
+    shown = heapq.nlargest(most, readable(), key=itemgetter(0))
+    needed = {buffer.id for _, _, buffer in shown if buffer.reads}
+    readers = _readers(state.runs.values(), needed) if needed else {}
+    values = [_holding(state, b, number, client, owner, readers) for _, number, b in shown]
     ledger = state.store.ledger
     runs = tuple(
         Reserved(number, mine.client, state.runs[number].index.plan.name, ledger.reserves(mine))
         for number, mine in ledger.reserved.items()
         if owner or mine.client == client
     )
-    slices = state.resources.slices
     return Holdings(
         tuple(values),
         runs,
         tuple(slices[s].binding for s in dict.fromkeys(value.slice for value in values)),
         tuple(_devices(state)),
         {name: account.nbytes for name, account in state.accounts.rows.items() if account.nbytes},
+        count - len(shown),
+        nbytes - sum(map(itemgetter(0), shown)),
     )
 
 
-def _state_of(state: State, buffer: BufferRecord) -> str:
-    """How it lies on devices, or "" when nothing of it does by itself."""
-    if not buffer.counted:
-        return ""
-    return SUSPENDED if state.resources.slices[buffer.slice].away else buffer.state
+def _readable(state: State, client: str, owner: bool) -> Iterator[tuple[int, BufferRecord]]:
+    """The values that a client may read, each with its own number for it."""
+    for buffer in state.store.buffers.values():
+        if buffer.counted:
+            number = buffer.id
+            if buffer.owner != client:
+                mine = (n for n, taker in buffer.references.items() if taker == client)
+                number = next(mine, buffer.id if owner else 0)
+            if number:
+                yield number, buffer
 
 
 def _holding(
     state: State,
     buffer: BufferRecord,
     number: int,
-    where: str,
     client: str,
     owner: bool,
     readers: Mapping[int, list[RunRecord]],
 ) -> Holding:
+    where = SUSPENDED if state.resources.slices[buffer.slice].away else buffer.state
     open_to = owner or buffer.owner == client
     return Holding(
         number,
@@ -142,12 +169,12 @@ def _holding(
     )
 
 
-def _readers(runs: Iterable[RunRecord]) -> dict[int, list[RunRecord]]:
-    """By buffer, the runs that have not ended with it."""
+def _readers(runs: Iterable[RunRecord], wanted: Collection[int]) -> dict[int, list[RunRecord]]:
+    """By buffer, of those *wanted*, the runs that have not ended with it."""
     found: dict[int, list[RunRecord]] = {}
     for run in runs:
         for position, buffer in enumerate(run.inputs):
-            if buffer is not None and run.reads[position]:
+            if buffer is not None and buffer.id in wanted and run.reads[position]:
                 readers = found.setdefault(buffer.id, [])
                 if not readers or readers[-1] is not run:
                     readers.append(run)

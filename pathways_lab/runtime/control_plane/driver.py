@@ -75,7 +75,7 @@ class Core(Protocol):
 
     def count_published(self, name: str) -> int: ...
 
-    def holdings(self, client: str) -> Holdings: ...
+    def holdings(self, client: str, most: int) -> Holdings: ...
 
 
 class Rim:
@@ -490,7 +490,7 @@ class Rim:
 
     def _memory(self, client: ClientSeen, message: said.Memory) -> None:
         """The values on devices, as far as the client may read of them."""
-        found = pack(self._core.holdings(client.name))
+        found = pack(self._core.holdings(client.name, message.most))
         self.peers.answer(client.name, message.id, None, {"holdings": found})
 
     def _island_of(self, host: str) -> str:
