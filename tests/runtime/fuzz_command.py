@@ -1,4 +1,4 @@
-"""The command line of the fuzzers, and what it prints while they work."""
+"""The command line of the fuzzers, and the lines that it prints while they work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Counts(Protocol):
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """What every fuzzer can be asked."""
+    """The options that all fuzzers have."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--inputs", type=int, default=1_000_000)
     made.add_argument("--seed", type=int, default=0)
