@@ -1,4 +1,4 @@
-"""What a lab does about runs that are under way: ``lab.cancel(...)``, ``lab.window``.
+"""Runs under way: cancelled by ``lab.cancel(...)``, bounded by ``lab.window``.
 
 Problem: what was asked for may not be wanted any more while it waits.  The control plane ends
 what has no place yet, and says what came too late.  The further ahead places are given, the

@@ -1,4 +1,4 @@
-"""What a front end may plug into the client, without the client knowing any.
+"""Hooks of the client for front ends, which the client does not know.
 
 Problem: a lab shows live views and the progress of its start, but how depends
 on where it is used (a notebook, a terminal, a script), and the client must not
@@ -29,7 +29,7 @@ lab_closes: Callable[[Any], None] | None = None
 """``lab_closes(lab)``: told, in the closing thread, before a lab leaves its cluster."""
 
 pages: Pages | None = None
-"""What is added to the dashboard of the Dask cluster of a lab that is started here."""
+"""Pages that a lab started here adds to its Dask cluster's dashboard."""
 
 open_dashboard: Callable[..., Any] | None = None
 """``open_dashboard(lab, folder, page, height)``: shows a page of the lab's dashboard; folder: its

@@ -81,7 +81,7 @@ class Holdings:
     """The memory of a lab, as far as one client may read it.
 
     values, runs: all of them for an owner of the lab, else the client's own, and
-        values that it has taken.  Of the values those that take most, the largest first.
+        values that it has taken.  The values that take most, the largest first.
     others, others_bytes: how many more values there are, and their bytes on all devices.
     slices: where those values lie.
     clients: bytes on all devices, by client; the sum of everything that devices hold.
