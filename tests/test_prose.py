@@ -19,7 +19,7 @@ HIDDEN = re.compile(r"(?<![\w.`/])(?:What|Who|Whoever|Whose|Of)\b")
 """Capital letters are for beginnings, so each such word begins a sentence."""
 
 PAGES = [name for name in DOCUMENTS if not name.startswith(("docs/api", "benchmarks/"))]
-CEILINGS = {"of modules": 16, "of modules, classes, functions and names": 81}
+CEILINGS = {"of modules": 0, "of modules, classes, functions and names": 0}
 """Such sentences in the docstrings of the package."""
 
 
@@ -40,7 +40,7 @@ def docstrings(source: str, whole: bool) -> list[str]:
 
 @pytest.mark.parametrize(("whose", "ceiling"), CEILINGS.items())
 def test_docstrings_hide_no_more_subjects_than_before(whose, ceiling):
-    """The ceilings only go down: a change that rewrites a docstring lowers them."""
+    """A sentence names its subject first."""
     found = [
         f"{path.relative_to(ROOT).as_posix()}: {sentence}"
         for path in sorted((ROOT / "pathways_lab").rglob("*.py"))

@@ -3,8 +3,8 @@
 Problem: a policy, or the size of a machine, is chosen for the days on which something breaks;
 what breaks then shall be said in a line and be the same every time.
 
-Rule for maintainers: checked whole before anything begins.  What comes before it was
-ever lost is not there at the beginning.
+Rule for maintainers: checked whole before anything begins.  An island that
+comes before it was ever lost is not there at the beginning.
 
 Paper: section 4.1 (devices that come and go).
 """

@@ -44,7 +44,7 @@ from pathways_lab.executor.launcher import Launcher
 from pathways_lab.sim.parts import Part, WorldPort, made_of
 
 _BYTES = Layout((("x", 1),), ((),))
-"""Of an upload nothing matters but how many bytes it has."""
+"""Only the size of an upload matters."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +137,7 @@ class Host:
         self._flush_soon()
 
     def lacks(self, buffer: int, content: object) -> str:
-        """What is wrong with a value that a client was told is here; "" when nothing is."""
+        """The error in a value that a client was told is here; "" when there is none."""
         slot = self.launcher.buffers.get(buffer)
         if slot is None or not slot.settled or slot.lacking:
             return "no value"

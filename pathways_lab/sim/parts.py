@@ -1,4 +1,4 @@
-"""What hosts, network and world of a simulation hand each other.
+"""Records that hosts, network and world of a simulation hand each other.
 
 Problem: a host begins its parts of gangs, the world lets gangs run, the network
 carries bytes; each must be understood (and tested) without the others.
@@ -112,7 +112,7 @@ class NetworkPort(Protocol):
 
 
 class MemoryPort(Protocol):
-    """What hosts and network have remembered."""
+    """The records of hosts and network."""
 
     def launched(self, part: Part, time: float) -> None:
         """A gang was handed to the devices of one host."""
@@ -139,7 +139,7 @@ class WorldPort(Protocol):
 
     @property
     def memory(self) -> MemoryPort:
-        """What happened, for the timeline."""
+        """Records for the timeline."""
         ...
 
     @property
@@ -172,4 +172,4 @@ class WorldPort(Protocol):
         failed: tuple[tuple[int, int, Failure], ...],
         resident: tuple[int, ...],
     ) -> None:
-        """What a host has gathered."""
+        """Takes the report that a host has gathered."""

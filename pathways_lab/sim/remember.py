@@ -1,4 +1,4 @@
-"""What a simulation remembers: records like those of a real cluster.
+"""The memory of a simulation: records like those of a real cluster.
 
 Problem: figures, questions and tests read the timeline; they must not care
 where it comes from, and whoever looks at it must see that it is simulated.

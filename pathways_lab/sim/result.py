@@ -1,4 +1,4 @@
-"""What a simulation has shown, as everything else sees it: a timeline.
+"""The result of a simulation: a timeline like a real one.
 
 Problem: a simulated run must be read, drawn and compared like a real one, and
 nobody may take it for one.

@@ -133,7 +133,7 @@ def simulate(
     world: World | None = None,
     happens: Iterable[Any] = (),
 ) -> Simulated:
-    """What *work* does on *machine*.
+    """Simulates *work* on *machine*.
 
     work: a program (submitted *runs* times, as by a loop), or how clients use several.
     policy: whose gangs go first; one that raises is an error, as nobody is harmed.
@@ -181,7 +181,7 @@ def simulate(
 
 
 class _Watch:
-    """What the control plane has seen: how runs began and ended."""
+    """The runs as the control plane saw them: how they began and ended."""
 
     def __init__(self) -> None:
         self.events = self.submitted = 0
@@ -214,7 +214,7 @@ def slice_shapes(program: Program | Plan) -> dict[SliceId, tuple[tuple[str, int]
 
 
 def _requests(load: Load, machine: Machine) -> dict[SliceId, SliceRequest]:
-    """What to ask for each slice of a load's program.
+    """The request for each slice of a load's program.
 
     One that has lain on an island goes to the island of that name, if there is one.
     """

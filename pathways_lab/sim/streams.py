@@ -24,7 +24,7 @@ from pathways_lab.sim.simulate import Load, chain, simulate
 from pathways_lab.timeline.text_table import TextTable
 
 SECONDS = 0.010
-"""What each collective takes."""
+"""The seconds that each collective takes."""
 
 _LATE = 1.0
 """Seconds within which all grants are there, whatever their order."""

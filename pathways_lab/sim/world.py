@@ -61,7 +61,7 @@ from pathways_lab.sim.remember import Memory
 
 
 class Client(Protocol):
-    """Whoever drives the simulation: it answers to what the control plane tells it."""
+    """The driver of the simulation: it answers the control plane's messages."""
 
     name: str
 
@@ -286,7 +286,7 @@ class World:
         failed: tuple[tuple[int, int, Failure], ...],
         resident: tuple[int, ...],
     ) -> None:
-        """What a host has gathered."""
+        """Takes the report that a host has gathered."""
         alone, rows = _in_rows(finished, {failure[:2] for failure in failed})
         for _ in range(1 + self.repeats()):
             if self.alive(host):
@@ -419,7 +419,7 @@ class World:
 def _in_rows(
     finished: Sequence[tuple[int, int, float]], failed: set[tuple[int, int]]
 ) -> tuple[tuple[tuple[int, int, float], ...], tuple[tuple[int, int, tuple[float, ...]], ...]]:
-    """What ended well, step after step of one run, apart from the rest: as real hosts say it."""
+    """Ends of consecutive steps of one run, apart from the rest, as real hosts report them."""
     alone: list[tuple[int, int, float]] = []
     rows: list[tuple[int, int, list[float]]] = []
     for run, step, seconds in finished:

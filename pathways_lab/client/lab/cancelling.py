@@ -37,7 +37,7 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What has become of the runs that were to be cancelled, and are not over.
+    """The cancelled runs that are not over, and the state of each.
 
     cancelled: so many end, and nothing of them had begun.
     begun: so many end when what has its place on devices has ended.
@@ -66,9 +66,9 @@ class UnderWay:
             this client has submitted.  A call inside of a program belongs to that program.
             The name of one, such as ``%%pw_program`` gives, as text: all runs that are called so.
 
-        What has begun cannot be interrupted: it ends on its devices.  Reading a cancelled
-        handle raises PathwaysError (``error.failure.kind == "cancelled"``).  Values that are
-        there stay; so do runs of other clients, unless they read what is cancelled.
+        A computation that has begun cannot be interrupted: it ends on its devices.  Reading a
+        cancelled handle raises PathwaysError (``error.failure.kind == "cancelled"``).  Values that
+        are there stay; so do runs of other clients, unless they read what is cancelled.
         Raises PathwaysError for anything else, and for handles of another lab.
 
         >>> lab.cancel(out)                                  # doctest: +SKIP

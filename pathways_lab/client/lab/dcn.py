@@ -40,7 +40,7 @@ class Dcn:
 
     @classmethod
     def of(cls, latency: float, bandwidth: float) -> Dcn:
-        """What users ask for.  Raises PathwaysError for what is no number from 0 on."""
+        """A number that a user gave, checked.  Raises PathwaysError below 0 and for other types."""
         for name, given in (("latency", latency), ("bandwidth", bandwidth)):
             if not isinstance(given, int | float) or not 0 <= given < math.inf:
                 raise failures.failure(

@@ -77,7 +77,7 @@ def _on_devices(
 
 
 def _host(device: object) -> object:
-    """Who launches onto a device.  A wait for a result (None) has no such place."""
+    """The host that launches onto a device; a wait for a result (None) has none."""
     return device[0] if isinstance(device, tuple) else device
 
 

@@ -40,7 +40,7 @@ ONCE = "use each axis of the slice's mesh at most once, and None for a dimension
 
 
 class Owner(Protocol):
-    """What a slice needs of its lab."""
+    """The part of a lab that a slice needs."""
 
     def release_slice(self, slice_id: SliceId) -> None:
         """Give the devices back."""
@@ -53,7 +53,7 @@ class Owner(Protocol):
 
 
 class VirtualClient:
-    """What JAX asks of ``device.client``: only names."""
+    """The part of ``device.client`` that JAX asks for: only names."""
 
     runtime_type = "virtual"
 
@@ -112,7 +112,7 @@ def _identities(count: int) -> range:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Placed:
-    """What arrays of one type in one layout on one slice have in common: one object for them all.
+    """The type, layout and slice that many arrays share: one object for them all.
 
     So a call like an earlier one is known by what its arguments are, without comparing it.
     """
@@ -301,7 +301,7 @@ def _device_of(owner: Any, number: int) -> Any:
 
 
 class HostSlice:
-    """What a slice is to code that runs on its hosts: its mesh, of physical devices."""
+    """A slice as code on its hosts sees it: its mesh, of physical devices."""
 
     def __init__(self, binding: SliceBinding) -> None:
         self.binding = binding
@@ -367,7 +367,7 @@ _R = TypeVar("_R", bound=Releasable)
 
 
 def with_new(known: Mapping[_K, _R], key: _K, new: _R) -> dict[_K, _R]:
-    """What is known and a new entry, without those whose slices were released.
+    """The known entries and a new one, without those whose slices were released.
 
     A new dictionary: another thread may be looking through the old one.
     """
@@ -375,7 +375,7 @@ def with_new(known: Mapping[_K, _R], key: _K, new: _R) -> dict[_K, _R]:
 
 
 class SliceMaker(Protocol):
-    """What a device set needs of its lab."""
+    """The part of a lab that a device set needs."""
 
     def slice(
         self,

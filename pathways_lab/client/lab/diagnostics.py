@@ -66,7 +66,7 @@ class Care:
     embedded: EmbeddedCluster | None
     _control: ControlAddress
     _target: Any = None
-    """What was given to ``pw.connect``, if that was something of Dask's."""
+    """The Dask client or cluster that ``pw.connect`` was given, if it was one."""
 
     if TYPE_CHECKING:
 

@@ -1,6 +1,6 @@
 """Islands that come and go, and clients whose slices leave their devices for a while.
 
-Problem: a machine is not the same all day.  Whoever owns a lab adds an island
+Problem: a machine is not the same all day.  The owner of a lab adds an island
 before a demonstration, takes one away for something else, or has a colleague's
 long training step aside for an hour, and nobody else's code should change.
 
@@ -34,7 +34,7 @@ _SECONDS = 60.0
 
 
 class Takeaway(tuple[str, ...]):
-    """What a change was made to, in words: one line each."""
+    """The slices and clients that a change affects, in words: one line each."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class Takeaway(tuple[str, ...]):
 
 
 class Elasticity:
-    """What a lab can do about its machine: mixed into :class:`pathways_lab.Lab`."""
+    """The methods of a lab that change its machine: mixed into :class:`pathways_lab.Lab`."""
 
     session: Session
     embedded: EmbeddedCluster | None
@@ -198,7 +198,7 @@ class Elasticity:
         client: its name (``lab.clients``).  timeout: seconds to wait for what is
         running there (None: as long as it takes).
 
-        What runs there ends first; then its values go into the memory of its hosts.
+        Runs there end first; then the values go into the memory of the hosts.
         It can read its handles, upload and submit as always, and its runs wait.
         Returns what was suspended.  See :meth:`resume`.
         """

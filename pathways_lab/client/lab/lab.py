@@ -1,8 +1,8 @@
 """The lab: one object for a cluster that this kernel drives.
 
 Problem: a newcomer's first line starts a cluster, a colleague's joins one that
-runs; afterwards both use the same object.  What is never asked for is never
-started, and what was started ends with the kernel.
+runs; afterwards both use the same object.  Nothing starts unasked, and a lab that
+was started here ends with the kernel.
 
 Rule for maintainers: thin; everything is done by the session, the connection
 and the runtime.  One embedded lab per kernel.
@@ -434,7 +434,7 @@ scopes.install(calls.Immediate())
 # --- the kernel's lab ---------------------------------------------------------------------------
 
 _labs: list[Lab] = []
-"""What was started or joined and not closed since; the last one is the kernel's lab."""
+"""Labs that were started or joined and not closed since; the last one is the kernel's."""
 _gone: Failure | None = None
 """Why the kernel has no lab any more, after it had one."""
 

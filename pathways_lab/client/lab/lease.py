@@ -2,7 +2,7 @@
 
 Problem: some experiments are only fair, or only safe for others, when nobody
 else computes on an island: hosts that run loops of their own, hosts that
-launch in orders of their own.  Whoever leases an island has it until the block
+launch in orders of their own.  A client that leases an island has it until the block
 ends, the client leaves, or the lab closes.
 
 Rule for maintainers: the control plane grants, refuses and ends leases; this
@@ -29,7 +29,7 @@ from pathways_lab.client.session.session import Session
 
 
 class Tenant(Protocol):
-    """What a lease needs of its lab."""
+    """The part of a lab that a lease needs."""
 
     session: Session
     leases: dict[str, Lease]

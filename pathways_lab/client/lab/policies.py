@@ -158,7 +158,7 @@ class Policies:
 
 
 def _wrong(policy: object) -> Failure | None:
-    """What can be seen without calling it."""
+    """Checks a policy as far as that is possible without calling it."""
     if isinstance(policy, OthersPolicy):
         return failures.failure(
             "policy",
@@ -196,7 +196,7 @@ class Tagging:
 
     @property
     def priority(self) -> int:
-        """Of all runs of this client whose programs, functions and blocks say nothing of it.
+        """The priority of this client's runs whose programs, functions and blocks name none.
 
             lab.priority = 2
 

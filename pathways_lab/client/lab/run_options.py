@@ -1,4 +1,4 @@
-"""What a function or program says of its runs: how far ahead they are granted, what they are for.
+"""Options of a function's or program's runs: how far ahead they are granted, and their tags.
 
 Rule for maintainers: plain data, which every call of the function carries into its plan.
 
@@ -35,7 +35,7 @@ class Running:
         return cls(keep, None if window is None else slice_request.seconds("window", window))
 
     def beside(self, other: Running) -> Running:
-        """What holds where both are said."""
+        """The options that hold where both are given."""
         said = [w for w in (self.window, other.window) if w is not None]
         return Running(self.keep or other.keep, min(said, default=None))
 

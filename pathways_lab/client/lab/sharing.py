@@ -123,7 +123,7 @@ class Sharing:
         publish(self.session, slice_request.name("name", name), tree)
 
     def unpublish(self, name: str) -> None:
-        """Take a name back.  Who has taken the handle keeps it."""
+        """Take a name back.  Clients that have taken the handle keep it."""
         self.session.connection.questions.ask(
             "unpublish", {"name": slice_request.name("name", name)}
         )
@@ -145,11 +145,11 @@ class Sharing:
 
     @property
     def published(self) -> dict[str, str]:
-        """What can be taken: names, and which client has published each."""
+        """The published names, and the client that published each."""
         return dict(self.session.connection.topology["published"])
 
     def accounts(self) -> Accounts:
-        """What every client has used since the lab began, and may have; a table.
+        """A table of each client's use since the lab began, and of its quotas.
 
         Gangs, device seconds, bytes between islands, bytes on devices now and over
         time (GB seconds).  The control plane counts them; the rows add up to the last.
@@ -166,9 +166,9 @@ class Sharing:
             memory that is reserved for its runs included; also text like ``"2 GB"``.
             None: no limit.
 
-        Nothing is taken away.  What would exceed a quota waits until the client has
+        Nothing is taken away.  A request beyond a quota waits until the client has
         less: slices in line, runs and uploads with the others that wait for memory.
-        What never could be is refused, with the numbers.
+        A request that a quota can never hold is refused, with the numbers.
 
         >>> lab.quota("student-3", devices=4, bytes="2 GB")  # doctest: +SKIP
         """

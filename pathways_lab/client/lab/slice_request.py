@@ -1,4 +1,4 @@
-"""What users write when they ask for devices, made into a request.
+"""Arguments of users who ask for devices, made into a request.
 
 Problem: a lab and a simulated machine are asked for slices in the same words.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Work:
-    """What this kernel has done since it started.
+    """Counters of this kernel since it started.
 
     captured: programs captured.  traced: compiled functions run with stand-ins.
     lowered: programs lowered to plans.  exported: functions turned into code.
@@ -58,7 +58,7 @@ class Stats:
 
 @dataclass
 class Traffic:
-    """What one connection has carried."""
+    """Counters of one connection."""
 
     runs: int = 0
     uploads: int = 0

@@ -27,7 +27,7 @@ from pathways_lab.core.scheduling.tags import Data
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What is said of runs.  priority: None says nothing of it.  data: sorted by name."""
+    """Tags of runs.  priority: None leaves it open.  data: sorted by name."""
 
     priority: int | None = None
     data: Data = ()
@@ -65,12 +65,12 @@ NOTHING = Tag()
 _current: ContextVar[Tag] = ContextVar("tag", default=NOTHING)
 
 current = _current.get
-"""What is said of what is submitted here."""
+"""The tags of runs that are submitted here."""
 
 
 @contextmanager
 def tagged(*, priority: int | None = None, data: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """What is called in this block has this priority, and this data for policies.
+    """Calls in this block have this priority, and this data for policies.
 
         with pw.tagged(priority=2, data={"deadline": time.time() + 0.1}):
             answer = serve(params, tokens)
@@ -89,7 +89,7 @@ def tagged(*, priority: int | None = None, data: Mapping[str, Any] | None = None
 
 @contextmanager
 def beneath(tag: Tag, above: Tag = NOTHING) -> Iterator[None]:
-    """What is called in this block has *tag*, where the blocks around say nothing else.
+    """Calls in this block have *tag*, unless a block inside says otherwise.
 
     above: goes before these.
     """

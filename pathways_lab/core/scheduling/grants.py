@@ -308,7 +308,7 @@ class Grants:
         )
 
     def _limit(self, slice_id: SliceId) -> int:
-        """What may be ahead on a slice; where order is off, to show what happens, anything."""
+        """The work that may be ahead on a slice: without limit where order is switched off."""
         return FAR if self._unordered(slice_id) else self.state.pace.limit_of(slice_id)
 
     def _unordered(self, slice_id: SliceId) -> bool:
@@ -317,7 +317,7 @@ class Grants:
         return lease is not None and not lease.order
 
     def _measure_again(self) -> None:
-        """What waits for its turn is cut anew when it is known better how long gangs take."""
+        """Waiting windows are cut anew when the times of gangs are known better."""
         state = self.state
         version = state.functions.version
         self._prompt = False

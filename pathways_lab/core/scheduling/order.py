@@ -103,7 +103,7 @@ class Pace:
     others: list[float] = field(default_factory=list)
 
     def limit_of(self, slice_id: SliceId) -> int:
-        """What may be ahead on a slice."""
+        """The work that may be ahead on a slice."""
         return min(self.limit, self.limits.get(slice_id, self.limit))
 
     def divide(self, cells: tuple[Cell, ...], cells_of: Mapping[SliceId, tuple[int, ...]]) -> None:

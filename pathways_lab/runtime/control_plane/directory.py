@@ -1,4 +1,4 @@
-"""What the control plane keeps beside the core: names, addresses, and parcels.
+"""Names, addresses and parcels, which the control plane keeps beside the core.
 
 Problem: the core decides about ids; somebody must remember whose ids they are,
 where a host listens, and the bytes (code, arguments, plans) that go with an id
@@ -88,7 +88,7 @@ class HostSeen:
     assembled: bool = False
     """Whether its island's hosts started as one runtime, and need no formations."""
     make: str = ""
-    """What its devices are made of: those of one make compute the same, to the bit."""
+    """The make of its devices: those of one make compute the same, to the bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Fallen:
 
 @dataclass(slots=True)
 class Arguments:
-    """What travels with a run: sent to each host with its first grant.
+    """Arguments that travel with a run: sent to each host with its first grant.
 
     places: of small arrays: input index -> index in *buffers*.
     hear: the number under which hosts tell its client by themselves that the output is there.
@@ -150,7 +150,7 @@ class Registry:
     """Code, by client number and key: another client's code is never served."""
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
-    """Of runs that are not over: the client and the plan's key."""
+    """The client and the plan's key of each run that is not over."""
     told: dict[SliceId, set[str]] = field(default_factory=dict)
     """By slice that programs move something to or from: hosts that have one of them."""
     away: dict[SliceId, str] = field(default_factory=dict)
@@ -181,7 +181,8 @@ class Registry:
     def check_host(self, host: HostSeen) -> str:
         """Why a new device process cannot be this host, or "".
 
-        Of the same worker it is a new incarnation; two workers would replace each other for ever.
+        A second host of the same worker is a new incarnation of it; hosts of two workers would
+        replace each other for ever.
         """
         there = self.hosts.get(host.name)
         if there is None or there.worker == host.worker:

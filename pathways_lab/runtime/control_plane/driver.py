@@ -60,7 +60,7 @@ _LAUNCHING = {m.ShareProgram, m.Grant}
 
 
 class Core(Protocol):
-    """What is driven from here: :class:`pathways_lab.core.control.Control`."""
+    """The core that is driven from here: :class:`pathways_lab.core.control.Control`."""
 
     @property
     def due(self) -> float: ...
@@ -287,7 +287,7 @@ class Rim:
             self._ask(name, said.Drop(message.dropped), [], 0)
 
     def _ask(self, name: str, message: Any, buffers: list[memoryview], size: int) -> None:
-        """What cannot be done is told to whoever asked; everything else goes on."""
+        """A refusal goes to the client that asked; everything else goes on."""
         try:
             self._from_client(self.registry.clients[name], message, buffers, size)
         except Rejected as rejected:
@@ -425,7 +425,7 @@ class Rim:
         self.standstill.wonder(self._clock(), message.seconds, tell)
 
     def _on_stuck(self, client: ClientSeen, message: said.Watchdog) -> None:
-        """What shall be done about what is stuck; without a rule, what is in force."""
+        """Sets the rule for stuck runs; without one, tells the rule in force."""
         acts = self.standstill.acts
         if message.told is not None:
             rule = replace(message.told, owner=client.name)
@@ -461,7 +461,7 @@ class Rim:
         self.peers.answer(client.name, message.id, None, {"hosts": hosts})
 
     def _account(self, client: ClientSeen, message: said.Accounts) -> None:
-        """What everybody has used, for whoever asks."""
+        """The accounts of all clients, for the client that asks."""
         rows = [
             [name, pack(used), pack(quota)]
             for name, (used, quota) in self._core.accounts(self._clock()).items()
@@ -562,7 +562,7 @@ class Rim:
         self._commands.policy_set(kept)
 
     def policy_printed(self, client: str, name: str, text: str) -> None:
-        """What a policy prints goes to the client that set it."""
+        """The output of a policy goes to the client that set it."""
         self.peers.client(client, "policy-printed", {"name": name, "text": text})
 
 

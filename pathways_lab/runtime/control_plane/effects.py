@@ -61,7 +61,7 @@ class Commands:
         self._ticket = ticket
 
     def carry_out(self, commands: Sequence[m.Command]) -> None:
-        """What one event led to, in order."""
+        """Carries out the commands of one event, in order."""
         resolved: list[m.Resolved] = []
         grants: list[m.Grant] = []
         for command in commands:

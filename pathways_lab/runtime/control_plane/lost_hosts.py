@@ -1,8 +1,8 @@
 """Hosts without a device process: why it ended, whether another one comes, and who is told.
 
 Problem: a host whose process has ended may be back in two seconds or never, and only its
-worker knows.  Who asks for devices meanwhile should wait, or read why it is in vain; who had values
-there should read what ended the process, with the line that ran there last.
+worker knows.  A client that asks for devices meanwhile should wait, or read why it waits in vain; a
+client that had values there should read the cause, with the line that ran there last.
 
 Rule for maintainers: what becomes of slices, runs and requests is decided by the core; here
 is kept what the core is told, and what people are told.  A worker reports on every
@@ -35,7 +35,10 @@ _OF_ITSELF = {
 
 
 class _Rim(Protocol):
-    """What is needed of the rim.  print_at(client, run, text): where it can be read."""
+    """The part of the driver that is needed here.
+
+    print_at(client, run, text): to the client's cell.
+    """
 
     registry: Registry
 
@@ -50,7 +53,7 @@ class _Rim(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What was on a host when it was lost.
+    """The slices and values that a host had when it was lost.
 
     pid: of its process.  clients: who had slices there.
     gang: the oldest one that had not ended there.

@@ -65,7 +65,7 @@ class Observer:
         self._reactor.close()
 
     def _introduce(self, link: Link) -> None:
-        """What was there before the oldest record comes first."""
+        """The state before the oldest record comes first."""
         if not self._introduced:
             self._introduced = True
             known = _records(link.peer["topology"], time.monotonic() + link.clock_offset)

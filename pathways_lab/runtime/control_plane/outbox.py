@@ -1,4 +1,4 @@
-"""Who is at the other ends of the control plane's links, and what they are sent.
+"""The peers at the other ends of the control plane's links, and messages to them.
 
 Problem: any peer may be gone at the moment in which it is told something, and
 what is told to many (who is there, which slices) must be the same for all.

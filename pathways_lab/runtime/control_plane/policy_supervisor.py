@@ -57,7 +57,7 @@ class Peer(Protocol):
 
 
 class Told(Protocol):
-    """Whoever drives the core: the rim."""
+    """The driver of the core."""
 
     def happened(self, event: m.Event) -> None: ...
 
@@ -167,7 +167,7 @@ class PolicyDesk:
         link.send("load", {}, [code])
 
     def said(self, token: str, op: str, fields: dict[str, Any]) -> None:
-        """A message of a process.  What is malformed counts as its failure."""
+        """A message of a process.  A malformed answer counts as its failure."""
         author = self._authors.get(token)
         if author is None:
             return

@@ -346,7 +346,7 @@ def _wish(do: str, host: str, worker: str, pid: int = 0) -> None:
 
 
 def _obey(plane: ControlPlane) -> None:
-    """What the parent says later: of workers, of their processes, of trouble with messages."""
+    """Later words of the parent: about workers, their processes, and faults on purpose."""
     troubles = Troubles(plane.reactor)
     while True:
         news = child_process.configuration()

@@ -1,4 +1,4 @@
-"""What the control plane itself adds to the timeline.
+"""Records that the control plane itself adds to the timeline.
 
 Problem: it handles some 10^5 messages a second, and a record of each would
 cost more than the message; so messages are noted as plain tuples, written
@@ -46,7 +46,7 @@ class Diary:
             self._flush_due()
 
     def decided(self, event: Event, commands: Sequence[Command]) -> None:
-        """What the core was told, and what it wants done."""
+        """Records an event of the core and its commands."""
 
         def granted(grant: Grant, island: str) -> Iterator[bytes]:
             placing = self._placing(grant, island)

@@ -1,4 +1,4 @@
-"""What clients ask, as events of the core: may it be, as far as that is known here.
+"""Requests of clients as events of the core, checked as far as that is possible here.
 
 Problem: messages that have been parsed (:mod:`pathways_lab.transport.edge`) become events
 that the core trusts.  Here every id is checked for its owner and every number for its
@@ -30,7 +30,7 @@ from pathways_lab.transport.codec import pack_fields
 
 _NAME_LENGTH = 200
 _ABOUT_BYTES = 1 << 18
-"""What the description of what is published may take: some thousand arrays."""
+"""Bytes that the description of a published value may take: some thousand arrays."""
 
 
 @dataclass(slots=True)

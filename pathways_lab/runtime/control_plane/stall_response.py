@@ -1,10 +1,10 @@
-"""What is done about a standstill: told to everybody, and ended where it was asked for.
+"""The response to a standstill: all clients are told, and owners' rules end it.
 
 Problem: hosts that wait for each other must be named within seconds, wherever
 that happens; but only where a client switched the order off is it certain
 enough, and wanted, that the wait is ended: then its gangs fail with the story,
-the hosts' common runtime is cut and formed again, and the island goes on.  What else
-is done, an owner has said (:mod:`pathways_lab.core.diagnosis.stall_actions`).
+the hosts' common runtime is cut and formed again, and the island goes on.  The rules of
+owners say the rest (:mod:`pathways_lab.core.diagnosis.stall_actions`).
 
 Rule for maintainers: who waits for whom is found elsewhere; here it is told,
 and acted on.  Long work is never ended, unless an owner has said so.

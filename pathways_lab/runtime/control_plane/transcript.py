@@ -144,7 +144,7 @@ def read(path: str | Path) -> Iterator[tuple[Event, list[Command] | None]]:
 
 
 def differences(path: str | Path, core: Control | None = None) -> list[str]:
-    """What a fresh core answers differently than the one of the transcript: [] when nothing.
+    """The answers of a fresh core that differ from the transcript's: [] when none does.
 
     Raises what the core raises: also at the event on which it failed then, if it fails again.
     Raises IncompleteTranscript, before anything, for one without its first events.
