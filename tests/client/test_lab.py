@@ -62,13 +62,13 @@ def test_ctrl_c_while_a_lab_closes_counts_when_it_has_closed() -> None:
     assert ended == ["the lab was closed"]
 
 
-def test_the_cluster_as_text_and_table() -> None:
+def test_the_cluster_as_a_table() -> None:
     islands = topology_view.islands_of(TOPOLOGY)
     assert [island.devices for island in islands] == [4]
     assert [d.number for d in topology_view.devices_of(islands)] == [0, 1, 2, 3]
-    assert "4 x CPU (emulated), 1,024 MiB each, process 5" in topology_view.as_text(islands)
-    assert ">island0/host0</td>" in topology_view.as_html(islands)
-    assert topology_view.as_text(()) == "no hosts"
+    page = topology_view.as_html(islands)
+    for cell in ("island0/host0", "4 x CPU (emulated)", "1,024 MiB", "5"):
+        assert f">{cell}</td>" in page
 
 
 def words(**given: Any) -> Callable[[], object]:

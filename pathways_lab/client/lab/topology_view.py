@@ -87,19 +87,6 @@ def in_words(islands: Sequence[Island], down: Sequence[dict[str, Any]]) -> str:
     return ", ".join([machine, *(f"{each['name']} is down" for each in down)])
 
 
-def as_text(islands: Sequence[Island]) -> str:
-    """One line per host."""
-    lines = []
-    for island in islands:
-        lines.append(f"{island.name}: {island.devices} devices")
-        for host in island.hosts:
-            lines.append(
-                f"  {host.name}: {_kind(host)}, {host.memory / 2**20:,.0f} MiB each,"
-                f" process {host.pid}"
-            )
-    return "\n".join(lines) or "no hosts"
-
-
 def _kind(host: Host) -> str:
     return f"{host.devices} x {host.kind.upper()}{' (emulated)' if host.emulated else ''}"
 

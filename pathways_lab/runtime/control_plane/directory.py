@@ -27,7 +27,6 @@ from pathways_lab.transport.edge import Count, Size
 
 _NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
 _Name = Annotated[str, Within(1, 1000)]
-_USED = ("run", "buffer", "race")
 GIVEN_UP = "it was given up: lab.restart({!r}) starts it again"
 _OURS = re.compile(r"control|policy|kernel-\d+")
 
