@@ -63,6 +63,8 @@ def test_what_cannot_be_is_refused(fake: FakeLab) -> None:
         make(fake, shares=(1,))
     with pytest.raises(PathwaysError, match="cannot be cut into 5 stages"):
         make(fake, chunks=5)
+    with pytest.raises(PathwaysError, match="2 costs for 4 layers"):
+        make(fake, costs=(1.0, 1.0), chunks=2)
     both = make(fake, shares=(2, 1))
     with pytest.raises(PathwaysError, match="cannot be cut into shares of 2, 1"):
         both.step(both.init(), X, LABELS)
