@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -230,6 +232,18 @@ def test_a_plan_that_frees_too_early_is_refused() -> None:
     assert failure is not None
     assert "frees other values" in failure.message
     assert last_uses((), ()) == {}
+
+
+@pytest.mark.parametrize("window", [-1.0, 1e10, 1e308, math.inf, math.nan])
+def test_a_plan_with_a_window_that_is_no_time_is_refused(window: float) -> None:
+    """As microseconds some of them are no number, and the core would fail on it."""
+    plan = lower(Sketch("p").chain(1, "a", "b").program({1: 1}))
+    first = plan.steps[0]
+    assert isinstance(first.node, Call)
+    steps = (replace(first, node=replace(first.node, window=window)), *plan.steps[1:])
+    failure = check_plan(replace(plan, steps=steps))
+    assert failure is not None
+    assert "has a window of" in failure.message
 
 
 def test_transfers_name_slices_as_their_client_does() -> None:

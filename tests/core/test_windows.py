@@ -177,10 +177,11 @@ def test_a_slice_may_ask_for_less() -> None:
     assert ahead(script) == 6, "others on the same devices are not bound by it"
     script.finish_all(0.01)
     assert len(script.ended) == 24
-    wrong = SliceRequested(0.0, "slice", ME, 78, replace(request, window=-1.0))
-    (refused,) = script.send(wrong)
-    assert isinstance(refused, Refused)
-    assert "a window is a number of seconds" in refused.failure.message
+    for window in (-1.0, 1e308):  # which is no number of microseconds
+        wrong = SliceRequested(0.0, "slice", ME, 78, replace(request, window=window))
+        (refused,) = script.send(wrong)
+        assert isinstance(refused, Refused)
+        assert "a window is a number of seconds" in refused.failure.message
 
 
 def test_an_owner_says_how_far_ahead_grants_run_for_all() -> None:

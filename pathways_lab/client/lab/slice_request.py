@@ -11,7 +11,6 @@ Paper: section 4.1 (resource manager).
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import os
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.client.session import failures
+from pathways_lab.core.program.program import LONGEST_WINDOW
 from pathways_lab.core.slices.topology import SliceRequest
 
 _Number = int | float | np.integer | np.floating
@@ -132,7 +132,7 @@ def name_or_none(what: str, given: Any) -> str | None:
 
 def seconds(what: str, given: Any, remedy: str = "give seconds, from 0 on") -> float:
     """A number of seconds.  what: the argument for it."""
-    if isinstance(given, _Number) and 0 <= given < math.inf:
+    if isinstance(given, _Number) and 0 <= given <= LONGEST_WINDOW:
         return float(given)
     raise failures.failure("refused", f"{what}={given!r} is not a number of seconds", remedy)
 

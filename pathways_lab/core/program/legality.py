@@ -13,7 +13,16 @@ Paper: section 4.3 (legality of the lowered program).
 from __future__ import annotations
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Call, Line, Node, Plan, Program, ValueId
+from pathways_lab.core.program.program import (
+    LONGEST_WINDOW,
+    Call,
+    Line,
+    Node,
+    Plan,
+    Program,
+    ValueId,
+    is_window,
+)
 
 
 def inputs_of(node: Node) -> tuple[ValueId, ...]:
@@ -47,6 +56,11 @@ def check_plan(plan: Plan) -> Failure | None:
     for node in nodes:
         if isinstance(node, Call) and any(not 0 <= p < len(node.inputs) for p in node.donated):
             return _failure(plan.name, node, "donates an argument that it does not have")
+        if isinstance(node, Call) and not is_window(node.window):
+            return _failure(
+                plan.name, node, f"has a window of {node.window!r}",
+                f"give seconds, 0 to {LONGEST_WINDOW:g}",
+            )  # fmt: skip
     failure = check_order(plan.name, len(plan.values), plan.inputs, nodes, plan.outputs, names)
     if failure:
         return failure

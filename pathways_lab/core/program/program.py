@@ -36,6 +36,15 @@ def slice_name(number: SliceId) -> str:
     return f"s{number & 0xFFFFFFFF}"
 
 
+LONGEST_WINDOW = 1e9
+"""Seconds: no longer window can be asked for, so that each is a number of microseconds."""
+
+
+def is_window(seconds: float | None) -> bool:
+    """Whether it can be granted so far ahead; None: as elsewhere is said."""
+    return seconds is None or 0 <= seconds <= LONGEST_WINDOW
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """The user's own line that caused a node: shown in errors and views."""

@@ -26,7 +26,7 @@ from operator import itemgetter
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostJoined
 from pathways_lab.core.messages.elastic import HostDown
-from pathways_lab.core.program.program import SliceId, slice_name
+from pathways_lab.core.program.program import LONGEST_WINDOW, SliceId, is_window, slice_name
 from pathways_lab.core.scheduling.lifecycles import SLICE
 from pathways_lab.core.scheduling.policies import Place
 from pathways_lab.core.slices.placement import Choice, Grid, place
@@ -479,8 +479,8 @@ def _malformed(request: SliceRequest) -> str:
         return f"axis names {request.axes} must be ASCII: others end the process that compiles"
     if request.at and not len(request.at) == len(set(request.at)) == request.devices:
         return f"shape {request.shape} needs {request.devices} different devices, got {request.at}"
-    if request.window is not None and not 0 <= request.window < math.inf:
-        return f"a window is a number of seconds from 0 on, got {request.window!r}"
+    if not is_window(request.window):
+        return f"a window is a number of seconds, 0 to {LONGEST_WINDOW:g}, got {request.window!r}"
     return ""
 
 
