@@ -262,6 +262,18 @@ def test_without_the_rule_as_much_is_ahead_as_of_who_is_alone() -> None:
     assert ahead(script) > 10
 
 
+def test_small_calls_of_several_are_granted_as_far_ahead_as_those_of_one() -> None:
+    """To hear of their ends so often would cost more than they take."""
+    script, train, _ = beside(Priority(), 0.0003)
+    other = measured(script, one_gang(script, script.slice(4), "other"), 0.0003)
+    script.pass_time(2 * LATELY)
+    for _ in range(60):
+        script.submit(train)
+        script.submit(other, priority=1)
+    assert ahead(script) == 120
+    assert not any(grant.prompt for grant in script.grants[-100:])
+
+
 def test_who_has_been_alone_for_a_while_is_far_ahead_again() -> None:
     script, train, token = beside(Priority(), 0.005)
     script.submit(token, client="kernel-2", priority=1)
@@ -300,7 +312,7 @@ def test_that_devices_are_shared_outlives_a_change_of_the_slices() -> None:
     script.slice(2)
     for _ in range(20):
         script.submit(train)
-    assert ahead(script) == 2
+    assert ahead(script) <= 3, "one more before it is seen how long they take"
 
 
 def test_where_order_is_off_nothing_is_bounded_by_others_either() -> None:

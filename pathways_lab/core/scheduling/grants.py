@@ -292,13 +292,17 @@ class Grants:
         functions, shared = state.functions, self._shared(run)
         return run.index.window(run.position, functions, state.rules, self._limit, shared)
 
-    def _ask(self, run: RunRecord) -> None:
-        """The run wants its devices.  Under FIFO nobody has a choice, so nothing is noted."""
+    def _ask(self, run: RunRecord, window: Window | None = None) -> None:
+        """The run wants its devices, or gets them for a window.
+
+        Under FIFO nobody has a choice, so nothing is noted.
+        """
         state, index = self.state, run.index
         if not state.turns.fifo:
             asker = run.client, index.plan.name, run.priority
+            each = {s: cost // gangs for s, cost, gangs in window.slices} if window else {}
             for slice_id in index.plan.slices:
-                state.pace.ask(slice_id, asker, state.time)
+                state.pace.ask(slice_id, asker, state.time, each.get(slice_id, 0))
 
     def _shared(self, run: RunRecord) -> bool:
         """Whether a policy has lately chosen, or could have, between this run and others."""
@@ -382,7 +386,7 @@ class Grants:
         """Rules 1 and 3: the next window of a run gets its places, on all islands at once."""
         state, window, index = self.state, run.window, run.index
         assert window is not None
-        self._ask(run)
+        self._ask(run, window)
         for slice_id, cost, gangs in window.slices:
             state.pace.add(slice_id, cost, gangs)
             state.turns.charge(run, cost / 1e6 * index.devices[slice_id], state.time)

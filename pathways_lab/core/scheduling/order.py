@@ -70,6 +70,8 @@ class Order:
 
 LATELY = 1.0
 """Seconds for which devices count as shared after somebody else has asked for them."""
+BRIEF = 2000
+"""Device microseconds: a gang that takes less is brief."""
 Asker = tuple[str, str, int]
 """Client, program and priority: by them policies tell runs apart."""
 NOBODY: tuple[float, Asker] = (float("-inf"), ("", "", 0))
@@ -79,15 +81,17 @@ NOBODY: tuple[float, Asker] = (float("-inf"), ("", "", 0))
 class Pace:
     """How far grants run ahead: what is granted and not finished, per cell.
 
-    Devices are *shared* while two askers or more want them: a policy has a choice there, and so
-    that its choice is soon felt, less is granted ahead of it.  A run asks when it is submitted and
-    with each of its windows.
+    Devices are *shared* while two askers or more want them, and some gang there is not brief: a
+    policy has a choice, and so that its choice is soon felt, less is granted ahead of it.  A run
+    asks when it is submitted and with each of its windows.  Where all gangs are brief, to hear of
+    their ends so often would cost more than they take.
 
     limit: device microseconds; close: the same on shared devices; least: gangs (see
         :class:`Rules`).  limits: by slice, where its client wants less.
     ahead, gangs: of each cell; by_slice: both, of each slice.
     asked: by slice, who asked last, and when.  last: the same of each cell; others: of each cell,
-        when somebody else than the last one did.
+        when somebody else than the last one did.  busy: of each cell, when the last gang that is
+        not brief got its place.
     """
 
     limit: int
@@ -101,6 +105,7 @@ class Pace:
     asked: dict[SliceId, tuple[float, Asker]] = field(default_factory=dict)
     last: list[tuple[float, Asker]] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
 
     def limit_of(self, slice_id: SliceId) -> int:
         """The work that may be ahead on a slice."""
@@ -114,6 +119,7 @@ class Pace:
         self.gangs = [0] * len(cells)
         self.last = [NOBODY] * len(cells)
         self.others = [NOBODY[0]] * len(cells)
+        self.busy = [NOBODY[0]] * len(cells)
         for slice_id, (time, asker) in sorted(self.asked.items(), key=lambda item: item[1]):
             self.ask(slice_id, asker, time)
         for slice_id, (cost, gangs) in self.by_slice.items():
@@ -121,8 +127,11 @@ class Pace:
                 self.ahead[cell] += cost
                 self.gangs[cell] += gangs
 
-    def ask(self, slice_id: SliceId, asker: Asker, time: float) -> None:
-        """Somebody wants the devices of a slice."""
+    def ask(self, slice_id: SliceId, asker: Asker, time: float, each: int = 0) -> None:
+        """Somebody wants the devices of a slice.
+
+        each: device microseconds of a gang that gets its place there; 0: none does yet.
+        """
         cells = self.cells_of.get(slice_id)
         if cells is not None:
             self.asked[slice_id] = time, asker
@@ -131,11 +140,13 @@ class Pace:
                 if who != asker:
                     self.others[cell] = before
                 self.last[cell] = time, asker
+                if each >= BRIEF:
+                    self.busy[cell] = time
 
     def shared(self, slices: Iterable[SliceId], time: float) -> bool:
         """Whether several have lately wanted some devices of these slices."""
-        since = time - LATELY
-        return any(self.others[c] > since for s in slices for c in self.cells_of.get(s, ()))
+        since, cells = time - LATELY, (c for s in slices for c in self.cells_of.get(s, ()))
+        return any(self.others[c] > since and self.busy[c] > since for c in cells)
 
     def allows(self, window: Window, time: float) -> bool:
         """Whether every device of the window is near enough to its end of work.
@@ -143,13 +154,13 @@ class Pace:
         That is asked of the devices and not of the window, which covers half of the limit at
         most: else whoever has the shorter gangs would always find room before the others.
         """
-        ahead, gangs, others = self.ahead, self.gangs, self.others
+        ahead, gangs, others, busy = self.ahead, self.gangs, self.others, self.busy
         half, since = window.limit // 2, time - LATELY
         close = min(half, self.close // 2) if window.shared else half
         least = self.least if window.limit else 1
         for slice_id, _, _ in window.slices:
             for cell in self.cells_of[slice_id]:
-                near = close if others[cell] > since else half
+                near = close if others[cell] > since and busy[cell] > since else half
                 if gangs[cell] >= least and (ahead[cell] > near or not half):
                     return False
         return True

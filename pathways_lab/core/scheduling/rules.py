@@ -34,8 +34,8 @@ class Rules:
         overtaken; None: for ever.
     ahead: estimated device seconds that may be granted and unfinished on a device,
         where nobody asks for less (0: nothing is granted ahead).
-    close: the same on devices that several have lately asked for, where a policy has a choice
-        between them: a few round trips of the control plane.
+    close: the same on shared devices, where a policy has a choice (see
+        :class:`~pathways_lab.core.scheduling.order.Pace`): a few round trips of the control plane.
     window: estimated device seconds that one grant covers: half of that at most, so
         that the next one is there before the devices have nothing to do.
     least: gangs granted and unfinished on a device below which no window waits,
