@@ -262,6 +262,7 @@ class Anything(RuleBasedStateMachine):
                 self.remove(client, value)
             client.places.remove(place)
             place.slice.release()
+            self.doubt()  # a run that waited for a place there has none for values elsewhere either
 
     @rule(
         who=st.sampled_from((0, 1)), which=some, shape=st.sampled_from((SMALL, LARGE)),
