@@ -112,6 +112,26 @@ def test_announcing_again_keeps_a_function_whose_last_program_is_about_to_go() -
     assert known(script) == (["q"], ["f"])
 
 
+def test_a_function_that_is_being_compiled_goes_when_that_is_over() -> None:
+    """Its host would else be believed to have the next one of its name, which it compiles again."""
+    script = Script(compile=False)
+    sketch = Sketch("p").chain(script.slice(4), "f")
+    forget(script, script.register(sketch))
+    assert [g.functions for g in told(script, ProgramsForgotten)] == [()]
+    assert known(script) == ([], ["f"])
+    script.register(sketch)
+    assert len(told(script, Prepare)) == 1, "it is compiled already"
+    script.compiled()
+    assert known(script) == (["p"], ["f"])
+    forget(script, script.register(sketch))
+    assert known(script) == ([], [])
+    again = script.register(sketch)
+    forget(script, again)
+    script.compiled()
+    assert known(script) == ([], [])
+    assert not script.control.forgetting.busy
+
+
 def test_a_cancelled_run_keeps_its_program_until_it_has_ended_on_hosts() -> None:
     script = Script()
     plan = heavy(script, script.slice(4), 1)

@@ -6,8 +6,10 @@ let go; but its runs may be queued, or under way, and need their program to thei
 
 How: a plan goes when no run of it is left, a function when no plan calls it; hosts hear of it
 after everything that they were granted.  Until then it is only unknown to its client, and
-registering it again keeps it.  A lost slice may still have gangs to come on hosts that live:
-they fail in their place, as gangs do that have lost their partners.
+registering it again keeps it.  A function that hosts still compile goes when they have reported
+it: the report would else be taken for that of the next function of its name.  A lost slice may
+still have gangs to come on hosts that live: they fail in their place, as gangs do that have
+lost their partners.
 
 Rule for maintainers: nothing here ends or delays a run.
 
@@ -81,7 +83,9 @@ class Forgetting:
             index = self.clients[client].plans.pop(key, None)
             if index is not None:
                 hosts.update(dict.fromkeys(index.hosts))
-        functions = [f for f, client in self.functions.items() if not self._called(f, client)]
+        unused = [f for f, client in self.functions.items() if not self._called(f, client)]
+        functions = [f for f in unused if not state.functions.compiling(f)]
+        self._news = len(functions) < len(unused)
         for function in functions:
             del self.functions[function]
             state.functions.records.pop(function, None)

@@ -69,6 +69,11 @@ class Functions:
         self.records[key] = FunctionRecord(set(hosts))
         return self.wanted(key)
 
+    def compiling(self, key: FunctionKey) -> bool:
+        """Whether hosts that compile it have not said yet how that went."""
+        record = self.records.get(key)
+        return record is not None and bool(record.pending) and record.failure is None
+
     def wanted(self, key: FunctionKey) -> bool:
         """Whether hosts may be asked to compile it."""
         if key[0] in self.condemned:
