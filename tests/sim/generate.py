@@ -72,6 +72,7 @@ class Shape:
     cancel: of a run, that it, some of its results or all of its client's runs are cancelled.
     keep: of a call, that its run goes on for its sake.  release: of a run, that one of its
         client's slices is given back a while after.
+    straight: of a call, that it is where the one before it is, and donates nothing.
     stop: of a host, that it stands still for a while.  repeat: of a report, that it
         comes twice.  forget: of a program, after each run, that it is dropped.
     """
@@ -105,6 +106,7 @@ class Shape:
     forget: float = 0.0
     keep: float = 0.4
     release: float = 0.0
+    straight: float = 0.0
 
 
 def layout(devices: int) -> Layout:
@@ -136,15 +138,20 @@ class _Draft:
         """A call on some slice, which may consume some of what it uses."""
         rng, number = self.rng, len(self.nodes)
         where = rng.choice(sorted(self.slices))
+        straight = bool(shape.straight) and rng.random() < shape.straight
+        if straight and self.nodes:
+            where = self.nodes[-1].slice
+            here = [v for v in self.free if self.values[v].slice == where]
+            used = [v for v in used if v in here] or here[-1:] or used
         local = [p for p, v in enumerate(used) if self.values[v].slice == where]
-        donated = tuple(p for p in local if rng.random() < shape.donate)
+        donated = tuple(p for p in local if not straight and rng.random() < shape.donate)
         key = f"{self.name}.f{number}"
         row = layout(self.slices[where])
         self.signatures[key] = Signature(key, where, (row,) * len(used), (row,) * len(sizes))
         made = tuple(self.value(where, units, "v") for units in sizes)
         ahead = rng.random() >= shape.blocking
         keep = rng.random() < shape.keep
-        window = rng.choice((None, None, 0.0, 0.004))
+        window = None if straight else rng.choice((None, None, 0.0, 0.004))
         call = Call(key, where, tuple(used), made, donated, f"f{number}", ahead=ahead, keep=keep)
         self.nodes.append(replace(call, window=window))
         for p in donated:

@@ -80,12 +80,15 @@ STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7,
               repeat=0.1, forget=0.4, keep=0.5, release=0.03)  # fmt: skip
 """Everything that can go wrong does, often."""
 
+STRAIGHT = replace(STORM, straight=0.95, nodes=12, wide=0.0, memory=(60, 120))
+"""The same where hosts launch most gangs in rows."""
+
 
 def shape_of(seed: int, without: str = "") -> Shape:
     """What to draw from a seed: with every rule in force, all shapes in turn."""
     if without:
         return FOCUS.get(without, Shape())
-    shapes = (Shape(), STORM, *FOCUS.values())
+    shapes = (Shape(), STORM, STRAIGHT, *FOCUS.values())
     return shapes[seed % len(shapes)]
 
 
@@ -116,6 +119,8 @@ def search(
         assumed=rng.choice((0.005, 0.1)),
         overtaking=bound,
     )
+    if shape.straight:
+        rules = replace(rules, window=0.5, ahead=1.0, assumed=0.005)  # many gangs in a window
     world = World(
         random_machine(rng, shape),
         seed,

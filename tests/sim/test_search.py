@@ -19,9 +19,15 @@ from pathways_lab.core.scheduling.cancelling import Cancelling
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.remote_policy import Questions
 from pathways_lab.core.slices.sharing import Sharing
+from pathways_lab.executor.buffers import Buffers
 from pathways_lab.executor.device_memory import Claim, Memory
+from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.order import Order
+from pathways_lab.executor.straight import Straight
+from pathways_lab.executor.transfers import Moves
 from pathways_lab.sim.host import Host
-from tests.sim.search import STORM, WITHOUT, main, search, shape_of
+from tests.sim.generate import Shape
+from tests.sim.search import STORM, STRAIGHT, WITHOUT, main, search, shape_of
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
@@ -104,6 +110,44 @@ def test_without_what_protects_those_who_stay_workloads_break(
     """Nothing of who has left, no result lost, none wrong, bytes counted: each is looked at."""
     monkeypatch.setattr(owner, name, broken)
     found = (search(seed, STORM).broken for seed in range(80))
+    assert any(text and words in text for text in found)
+
+
+def _hears_of_no_failure(self: Straight, key: Any, times: Any, failures: Any) -> None:
+    row_done(self, key, times, {})
+
+
+row_done = Straight.done
+
+CROWDED = Shape(
+    hosts=3, devices=3, slices=4, nodes=8, runs=12, memory=(60, 90), cancel=0.0, fail=0.0, lose=0.0
+)
+"""Slices that share some of their devices."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "shape", "seeds", "words"),
+    [
+        (Order, "_before", lambda self, unit: {}, CROWDED, (19, 27, 53, 57), ""),
+        (Straight, "done", _hears_of_no_failure, STRAIGHT, (97, 164), "wrong value"),
+        (Moves, "cancel", lambda self, move, failure: None, STRAIGHT, (51, 65), "ended 0 times"),
+        (Buffers, "release", lambda self, slot: None, STRAIGHT, (1, 4), "still holds"),
+        (Launcher, "uploaded", lambda self, *upload: [], STRAIGHT, (1, 10), "is not on "),
+    ],
+)
+def test_without_what_hosts_decide_by_workloads_break(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    broken: Any,
+    shape: Shape,
+    seeds: tuple[int, ...],
+    words: str,
+) -> None:
+    """The hosts of the search decide by the code of real ones, rows of gangs included."""
+    assert not any(search(seed, shape).broken for seed in seeds)
+    monkeypatch.setattr(owner, name, broken)
+    found = (search(seed, shape).broken for seed in seeds)
     assert any(text and words in text for text in found)
 
 
