@@ -201,6 +201,26 @@ def test_a_full_quota_that_nothing_will_empty_is_told_at_once_with_who_holds_it(
     assert script.resolved[script.upload(where, 15)] is None
 
 
+def test_an_upload_that_fills_the_quota_ends_the_hope_of_those_behind_it() -> None:
+    """Others' runs go on there, and no end of theirs would be room in this quota."""
+    script = Script(devices=2, memory=100)
+    script.client("other")
+    limit(script, "kernel-1", nbytes=100)
+    at, where = script.slice(2, client="other"), script.slice(2)
+    kept = script.upload(at, 70, client="other")
+    plan = script.register(Sketch("p").chain(at, "f", nbytes=5), client="other")
+    run = script.submit(plan, client="other")
+    first, second = script.upload(where, 30), script.upload(where, 30)
+    assert not script.control.state.store.buffers[first].admitted
+    assert script.resolved[second] is None, "it waits for memory, and for no quota yet"
+    script.drop(kept, client="other")
+    assert script.control.state.store.buffers[first].admitted
+    failure = script.resolved[second]
+    assert run.run not in script.ended
+    assert failure is not None
+    assert failure.kind == "stalemate"
+
+
 def consume(script: Script, where: int, size: int, result: int) -> Plan:
     """A program that consumes its argument."""
     sketch = Sketch("consume")

@@ -247,6 +247,7 @@ class Grants:
         if entry.run is None:
             assert entry.buffer is not None
             self.uploads.admitted(entry.buffer)
+            state.admission.settled = False  # no end of it will make room for others
             return True
         run = entry.run
         if entry.since < state.time:
