@@ -15,6 +15,7 @@ from pathways_lab.notebook.panels import PANELS, chosen, plots
 from pathways_lab.notebook.panels import order as order_panel
 from pathways_lab.notebook.panels.graph import SOON, newest
 from pathways_lab.notebook.scene.legend import legend
+from pathways_lab.notebook.scene.live_fold import Present
 from pathways_lab.notebook.scene.plot import (
     LEFT,
     RIGHT,
@@ -28,9 +29,11 @@ from pathways_lab.notebook.scene.plot import (
 )
 from pathways_lab.notebook.scene.row_layout import rows
 from pathways_lab.notebook.scene.scene import WORK, Scene
+from pathways_lab.notebook.scene.text import duration, summary
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.busy import utilisation
 from pathways_lab.timeline.gangs import Gang
+from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from tests.notebook.synthetic import Cluster, arrival, training
@@ -306,6 +309,17 @@ def test_nothing_yet_says_what_it_waits_for() -> None:
     known = plots((), scene_at(Cluster().records, 0.0), 0.0)
     assert [plot.empty for plot in known] == [""] + ["waiting for the first gang"] * 3
     assert all(plot.empty == "" for plot in plots((), scene_at(training(1), 5.0), 5.0))
+
+
+def test_gangs_that_are_too_old_to_be_shown_are_told() -> None:
+    log = Timeline(clock=lambda: 43.0)
+    log.extend(training(1))
+    present = Present(log, 20.0)
+    ended = max(r.end for r in training(1) if isinstance(r, Span) and r.kind == "gang")
+    words = f"no gang yet: the last one ended {duration(23.0 - ended)} before this picture begins"
+    empty = [plot.empty for plot in plots(("order", "queues", "graph"), present.scene, 43.0)]
+    assert empty == [words] * 3
+    assert words in summary(present.scene, 43.0, "train")
 
 
 def test_the_axis_grows_to_the_window_and_then_follows() -> None:

@@ -19,6 +19,7 @@ from pathways_lab.notebook.scene.gang_number import NOBODY, number
 from pathways_lab.notebook.scene.palette import FAILED, INK, NEUTRAL, PAINTS, ink_on
 from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, fitted
 from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.flow import Flow
 from pathways_lab.timeline.planned import RunSeen
 from pathways_lab.timeline.records import own
@@ -125,7 +126,9 @@ def plot(scene: Scene, now: float) -> Plot:
     flow = scene.flows.run(run.run) if run is not None else ()
     if run is None or not flow:
         return _empty(
-            "the program of this run is not in the records" if run else "waiting for a run"
+            "the program of this run is not in the records"
+            if run
+            else nothing(scene) or "waiting for a run"
         )
     seconds: dict[int, float] = {}
     for gang in run.gangs:

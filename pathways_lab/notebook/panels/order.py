@@ -20,6 +20,7 @@ from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, RIGHT, Layer, Plot, wide
 from pathways_lab.notebook.scene.row_layout import rows
 from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.gangs import Gang
 
 PLACES, MOST_PLACES = 40, 160
@@ -118,7 +119,7 @@ def plot(scene: Scene, now: float) -> Plot:
         groups=layout.groups,
         readouts=readouts,
         bands=layout.bands[1::2],
-        empty="" if scene.started else "waiting for the first gang",
+        empty=nothing(scene),
     )
 
 

@@ -17,7 +17,7 @@ from pathways_lab.notebook.scene.palette import CAUSE_COLOURS, NEUTRAL
 from pathways_lab.notebook.scene.plot import BOXES, FRAME, LINES, TEXTS, Layer, Plot, moments
 from pathways_lab.notebook.scene.row_layout import MOST, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
-from pathways_lab.notebook.scene.text import duration
+from pathways_lab.notebook.scene.text import duration, nothing
 from pathways_lab.timeline.planned import OTHERS, PLAN, Device, compare
 from pathways_lab.timeline.waits import MEMORY, NOTHING
 
@@ -104,7 +104,7 @@ def plot(scene: Scene, now: float) -> Plot:
         groups=_islands(devices),
         readouts=readouts if each >= 13 else {},
         bands=_bands(devices),
-        empty="" if devices else "waiting for a run",
+        empty="" if devices else nothing(scene) or "waiting for a run to end",
     )
 
 

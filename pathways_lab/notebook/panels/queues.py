@@ -20,6 +20,7 @@ from pathways_lab.notebook.scene.palette import PAINTS, ink_on
 from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
 
@@ -82,7 +83,7 @@ def plot(scene: Scene, now: float) -> Plot:
         groups=rows.groups,
         readouts=_readouts(scene, rows.of) if each >= 13 else {},
         bands=rows.bands[1::2],
-        empty="" if scene.started else "waiting for the first gang",
+        empty=nothing(scene),
     )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pathways_lab.notebook.scene.plot import AREAS, Layer, Plot
 from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.text import nothing
 from pathways_lab.timeline.busy import recent
 
 TALL = 0.86
@@ -96,7 +97,7 @@ def plot(scene: Scene, now: float) -> Plot:
         rows={row + 0.5 - TALL: "100 %" for row in range(len(bands))},
         rules=tuple(row + 0.5 - TALL * level for row in range(len(bands)) for level in (0, 1)),
         bands=((islands - 0.5, len(bands) - 0.5),) if clients else (),
-        empty="" if scene.started else "waiting for the first gang",
+        empty=nothing(scene),
     )
 
 

@@ -62,6 +62,9 @@ class Present:
         origin = origin if origin is not None else first
         self.since = max(origin, since if since is not None else now - window)
         self.scene = self.blank(origin)
+        before = [at for at in map(_gang_known, timeline.items) if at < self.since]
+        if before:
+            self.scene.earlier = self.since - max(before)
         self.folded, self.folds = now, 0
         self.version = self._left = 0
         self._waiting: list[Item] = []
@@ -173,6 +176,12 @@ def newest(timeline: Timeline, window: float, most: int, late: float) -> Present
     if len(items) > most:
         since = max(since, known_at(items[-most]))
     return Present(timeline, window, since=since, late=late)
+
+
+def _gang_known(item: Item) -> float:
+    """When the end of a gang, or of a row of them, was known; never for other items."""
+    gang = isinstance(item, Row) or (isinstance(item, Span) and item.kind == "gang")
+    return known_at(item) if gang else math.inf
 
 
 def _happened(item: Item) -> float:

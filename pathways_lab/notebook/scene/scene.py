@@ -141,6 +141,8 @@ class Scene:
         self.apart = 0.0
         self.first = float("inf")
         self.last = float("-inf")
+        self.earlier: float | None = None
+        """Seconds between the newest gang that is too old to be shown and the picture's start."""
         self._bars = Bars()
         self._folded: dict[str, list[RowWaits]] = {}
         self._rows = rows(self.machine, level)

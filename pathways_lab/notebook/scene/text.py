@@ -40,6 +40,15 @@ def lead_note(seconds: float) -> str:
     return f"{duration(seconds)} before the first computation are not shown"
 
 
+def nothing(scene: Scene) -> str:
+    """Why there is no gang to be shown; "" when there is one."""
+    if scene.started:
+        return ""
+    if scene.earlier is None:
+        return "waiting for the first gang"
+    return f"no gang yet: the last one ended {duration(scene.earlier)} before this picture begins"
+
+
 def summary(scene: Scene, now: float, title: str) -> str:
     """One line: what a person who cannot see the picture needs first."""
     machine = scene.machine
@@ -51,7 +60,7 @@ def summary(scene: Scene, now: float, title: str) -> str:
         f"{devices} device{'s' * (devices != 1)}"
     ]
     if not scene.started:
-        words.append("waiting for the first gang")
+        words.append(nothing(scene))
         return ", ".join(words)
     for island in machine.islands:
         order = scene.gangs.order(island)
