@@ -196,7 +196,7 @@ def _announced(plan: Plan, node: Node) -> dict[str, Any]:
         "in_layouts": [pack(v.layout) for v in ins], "out_layouts": [pack(v.layout) for v in outs],
         "in_types": [[v.shape, v.dtype] for v in ins],
         "out_types": [[v.shape, v.dtype] for v in outs],
-        "donated": node.donated, "line": pack(node.line), "loop": None, "settings": {},
+        "donated": node.donated, "line": pack(node.line), "loop": None, "checks": (),
     }  # fmt: skip
 
 
