@@ -446,6 +446,19 @@ def test_what_was_planned_is_compared_with_a_whole_run() -> None:
     assert [run.ended for run in shown if run is not None] == [None, first, None]
 
 
+def test_the_legend_has_the_colours_of_programs_that_none_of_their_functions_has() -> None:
+    scene = scene_at(training(1), 1.0)
+    for panel in ("islands", "queues", "utilisation"):
+        assert legend((panel,), scene)[0] == (
+            "programs",
+            (("train", scene.palette.colour("train")),),
+        )
+    assert "programs" not in dict(legend(("graph",), scene))
+    cluster = Cluster()
+    cluster.gang(0, 1, 0, "a", "a", "", 0.0, 0.5, 0.0)
+    assert "programs" not in dict(legend(("queues",), scene_at(cluster.records, 1.0)))
+
+
 def test_the_legend_is_of_the_run_that_is_shown() -> None:
     records = training(2)
     end = next(r for r in records if isinstance(r, Event) and r.kind == "finished").time

@@ -27,8 +27,11 @@ def legend(panels: tuple[str, ...], *scenes: Scene) -> Legend:
     shown = set().union(*(_programs(scene, set(panels) - PLAIN) for scene in scenes))
     palette = scenes[0].palette
     out = [(name, tuple(nodes)) for name, nodes in palette.legend() if name in shown]
-    if {"islands", "utilisation"} & set(panels) and len(shown) > 1:
-        out.insert(0, ("programs", tuple((name, palette.colour(name)) for name, _ in out)))
+    # Bars that stand for several functions have their program's colour, where it is another.
+    whole = [(name, palette.colour(name)) for name, _ in out]
+    whole = [own for own, (_, nodes) in zip(whole, out, strict=True) if own not in nodes]
+    if {"islands", "queues", "utilisation"} & set(panels) and whole:
+        out.insert(0, ("programs", tuple(whole)))
     causes = sorted(set().union(*(scene.seen_causes for scene in scenes)))
     if {"queues", "planned"} & set(panels) and causes:
         out.append(("waits for", tuple((WAITS[n], PAINTS[CAUSE_PAINTS[n]]) for n in causes)))
