@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import RANK
+from tests.test_layers import JAX_PRIVATE, RANK
 from tools import diagrams
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -239,6 +239,10 @@ def drawn_map() -> str:
 def test_the_map_of_the_page_is_the_map_of_the_layer_test():
     layers = {name.split("/")[0].removesuffix(".py") for name in mapped(drawn_map())}
     assert layers == set(RANK)
+
+
+def test_the_page_names_every_door_to_private_jax():
+    assert [door for door in JAX_PRIVATE if f"`{door}`" not in text("ARCHITECTURE.md")] == []
 
 
 def test_the_map_names_every_folder():

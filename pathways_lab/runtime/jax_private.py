@@ -1,4 +1,4 @@
-"""The only module that touches private JAX API.
+"""The door to private JAX API.
 
 Problem: what Pathways Lab cannot do without and JAX has no public door for:
 building a CPU client that is not *the* backend of the process, asking whether
@@ -7,9 +7,10 @@ shardings that the partitioner would choose, and saying in a printed stand-in
 that its value comes later.  Each is a few lines, and each may move with any
 JAX release.
 
-Rule for maintainers: no other module imports ``jax._src`` or ``jaxlib._jax``;
-every function here has a test in ``tests/runtime/test_jax_private.py`` that
-names what moved.  Prefer removing a function to adding one.
+Rule for maintainers: callbacks (:mod:`.jax_callbacks`) and the coordination process have
+doors of their own, and no other module imports ``jax._src`` or ``jaxlib._jax``.  Every
+function here has a test in ``tests/runtime/test_jax_private.py`` that names what moved.  Prefer
+removing a function to adding one.
 
 Paper: section 4.2 (the client compiles without owning devices), section 4.5
 (hosts own their devices through the accelerator's own runtime).

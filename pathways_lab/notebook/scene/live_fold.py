@@ -62,9 +62,9 @@ class Present:
         origin = origin if origin is not None else first
         self.since = max(origin, since if since is not None else now - window)
         self.scene = self.blank(origin)
-        before = [at for at in map(_gang_known, timeline.items) if at < self.since]
-        if before:
-            self.scene.earlier = self.since - max(before)
+        gangs = map(_gang_known, timeline.items)
+        newest = max((at for at in gangs if at < self.since), default=None)
+        self.scene.earlier = None if newest is None else self.since - newest
         self.folded, self.folds = now, 0
         self.version = self._left = 0
         self._waiting: list[Item] = []
