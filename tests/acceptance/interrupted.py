@@ -95,8 +95,8 @@ class Interrupts:
 
     def strike(self, kind: str, longest: float, do: Callable[[], Any]) -> Any:
         """do(), interrupted within *longest* ms."""
-        delay = self.chance.randint(0, int(longest))
-        with alarm(f"{kind}, interrupted after {delay} ms,"):
+        delay = self.chance.uniform(0, longest)
+        with alarm(f"{kind}, interrupted after {delay:.1f} ms,"):
             found = struck(delay, do)
         self.struck[kind] += found is None
         self.done[kind] += 1
@@ -143,14 +143,18 @@ class Interrupts:
             on = lab.slice(2)
             to = on.sharding(jax.P(None, "x"))
             data = np.arange(1 << 22, dtype=np.int32).reshape(1 << 11, 1 << 11)
+            longest = (
+                self._ms(lambda: pw.device_put(data, to)),
+                self._ms(lambda: self._check(pw.device_put(data, to), data)),
+            )
             held = pw.device_put(data, to)
             self._check(held, data)
             before, bytes_ = self.left.now(), self._bytes(lab)
             for number in range(max(uploads, downloads)):
                 if number < uploads:
-                    self.strike("upload", 40, lambda: pw.device_put(data, to))
+                    self.strike("upload", longest[0], lambda: pw.device_put(data, to))
                 if number < downloads:
-                    self.strike("download", 40, held.result)
+                    self.strike("download", longest[1], held.result)
                     held._value = None  # or it would be there already
                 if number % ROUND == ROUND - 1 or number == max(uploads, downloads) - 1:
                     self._check(held, data)
@@ -160,6 +164,16 @@ class Interrupts:
                         time.sleep(0.05)
                     if self._bytes(lab) > bytes_:
                         self.note("upload", [f"{self._bytes(lab):,} bytes after {bytes_:,}"])
+
+    @staticmethod
+    def _ms(do: Callable[[], Any], times: int = 5) -> float:
+        """How long do() takes, in ms: the median, and a fifth more."""
+        taken = []
+        for _ in range(times):
+            began = time.monotonic()
+            do()
+            taken.append(time.monotonic() - began)
+        return 1200 * sorted(taken)[times // 2]
 
     @staticmethod
     def _check(held: pw.Handle, data: np.ndarray[Any, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +35,27 @@ def alarm(what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def struck(delay: int, do: Callable[[], Any]) -> Any:
-    """What do() gives, with Ctrl-C after so many ms; None if that came before it was over."""
+@contextlib.contextmanager
+def unkept() -> Iterator[None]:
+    """An interrupt inside a callback of the garbage collector is lost, and keeps no frame.
+
+    A hook that remembers it would keep the frames below it, and the handles in them.
+    """
+    before = sys.unraisablehook
+
+    def told(lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_type is not KeyboardInterrupt:
+            before(lost)
+
+    sys.unraisablehook = told
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def struck(delay: float, do: Callable[[], Any]) -> Any:
+    """do(), interrupted after *delay* ms: its result, or None if the interrupt came first."""
     main = threading.get_ident()
 
     def strike() -> None:
@@ -44,7 +64,7 @@ def struck(delay: int, do: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=strike)
     found = None
-    with contextlib.suppress(KeyboardInterrupt):
+    with unkept(), contextlib.suppress(KeyboardInterrupt):
         thread.start()
         found = do()
         thread.join()

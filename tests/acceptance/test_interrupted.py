@@ -12,4 +12,4 @@ pytestmark = pytest.mark.cluster
 def test_interrupted_or_not_nothing_stays() -> None:
     made = interrupts({"upload": 30, "download": 30, "start": 2, "close": 2})
     assert made.stayed == []
-    assert sum(made.struck.values()) > 10
+    assert sum(made.struck.values()) > 5
