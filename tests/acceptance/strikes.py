@@ -55,8 +55,13 @@ def unkept() -> Iterator[None]:
 
 
 def struck(delay: float, do: Callable[[], Any]) -> Any:
-    """do(), interrupted after *delay* ms: its result, or None if the interrupt came first."""
+    """do(), interrupted after *delay* ms: its result, or None if the interrupt came first.
+
+    A shell's background jobs ignore interrupts; this process does not.
+    """
     main = threading.get_ident()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def strike() -> None:
         time.sleep(delay / 1000)
