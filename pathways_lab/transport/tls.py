@@ -2,21 +2,22 @@
 
 Problem: between machines nothing may be sent in the clear, and our processes
 use the credentials of the Dask cluster; OpenSSL wants its certificates and
-keys as files, and files of others must never hold them.
+keys as files, and a file with a key must never stay, also of a process that is killed.
 
 Rule for maintainers: both ends show a certificate of the cluster's own
 authority, except for clients who were invited: they have none, or they could
 pass for the cluster's own processes; their door asks for the lab's key only.
 Host names are not compared, as in Dask, because clusters live on addresses.
-Key files exist for a moment, in a private folder.
+Files with keys exist for a moment, and have no name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ssl
-from collections.abc import Mapping
-
-from pathways_lab.transport.addresses import private_folder, remove_folder
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import IO
 
 
 def _context(pems: Mapping[str, str], purpose: ssl.Purpose) -> ssl.SSLContext:
@@ -28,14 +29,19 @@ def _context(pems: Mapping[str, str], purpose: ssl.Purpose) -> ssl.SSLContext:
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if "cert" not in pems:
         return context
-    folder = private_folder()
-    try:
-        (folder / "cert").write_text(pems["cert"])
-        (folder / "key").write_text(pems["key"])
-        context.load_cert_chain(folder / "cert", folder / "key")
-    finally:
-        remove_folder(folder)
+    with _nameless(pems["cert"]) as cert, _nameless(pems["key"]) as key:
+        context.load_cert_chain(f"/dev/fd/{cert.fileno()}", f"/dev/fd/{key.fileno()}")
     return context
+
+
+@contextlib.contextmanager
+def _nameless(text: str) -> Iterator[IO[str]]:
+    """A file without a name, to be read from its begin."""
+    with tempfile.TemporaryFile("w") as file:
+        file.write(text)
+        file.flush()
+        file.seek(0)
+        yield file
 
 
 def server_context(

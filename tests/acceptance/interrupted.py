@@ -102,12 +102,14 @@ class Interrupts:
         self.done[kind] += 1
         return found
 
-    def note(self, kind: str, what: list[str]) -> None:
+    def note(self, kind: str, what: list[str]) -> bool:
+        """Tell what stayed, and how far it is.  Whether anything stayed."""
         for one in what:
             self.stayed.append(f"{kind} {self.done[kind]}: {one}")
             print(self.stayed[-1], flush=True)
         if self.done[kind] and self.done[kind] % ROUND == 0:
             print(self, flush=True)
+        return bool(what)
 
     def __str__(self) -> str:
         told = ", ".join(
@@ -121,7 +123,8 @@ class Interrupts:
             lab = self.strike("start", longest, start)
             if lab is not None:
                 lab.close()
-            self.note("start", self.left.beyond(before))
+            if self.note("start", self.left.beyond(before)):
+                before = self.left.now()  # each is told once
 
     def closes(self, moments: int, longest: float) -> None:
         before = self.left.now()
@@ -135,7 +138,8 @@ class Interrupts:
             self.strike("close", longest, close)
             if not lab.closed:
                 lab.close()  # the interrupt came before its first line
-            self.note("close", self.left.beyond(before))
+            if self.note("close", self.left.beyond(before)):
+                before = self.left.now()  # each is told once
 
     def transfers(self, uploads: int, downloads: int) -> None:
         """All on one lab, which stays as it is."""

@@ -95,6 +95,24 @@ def test_credentials_come_out_of_memory_and_files(tmp_path: Path) -> None:
     assert dask_private.pems_of(None, "client") is None
 
 
+def test_the_lab_s_own_credentials_are_never_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    pems = dask_private.pems_of(distributed.Security.temporary(), "worker")
+    assert pems is not None
+
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("a folder was made")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    made = dask_private.security_without_files(pems)
+    for role in ("scheduler", "worker"):
+        known = distributed.Security().get_listen_args(role)
+        assert made.get_listen_args(role).keys() == known.keys()
+        known = distributed.Security().get_connection_args(role)
+        assert made.get_connection_args(role).keys() == known.keys()
+        assert made.get_listen_args(role)["ssl_context"] is not None
+        assert dask_private.pems_of(made, role) == pems
+
+
 @pytest.mark.parametrize(
     ("address", "local"),
     [

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pathways_lab.transport.tls import client_context, server_context
+
 Role = Literal["client", "scheduler", "worker"]
 
 
@@ -252,6 +254,28 @@ def pems_of(security: Any, role: Role) -> dict[str, str] | None:
     if not all(parts.values()):
         return None
     return {name: text if "\n" in text else Path(text).read_text() for name, text in parts.items()}
+
+
+def security_without_files(pems: Mapping[str, str]) -> Any:
+    """The Security of a scheduler or worker with these PEM texts ``ca``, ``cert``, ``key``.
+
+    Dask's own writes the key to a temporary folder, which stays when the process is killed.
+    """
+    from distributed import Security
+
+    class WithoutFiles(Security):
+        def get_connection_args(self, role: Role) -> dict[str, Any]:
+            context = client_context(pems)
+            return {"ssl_context": context, "require_encryption": True, "extra_conn_args": {}}
+
+        def get_listen_args(self, role: Role) -> dict[str, Any]:
+            return {"ssl_context": server_context(pems), "require_encryption": True}
+
+    roles = ("client", "scheduler", "worker")
+    named = {f"tls_{role}_{part}": pems[part] for role in roles for part in ("cert", "key")}
+    return WithoutFiles(  # type: ignore[no-untyped-call]
+        require_encryption=True, tls_ca_file=pems["ca"], **named
+    )
 
 
 def host_of(address: str) -> str:

@@ -20,7 +20,7 @@ from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, Con
 from pathways_lab.runtime.processes import child_process
 
 if TYPE_CHECKING:
-    from distributed import Scheduler, Security
+    from distributed import Scheduler
 
 
 def main() -> None:
@@ -28,35 +28,30 @@ def main() -> None:
     child_process.begin()
     config = child_process.configuration()
     settings = ControlSettings.from_plain(config["control"])
-    security = None
     if settings.comms:
         # The control plane itself needs the credentials: Dask first, this once.
-        security = _credentials()
-        settings.tls = _pems(security)
+        settings.tls = _credentials()
     control = ControlProcess(settings)
     child_process.at_end(control.close)
     control.wait_ready()
     child_process.report(stage="control", pid=control.pid, address=control.client_address)
 
-    asyncio.run(_serve(control, security, config["pages"]))
+    asyncio.run(_serve(control, settings.tls or _credentials(), config["pages"]))
     child_process.leave()
 
 
-def _credentials() -> Security:
+def _credentials() -> dict[str, str]:
     from distributed import Security
 
-    made: Security = Security.temporary()
+    from pathways_lab.runtime.cluster import dask_private
+
+    made = dask_private.pems_of(Security.temporary(), "worker")
+    assert made is not None
     return made
 
 
-def _pems(security: Security) -> dict[str, str] | None:
-    from pathways_lab.runtime.cluster import dask_private
-
-    return dask_private.pems_of(security, "worker")
-
-
 async def _serve(
-    control: ControlProcess, security: Security | None, plain: dict[str, Any] | None
+    control: ControlProcess, pems: dict[str, str], plain: dict[str, Any] | None
 ) -> None:
     from distributed import Scheduler
 
@@ -64,13 +59,12 @@ async def _serve(
     from pathways_lab.runtime.cluster.dashboard_socket import Pages
     from pathways_lab.runtime.cluster.dask_plugins import ControlPlugin, adopt, mark_embedded
 
-    security = security or _credentials()
     pages = Pages(**plain) if plain else None
     scheduler: Scheduler = dask_private.unheard(Scheduler)(
         host="127.0.0.1",
         port=0,
         protocol="tls",
-        security=security,
+        security=dask_private.security_without_files(pems),
         # Its pages are loaded when somebody asks for them, and its web server listens then.
         dashboard=False,
         plugins=[ControlPlugin(local=True, pages=pages)],
@@ -83,7 +77,7 @@ async def _serve(
         child_process.report(
             stage="scheduler",
             address=scheduler.address,
-            tls=_pems(security),
+            tls=pems,
             client_address=control.client_address,
             host_address=control.host_address,
         )

@@ -97,17 +97,10 @@ async def serve(
 
     there(worker): called when Dask has it.
     """
-    from distributed import Security, Worker
+    from distributed import Worker
 
     from pathways_lab.runtime.cluster import dask_private
 
-    tls = cluster["tls"]
-    security = Security(
-        require_encryption=True,
-        tls_ca_file=tls["ca"],
-        tls_worker_cert=tls["cert"],
-        tls_worker_key=tls["key"],
-    )
     async with dask_private.unheard(Worker)(
         cluster["address"],
         name=name,
@@ -115,7 +108,7 @@ async def serve(
         # Bytes are the store's business, and Dask's tasks here are small.
         memory_limit=0,
         local_directory=str(folder / name.replace("/", "-")),
-        security=security,
+        security=dask_private.security_without_files(cluster["tls"]),
         host="127.0.0.1",
         dashboard=False,
         resources=resources,
