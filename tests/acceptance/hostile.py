@@ -4,12 +4,12 @@
 with ordinary invitations.  Two compute and check every value.  The third first does honest
 work and remembers what it sent; then it sends that again with one thing changed, out of
 order and repeated, to the control plane and to the data doors of the hosts, and comes again
-whenever it is cut off.  It does so in every other phase, at most so many messages a second,
-and ends by itself.
+whenever it is cut off.  Phases take turns: the third client is quiet, honest or hostile.  It
+sends at most so many messages a second in the latter two, and ends by itself.
 
 At the end every value of the good ones was right, the processes of hosts and control plane
 are those of the beginning, and the pace of the good ones in hostile phases is told beside
-that in quiet ones.
+that in quiet and in honest ones: a third client shares the processors whatever it sends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from tests.runtime.mutate import Mutator, Said
 
 ROOT = Path(__file__).parents[2]
 PHASE = 5.0
-"""Seconds with, and then without, the hostile client."""
+"""Seconds in which the third client does one thing."""
+PHASES = ("quiet", "honest", "hostile")
 SETTLE = 0.5
 """Seconds at the beginning of a phase that do not count."""
 RATE = 50.0
@@ -193,7 +194,9 @@ class Stay:
 
 
 def hostile(file: str, seed: int, seconds: float) -> None:
-    """Send what it sent before, almost, while the last line of input says ``on``.
+    """Do what the last line of input says: one of PHASES.
+
+    Hostile: send what it sent before, almost.  Honest: call, as often.
 
     At the end, or after *seconds*, it tells how many messages it sent, and how often it came.
     """
@@ -201,29 +204,46 @@ def hostile(file: str, seed: int, seconds: float) -> None:
     control = read_lab_file(file)
     old, said = recorded(file)
     print("ready", sorted({f"{message[0]}" for _, message in said}), flush=True)
-    on, ended = threading.Event(), threading.Event()
+    told, changed, ended = [PHASES[0]], threading.Event(), threading.Event()
 
     def hear() -> None:
         for line in sys.stdin:
-            (on.set if line.strip() == "on" else on.clear)()
+            told.append(line.strip())
+            changed.set()
         ended.set()
 
     threading.Thread(target=hear, daemon=True).start()
     rng, deadline = random.Random(seed), time.monotonic() + seconds
     counts: Counter[str] = Counter()
 
-    def going() -> bool:
-        return time.monotonic() < deadline and not ended.is_set()
+    def going(phase: str) -> bool:
+        return time.monotonic() < deadline and not ended.is_set() and told[-1] == phase
 
-    while going():
-        if not on.wait(0.1):
-            continue
+    while time.monotonic() < deadline and not ended.is_set():
+        phase = told[-1]
+        changed.clear()
         try:
-            _stay(control, rng, old, said, counts, lambda: going() and on.is_set())
+            if phase == "hostile":
+                _stay(control, rng, old, said, counts, lambda: going("hostile"))
+            elif phase == "honest":
+                _visit(file, counts, lambda: going("honest"))
+            else:
+                changed.wait(0.1)
         except (OSError, AuthenticationError, WireError):
             counts["not let in"] += 1
             time.sleep(1.0 / RATE)
     print("told", dict(counts), flush=True)
+
+
+def _visit(file: str, counts: Counter[str], going: Callable[[], bool]) -> None:
+    """Come as everybody does, and call."""
+    with pw.connect(file, name="visitor") as lab:
+        call = pw.jit(lambda x: x + 1, on=lab.slice((2,), ("x",)))
+        value = np.ones((4, 8), np.float32)
+        while going():
+            value = call(value)
+            counts["honest calls"] += 1
+            time.sleep(1.0 / RATE)
 
 
 def _stay(
@@ -340,9 +360,9 @@ def attack(minutes: float, seed: int = 0, phase_seconds: float = PHASE) -> list[
         seconds = minutes * 60
         evil = Client("--hostile", file, str(seed), str(seconds + 60))
         evil.wait()
-        paces: dict[str, list[list[float]]] = {"off": [], "on": []}
-        for phase in itertools.cycle(("off", "on")):
-            if phase == "off" and len(paces["on"]) * 2 * phase_seconds >= seconds:
+        paces: dict[str, list[list[float]]] = {phase: [] for phase in PHASES}
+        for phase in itertools.cycle(PHASES):
+            if phase == "quiet" and len(paces["hostile"]) * len(PHASES) * phase_seconds >= seconds:
                 break
             evil.tell(phase)
             begin = time.monotonic() + SETTLE
@@ -371,14 +391,17 @@ def attack(minutes: float, seed: int = 0, phase_seconds: float = PHASE) -> list[
 def _compared(paces: dict[str, list[list[float]]]) -> list[str]:
     found = []
     for number in range(2):
-        quiet = [phase[number] for phase in paces["off"]]
-        loud = [phase[number] for phase in paces["on"]]
-        ratios = sorted(b / a for a, b in zip(quiet, loud, strict=True))
-        found.append(
-            f"good{number}: {statistics.median(quiet):.0f} runs/s quiet,"
-            f" {statistics.median(loud):.0f} hostile; ratio {statistics.median(ratios):.2f}"
-            f" ({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs of phases)"
-        )
+        of = {phase: [pace[number] for pace in paces[phase]] for phase in PHASES}
+        runs = ", ".join(f"{statistics.median(of[phase]):.0f} {phase}" for phase in PHASES)
+        found.append(f"good{number}: runs/s {runs}")
+        for beside in PHASES[:2]:
+            pairs = zip(of[beside], of["hostile"], strict=True)
+            ratios = sorted(b / max(1e-9, a) for a, b in pairs)
+            quarter = len(ratios) // 4
+            found.append(
+                f"  hostile beside {beside}: {statistics.median(ratios):.2f} (middle half"
+                f" {ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f}, {len(ratios)} pairs)"
+            )
     return found
 
 
