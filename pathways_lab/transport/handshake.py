@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways_lab.transport import addresses, auth, clock_sync
+from pathways_lab.transport import addresses, auth, clock_sync, versions
 from pathways_lab.transport.dask_comms import is_comm
 from pathways_lab.transport.framing import Decoder, Limits, Message, WireError, encode
 
@@ -143,7 +143,7 @@ def meet(
         sock.sendall(initiator.greeting())
         answer = initiator.answer(_exactly(sock, auth.REPLY_BYTES, patience))
         sent = time.monotonic()
-        sock.sendall(answer + b"".join(encode("hello", hello)))
+        sock.sendall(answer + b"".join(encode("hello", {**hello, **stamps()})))
         decoder = Decoder(limits)
         messages: list[Message] = []
         while not messages:
@@ -158,6 +158,17 @@ def meet(
     except BaseException:
         sock.close()
         raise
+
+
+def stamps() -> dict[str, Any]:
+    """Every hello carries them: the clock, and the versions of this process."""
+    return {**clock_sync.stamp(), versions.FIELD: versions.here()}
+
+
+def check_versions(hello: dict[str, Any], name: str) -> None:
+    """Raises Refused where the sender of a hello has other versions than this process."""
+    if wrong := versions.apart(hello.get(versions.FIELD), name, "the lab"):
+        raise Refused(f"{wrong}: {versions.REMEDY}")
 
 
 def _check_hello(message: Message) -> None:

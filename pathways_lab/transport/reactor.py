@@ -39,13 +39,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pathways_lab.transport import addresses, clock_sync
+from pathways_lab.transport import addresses
 from pathways_lab.transport.buffer_pool import tidy
 from pathways_lab.transport.busy_poll import Ready, Vigil
 from pathways_lab.transport.dask_comms import Comms, is_comm
 from pathways_lab.transport.deferred_signals import HeldBack
 from pathways_lab.transport.framing import Limits, Message, WireError, encode
-from pathways_lab.transport.handshake import Arrival, Refused, meet
+from pathways_lab.transport.handshake import Arrival, Refused, check_versions, meet, stamps
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.listener import Listener, Reception
 
@@ -478,6 +478,7 @@ class Reactor:
         link = Link(self, arrival.sock, name, peer, arrival.decoder, tag)
         link.holder = arrival.holder
         try:
+            check_versions(peer, name)
             answer = hello(link, peer) if callable(hello) else hello
         except Refused as refusal:
             with contextlib.suppress(OSError):
@@ -493,7 +494,7 @@ class Reactor:
             link.share(connected=False)
         self._add_link(link, [])
         with contextlib.suppress(LinkClosed):
-            link.send("hello", {**answer, **clock_sync.stamp()})
+            link.send("hello", {**answer, **stamps()})
         if self._on_open is not None:
             self._on_open(link, peer)
         self.admit(link, messages[1:])

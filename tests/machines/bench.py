@@ -57,6 +57,7 @@ exec "$@"
 
 ALONE = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
 INSIDE = ("--net", "--uts", "--mount", "--ipc", "--pid")
+HOME = ("sh", "-c", 'cd && exec "$@"', "sh")
 
 
 @functools.cache
@@ -105,7 +106,7 @@ class Machine:
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **options}
         environment = {**self.environment, **options.pop("env", {})}
         return subprocess.Popen(
-            ["nsenter", "-t", str(self.pid), *INSIDE, f"--wd={ROOT}", *command],
+            ["nsenter", "-t", str(self.pid), *INSIDE, *HOME, *command],
             env=environment,
             text=True,
             **options,

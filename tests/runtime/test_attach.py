@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -32,6 +33,7 @@ from pathways_lab.runtime.cluster.dask_plugins import ControlPlugin, HostsPlugin
 from pathways_lab.runtime.cluster.death_reports import TOPIC
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
 from pathways_lab.runtime.processes.child_process import spawn
+from pathways_lab.transport import versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import children, gone, runs, stop, tree, until
@@ -447,15 +449,40 @@ def test_a_scheduler_that_calls_itself_loopback_elsewhere_is_refused(
     assert "--host ADDRESS" in str(refused.value)
 
 
+def answer_of_control() -> dict[str, Any]:
+    here = {"machine": dask_plugins.machine(), "versions": versions.here(), "host_address": ""}
+    return {**ControlSettings.fresh().plain(), **here}
+
+
+def a_worker(**resources: float) -> Mock:
+    worker = Mock(address="tcp://127.0.0.1:4321")
+    worker.name, worker.state.total_resources = "island1/d", resources
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("worker", "jax", "why"),
+    [
+        (a_worker(devices=0), versions.here()["JAX"], "its resource devices is 0: "),
+        (a_worker(), "0.1", "the lab has JAX 0.1 and this worker "),
+    ],
+)
+def test_clients_hear_why_a_worker_that_comes_is_no_host(worker: Mock, jax: str, why: str) -> None:
+    control = {**answer_of_control(), "versions": {**versions.here(), "JAX": jax}}
+    plugin = HostsPlugin(control, None, None, "cpu", FAKE)
+    with pytest.raises((RuntimeError, ValueError), match=why) as raised:
+        asyncio.run(plugin.setup(worker))
+    ((topic, report),) = [call.args for call in worker.log_event.call_args_list]
+    assert topic == TOPIC
+    assert (report["name"], report["state"]) == ("island1/d", "given up")
+    assert report["reason"] == f"was not started on {socket.gethostname()}: {raised.value}"
+    assert plugin.failure == str(raised.value)
+
+
 def test_a_worker_elsewhere_that_calls_itself_loopback_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    control = {
-        **ControlSettings.fresh().plain(),
-        "machine": dask_plugins.machine(),
-        "host_address": "",
-    }
-    plugin = HostsPlugin(control, 1, None, "cpu", FAKE)
+    plugin = HostsPlugin(answer_of_control(), 1, None, "cpu", FAKE)
     worker = Mock(address="tcp://127.0.1.1:4321")
     worker.name, worker.state.total_resources = "w", {}
     plugin._folder = Path("folder")

@@ -39,3 +39,6 @@ def test_the_number_of_devices() -> None:
     assert devices_of({"devices": 4.0}, 2) == 2
     assert devices_of({"devices": 4.0}, None) == 4
     assert devices_of({}, None) is None
+    for wrong in (0.0, -1.0, 1.5):
+        with pytest.raises(ValueError, match=f"its resource devices is {wrong:g}: a host has"):
+            devices_of({"devices": wrong}, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import re
 import selectors
 import socket
 import threading
@@ -17,11 +18,11 @@ import numpy as np
 import pytest
 
 from pathways_lab.runtime.cluster import dask_private
-from pathways_lab.transport import auth
+from pathways_lab.transport import auth, handshake, versions
 from pathways_lab.transport.auth import AuthenticationError, new_key
 from pathways_lab.transport.dask_comms import is_comm
 from pathways_lab.transport.framing import Limits, encode
-from pathways_lab.transport.handshake import Refused
+from pathways_lab.transport.handshake import Refused, stamps
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.listener import Listener, Reception
 from pathways_lab.transport.reactor import Reactor
@@ -229,9 +230,27 @@ def test_ends_that_vanish_during_or_right_after_the_greeting_are_no_error(
                 sock.sendall(initiator.greeting())
                 answer = initiator.answer(sock.recv(auth.REPLY_BYTES))
             if words == 2:
-                sock.sendall(answer + b"".join(encode("hello", {"name": "brief"})))
+                sock.sendall(answer + b"".join(encode("hello", {"name": "brief", **stamps()})))
     until(lambda: server.reactor.rejected == 2 and server.closed)
     assert client.reactor.connect(address, KEY, {}).name == "server"
+
+
+def test_a_peer_of_other_versions_is_refused_by_name(
+    ends: Callable[..., End], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = ends("server"), ends("client")
+    address = server.reactor.listen(f"unix:{tmp_path}/s", KEY, {"name": "server"})
+    link = client.reactor.connect(address, KEY, {"name": "b1"})
+    assert link.peer["versions"] == versions.here()
+    for theirs, told in (
+        ({**versions.here(), "JAX": "0.1"}, f"JAX 0.1 and the lab {versions.here()['JAX']}"),
+        ({**versions.here(), "Python": "3" * 1000}, f"Python {'3' * 40} and the lab "),
+        ({}, "Python of no known version and the lab "),
+        ("nonsense", "Python of no known version and the lab "),
+    ):
+        monkeypatch.setattr(handshake, "stamps", lambda theirs=theirs: {"versions": theirs})
+        with pytest.raises(Refused, match=f"b2 has {re.escape(told)}.*install the same version"):
+            client.reactor.connect(address, KEY, {"name": "b2"})
 
 
 def test_a_listener_rests_while_there_is_no_room_for_a_connection() -> None:

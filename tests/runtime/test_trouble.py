@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.transport.fault_injection import Rule, Troubles
+from pathways_lab.runtime.fault_injection import Rule, Troubles
 from pathways_lab.transport.link import Link
 from pathways_lab.transport.reactor import Reactor
 

@@ -33,7 +33,7 @@ from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Wishes
 from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, knock, waiting
 from pathways_lab.runtime.cluster.start_progress import Tell
-from pathways_lab.transport import addresses
+from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.dask_comms import is_comm
 
@@ -277,9 +277,11 @@ def _attach(
     except (ImportError, AttributeError) as error:
         raise _error(
             f"the Dask scheduler at {address} cannot load pathways_lab: {error}",
-            "install the same version of pathways_lab for the scheduler, workers and notebook",
+            versions.REMEDY,
         ) from error
     assert control is not None
+    if wrong := versions.apart(control.get(versions.FIELD), f"the lab at {address}", "this client"):
+        raise _error(wrong, versions.REMEDY)
     if not control["alive"]:
         raise _error(
             f"the control plane of the lab at {address} has died",

@@ -35,7 +35,7 @@ def act(name: str, wish: dict[str, Any]) -> bool:
     wish["do"]: ``"kill"`` (the incarnation *pid*), ``"restart"`` (another one, where it was
     given up), ``"hang"`` (for *seconds*), ``"slow"``
     (*factor* times, for *seconds*), ``"heal"`` (end of both), ``"trouble"`` (*rule*, see
-    :class:`pathways_lab.transport.fault_injection.Rule`), ``"flip"`` (*rule*, see
+    :class:`pathways_lab.runtime.fault_injection.Rule`), ``"flip"`` (*rule*, see
     :class:`pathways_lab.runtime.host.bit_flips.Flips`).
     """
     process = find(name)

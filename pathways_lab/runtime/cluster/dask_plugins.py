@@ -44,9 +44,10 @@ from pathways_lab.runtime.cluster.device_supervisor import (
     device_configuration,
 )
 from pathways_lab.runtime.cluster.feed_worker import FEEDS
-from pathways_lab.runtime.cluster.membership import devices_of, place_of
+from pathways_lab.runtime.cluster.membership import Place, devices_of, place_of
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
+from pathways_lab.transport import versions
 from pathways_lab.transport.addresses import machine, private_folder, remove_folder
 
 log = logging.getLogger("pathways_lab")
@@ -235,6 +236,7 @@ async def control_of(dask_scheduler: Any = None) -> dict[str, Any] | None:
         **process.settings.plain(),
         "client_address": process.client_address,
         "machine": machine(),
+        versions.FIELD: versions.here(),
         "host_address": process.host_address,
         "pid": process.pid,
         "alive": process.alive,
@@ -271,7 +273,7 @@ def machine_of(dask_scheduler: Any = None) -> str:
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
     """For ``Client.run_on_scheduler``: trouble for what comes to the control plane.
 
-    rule: see :class:`pathways_lab.transport.fault_injection.Rule`.
+    rule: see :class:`pathways_lab.runtime.fault_injection.Rule`.
     """
     _planes[dask_scheduler].result().tell({"trouble": rule})
 
@@ -335,7 +337,12 @@ class HostsPlugin(WorkerPlugin):
         if FEEDS in dask_private.resources_of(worker):
             return
         self._folder = private_folder()
-        configuration = self._configuration(worker)
+        try:
+            configuration = self._configuration(worker)
+        except Exception as error:
+            remove_folder(self._folder)
+            self._left_out(worker, error)
+            raise
         self._reports = DeathReports(configuration)
         self._reports.attach(worker)
         self._process = await asyncio.to_thread(
@@ -363,8 +370,11 @@ class HostsPlugin(WorkerPlugin):
         remove_folder(self._folder)
 
     def _configuration(self, worker: Any) -> dict[str, Any]:
+        # Else its hello would be refused, seconds later.
+        if wrong := versions.apart(self.control[versions.FIELD], "the lab", "this worker"):
+            raise RuntimeError(f"{wrong}; {versions.REMEDY}")
         resources = dask_private.resources_of(worker)
-        place = place_of(worker.name, resources, os.environ, socket.gethostname())
+        place = _place_of(worker)
         settings = ControlSettings.from_plain(self.control)
         if settings.host is None:
             if not dask_private.is_loopback(worker.address):
@@ -392,11 +402,27 @@ class HostsPlugin(WorkerPlugin):
             members=self.members,
         )
 
+    def _left_out(self, worker: Any, error: Exception) -> None:
+        """Clients of a lab that runs hear of it too."""
+        place = _place_of(worker)
+        reports = DeathReports(
+            {"name": place.host, "island": place.island, "worker": str(worker.name)}
+        )
+        reports.attach(worker)
+        reason = f"was not started on {socket.gethostname()}: {error}"
+        # The worker's own number: there may be a host of that name, and it is none of its.
+        reports.changed(Change("given up", os.getpid(), reason=reason))
+
     def _changed(self, change: Change) -> None:
         self._reports.changed(change)
         if change.state != "ready":
             words = f"; {change.words}" if change.words else ""
             log.warning("device process %s: it %s%s", change.state, change.reason, words)
+
+
+def _place_of(worker: Any) -> Place:
+    resources = dask_private.resources_of(worker)
+    return place_of(worker.name, resources, os.environ, socket.gethostname())
 
 
 def beyond(other: str) -> tuple[str, str]:

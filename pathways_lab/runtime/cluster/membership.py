@@ -67,10 +67,22 @@ def place_of(
 
 
 def devices_of(resources: Mapping[str, float], argument: int | None) -> int | None:
-    """How many devices a worker's host shall have; None: what JAX finds."""
+    """How many devices a worker's host shall have; None: what JAX finds.
+
+    Raises ValueError for a resource that is no such number.
+    """
     if argument is not None:
         return argument
-    return int(resources["devices"]) if "devices" in resources else None
+    if "devices" not in resources:
+        return None
+    count = resources["devices"]
+    if count < 1 or count != int(count):
+        raise ValueError(
+            f"its resource devices is {count:g}: a host has a whole number of devices, 1 at least;"
+            ' start the worker with --resources "devices=1", or with no such resource for all that'
+            " JAX finds"
+        )
+    return int(count)
 
 
 def _island_resource(resources: Mapping[str, float]) -> str:

@@ -36,6 +36,7 @@ from pathways_lab.runtime.control_plane.driver import Core, Rim
 from pathways_lab.runtime.control_plane.policy_supervisor import PolicyDesk, Processes
 from pathways_lab.runtime.control_plane.record_stream import BATCH_SECONDS
 from pathways_lab.runtime.control_plane.transcript import LastEvents, Transcript
+from pathways_lab.runtime.fault_injection import Troubles
 from pathways_lab.runtime.host_messages import NOBODY
 from pathways_lab.runtime.islands.accelerator_groups import Assemblies, HostWaiting
 from pathways_lab.runtime.islands.coordination_client import Introductions
@@ -43,7 +44,6 @@ from pathways_lab.runtime.processes import child_process
 from pathways_lab.transport import auth
 from pathways_lab.transport.codec import unpack_fields
 from pathways_lab.transport.edge import Malformed, parsed
-from pathways_lab.transport.fault_injection import Troubles
 from pathways_lab.transport.framing import TO_CONTROL
 from pathways_lab.transport.handshake import Refused
 from pathways_lab.transport.link import Link, LinkClosed

@@ -136,11 +136,11 @@ def main() -> None:
     set_environment(settings["platform"], settings["devices"], stand_in)
 
     # Only now: these import JAX.
+    from pathways_lab.runtime.fault_injection import Troubles
     from pathways_lab.runtime.host.bit_flips import Flips
     from pathways_lab.runtime.host.compile_marks import Notes
     from pathways_lab.runtime.host.driver import HostRim
     from pathways_lab.runtime.islands.multi_host_runtime import JoinedPlatformRuntime
-    from pathways_lab.transport.fault_injection import Troubles
     from pathways_lab.transport.tls import client_context, server_context
 
     # Imported modules stay.  A search of all of them for garbage takes 60 ms, in which no gang
