@@ -13,17 +13,16 @@ from tests.machines.bench import Machines
 
 
 class Group:
-    """machines: one of them is called ``"sched"``."""
+    """machines: one of them is called ``"sched"``.  options: of its scheduler."""
 
-    def __init__(self, machines: Machines) -> None:
+    def __init__(self, machines: Machines, *options: str) -> None:
         self.machines = machines
         self.address = "tls://sched:8786"
         self._folder = machines.shared
         self._environment = {"DASK_CONFIG": str(self._folder / "dask")}
         self._certify()
         self._logs: list[IO[str]] = []
-        command = ("scheduler", "--protocol", "tls", "--host", machines["sched"].address)
-        self._start("sched", *command)
+        self._start("sched", "scheduler", "--protocol", "tls", *options)
 
     def worker(self, machine: str, *options: str, **environment: str) -> subprocess.Popen[str]:
         """A worker on a machine, with one device."""

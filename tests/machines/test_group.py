@@ -20,6 +20,7 @@ import distributed, jax, numpy as np, pathways_lab as pw
 from jax.sharding import PartitionSpec as P
 with distributed.Client(sys.argv[1]) as client:
     client.wait_for_workers(WORKERS)
+    scheduler = client.scheduler_info()["address"]
 lab = pw.connect(sys.argv[1])
 def say(*what): print(*what, flush=True)
 """
@@ -38,8 +39,8 @@ say(lab, lab._repr_html_())
 
 
 @contextmanager
-def group_of(machines: Machines) -> Iterator[Group]:
-    group = Group(machines)
+def group_of(machines: Machines, *options: str) -> Iterator[Group]:
+    group = Group(machines, *options)
     try:
         yield group
     finally:
@@ -64,7 +65,7 @@ def no_package(folder: Path) -> str:
 
 def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
     names = ("sched", "good1", "good2", "lacks", "old", "none", "late", "note")
-    with group_of(machines(names)) as group:
+    with group_of(machines(names), "--host", "10.77.0.1") as group:
         shared = group.machines.shared
         other = other_jax(shared)
         one = ("--resources", "devices=1", "--name")
@@ -95,3 +96,17 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
         with group.client("note", CONNECT.replace("WORKERS", "5"), PYTHONPATH=other) as client:
             assert "the lab at tls://10.77.0.1:8786 has JAX" in (said := client.communicate()[0])
             assert "and this client 0.1" in said
+
+
+def test_a_scheduler_that_calls_itself_loopback_is_reached_by_all(machines: Make) -> None:
+    """Without a route to elsewhere Dask calls itself what its name stands for, as on Debian."""
+    with group_of(machines(("sched", "one", "note"))) as group:
+        group.worker("one", "--name", "west/1", "--resources", "devices=2")
+        group.worker("sched", "--name", "west/2", "--resources", "devices=2")
+        source = CONNECT.replace("WORKERS", "2") + "say(scheduler)\n" + SUM
+        source = source.replace("slice(2", "slice(4")
+        for machine in ("sched", "note"):
+            with group.client(machine, source) as client:
+                said = client.communicate()[0]
+            assert "tls://127.0.1.1:8786" in said
+            assert "sum 28.0" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -21,7 +22,7 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.runtime.cluster import dask_plugins, scheduler_probe
+from pathways_lab.runtime.cluster import dask_plugins, dask_private, scheduler_probe
 from pathways_lab.runtime.cluster.attach import (
     VARIABLE,
     ControlAddress,
@@ -33,7 +34,7 @@ from pathways_lab.runtime.cluster.dask_plugins import ControlPlugin, HostsPlugin
 from pathways_lab.runtime.cluster.death_reports import TOPIC
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
 from pathways_lab.runtime.processes.child_process import spawn
-from pathways_lab.transport import versions
+from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.reactor import Reactor
 from tests.runtime.processes import children, gone, runs, stop, tree, until
@@ -51,7 +52,7 @@ def test_workers_may_leave_and_report_after_the_lab_has_ended(tmp_path: Path) ->
     child.end()
     gone = Mock(spec=ControlProcess, alive=True, tell=child.tell)
     gone.worker_removed = functools.partial(ControlProcess.worker_removed, gone)
-    plugin = ControlPlugin(local=True)
+    plugin = ControlPlugin(None)
     plugin._plane, plugin._names = gone, {"tcp://there": "w"}
     plugin.log_event(TOPIC, {"worker": "tcp://there"})
     plugin.remove_worker(None, "tcp://there")
@@ -402,51 +403,67 @@ def test_a_kernel_that_ends_with_its_cluster_open_ends_in_peace() -> None:
     assert not Path(done.stdout.strip()).exists()
 
 
-@pytest.mark.cluster
-def test_plain_text_beyond_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathways_lab.runtime.cluster import dask_private
-
-    monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
+@contextlib.contextmanager
+def dask_here(**options: Any) -> Iterator[Any]:
+    """A Dask cluster of this process."""
+    common = {"n_workers": 1, "processes": False, "dashboard_address": None}
     with (
-        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
-        pytest.raises(PathwaysError, match="sends in the clear"),
-    ):
-        attach(cluster)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("far", ["client", "worker"])
-def test_a_scheduler_of_loopback_that_another_machine_uses_is_refused(
-    far: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a machine's name stands for loopback, Dask gives that as the scheduler's address."""
-    from pathways_lab.runtime.cluster import dask_private
-
-    with (
-        distributed.LocalCluster(
-            n_workers=1, processes=False, protocol="tcp", dashboard_address=None
-        ) as cluster,
+        distributed.LocalCluster(**common, **options) as cluster,
         distributed.Client(cluster) as client,
     ):
-        (worker,) = client.scheduler_info()["workers"]
-        there = {"client": dask_private.place_of_client(client), "worker": worker}[far]
-        monkeypatch.setattr(dask_private, "is_loopback", lambda address: address != there)
-        with pytest.raises(PathwaysError, match=f"(?s)used from {there}.*--host ADDRESS"):
-            attach(client, host_module=FAKE)
+        yield client
 
 
 @pytest.mark.cluster
-def test_a_scheduler_that_calls_itself_loopback_elsewhere_is_refused(
+def test_plain_text_beyond_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
+    with dask_here() as client, pytest.raises(PathwaysError, match="sends in the clear"):
+        attach(client)
+
+
+FAR = pytest.mark.parametrize("far", ["client", "worker"])
+
+
+def put_elsewhere(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the client, or the worker, were not on the scheduler's machine."""
+    if far == "client":
+        monkeypatch.setattr(addresses, "machine", lambda: "another")
+    else:
+        there = lambda dask_worker: ("another", dask_private.host_of_scheduler(dask_worker))  # noqa: E731
+        monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
+
+
+@FAR
+@pytest.mark.cluster
+def test_a_scheduler_that_calls_itself_loopback_is_where_its_machine_is(
+    far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that stands for 127.0.1.1: what it says is no proof."""
+    put_elsewhere(far, monkeypatch)
+    clear = pytest.raises(PathwaysError, match="sends in the clear")
+    with dask_here(protocol="tcp") as client, clear:
+        attach(client, host_module=FAKE)
+
+
+@FAR
+@pytest.mark.cluster
+def test_a_forwarded_port_is_called_that(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_elsewhere(far, monkeypatch)
+    forwarded = pytest.raises(PathwaysError, match=r"at 127\.0\.0\.1, by a forwarded port")
+    security = distributed.Security.temporary()
+    with dask_here(protocol="tls", security=security) as client, forwarded:
+        attach(client, host_module=FAKE)
+
+
+@pytest.mark.cluster
+def test_a_lab_of_one_machine_is_refused_to_a_client_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A name that stands for 127.0.1.1, or a forwarded port: what it says is no proof."""
-    monkeypatch.setattr(dask_plugins, "machine", lambda: "another")
-    with (
-        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster,
-        pytest.raises(PathwaysError, match=r"used from another machine .*") as refused,
-    ):
-        attach(cluster)
-    assert "--host ADDRESS" in str(refused.value)
+    with dask_here() as client:
+        attach(client, host_module=FAKE)
+        monkeypatch.setattr(addresses, "machine", lambda: "another")
+        with pytest.raises(PathwaysError, match=r"for the machine of the Dask scheduler alone"):
+            attach(client, host_module=FAKE)
 
 
 def answer_of_control() -> dict[str, Any]:
@@ -488,7 +505,7 @@ def test_a_worker_elsewhere_that_calls_itself_loopback_is_refused(
     plugin._folder = Path("folder")
     assert plugin._configuration(worker)["island"]
     monkeypatch.setattr(dask_plugins, "machine", lambda: "another")
-    with pytest.raises(PermissionError, match=r"used from another machine \(tcp://127.0.1.1:4321"):
+    with pytest.raises(PermissionError, match=r"tcp://127.0.1.1:4321 is on another one"):
         plugin._configuration(worker)
 
 
@@ -497,8 +514,6 @@ def test_with_tls_between_machines_everything_is_encrypted(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if loopback were a network: TCP with the cluster's credentials on every link."""
-    from pathways_lab.runtime.cluster import dask_private
-
     monkeypatch.setattr(dask_private, "is_loopback", lambda address: False)
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, host="127.0.0.1",

@@ -47,7 +47,7 @@ def test_undocumented_attributes_of_a_running_cluster() -> None:
             for owner in (scheduler, worker, client):
                 assert isinstance(dask_private.security_of(owner), distributed.Security)
             assert await asyncio.to_thread(dask_private.has_scheduler, worker)
-            assert dask_private.place_of_client(client).startswith("tcp://127.0.0.1:")
+            assert dask_private.host_of_scheduler(client) == "127.0.0.1"
             await client.register_plugin(OnScheduler(), name="ours")
             await client.register_plugin(OnWorkers(), name="theirs")
             for _ in range(2):

@@ -18,6 +18,7 @@ Paper: section 3 (users reach the system through a client library).
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import math
 import os
@@ -252,27 +253,15 @@ def _attach(
         beyond,
         control_of,
         hosts_up,
-        machine_of,
     )
 
     address: str = client.scheduler_info()["address"]
-    local, here = dask_private.is_loopback(address), dask_private.place_of_client(client)
-    if local and not dask_private.is_loopback(here):
-        raise _error(*beyond(here))
-    pems = dask_private.pems_of(dask_private.security_of(client), "client")
-    if not local and pems is None:
-        raise _error(
-            f"the Dask cluster at {address} sends in the clear and is reachable from other "
-            "machines: anybody on the network could run code in the lab",
-            "start it with TLS credentials (security=distributed.Security.temporary() makes a set),"
-            " or on loopback",
-        )
     try:
-        if local and client.run_on_scheduler(machine_of) != addresses.machine():
-            raise _error(*beyond(f"another machine ({socket.gethostname()})"))
         control = client.run_on_scheduler(control_of)
         if control is None:
-            client.register_plugin(ControlPlugin(local, pages))
+            # Their machines decide how the lab is reached.
+            _wait_for_worker(client, timeout, tell)
+            client.register_plugin(ControlPlugin(_host_for_others(client, address), pages))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
         raise _error(
@@ -280,6 +269,9 @@ def _attach(
             versions.REMEDY,
         ) from error
     assert control is not None
+    local = control["host"] is None
+    if local and control["machine"] != addresses.machine():
+        raise _error(*beyond(f"this client ({socket.gethostname()})"))
     if wrong := versions.apart(control.get(versions.FIELD), f"the lab at {address}", "this client"):
         raise _error(wrong, versions.REMEDY)
     if not control["alive"]:
@@ -301,9 +293,43 @@ def _attach(
     return ControlAddress(
         control["client_address"],
         bytes.fromhex(control["client_key"]),
-        None if local else pems,
+        None if local else dask_private.pems_of(dask_private.security_of(client), "client"),
         dashboard=client.dashboard_link or "",
     )
+
+
+def _host_for_others(client: distributed.Client, address: str) -> str | None:
+    """The host at which other machines reach the scheduler's; None: client and workers are there.
+
+    Machines are compared, and not names: a scheduler may call itself 127.0.1.1 and be reached
+    from everywhere.  Raises PathwaysError where others could listen, or nobody could come.
+    """
+    from pathways_lab.runtime.cluster import dask_private
+    from pathways_lab.runtime.cluster.dask_plugins import (
+        machine_of_scheduler,
+        machine_of_worker,
+        plain_text,
+    )
+
+    there = client.run_on_scheduler(machine_of_scheduler)
+    seen = client.run(machine_of_worker, on_error="return").values()
+    told = [each for each in seen if not isinstance(each, BaseException)]
+    far = [host for machine, host in told if machine != there]
+    if addresses.machine() != there:
+        far.insert(0, dask_private.host_of_scheduler(client))
+    if not far and dask_private.is_loopback(address):
+        return None
+    pems = dask_private.pems_of(dask_private.security_of(client), "client")
+    if pems is None:
+        raise _error(*plain_text(address))
+    host = far[0] if far else dask_private.host_of(address)
+    if far and ipaddress.ip_address(host).is_loopback:
+        raise _error(
+            f"the Dask scheduler is on another machine and is reached at {host}, by a forwarded"
+            " port: nothing but that port comes through, and the lab has ports of its own",
+            "connect to an address of the scheduler's machine, or from that machine",
+        )
+    return host
 
 
 def _wait_for_worker(client: distributed.Client, timeout: float, tell: Tell) -> None:

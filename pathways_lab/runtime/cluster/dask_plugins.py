@@ -65,16 +65,16 @@ _plugins: WeakKeyDictionary[Any, ControlPlugin] = WeakKeyDictionary()
 class ControlPlugin(SchedulerPlugin):
     """Runs the control plane beside the Dask scheduler.
 
-    local: hosts and clients are on the scheduler's machine: Unix sockets.
-        Otherwise TCP with the cluster's TLS credentials.
+    host: where hosts and clients of other machines reach the scheduler's: TCP with the
+        cluster's TLS credentials.  None: all are on one machine: Unix sockets.
     pages: what to add to Dask's dashboard; None: nothing.
     """
 
     name = "pathways-control"
     idempotent = True
 
-    def __init__(self, local: bool, pages: Pages | None = None) -> None:
-        self.local = local
+    def __init__(self, host: str | None, pages: Pages | None = None) -> None:
+        self.host = host
         self.pages = pages
         self._names: dict[str, str] = {}
         self._endings: set[asyncio.Future[None]] = set()
@@ -118,11 +118,11 @@ class ControlPlugin(SchedulerPlugin):
             raise
 
     def _launch(self, scheduler: Any) -> ControlProcess:
-        host = None if self.local else dask_private.host_of(scheduler.address)
         pems = dask_private.pems_of(dask_private.security_of(scheduler), "scheduler")
-        if host is not None and pems is None:
-            raise PermissionError(_plain_text(scheduler.address))
-        process = ControlProcess(ControlSettings.fresh(host=host, tls=pems if host else None))
+        if self.host is not None and pems is None:
+            raise PermissionError("; ".join(plain_text(scheduler.address)))
+        tls = pems if self.host else None
+        process = ControlProcess(ControlSettings.fresh(host=self.host, tls=tls))
         try:
             process.wait_ready()
         except BaseException:
@@ -265,9 +265,14 @@ async def _host_up(patience: float, dask_worker: Any = None) -> None:
         await asyncio.sleep(0.02)
 
 
-def machine_of(dask_scheduler: Any = None) -> str:
+def machine_of_scheduler(dask_scheduler: Any = None) -> str:
     """For ``Client.run_on_scheduler``: where the scheduler really is."""
     return machine()
+
+
+def machine_of_worker(dask_worker: Any = None) -> tuple[str, str]:
+    """For ``Client.run``: where a worker is, and the host at which it reaches the scheduler."""
+    return machine(), dask_private.host_of_scheduler(dask_worker)
 
 
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
@@ -377,15 +382,13 @@ class HostsPlugin(WorkerPlugin):
         place = _place_of(worker)
         settings = ControlSettings.from_plain(self.control)
         if settings.host is None:
-            if not dask_private.is_loopback(worker.address):
-                raise PermissionError("; ".join(beyond(worker.address)))
             if self.control["machine"] != machine():
-                raise PermissionError("; ".join(beyond(f"another machine ({worker.address})")))
+                raise PermissionError("; ".join(beyond(worker.address)))
+            if not dask_private.is_loopback(worker.address):
+                _pems_of(worker)
             pems, data_listen = None, f"unix:{self._folder}/data"
         else:
-            pems = dask_private.pems_of(dask_private.security_of(worker), "worker")
-            if pems is None:
-                raise PermissionError(_plain_text(worker.address))
+            pems = _pems_of(worker)
             data_listen = f"tcp://{dask_private.host_of(worker.address)}:0"
         return device_configuration(
             control=self.control["host_address"],
@@ -425,18 +428,28 @@ def _place_of(worker: Any) -> Place:
     return place_of(worker.name, resources, os.environ, socket.gethostname())
 
 
-def beyond(other: str) -> tuple[str, str]:
-    """The error and the remedy where another machine uses a scheduler of loopback."""
+def _pems_of(worker: Any) -> dict[str, str]:
+    """Raises PermissionError where others could listen, and come to the worker."""
+    pems = dask_private.pems_of(dask_private.security_of(worker), "worker")
+    if pems is None:
+        raise PermissionError("; ".join(plain_text(worker.address)))
+    return pems
+
+
+def beyond(address: str) -> tuple[str, str]:
+    """The error and the remedy where one of another machine comes to a lab of one machine."""
     return (
-        "the Dask scheduler gives a loopback address as its own, where no other machine reaches "
-        f"it, and is used from {other}",
-        "start it with the address by which others reach it: dask scheduler --host ADDRESS",
+        f"this lab was made for the machine of the Dask scheduler alone, and {address} is on "
+        "another one",
+        "close the lab, and make it anew when a worker of another machine is there, or from there",
     )
 
 
-def _plain_text(address: str) -> str:
+def plain_text(address: str) -> tuple[str, str]:
+    """The error and the remedy where others could listen."""
     return (
-        f"the Dask cluster at {address} is reachable from other machines and sends in the clear, "
-        "so anybody on the network could run code in the lab; start it with TLS credentials "
-        "(security=distributed.Security.temporary() makes a set) or on loopback"
+        f"the Dask cluster at {address} is reachable from other machines and sends in the clear: "
+        "anybody on the network could run code in the lab",
+        "start it with TLS credentials (security=distributed.Security.temporary() makes a set), or "
+        "on loopback",
     )

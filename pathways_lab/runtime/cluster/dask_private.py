@@ -226,10 +226,10 @@ def has_dashboard() -> bool:
     return "distributed.dashboard.scheduler" in sys.modules
 
 
-def place_of_client(client: Any) -> str:
-    """The address that a client's connection to its scheduler comes from."""
-    address: str = client.scheduler_comm.comm.local_address
-    return address
+def host_of_scheduler(owner: Any) -> str:
+    """The numeric address at which a Client or Worker reaches its scheduler's machine."""
+    host = host_of(owner.scheduler.address)
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def security_of(owner: Any) -> Any:

@@ -67,7 +67,7 @@ async def _serve(
         security=dask_private.security_without_files(pems),
         # Its pages are loaded when somebody asks for them, and its web server listens then.
         dashboard=False,
-        plugins=[ControlPlugin(local=True, pages=pages)],
+        plugins=[ControlPlugin(None, pages)],
         # Else Dask makes one for all its schedulers, and leaves files there.
         local_directory=str(control.settings.folder),
     )
