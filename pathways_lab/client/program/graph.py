@@ -31,7 +31,7 @@ from pathways_lab.client.lab.devices import Placed, Slice
 from pathways_lab.client.lab.run_options import USUAL, Running
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import legality, lowering
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import (
@@ -131,7 +131,7 @@ class Prepared:
     functions: the code that its nodes call, with the slices.
     outputs: type and place of each plan output; after those that were asked for
         come results that only keep a node alive.
-    donated: plan inputs that a run consumes, each with the node that does it.
+    donated: plan inputs that a run consumes, each with the failure of whoever uses it afterwards.
     slices: all that it uses, also those where only calls without any value run.
     tested: the same programs with tests, by what they are tested for.
     """
@@ -142,7 +142,7 @@ class Prepared:
     inputs: tuple[Ref, ...]
     functions: tuple[tuple[Executable, SliceId], ...]
     outputs: tuple[Ref, ...]
-    donated: dict[int, tuple[str, Line]] = field(default_factory=dict)
+    donated: dict[int, Failure] = field(default_factory=dict)
 
     slices: tuple[Slice, ...] = ()
     tested: dict[frozenset[str], Prepared] = field(default_factory=dict)
@@ -358,7 +358,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.signatures: dict[str, Signature] = {}
         self.functions: dict[tuple[str, SliceId], tuple[Executable, SliceId]] = {}
-        self.donated: dict[int, tuple[str, Line]] = {}
+        self.donated: dict[int, Failure] = {}
 
     def add(self, node: GraphNode) -> None:
         if isinstance(node, TransferNode):
@@ -381,9 +381,10 @@ class _Builder:
         outputs = tuple(self._number(ref) for ref in node.outputs)
         # By number: what a move leaves where it is, is the input itself.
         taken = {inputs[position] for position in code.donated}
+        why = failures.donated_to(node.name, node.line)
         for index, ref in enumerate(self.inputs if taken else ()):
             if self.numbers[ref] in taken:
-                self.donated[index] = (node.name, node.line)
+                self.donated[index] = why
         self.functions[code.key, node.slice.id] = (code, node.slice.id)
         self.signatures[code.key] = Signature(
             node.name, node.slice.id, code.in_layouts, code.out_layouts

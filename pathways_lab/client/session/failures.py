@@ -125,6 +125,17 @@ def told(failure: Failure) -> PathwaysError:
     )
 
 
+def donated_to(node: str, line: Line) -> Failure:
+    """A handle that is used after a node has consumed its array."""
+    return Failure(
+        "refused",
+        f"this handle was donated to {node!r}, which may have overwritten it",
+        "use the result of that call, or do not donate the argument",
+        node=node,
+        line=line,
+    )
+
+
 def not_sent(error: BaseException) -> Failure:
     """Why a call that did not leave has no value."""
     if isinstance(error, PathwaysError):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -33,7 +33,6 @@ from pathways_lab.client.session.transfers import DataLinks, Fetch
 from pathways_lab.client.session.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import Line
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.arrays import dtype_of, is_key
 from pathways_lab.timeline.text_table import TextTable
@@ -334,30 +333,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         """The lab's session in which it lives."""
         return self._session
 
-    def mark_donated(self, to: str, line: Line) -> None:
-        """The buffer now belongs to a run of *to*: the handle is dead."""
-        self._end(
-            Failure(
-                "refused",
-                f"this handle ({self.type}) was donated to {to!r}, which may have overwritten it",
-                "use the result of that call, or do not donate the argument",
-                node=to,
-                line=line,
-            )
-        )
-
     def delete(self) -> None:
         """Free the array now, without waiting for the last reference to go."""
         if self._ended is None:
-            self._end(Failure("refused", f"this handle ({self.type}) was deleted"))
-
-    def _end(self, why: Failure) -> None:
-        self._ended = why
-        self._fetch = self._value = None
-        self._session.connection.drop(self._buffer.id)
-        # Nobody is told any more what became of the buffer: whoever waits for it hears it here.
-        if not self._buffer.done:
-            self._session.connection.board.settle((self._buffer,), why)
+            end([self], Failure("refused", f"this handle ({self.type}) was deleted"))
 
     def is_deleted(self) -> bool:
         """Whether it was deleted or donated."""
@@ -397,6 +376,19 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
             ("state", self._said()),
         ]
         return TextTable(rows, caption=f"handle {self.name}")._repr_html_()
+
+
+def end(handles: Sequence[Handle], why: Failure) -> None:
+    """These handles of one lab are dead from now on, all at once."""
+    connection = handles[0]._session.connection
+    for handle in handles:
+        handle._ended = why
+        handle._fetch = handle._value = None
+    connection.drop(*[handle._buffer.id for handle in handles])
+    # Nobody is told any more what became of the buffers: whoever waits for one hears it here.
+    open_ = [handle._buffer for handle in handles if not handle._buffer.done]
+    if open_:
+        connection.board.settle(open_, why)
 
 
 def _fetched(tree: Any) -> Any:

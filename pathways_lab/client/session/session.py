@@ -32,14 +32,13 @@ from pathways_lab.client.program.graph import Argument, Constant, Held, Prepared
 from pathways_lab.client.session import failures, lateness
 from pathways_lab.client.session.call_batching import Calls
 from pathways_lab.client.session.connection import Connection
-from pathways_lab.client.session.handles import Handle
+from pathways_lab.client.session.handles import Handle, end
 from pathways_lab.client.session.pending import Buffer
 from pathways_lab.client.session.transfers import DataLinks
 from pathways_lab.client.session.upload_limit import Large, Room
 from pathways_lab.client.session.waiting import Pending
-from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import Line
 from pathways_lab.transport.deferred_signals import HeldBack
 
 _INLINE_CONSTANT = 1024
@@ -128,25 +127,25 @@ class Session:
     def _check_donation(self, prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
         """Raises PathwaysError while the handles are as they were."""
         passed = Counter(buffers)
-        shared: dict[int, tuple[Buffer, str, Line]] = {}
-        for number, (to, line) in prepared.donated.items():
+        shared: dict[int, tuple[Buffer, Failure]] = {}
+        for number, why in prepared.donated.items():
             buffer = buffers[number]
             if buffer is not None and passed[buffer] > 1:
                 raise failures.failure(
                     "refused",
-                    f"the same handle is passed twice, and {to!r} donates one of them",
+                    f"the same handle is passed twice, and {why.node!r} donates one of them",
                     "pass a copy (handle + 0), or do not donate the argument",
-                    line=line,
+                    line=why.line,
                 )
             if buffer is not None and buffer.shared:
-                shared[buffer.id] = buffer, to, line
+                shared[buffer.id] = buffer, why
         if not shared:
             return
         refused = self.connection.questions.not_donated([buffer for buffer, *_ in shared.values()])
         if refused is not None:
             number, message, remedy = refused
-            _, to, line = shared[number]
-            raise failures.failure("refused", message, remedy, node=to, line=line)
+            _, why = shared[number]
+            raise failures.failure("refused", message, remedy, node=why.node, line=why.line)
 
     def _handles(
         self, prepared: Prepared, made: Sequence[Buffer], large: Sequence[Large] = ()
@@ -314,10 +313,13 @@ class _Binder:
 
     def donate(self, prepared: Prepared) -> None:
         """Handles whose arrays the run consumes are dead from now on."""
-        for number, (to, line) in prepared.donated.items():
+        gone: dict[int, tuple[Failure, list[Handle]]] = {}  # by identity: to hash one is slow
+        for number, why in prepared.donated.items():
             handle = self.handles.get(number)
             if handle is not None:
-                handle.mark_donated(to, line)
+                gone.setdefault(id(why), (why, []))[1].append(handle)
+        for why, handles in gone.values():
+            end(handles, why)
 
     def _ride(self, number: int, data: bytes) -> None:
         self.arguments[number] = len(self.payload)
