@@ -12,6 +12,7 @@ Paper: section 4.2 (client), section 4.6 (ownership).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -181,6 +182,7 @@ def check_run(
         failure = usable(state, event.client, record, slice_id)
         if failure is not None and failure.kind == "refused":
             return failure
+    given = Counter(event.inputs) if index.donors else Counter[int | None]()
     for p, number in enumerate(event.inputs):
         if number is None:
             continue
@@ -198,7 +200,7 @@ def check_run(
             )
         if p in index.donors and (wrong := why_not_donated(buffer)):
             return refusal(*wrong)
-        if buffer.donor or (p in index.donors and event.inputs.count(number) > 1):
+        if buffer.donor or (p in index.donors and given[number] > 1):
             return refusal(
                 f"buffer {number} ({buffer.name or 'unnamed'}) was donated",
                 "use the result of the call that it was donated to",

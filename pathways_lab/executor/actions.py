@@ -44,7 +44,7 @@ class Launch:
     lane: str
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    copies: tuple[int, ...]
+    copies: frozenset[int]
     alone: bool
     first: bool
     poison: Failure | None

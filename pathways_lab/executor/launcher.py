@@ -259,15 +259,16 @@ class Launcher:
             )
         )
         self._take_memory(gang, copies)
+        given = gang.donation(self.host) if call.donated else None
         for position in call.donated:
             slot = gang.inputs[position]
             if position not in copies and not slot.lacking:
-                slot.become(DONATED, gang.donation(self.host))
+                slot.become(DONATED, given)
         for slot in gang.outputs:
             slot.become(FAILED if gang.poison else ISSUED, gang.poison)
         self._order.handed(gang)
 
-    def _take_memory(self, gang: Gang, copies: tuple[int, ...]) -> None:
+    def _take_memory(self, gang: Gang, copies: frozenset[int]) -> None:
         """Exactly what the gang needed room for; zeros take as much as what they stand for."""
         gang.held = gang.temporary + (max(-gang.growth, 0) if gang.call.donated else 0)
         for slot in gang.inputs:

@@ -11,6 +11,7 @@ Paper: section 4.4.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -79,12 +80,17 @@ class Gang:
     number: int = field(default_factory=itertools.count().__next__)
 
     @property
-    def copies(self) -> tuple[int, ...]:
+    def copies(self) -> frozenset[int]:
         """Donated inputs that another buffer or another input names: they must survive."""
-        return tuple(
-            p
-            for p in self.call.donated
-            if len(self.inputs[p].buffers) > 1 or self.inputs.count(self.inputs[p]) > 1
+        if not self.call.donated:
+            return frozenset()
+        named = Counter(self.inputs)
+        return frozenset(
+            [
+                p
+                for p in self.call.donated
+                if len(self.inputs[p].buffers) > 1 or named[self.inputs[p]] > 1
+            ]
         )
 
     def __post_init__(self) -> None:
