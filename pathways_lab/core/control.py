@@ -122,7 +122,7 @@ class Control:
         self.decisions = Decisions(
             self.state, self.clients, self.bookings, self.outcomes, self.uploads
         )
-        self.elastic = Elastic(self.state, self.clients, self._lose_slices)
+        self.elastic = Elastic(self.state, self.clients)
         self.forgetting = Forgetting(self.state, self.clients)
         self._draining: set[SliceId] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {

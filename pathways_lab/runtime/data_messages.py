@@ -104,7 +104,12 @@ class Part(Plain):
     failure: Failure | None = None
 
 
-DATA: Door = {"put": Put, "fetch": Ask, "piece": Part}
+@dataclass(frozen=True, slots=True)
+class Parted(Plain):
+    """A client has taken all that came before the host's word ``parting``."""
+
+
+DATA: Door = {"put": Put, "fetch": Ask, "piece": Part, "parted": Parted}
 """The messages of clients and other hosts to a host."""
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +232,16 @@ def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.La
     np.testing.assert_array_equal(mixed(again)(V).result(timeout=SECONDS), right)
     slow = pw.jit(lambda v: pw.emulated(1000)(v), on=again)
     slow(V).block_until_ready()
-    with lab.dask_client() as dask:
+    with lab.dask_client() as dask, ThreadPoolExecutor(1) as waits:
         workers = dask.scheduler_info(n_workers=-1)["workers"]
         (address,) = [a for a, info in workers.items() if info["name"] == "island0/host1"]
-        run = slow(V).buffer.run
+        handle = slow(V)
+        run = handle.buffer.run
         until(lambda: run in ended(lab, "granted"), SECONDS)
+        waiting = waits.submit(handle.result, SECONDS)
+        until(lambda: handle._fetch is not None, SECONDS)
         dask.retire_workers([address])
+    np.testing.assert_array_equal(waiting.result(), V)
     until(lambda: "island0/host1" not in hosts(lab), SECONDS)
     assert "island0/host0" in hosts(lab)
     until(lambda: any("Dask removed" in reason for reason in left(lab)), SECONDS)

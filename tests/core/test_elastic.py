@@ -450,12 +450,18 @@ def test_an_island_in_use_is_not_taken_away_unless_one_insists() -> None:
         script.slice(4, island="island0")
     script.finish_all()
     assert script.ended[run.run].outcome == script.ended[late.run].outcome == "finished"
-    assert "ann took it away" in script.ended[queued.run].failure.message  # type: ignore[union-attr]
     assert [c.hosts for c in told(script, HostsLeft)] == [("island0/host0",)]
+    script.send(HostsLeaving(script.time, "retire", ("island0/host0",), "its worker leaves"))
+    assert len(told(script, HostsLeft)) == 1, "it goes already"
+    answers = len(told(script, Answer))
+    assert script.resolved[run.outputs[0]] is None, "it hands over what somebody waits for"
+    script.send(HostLost(script.time, "test", "island0/host0", "ann took it away"))
+    assert "ann took it away" in script.resolved[run.outputs[0]].message
+    assert "ann took it away" in script.ended[queued.run].failure.message  # type: ignore[union-attr]
+    assert len(told(script, Answer)) == answers + 1
     assert told(script, Answer)[-1].lines == (
         "slice s1 of kernel-1 (4 devices on island0, 4 handles)",
     )
-    kill(script, "island0/host0")
     rebind(script, where)
     assert script.binding(where).island == "island1"
 

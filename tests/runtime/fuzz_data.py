@@ -267,6 +267,7 @@ def messages(lab: Lab, stay: int = 0) -> list[Said]:
         ask(buffer=number + 14, slice=high | 3),
         part(target=1, source=0, box=((0, 4),), sent=1.5),
         part(failure=Failure("execute", "it failed")),
+        ("parted", {}, []),
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.runtime.data_messages import Put, upload_fields
+from pathways_lab.runtime.data_messages import Ask, Put, upload_fields
 from pathways_lab.runtime.host.client_io import Desk, Fetch
 from pathways_lab.transport.codec import unpack_fields
 from pathways_lab.transport.handshake import Refused
@@ -143,6 +143,37 @@ def test_nobody_answers_a_client_whose_link_is_gone() -> None:
     (gone,) = forgotten
     assert gone(Fetch(ann, 1, (0,)))
     assert not gone(Fetch(eve, 1, (0,)))
+
+
+@pytest.mark.parametrize("end", [Desk.parted, Desk.closed])
+def test_a_host_that_leaves_hands_over_what_clients_have_asked_for(end: Any) -> None:
+    asked: list[Fetch] = []
+    never: Any = None
+    launcher: Any = SimpleNamespace(
+        fetch=lambda fetch, buffer: asked.append(fetch),
+        # Nothing will ever make the second value.
+        forget_fetches=lambda which: [which(fetch) for fetch in asked[1:]],
+    )
+    desk = Desk("h", b"", launcher, never, never, lambda _: None, never, never)
+    ann, told, over = Link(ANN), [], []
+    ann.send = lambda op, fields, buffers=(): told.append(op)
+    for number in (1, 2):
+        desk.fetch(ann, Ask(number, ANN << 32 | number, (0,)), [])
+    desk.hand_over(lambda: over.append(True))
+    assert (told, over) == ([], [])
+    desk.refuse(asked[0], Failure("lost", "any answer will do"))
+    assert (told, over) == (["fetch-failed", "parting"], []), "it may still be on its way"
+    end(desk, ann)
+    assert over == [True]
+
+
+def test_a_host_that_leaves_and_that_nobody_asks_goes_at_once() -> None:
+    never: Any = None
+    launcher: Any = SimpleNamespace(forget_fetches=lambda which: None)
+    over: list[bool] = []
+    desk = Desk("h", b"", launcher, never, never, never, never, never)
+    desk.hand_over(lambda: over.append(True))
+    assert over == [True]
 
 
 def test_what_has_come_of_a_dropped_upload_is_not_kept() -> None:

@@ -278,6 +278,10 @@ class DataLinks:
         self, link: Link, op: str, fields: dict[str, Any], buffers: list[memoryview]
     ) -> None:
         host = link.name
+        if op == "parting":
+            with contextlib.suppress(LinkClosed):
+                link.send("parted", {})
+            return
         fetch = self._fetches.pop((host, fields.get("id", 0)), None)
         if fetch is None:
             return

@@ -161,7 +161,7 @@ class SliceMoved:
 
 @dataclass(frozen=True, slots=True)
 class HostsLeft:
-    """Nothing is on these hosts any more: their device processes end, for good."""
+    """Nothing runs on these hosts any more: they hand over what clients wait for, and end."""
 
     cause: str
     hosts: tuple[str, ...]

@@ -24,7 +24,7 @@ resume, migration of a client's slices).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.core.checks import ClientRecord, not_an_owner
@@ -49,11 +49,8 @@ from pathways_lab.core.messages.elastic import (
 from pathways_lab.core.program.plans import index_plan
 from pathways_lab.core.program.program import SliceId, slice_name
 from pathways_lab.core.slices.slice_queue import too_many_now
-from pathways_lab.core.slices.slices import AGAIN, SliceRecord
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.core.state import State
-
-Lose = Callable[[list[SliceRecord], Failure], None]
 
 
 @dataclass(slots=True)
@@ -80,15 +77,19 @@ class _Move:
 
 
 @dataclass(slots=True)
-class Elastic:
-    """See the module's docstring.
+class _Departure:
+    """Hosts that leave.  lines: what goes with them, once they have been told to go."""
 
-    lose: what becomes of slices that nothing computes on any more.
-    """
+    event: HostsLeaving
+    lines: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True)
+class Elastic:
+    """See the module's docstring."""
 
     state: State
     clients: Mapping[str, ClientRecord]
-    lose: Lose
     _rebinds: dict[SliceId, RebindRequested] = field(default_factory=dict)
     _tried: dict[SliceId, int] = field(default_factory=dict)
     """Slices for which there were no devices, of those: the version of the machine then."""
@@ -96,7 +97,7 @@ class Elastic:
     _parking: dict[SliceId, set[str] | None] = field(default_factory=dict)
     """Slices that are being suspended: hosts that have not parked them (None: not asked)."""
     _moves: dict[SliceId, _Move] = field(default_factory=dict)
-    _departures: list[HostsLeaving] = field(default_factory=list)
+    _departures: list[_Departure] = field(default_factory=list)
 
     # --- what is wished ----------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Elastic:
             return
         resources.leaving.update(hosts)
         self._withhold(slices)
-        self._departures.append(event)
+        self._departures.append(_Departure(event))
 
     # --- what hosts report ---------------------------------------------------------------
 
@@ -404,22 +405,26 @@ class Elastic:
                         record.waiting.add(run.id)
                         run.pending += 1
 
-    def _depart(self, departure: HostsLeaving) -> None:
-        """Hosts that leave go when nothing runs on them."""
-        state = self.state
-        hosts = tuple(h for h in departure.hosts if h in state.resources.hosts)
-        slices = self._on(hosts)
-        if any(state.active.get(s) for s in slices) or any(s in self._moves for s in slices):
+    def _depart(self, departure: _Departure) -> None:
+        """Hosts that leave are told to go when nothing runs on them.
+
+        They hand over what somebody waits for, so their slices are lost when they are gone.
+        """
+        state, event = self.state, departure.event
+        hosts = tuple(h for h in event.hosts if h in state.resources.hosts)
+        if departure.lines is None:
+            slices = self._on(hosts)
+            if any(state.active.get(s) for s in slices) or any(s in self._moves for s in slices):
+                return
+            told = {h for d in self._departures if d.lines is not None for h in d.event.hosts}
+            departure.lines = tuple(self._described(s) for s in slices)
+            if more := tuple(h for h in hosts if h not in told):
+                state.out.append(HostsLeft(state.cause, more, event.reason))
+        if hosts:
             return
         self._departures.remove(departure)
-        lines = tuple(self._described(s) for s in slices)
-        failure = Failure("lost", f"the slice was lost: {departure.reason}", AGAIN)
-        self.lose(state.resources.lose_slices(slices, failure), failure)
-        state.withheld.difference_update(slices)
-        if hosts:
-            state.out.append(HostsLeft(state.cause, hosts, departure.reason))
-        if departure.client is not None:
-            state.out.append(Answer(state.cause, departure.client, departure.request, lines))
+        if event.client is not None:
+            state.out.append(Answer(state.cause, event.client, event.request, departure.lines))
 
     # --- words -----------------------------------------------------------------------------
 

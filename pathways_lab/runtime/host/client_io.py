@@ -17,6 +17,7 @@ Paper: section 4.2 (data move between client and hosts only on demand).
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -132,6 +133,8 @@ class Desk:
         self._open: Counter[int] = Counter()
         """Links by client."""
         self._devices = devices
+        self._parting: set[Link] | None = None
+        self._over: Callable[[], None] | None = None
         self._newest = 0
         self._present: frozenset[int] = frozenset()
 
@@ -373,10 +376,47 @@ class Desk:
 
     def _answer(self, fetch: Fetch, op: str, fields: dict[str, Any], buffers: Buffers) -> None:
         self._asked[fetch.link] -= 1
-        try:
+        with contextlib.suppress(LinkClosed):
             fetch.link.send(op, {"id": fetch.id, **fields}, buffers)
-        except LinkClosed:
+        self._part()
+
+    # --- the end of this host ---------------------------------------------------------------
+
+    def hand_over(self, over: Callable[[], None]) -> None:
+        """Nothing runs here any more: over() when clients have all that they have asked for.
+
+        The control plane tells clients of what will never be here.
+        """
+        self._over = over
+
+        def never(fetch: object) -> bool:
+            assert isinstance(fetch, Fetch)
+            self._asked[fetch.link] -= 1
+            return True
+
+        self._launcher.forget_fetches(never)
+        self._part()
+
+    def parted(self, link: Link, *_: object) -> None:
+        """A client has taken everything that came before it was asked."""
+        if self._parting is not None:
+            self._parting.discard(link)
+            self._part()
+
+    def _part(self) -> None:
+        if self._over is None or any(count > 0 for count in self._asked.values()):
             return
+        if self._parting is None:
+            # What a link has taken may still be on its way: its other end has to say so.
+            self._parting = set(self._asked)
+            for link in tuple(self._parting):
+                try:
+                    link.send("parting", {})
+                except LinkClosed:
+                    self._parting.discard(link)
+        if not self._parting:
+            over, self._over = self._over, None
+            over()
 
     # --- who may ----------------------------------------------------------------------------
 
@@ -424,6 +464,7 @@ class Desk:
             del self._links[link.holder]
         self._launcher.forget_fetches(lambda f: isinstance(f, Fetch) and f.link is link)
         self._asked.pop(link, None)
+        self.parted(link)
         of_link = [b for b, u in self._uploads.items() if any(k.link is link for k in u.letters)]
         for buffer in of_link:
             self._forget_upload(buffer)

@@ -62,6 +62,8 @@ STUCK_SECONDS = 10.0
 """How long a gang may go on in a formation that has ended, before its host is restarted."""
 _STAND_BACK = 0.01
 """Seconds for which lanes are expected to read again; a lane that will not says so."""
+_HAND_OVER_SECONDS = 5.0
+"""How long a host that leaves waits for clients to take what they asked for."""
 _JOIN_SECONDS = 30.0
 """How long the control plane may take to be there: in a new lab it starts meanwhile."""
 _HEADER = 4 << 20
@@ -346,6 +348,12 @@ class HostRim:
             # It only keeps a thread: no reason to cost anybody's slice.
             self.reactor.call_later(STUCK_SECONDS, self._stuck, joint, lane, None, reason)
 
+    def _leave(self, fields: Fields, _: Buffers) -> None:
+        """Nothing runs here any more; values that clients wait for are handed over first."""
+        self.desk.hand_over(lambda: self._retire(fields["reason"]))
+        # A client that hangs holds nobody up for long.
+        self.reactor.call_later(_HAND_OVER_SECONDS, self._retire, fields["reason"])
+
     def _restart(self, fields: Fields, _: Buffers) -> None:
         """The control plane has given this process up."""
         self._fatal(fields["reason"])
@@ -456,7 +464,7 @@ class HostRim:
         "unbind": _unbind,
         "park": _park,
         "move": _move,
-        "retire": lambda self, fields, _: self._retire(fields["reason"]),
+        "retire": _leave,
         "span": _span,
         "form": _form,
         "dissolve": _dissolve,
@@ -477,4 +485,5 @@ class HostRim:
         "piece": _piece,
         "put": lambda self, *letter: self.desk.put(*letter),
         "fetch": lambda self, *letter: self.desk.fetch(*letter),
+        "parted": lambda self, *letter: self.desk.parted(*letter),
     }
