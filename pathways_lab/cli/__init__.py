@@ -1,4 +1,4 @@
-"""The command line: ``python -m pathways_lab lab | demo | doctor``.
+"""The command line: ``python -m pathways_lab lab | demo | doctor | cluster``.
 
 Problem: the first command that somebody runs must either work or say in one
 sentence what to do.  So the command line itself needs nothing but the standard
@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pathways_lab.cli import platforms
+from pathways_lab.cli import cluster, platforms
 
 DESCRIPTION = "One notebook drives many accelerators as one machine."
 EPILOG = "Help for one command: python -m pathways_lab COMMAND --help"
@@ -65,12 +65,20 @@ def parser() -> argparse.ArgumentParser:
         help="folder for the executed notebook (default: %(default)s)",
     )
 
-    commands.add_parser(
+    doctor = commands.add_parser(
         "doctor",
-        help="check this machine and say what to do",
+        help="check this machine, or a cluster, and say what to do",
         description="One line for each thing that the lab needs: its state, what it is, what to "
         "do. The exit status is 1 when something is missing without which the lab cannot run.",
     )
+    doctor.add_argument(
+        "address",
+        nargs="?",
+        help="of a Dask scheduler, MACHINE or MACHINE:PORT: check its machines, and what lies "
+        "between them",
+    )
+    cluster.certified(doctor)
+    cluster.add_to(commands)
     return top
 
 
@@ -82,10 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "doctor":
         from pathways_lab.cli import doctor
 
-        return doctor.run()
+        if options.address is None:
+            return doctor.run()
+        return cluster.examine(options)
     if refusal := platforms.refusal(platforms.this_machine()):
         print(f"Pathways Lab does not run here: {refusal}")
         return 1
+    if options.command == "cluster":
+        return cluster.run(options)
     if options.command == "demo":
         from pathways_lab.cli import demo
 

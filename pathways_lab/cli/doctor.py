@@ -65,7 +65,11 @@ def lines(finding: Finding, colour: bool) -> list[str]:
     return text
 
 
-def run(out: TextIO | None = None, checks: Iterable[Check] = CHECKS) -> int:
+def run(
+    out: TextIO | None = None,
+    checks: Iterable[Check] = CHECKS,
+    start: str = "python -m pathways_lab lab",
+) -> int:
     """Print all findings and a summary; returns 1 when the lab cannot run, else 0."""
     out = out or sys.stdout
     colour = out.isatty() and "NO_COLOR" not in os.environ
@@ -77,5 +81,5 @@ def run(out: TextIO | None = None, checks: Iterable[Check] = CHECKS) -> int:
         print(f"\nThe lab cannot run here yet: {count['FAIL']} to mend.", file=out)
         return 1
     doubtful = f" ({count['warn']} to look at)" if count["warn"] else ""
-    print(f"\nThe lab can run here{doubtful}: python -m pathways_lab lab", file=out)
+    print(f"\nThe lab can run here{doubtful}: {start}", file=out)
     return 0

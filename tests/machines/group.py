@@ -1,15 +1,16 @@
-"""A group's Dask cluster on machines of a test: a scheduler, workers, and scripts of clients."""
+"""A group's cluster on machines of a test: a scheduler, workers, and scripts of clients."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from typing import IO, Any
-
-import yaml
-from distributed import Security
+from pathlib import Path
+from typing import IO
 
 from tests.machines.bench import Machines
+
+BIN = str(Path(sys.executable).parent)
 
 
 class Group:
@@ -19,20 +20,36 @@ class Group:
         self.machines = machines
         self.address = "tls://sched:8786"
         self._folder = machines.shared
-        self._environment = {"DASK_CONFIG": str(self._folder / "dask")}
-        self._certify()
         self._logs: list[IO[str]] = []
-        self._start("sched", "scheduler", "--protocol", "tls", *options)
+        self._certs = f"{self._folder}/certs"
+        machines["sched"].run(sys.executable, "-m", "pathways_lab", "cluster", "certs", self._certs)
+        self.cluster("sched", f"scheduler --certs {self._certs}", *options)
 
     def worker(self, machine: str, *options: str, **environment: str) -> subprocess.Popen[str]:
-        """A worker on a machine, with one device."""
-        command = ("worker", self.address, "--no-nanny", "--nthreads", "1")
-        return self._start(machine, *command, *options, **environment)
+        """A worker of the island ``west`` on a machine."""
+        command = f"worker sched --island west --certs {self._certs}"
+        return self.cluster(machine, command, *options, **environment)
+
+    def cluster(
+        self, machine: str, what: str, *more: str, **environment: str
+    ) -> subprocess.Popen[str]:
+        """A command ``cluster`` that runs on."""
+        return self.start(machine, "pathways_lab", "cluster", *what.split(), *more, **environment)
+
+    def start(self, machine: str, module: str, *options: str, **env: str) -> subprocess.Popen[str]:
+        """A module that runs on, with a log in the shared folder."""
+        log = (self._folder / f"{machine}.log").open("a")
+        self._logs.append(log)
+        env = {"DASK_CONFIG": self._certs, **env}
+        return self.machines[machine].start(
+            *(sys.executable, "-m", module, *options), env=env, stdout=log, stderr=log
+        )
 
     def client(self, machine: str, source: str, **environment: str) -> subprocess.Popen[str]:
         """A script of a client; what it says, errors too, is in its standard output."""
+        env = {"DASK_CONFIG": self._certs, **environment}
         return self.machines[machine].python(
-            source, self.address, env={**self._environment, **environment}, stderr=subprocess.STDOUT
+            source, self.address, env=env, stderr=subprocess.STDOUT
         )
 
     def close(self) -> None:
@@ -40,25 +57,7 @@ class Group:
         for log in self._logs:
             log.close()
 
-    def _start(
-        self, machine: str, what: str, *options: str, **environment: str
-    ) -> subprocess.Popen[str]:
-        log = (self._folder / f"{machine}.log").open("a")
-        self._logs.append(log)
-        command = (sys.executable, "-m", f"distributed.cli.dask_{what}", *options, "--no-dashboard")
-        return self.machines[machine].start(
-            *command, env={**self._environment, **environment}, stdout=log, stderr=log
-        )
 
-    def _certify(self) -> None:
-        made = Security.temporary()
-        texts = {"ca": made.tls_ca_file, "cert": made.tls_client_cert, "key": made.tls_client_key}
-        for name, text in texts.items():
-            (self._folder / f"{name}.pem").write_text(text)
-        own = {name: str(self._folder / f"{name}.pem") for name in ("cert", "key")}
-        tls: dict[str, Any] = dict.fromkeys(("client", "scheduler", "worker"), own)
-        tls["ca-file"] = str(self._folder / "ca.pem")
-        (self._folder / "dask").mkdir()
-        (self._folder / "dask" / "tls.yaml").write_text(
-            yaml.safe_dump({"distributed": {"comm": {"require-encryption": True, "tls": tls}}})
-        )
+def path() -> str:
+    """The search path of commands where ``python`` is this one."""
+    return f"{BIN}:{os.environ['PATH']}"

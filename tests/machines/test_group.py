@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.machines.bench import Machines
+from tests.machines.bench import ROOT, Machines
 from tests.machines.conftest import Make
-from tests.machines.group import Group
+from tests.machines.group import Group, path
 
 pytestmark = pytest.mark.cluster
 
@@ -25,6 +26,14 @@ lab = pw.connect(sys.argv[1])
 def say(*what): print(*what, flush=True)
 """
 
+WAIT = """
+import sys
+import distributed, jax, numpy as np
+from jax.sharding import PartitionSpec as P
+with distributed.Client(sys.argv[1]) as client:
+    client.wait_for_workers(2)
+"""
+
 SUM = """
 s = lab.slice(2, axes=("x",))
 total = pw.jit(lambda x: x.sum(), on=s, in_shardings=P("x"))
@@ -33,7 +42,7 @@ say("sum", np.asarray(total(np.arange(8.0))))
 
 LATE = """
 input()
-while "west/6 is down" not in repr(lab): pass
+while "west/late is down" not in repr(lab): pass
 say(lab, lab._repr_html_())
 """
 
@@ -68,12 +77,12 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
     with group_of(machines(names), "--host", "10.77.0.1") as group:
         shared = group.machines.shared
         other = other_jax(shared)
-        one = ("--resources", "devices=1", "--name")
-        group.worker("good1", *one, "west/1")
-        group.worker("good2", *one, "west/2")
-        group.worker("lacks", *one, "west/3", PYTHONPATH=no_package(shared))
-        group.worker("old", *one, "west/4", PYTHONPATH=other)
-        group.worker("none", "--resources", "devices=0", "--name", "west/5")
+        group.worker("good1", "--devices", "1")
+        group.worker("good2", "--devices", "1")
+        group.worker("old", PYTHONPATH=other)
+        group.worker("none", "--devices", "0")
+        dask = ("distributed.cli.dask_worker", group.address, "--no-nanny", "--no-dashboard")
+        group.start("lacks", *dask, PYTHONPATH=no_package(shared))
         source = CONNECT.replace("WORKERS", "5") + SUM + LATE
         with group.client("note", source) as client:
             assert client.stdout
@@ -89,9 +98,9 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
             assert "ImportError: it is not installed" in told["lacks"]
             assert "the lab has JAX" in told["old"]
             assert "its resource devices is 0: " in told["none"]
-            group.worker("late", *one, "west/6", PYTHONPATH=other)
+            group.worker("late", PYTHONPATH=other)
             later = client.communicate("\n")[0]
-            assert "west/6 is down" in later
+            assert "west/late is down" in later
             assert "was not started on late: the lab has JAX" in later
         with group.client("note", CONNECT.replace("WORKERS", "5"), PYTHONPATH=other) as client:
             assert "the lab at tls://10.77.0.1:8786 has JAX" in (said := client.communicate()[0])
@@ -101,8 +110,8 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
 def test_a_scheduler_that_calls_itself_loopback_is_reached_by_all(machines: Make) -> None:
     """Without a route to elsewhere Dask calls itself what its name stands for, as on Debian."""
     with group_of(machines(("sched", "one", "note"))) as group:
-        group.worker("one", "--name", "west/1", "--resources", "devices=2")
-        group.worker("sched", "--name", "west/2", "--resources", "devices=2")
+        group.worker("one", "--devices", "2")
+        group.worker("sched", "--devices", "2")
         source = CONNECT.replace("WORKERS", "2") + "say(scheduler)\n" + SUM
         source = source.replace("slice(2", "slice(4")
         for machine in ("sched", "note"):
@@ -110,3 +119,38 @@ def test_a_scheduler_that_calls_itself_loopback_is_reached_by_all(machines: Make
                 said = client.communicate()[0]
             assert "tls://127.0.1.1:8786" in said
             assert "sum 28.0" in said
+
+
+def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
+    """And the doctor names a way that is cut."""
+    text = (ROOT / "docs" / "machines.md").read_text()
+    shell, python = re.findall(r"```(?:sh|python)\n(.*?)```", text, re.DOTALL)
+    certs, scheduler, worker, status, doctor = (
+        line.split("#")[0].split() for line in shell.splitlines()
+    )
+    group = machines(("sched", "one", "two", "note"))
+    at = {"env": {"PATH": path(), "HOME": str(group.shared)}}
+    group["sched"].run(*certs, **at)
+    with (group.shared / "log").open("w") as log:
+        quiet = {**at, "stdout": log, "stderr": log}
+        group["sched"].start(*scheduler, **quiet)
+        for machine in ("one", "two"):
+            group[machine].start(*worker, **quiet)
+    source = python + CONNECT.split("lab =")[1].partition("\n")[2]
+    source = WAIT + source + SUM
+    environment = {**at["env"], "DASK_CONFIG": f"{group.shared}/certs"}
+    with group["note"].python(source, "tls://sched:8786", env=environment) as client:
+        said = client.communicate()[0]
+    assert "sum 28.0" in said
+    told = group["note"].run(*status, **at)
+    assert re.search(r"one +west/one +1 ", told)
+    assert "a lab runs here" in told
+    group.cut("one", "two")
+    with group["note"].start(*doctor, **at) as process:
+        told = process.communicate()[0]
+    assert "west/one does not reach west/two: no answer from 10.77.0.3 for 2 s" in told
+    assert "west/two does not reach west/one: no answer from 10.77.0.2 for 2 s" in told
+    assert process.returncode == 1
+    assert "TLS: both ends" in told
+    assert "the same versions everywhere" in told
+    assert "5 ways between them" in told

@@ -1,0 +1,324 @@
+"""``cluster status`` and ``doctor ADDRESS``: the machines of a cluster, and what lies between.
+
+Problem: a lab over machines fails for reasons outside of it (a closed port, another version, a
+name that means another machine), minutes later and in other words.  Each is looked at by
+itself, between every pair of machines that will talk.
+
+How: over Dask's own connections every worker is asked what it is, and opens a port for a
+moment, at which the others, the scheduler's machine and this client knock as the lab will.
+
+Rule for maintainers: nothing is changed on any machine; a port takes nothing but the word
+that was agreed on, and is closed at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.cli.finding import Finding
+
+LIMIT = 2.0
+"""Seconds for one connection, and for Dask's own to the scheduler."""
+BULK = 4 << 20
+"""Bytes whose way is timed."""
+WORD = 16
+PORTS = "open the ports of these machines to each other: docs/machines.md says who connects to whom"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One process.  host: where others reach it.  free: bytes of memory.  devices: 0: all."""
+
+    role: str
+    machine: str
+    name: str
+    host: str
+    where: str
+    island: str
+    devices: int
+    free: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one process to another's port.  seconds: a round trip.  rate: bytes/s."""
+
+    seconds: float = 0.0
+    rate: float = 0.0
+    failure: str = ""
+
+
+def worker_facts(dask_worker: Any = None) -> Facts:
+    """For ``Client.run``."""
+    from pathways_lab.runtime.cluster import dask_private
+    from pathways_lab.runtime.cluster.membership import devices_of, place_of
+
+    resources = dask_private.resources_of(dask_worker)
+    place = place_of(dask_worker.name, resources, os.environ, socket.gethostname())
+    host = dask_private.host_of(dask_worker.address)
+    devices = devices_of(resources, None) or 0
+    return _facts("worker", place.host, host, place.island, devices)
+
+
+def scheduler_facts(dask_scheduler: Any = None) -> Facts:
+    """For ``Client.run_on_scheduler``."""
+    from pathways_lab.runtime.cluster import dask_private
+
+    return _facts("scheduler", "scheduler", dask_private.host_of(dask_scheduler.address), "", 0)
+
+
+def _facts(role: str, name: str, host: str, island: str, devices: int) -> Facts:
+    from pathways_lab.transport import versions
+    from pathways_lab.transport.addresses import machine
+    from pathways_lab.transport.machine_memory import available_memory
+
+    free = available_memory()
+    here = socket.gethostname()
+    return Facts(role, here, name, host, machine(), island, devices, free, versions.here())
+
+
+# --- ports that are opened for a moment --------------------------------------------------------
+
+_doors: list[socket.socket] = []
+
+
+def open_door(host: str, word: bytes) -> int:
+    """For ``Client.run``: listen at *host*; the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.create_server((host, 0), family=family)
+    _doors.append(door)
+    threading.Thread(target=_serve, args=(door, word), name="doctor", daemon=True).start()
+    port: int = door.getsockname()[1]
+    return port
+
+
+def close_doors() -> None:
+    """For ``Client.run``."""
+    while _doors:
+        # Closing alone wakes nobody who waits for a connection.
+        door = _doors.pop()
+        with contextlib.suppress(OSError):
+            door.shutdown(socket.SHUT_RDWR)
+        door.close()
+
+
+def _serve(door: socket.socket, word: bytes) -> None:
+    while True:
+        try:
+            sock, _ = door.accept()
+        except OSError:
+            return
+        threading.Thread(target=_answer, args=(sock, word), name="doctor", daemon=True).start()
+
+
+def _answer(sock: socket.socket, word: bytes) -> None:
+    try:
+        with sock:
+            sock.settimeout(LIMIT)
+            if sock.recv(WORD, socket.MSG_WAITALL) == word:
+                sock.sendall(b".")
+                left = BULK
+                while left and (data := sock.recv(1 << 16)):
+                    left -= len(data)
+                sock.sendall(b".")
+    except OSError:
+        return
+
+
+def knock_at(doors: Mapping[str, tuple[str, int]], word: bytes) -> dict[str, Way]:
+    """For ``Client.run``: the ways from here to ports of others, all at the same time."""
+    ways: dict[str, Way] = {}
+
+    def one(name: str, place: tuple[str, int]) -> None:
+        ways[name] = _way(place, word)
+
+    threads = [threading.Thread(target=one, args=each) for each in doors.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ways
+
+
+def _way(place: tuple[str, int], word: bytes) -> Way:
+    try:
+        with socket.create_connection(place, timeout=LIMIT) as sock:
+            began = time.monotonic()
+            sock.sendall(word)
+            answered = sock.recv(1)
+            met = time.monotonic()
+            sock.sendall(bytes(BULK))
+            answered += sock.recv(1)
+            ended = time.monotonic()
+    except TimeoutError:
+        return Way(failure=f"no answer from {place[0]} for {LIMIT:g} s")
+    except OSError as error:
+        return Way(failure=f"{place[0]}: {error.strerror or error}")
+    if answered != b"..":
+        return Way(failure=f"somebody else answers at {place[0]}")
+    return Way(met - began, BULK / max(ended - met, 1e-9))
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def show(address: str) -> int:
+    """``cluster status``: a table of the processes."""
+    from pathways_lab.core.errors import PathwaysError
+    from pathways_lab.runtime.cluster.dask_plugins import control_of
+    from pathways_lab.timeline.text_table import TextTable
+
+    try:
+        client = _client(address)
+    except PathwaysError as error:
+        print(error)
+        return 1
+    with client:
+        facts, strange = _ask(client)
+        control = client.run_on_scheduler(control_of)
+    rows = [
+        (f.machine, f.name, str(f.devices or "all"), f"{f.free / 1e9:.1f} GB", _packages(f))
+        for f in facts
+    ]
+    print(TextTable(rows, ("machine", "host", "devices", "free", "versions"), "<<>><"))
+    for told in strange:
+        print(told)
+    alive = control is not None and control["alive"]
+    print("a lab runs here" if alive else f"no lab yet: pathways_lab.connect({address!r}) makes it")
+    return 0
+
+
+def examine(address: str) -> Iterator[Finding]:
+    """``doctor ADDRESS``: what may be wrong between the machines of a cluster."""
+    from pathways_lab.core.errors import PathwaysError
+
+    try:
+        client = _client(address)
+    except PathwaysError as error:
+        yield Finding("FAIL", error.failure.message, error.failure.remedy)
+        return
+    with client:
+        facts, strange = _ask(client)
+        yield Finding("ok", f"the scheduler answers at {address}")
+        yield from _secure(client, facts)
+        for told in strange:
+            yield Finding("FAIL", told, "mend or end this worker; a lab leaves it out")
+        yield from _alike(facts)
+        for each in facts:
+            if each.role == "worker":
+                devices = f"{each.devices} devices" if each.devices else "all devices of JAX"
+                what = f"{each.name} on {each.machine} ({each.host}): {devices}"
+                yield Finding("ok", f"{what}, {each.free / 1e9:.1f} GB free")
+        if not any(each.role == "worker" for each in facts):
+            yield Finding("warn", "no workers", "python -m pathways_lab cluster worker ADDRESS")
+        yield from _ways(client, facts)
+
+
+def _client(address: str) -> Any:
+    """A Dask client.  Raises PathwaysError within some seconds where nobody answers."""
+    import dask
+
+    from pathways_lab.runtime.cluster.attach import dask_client
+
+    with dask.config.set({"distributed.comm.timeouts.connect": f"{LIMIT:g}s"}):
+        return dask_client(address)
+
+
+def _ask(client: Any) -> tuple[list[Facts], list[str]]:
+    """The processes, the scheduler first; and words about workers that cannot answer."""
+    from pathways_lab.runtime.cluster import dask_private
+
+    seen = client.run(worker_facts, on_error="return")
+    facts = [client.run_on_scheduler(scheduler_facts)]
+    facts += sorted((f for f in seen.values() if isinstance(f, Facts)), key=lambda f: f.name)
+    bad = {address: f for address, f in seen.items() if not isinstance(f, Facts)}
+    machines = client.run(socket.gethostname, workers=list(bad)) if bad else {}
+    strange = [
+        f"worker {dask_private.host_of(address)} on {machines[address]}:"
+        f" {type(error).__name__}: {error}"
+        for address, error in bad.items()
+    ]
+    return facts, strange
+
+
+def _packages(facts: Facts) -> str:
+    return ", ".join(f"{name} {version or '-'}" for name, version in facts.versions.items())
+
+
+def _secure(client: Any, facts: list[Facts]) -> Iterator[Finding]:
+    from pathways_lab.runtime.cluster import dask_private
+    from pathways_lab.transport.addresses import machine
+
+    pems = dask_private.pems_of(dask_private.security_of(client), "client")
+    if pems is not None:
+        yield Finding("ok", "TLS: both ends of every connection show a certificate")
+    elif {machine()} == {each.where for each in facts}:
+        yield Finding("ok", "no TLS, and none needed: all is on this machine")
+    else:
+        yield Finding(
+            "FAIL",
+            "no TLS: the lab would send in the clear between machines, and is refused",
+            "python -m pathways_lab cluster certs DIR, and --certs DIR for all commands",
+        )
+
+
+def _alike(facts: list[Facts]) -> Iterator[Finding]:
+    from pathways_lab.transport import versions
+
+    apart = False
+    for each in facts:
+        theirs = f"{each.name} on {each.machine}"
+        if wrong := versions.apart(each.versions, theirs, "this client"):
+            apart = True
+            yield Finding("FAIL", wrong, versions.REMEDY)
+    if not apart:
+        yield Finding("ok", f"the same versions everywhere: {_packages(facts[0])}")
+
+
+def _ways(client: Any, facts: list[Facts]) -> Iterator[Finding]:
+    """The scheduler's machine and every worker are reached from every worker and from here."""
+    from pathways_lab.runtime.cluster import dask_private
+
+    word = secrets.token_bytes(WORD)
+    by_address = {
+        address: found
+        for address, found in client.run(worker_facts, on_error="return").items()
+        if isinstance(found, Facts)
+    }
+    at = dask_private.host_of_scheduler(client)
+    doors: dict[str, tuple[str, int]] = {}
+    try:
+        everywhere = "::" if ":" in at else "0.0.0.0"
+        doors["scheduler"] = at, client.run_on_scheduler(open_door, everywhere, word)
+        for address, each in by_address.items():
+            port = client.run(open_door, each.host, word, workers=[address])[address]
+            doors[each.name] = each.host, port
+        ways = {"this client": knock_at(doors, word)}
+        told = client.run(knock_at, doors, word, workers=list(by_address)) if by_address else {}
+        for address, found in told.items():
+            name = by_address[address].name
+            ways[name] = {target: way for target, way in found.items() if target != name}
+    finally:
+        client.run_on_scheduler(close_doors)
+        client.run(close_doors, workers=list(by_address))
+    good = [way for found in ways.values() for way in found.values() if not way.failure]
+    for source, found in ways.items():
+        for target, way in found.items():
+            if way.failure:
+                yield Finding("FAIL", f"{source} does not reach {target}: {way.failure}", PORTS)
+    if good:
+        slow, thin = max(way.seconds for way in good), min(way.rate for way in good)
+        yield Finding(
+            "ok",
+            f"{len(good)} ways between them: a round trip takes {1e3 * slow:.1f} ms at most, and "
+            f"{thin / 1e6:.0f} MB/s go through at least",
+        )
