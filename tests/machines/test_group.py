@@ -21,17 +21,22 @@ import distributed, jax, numpy as np, pathways_lab as pw
 from jax.sharding import PartitionSpec as P
 with distributed.Client(sys.argv[1]) as client:
     client.wait_for_workers(WORKERS)
-lab = pw.connect(sys.argv[1])
+lab = pw.connect(sys.argv[1], plain_collectives=True)
 def say(*what): print(*what, flush=True)
 """
 
 WAIT = """
 import sys
-import distributed, jax, numpy as np
+import distributed, jax, numpy as np, pathways_lab as pw
 from jax.sharding import PartitionSpec as P
 with distributed.Client(sys.argv[1]) as client:
     client.wait_for_workers(2)
     print(client.scheduler_info()["address"])
+"""
+
+REFUSED = """
+try: pw.connect(sys.argv[1])
+except pw.PathwaysError as refused: print(refused)
 """
 
 SUM = """
@@ -125,12 +130,14 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
         for machine in ("one", "two"):
             group[machine].start(*worker, **quiet)
     source = python + CONNECT.split("lab =")[1].partition("\n")[2]
-    source = WAIT + source + SUM
+    source = WAIT + REFUSED + source + SUM + "say(lab)"
     environment = {**at["env"], "DASK_CONFIG": f"{group.shared}/certs"}
     with group["note"].python(source, "tls://sched:8786", env=environment) as client:
         said = client.communicate()[0]
     assert "tls://127.0.1.1:8786" in said
+    assert "west: the workers of the island are on several machines, and JAX sends" in said
     assert "sum 28.0" in said
+    assert "2 devices, collectives in the clear>" in said
     told = group["note"].run(*status, **at)
     assert re.search(r"one +west/one +1 ", told)
     assert "a lab runs here" in told

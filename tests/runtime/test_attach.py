@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.runtime.cluster import attach as attach_module
 from pathways_lab.runtime.cluster import dask_plugins, dask_private, scheduler_probe
 from pathways_lab.runtime.cluster.attach import (
     VARIABLE,
@@ -33,6 +34,7 @@ from pathways_lab.runtime.cluster.attach import (
 from pathways_lab.runtime.cluster.dask_plugins import ControlPlugin, HostsPlugin
 from pathways_lab.runtime.cluster.death_reports import TOPIC
 from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, ControlSettings
+from pathways_lab.runtime.control_plane.directory import HostSeen, Registry
 from pathways_lab.runtime.processes.child_process import spawn
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
@@ -408,7 +410,7 @@ def dask_here(**options: Any) -> Iterator[Any]:
     """A Dask cluster of this process."""
     common = {"n_workers": 1, "processes": False, "dashboard_address": None}
     with (
-        distributed.LocalCluster(**common, **options) as cluster,
+        distributed.LocalCluster(**{**common, **options}) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
@@ -429,7 +431,7 @@ def put_elsewhere(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if far == "client":
         monkeypatch.setattr(addresses, "machine", lambda: "another")
     else:
-        there = lambda dask_worker: ("another", dask_private.host_of_scheduler(dask_worker))  # noqa: E731
+        there = lambda dask_worker: ("another", dask_private.host_of_scheduler(dask_worker), "west")  # noqa: E731
         monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
 
 
@@ -453,6 +455,36 @@ def test_a_forwarded_port_is_called_that(far: str, monkeypatch: pytest.MonkeyPat
     security = distributed.Security.temporary()
     with dask_here(protocol="tls", security=security) as client, forwarded:
         attach(client, host_module=FAKE)
+
+
+@pytest.mark.cluster
+def test_an_island_of_several_machines_is_refused_unless_its_owner_trusts_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def there(dask_worker: Any) -> tuple[str, str, str]:
+        return dask_worker.name, "10.0.0.1", "west"
+
+    monkeypatch.setattr(dask_plugins, "machine_of_worker", there)
+    security = distributed.Security.temporary()
+    with dask_here(protocol="tls", security=security, n_workers=2) as client:
+        with pytest.raises(PathwaysError, match=r"west: the workers of the island are on several"):
+            attach_module._machines(client, "tls://there", plain_collectives=False)
+        assert attach_module._machines(client, "tls://there", plain_collectives=True) == "10.0.0.1"
+
+
+def test_a_host_on_another_machine_than_its_islands_is_refused() -> None:
+    def host(name: str, machine: str) -> HostSeen:
+        island = name.split("/")[0]
+        return HostSeen(name, island, 1, "cpu", 1, 1, 1, "unix:/there", False, machine=machine)
+
+    for plain in (False, True):
+        registry = Registry(plain_collectives=plain)
+        registry.hosts["west/1"] = host("west/1", "one")
+        assert registry.check_host(host("west/2", "one")) == ""
+        assert registry.check_host(host("east/2", "two")) == ""
+        wrong = "" if plain else "west/2 and west/1 are on two machines, and JAX sends"
+        assert registry.check_host(host("west/2", "two")).startswith(wrong)
+        assert bool(registry.check_host(host("west/2", "two"))) is not plain
 
 
 @pytest.mark.cluster

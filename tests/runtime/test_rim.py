@@ -150,6 +150,7 @@ def test_slices_without_a_host_are_forgotten(lab: Lab) -> None:
     assert lab.clients[0].of("topology")[-1] == {
         "islands": [],
         "down": [],
+        "plain_collectives": False,
         "slices": [],
         "away": {ONE: "lost", ONE + 1: "lost", ONE + 7: "lost"},
         "clients": ["kernel-1", "kernel-2"],

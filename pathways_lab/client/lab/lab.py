@@ -418,7 +418,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
             return "<Lab, closed>"
         if self.session.connection.closed is not None:
             return f"<Lab, {self.session.connection.closed.message}>"
-        machine = topology_view.in_words(self.islands, self.session.connection.down)
+        machine = topology_view.in_words(self.islands, self.session.connection.topology)
         return f"<Lab {self.name}: {machine}>"
 
     def _repr_html_(self) -> str:
@@ -547,19 +547,20 @@ def connect(
     platform: str = "auto",
     timeout: float = 60.0,
     name: str = "",
+    plain_collectives: bool = False,
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 
-    target: a ``distributed.Client``, a Dask cluster, the address of a Dask
-        scheduler, the path of a lab file, or None: what the environment
-        variable PATHWAYS_LAB says.
+    target: a ``distributed.Client``, a Dask cluster, the address of a Dask scheduler, the path of
+        a lab file, or None: what the environment variable PATHWAYS_LAB says.
     hosts_per_island: workers of an island whose accelerators start as one runtime
         (None: slices of accelerators lie on one host; CPU devices need no such number).
-    hosts_per_island, devices_per_host, memory, platform: only for the one who makes the lab.
+    plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
+    hosts_per_island, devices_per_host, memory, platform, plain_collectives: only for the one
+        who makes the lab.
     timeout: seconds to wait for a scheduler that answers (at most as long as Dask's configuration
         says), a first worker and a first host, each.
-    name: what this client is called on the lab (default: ``"kernel-"`` and a
-        number); no two may have the same.
+    name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
 
     Raises PathwaysError that says what is missing.
     """
@@ -573,16 +574,15 @@ def connect(
         timeout=timeout,
         pages=hooks.pages,
         tell=hooks.line(),
+        plain_collectives=plain_collectives,
     )
     try:
         lab = Lab(control, name=name)
     except OSError as error:
-        raise PathwaysError(
-            Failure(
-                "lost",
-                f"the lab at {control.address} does not answer: {error}",
-                "is it still running?  Ask its owner for a new lab file",
-            )
+        raise failures.failure(
+            "lost",
+            f"the lab at {control.address} does not answer: {error}",
+            "is it still running?  Ask its owner for a new lab file",
         ) from error
     except (AuthenticationError, WireError) as error:
         raise failures.failure(

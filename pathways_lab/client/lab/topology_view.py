@@ -7,7 +7,7 @@ Paper: section 4.1 (resource manager).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,12 @@ def devices_of(islands: Sequence[Island]) -> tuple[Device, ...]:
     )
 
 
-def in_words(islands: Sequence[Island], down: Sequence[dict[str, Any]]) -> str:
-    """How much there is.  down: hosts without a device process, see topology."""
+def in_words(islands: Sequence[Island], topology: Mapping[str, Any]) -> str:
+    """How much there is, and what is wrong or risky: hosts without a device process."""
     many, count = len(islands), sum(island.devices for island in islands)
     machine = f"{many} island{'s' * (many != 1)}, {count} device{'s' * (count != 1)}"
-    return ", ".join([machine, *(f"{each['name']} is down" for each in down)])
+    plain = ["collectives in the clear"] * bool(topology.get("plain_collectives"))
+    return ", ".join([machine, *plain, *(f"{each['name']} is down" for each in topology["down"])])
 
 
 def _kind(host: Host) -> str:

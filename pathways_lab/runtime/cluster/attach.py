@@ -34,6 +34,7 @@ from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Wishes
 from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, knock, waiting
 from pathways_lab.runtime.cluster.start_progress import Tell
+from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.dask_comms import is_comm
@@ -135,6 +136,7 @@ def attach(
     pages: Pages | None = None,
     host_module: str = MODULE,
     tell: Tell = lambda _: None,
+    plain_collectives: bool = False,
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -152,6 +154,8 @@ def attach(
     pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
     tell: told what is waited for, when that takes more than a moment.
+    plain_collectives: islands may lie on several machines, although JAX sends what their hosts
+        compute together in the clear; only for the one who makes the lab.
 
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
@@ -177,7 +181,7 @@ def attach(
     try:
         members = wished.hosts_per_island or 1
         wishes = (wished.devices_per_host, memory, platform, host_module, members)
-        return _attach(client, wishes, timeout, pages, tell)
+        return _attach(client, wishes, timeout, pages, tell, plain_collectives)
     finally:
         if ours:
             client.close()
@@ -245,6 +249,7 @@ def _attach(
     timeout: float,
     pages: Pages | None,
     tell: Tell,
+    plain_collectives: bool,
 ) -> ControlAddress:
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.runtime.cluster.dask_plugins import (
@@ -261,7 +266,8 @@ def _attach(
         if control is None:
             # Their machines decide how the lab is reached.
             _wait_for_worker(client, timeout, tell)
-            client.register_plugin(ControlPlugin(_host_for_others(client, address), pages))
+            seen = _machines(client, address, plain_collectives)
+            client.register_plugin(ControlPlugin(seen, pages, plain_collectives))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
         raise _error(
@@ -298,7 +304,7 @@ def _attach(
     )
 
 
-def _host_for_others(client: distributed.Client, address: str) -> str | None:
+def _machines(client: distributed.Client, address: str, plain_collectives: bool) -> str | None:
     """The host at which other machines reach the scheduler's; None: client and workers are there.
 
     Machines are compared, and not names: a scheduler may call itself 127.0.1.1 and be reached
@@ -314,7 +320,7 @@ def _host_for_others(client: distributed.Client, address: str) -> str | None:
     there = client.run_on_scheduler(machine_of_scheduler)
     seen = client.run(machine_of_worker, on_error="return").values()
     told = [each for each in seen if not isinstance(each, BaseException)]
-    far = [host for machine, host in told if machine != there]
+    far = [host for machine, host, _ in told if machine != there]
     if addresses.machine() != there:
         far.insert(0, dask_private.host_of_scheduler(client))
     if not far and dask_private.is_loopback(address):
@@ -329,6 +335,15 @@ def _host_for_others(client: distributed.Client, address: str) -> str | None:
             " port: nothing but that port comes through, and the lab has ports of its own",
             "connect to an address of the scheduler's machine, or from that machine",
         )
+    if not plain_collectives:
+        first = {island: machine for machine, _, island in told}
+        spread = sorted({island for machine, _, island in told if first[island] != machine})
+        if spread:
+            raise _error(
+                f"{' and '.join(spread)}: the workers of the island are on several machines,"
+                f" {COLLECTIVES}",
+                OWN_ISLANDS,
+            )
     return host
 
 

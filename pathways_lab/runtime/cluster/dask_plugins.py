@@ -68,13 +68,17 @@ class ControlPlugin(SchedulerPlugin):
     host: where hosts and clients of other machines reach the scheduler's: TCP with the
         cluster's TLS credentials.  None: all are on one machine: Unix sockets.
     pages: what to add to Dask's dashboard; None: nothing.
+    plain_collectives: islands may lie on several machines.
     """
 
     name = "pathways-control"
     idempotent = True
 
-    def __init__(self, host: str | None, pages: Pages | None = None) -> None:
+    def __init__(
+        self, host: str | None, pages: Pages | None = None, plain_collectives: bool = False
+    ) -> None:
         self.host = host
+        self.plain_collectives = plain_collectives
         self.pages = pages
         self._names: dict[str, str] = {}
         self._endings: set[asyncio.Future[None]] = set()
@@ -122,7 +126,9 @@ class ControlPlugin(SchedulerPlugin):
         if self.host is not None and pems is None:
             raise PermissionError("; ".join(plain_text(scheduler.address)))
         tls = pems if self.host else None
-        process = ControlProcess(ControlSettings.fresh(host=self.host, tls=tls))
+        settings = ControlSettings.fresh(host=self.host, tls=tls)
+        settings.plain_collectives = self.plain_collectives
+        process = ControlProcess(settings)
         try:
             process.wait_ready()
         except BaseException:
@@ -270,9 +276,9 @@ def machine_of_scheduler(dask_scheduler: Any = None) -> str:
     return machine()
 
 
-def machine_of_worker(dask_worker: Any = None) -> tuple[str, str]:
-    """For ``Client.run``: where a worker is, and the host at which it reaches the scheduler."""
-    return machine(), dask_private.host_of_scheduler(dask_worker)
+def machine_of_worker(dask_worker: Any = None) -> tuple[str, str, str]:
+    """For ``Client.run``: a worker's machine, where it reaches the scheduler, and its island."""
+    return machine(), dask_private.host_of_scheduler(dask_worker), _place_of(dask_worker).island
 
 
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:

@@ -37,6 +37,7 @@ class ControlSettings:
     comms: listen for Dask's comms, see :mod:`pathways_lab.transport.dask_comms`.
     transcript: a file for what the core is told and answers, or "".
     idle: seconds without work and without a word of clients after which it ends; 0: never.
+    plain_collectives: hosts of an island may be on several machines.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class ControlSettings:
     comms: bool = False
     transcript: str = ""
     idle: float = 0.0
+    plain_collectives: bool = False
 
     @classmethod
     def fresh(
@@ -72,6 +74,7 @@ class ControlSettings:
             comms=plain["comms"],
             transcript=plain["transcript"],
             idle=plain["idle"],
+            plain_collectives=plain["plain_collectives"],
         )
 
     def plain(self) -> dict[str, Any]:
@@ -86,6 +89,7 @@ class ControlSettings:
             "comms": self.comms,
             "transcript": self.transcript,
             "idle": self.idle,
+            "plain_collectives": self.plain_collectives,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
         }

@@ -27,6 +27,13 @@ from pathways_lab.transport.edge import Count, Size
 
 _NAME = re.compile(r"[^\W_][\w .@-]{0,39}")
 _Name = Annotated[str, Within(1, 1000)]
+COLLECTIVES = (
+    "and JAX sends what hosts of one island compute together in the clear, to anybody who connects"
+)
+OWN_ISLANDS = (
+    "give each machine an island of its own, or connect with plain_collectives=True where you"
+    " trust the network between them"
+)
 GIVEN_UP = "it was given up: lab.restart({!r}) starts it again"
 _OURS = re.compile(r"control|policy|kernel-\d+")
 
@@ -88,6 +95,8 @@ class HostSeen:
     """Whether its island's hosts started as one runtime, and need no formations."""
     make: str = ""
     """The make of its devices: those of one make compute the same, to the bit."""
+    machine: str = ""
+    """An id of its machine, as every hello has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,8 @@ class Function(NamedTuple):
 class Registry:
     """Clients and hosts by name; bindings by slice; parcels by their ids."""
 
+    plain_collectives: bool = False
+    """Whether an island may lie on several machines."""
     clients: dict[str, ClientSeen] = field(default_factory=dict)
     hosts: dict[str, HostSeen] = field(default_factory=dict)
     down: dict[str, Fallen] = field(default_factory=dict)
@@ -185,12 +196,21 @@ class Registry:
         """
         there = self.hosts.get(host.name)
         if there is None or there.worker == host.worker:
-            return ""
+            return self._check_machine(host)
         return (
             f"the Dask workers {there.worker!r} and {host.worker!r} are both to be the host"
             f" {host.name!r}: give one of them a name of its own, for example"
             f" --name {host.island}/another"
         )
+
+    def _check_machine(self, host: HostSeen) -> str:
+        if self.plain_collectives:
+            return ""
+        others = (h for h in self.hosts.values() if h.island == host.island and h.name != host.name)
+        far = next((other.name for other in others if other.machine != host.machine), "")
+        if not far:
+            return ""
+        return f"{host.name} and {far} are on two machines, {COLLECTIVES}: {OWN_ISLANDS}"
 
     def client_of(self, identity: int) -> ClientSeen | None:
         """The connected client to whom an id belongs."""
@@ -276,6 +296,7 @@ class Registry:
             "islands": [{"name": name, "hosts": islands[name]} for name in sorted(islands)],
             "slices": [pack(binding) for binding in self.bindings.values()],
             "away": dict(self.away),
+            "plain_collectives": self.plain_collectives,
             "clients": list(self.clients),
             "published": dict(self.published),
         }

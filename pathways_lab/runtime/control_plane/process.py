@@ -331,6 +331,7 @@ def main() -> None:
         start_process=lambda host, worker: _wish("restart", host, worker),
         record=Transcript(config["transcript"]) if config["transcript"] else LastEvents(),
     )
+    plane.rim.registry.plain_collectives = config["plain_collectives"]
     child_process.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))
     child_process.report(client_address=plane.client_address, host_address=plane.host_address)
     threading.Thread(target=_obey, args=(plane,), name="membership", daemon=True).start()
