@@ -24,7 +24,7 @@ LEVELS = (
     ("transport",),
     ("sim", "runtime"),
     ("client", "testing"),
-    ("pipeline",),
+    ("pipeline", "door"),
     ("notebook", "workloads", "course"),
     ("cli",),
 )

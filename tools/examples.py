@@ -8,6 +8,9 @@ Rule for maintainers: short, and what it says of a result it asserts.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +277,16 @@ def sharing(lab: pw.Lab, x: Any, folder: Path) -> None:
         assert float(mine(taken).sum()) == 56.0
     lab.unpublish("weights")
     assert "bob" in lab.accounts().clients
+
+
+@shows("Lab.door")
+def unchanged(lab: pw.Lab) -> None:
+    program = "import jax; print(len(jax.devices()), jax.numpy.arange(3).sum())"
+    with lab.door("script") as variables:  # for any script that only imports JAX
+        said = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | variables, capture_output=True
+        )
+    assert said.stdout.split() == [b"4", b"3"]
 
 
 @shows(

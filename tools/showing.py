@@ -16,6 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 PREFACE = """
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax

@@ -1,4 +1,4 @@
-"""The command line: ``python -m pathways_lab lab | demo | doctor | cluster``.
+"""The command line: ``python -m pathways_lab lab | demo | run | doctor | cluster``.
 
 Problem: the first command that somebody runs must either work or say in one
 sentence what to do.  So the command line itself needs nothing but the standard
@@ -65,6 +65,19 @@ def parser() -> argparse.ArgumentParser:
         help="folder for the executed notebook (default: %(default)s)",
     )
 
+    script = commands.add_parser(
+        "run",
+        help="run a script that only imports JAX on a lab",
+        description="Run a Python script, unchanged, whose jax.devices() are the devices of a lab: "
+        "one that is started for it, or the one of a lab file.",
+    )
+    script.add_argument("--islands", type=int, default=1, help="default: %(default)s")
+    script.add_argument("--hosts-per-island", type=int)
+    script.add_argument("--devices-per-host", type=int)
+    script.add_argument("--lab", type=Path, help="a lab file, of a lab that runs already")
+    script.add_argument("--name", default="", help="what the script is called on the lab")
+    script.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+
     doctor = commands.add_parser(
         "doctor",
         help="check this machine, or a cluster, and say what to do",
@@ -102,6 +115,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from pathways_lab.cli import demo
 
         return demo.run(options.notebook, options.output)
+    if options.command == "run":
+        if not options.script:
+            parser().error("run: which script?  python -m pathways_lab run script.py")
+        from pathways_lab.cli import run
+
+        return run.run(
+            options.script,
+            options.islands,
+            options.hosts_per_island,
+            options.devices_per_host,
+            options.lab,
+            options.name,
+        )
     from pathways_lab.cli import jupyter
 
     return jupyter.run(options.folder, options.fresh, options.in_place, rest)

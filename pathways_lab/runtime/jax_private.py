@@ -356,6 +356,66 @@ def read_lowered(
 
 
 @dataclass(frozen=True)
+class Signature:
+    """Types and layouts of a module's main function, as MLIR and XLA say them.
+
+    inputs, outputs: shape, and MLIR's word for the element type.  donated: positions of arguments
+    that it may overwrite.  partitions, replicas: devices that it is written for.
+    calls: targets of its custom calls.
+    """
+
+    name: str
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    outputs: tuple[tuple[tuple[int, ...], str], ...]
+    donated: tuple[int, ...]
+    partitions: int
+    replicas: int
+    calls: frozenset[str]
+
+
+def read_signature(module: bytes) -> Signature:
+    """Read a portable artefact's main function.  Raises ValueError for what is none."""
+    with _mlir.make_ir_context():
+        try:
+            parsed = _jax.mlir.deserialize_portable_artifact(module)
+        except Exception as error:
+            raise ValueError(f"no StableHLO: {error}") from None
+        about = parsed.operation.attributes
+        main: Any = ir.SymbolTable(parsed.operation)["main"]
+        given = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        donated = []
+        for number, entry in enumerate(main.attributes.get("arg_attrs", ()) or ()):
+            if "jax.buffer_donor" in (named := ir.DictAttr(entry)) or "tf.aliasing_output" in named:
+                donated.append(number)
+        calls: set[str] = set()
+
+        def seen(operation: Any) -> Any:
+            if operation.name == "stablehlo.custom_call":
+                calls.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+            return ir.WalkResult.ADVANCE
+
+        parsed.operation.walk(seen)
+        return Signature(
+            ir.StringAttr(about["sym_name"]).value if "sym_name" in about else "main",
+            tuple(_tensor(kind) for kind in given.inputs),
+            tuple(_tensor(kind) for kind in given.results),
+            tuple(donated),
+            _number(about, "mhlo.num_partitions"),
+            _number(about, "mhlo.num_replicas"),
+            frozenset(calls),
+        )
+
+
+def _number(attributes: Any, name: str) -> int:
+    return int(ir.IntegerAttr(attributes[name]).value) if name in attributes else 1
+
+
+def _tensor(kind: Any) -> tuple[tuple[int, ...], str]:
+    tensor = ir.RankedTensorType(kind)
+    return tuple(tensor.shape), str(tensor.element_type)
+
+
+@dataclass(frozen=True)
 class Fragment:
     """A module as functions that stand beside others in a larger one.
 

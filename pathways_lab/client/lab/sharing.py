@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -29,6 +31,7 @@ from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Answer, Buffer
 from pathways_lab.client.session.session import Session, buffer_of
 from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.processes.program_environment import environment
 from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.deferred_signals import HeldBack
 
@@ -100,6 +103,25 @@ class Sharing:
     """The part of a lab that has to do with its other clients."""
 
     session: Session
+
+    if TYPE_CHECKING:
+
+        def invite(self, path: str | Path, *, owner: bool = False) -> None: ...
+
+    def door(self, name: str = "") -> AbstractContextManager[dict[str, str]]:
+        """Variables of the environment with which other programs' JAX is this lab.
+
+            with lab.door() as variables:
+                subprocess.run([sys.executable, "train.py"], env=os.environ | variables)
+
+        name: what a program is called on the lab; without one by a number, and any number of
+            programs may have the same variables.
+
+        Each program is a client of its own.  They are good on this machine and for this account,
+        and until the block ends: they name a lab file.  Raises PathwaysError when the lab is gone.
+        """
+        self.session.connection.check()
+        return environment(self.invite, name)
 
     def publish(self, name: str, tree: Any) -> None:
         """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.

@@ -1,0 +1,56 @@
+"""Element types: JAX's names, the protocol's numbers, MLIR's words.
+
+Rule for maintainers: plain tables; what is in none of them is refused by name.
+"""
+
+from __future__ import annotations
+
+from pathways_lab.door.messages import message
+
+_KINDS = {
+    "bool": "PRED", "int2": "S2", "int4": "S4", "int8": "S8", "int16": "S16", "int32": "S32",
+    "int64": "S64", "uint2": "U2", "uint4": "U4", "uint8": "U8", "uint16": "U16",
+    "uint32": "U32", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
+    "float64": "F64", "complex64": "C64", "complex128": "C128", "float8_e3m4": "F8E3M4",
+    "float8_e4m3": "F8E4M3", "float8_e4m3fn": "F8E4M3FN", "float8_e4m3b11fnuz": "F8E4M3B11FNUZ",
+    "float8_e4m3fnuz": "F8E4M3FNUZ", "float8_e5m2": "F8E5M2", "float8_e5m2fnuz": "F8E5M2FNUZ",
+    "float8_e8m0fnu": "F8E8M0FNU", "float4_e2m1fn": "F4E2M1FN",
+}  # fmt: skip
+
+_WORDS = {
+    "i1": "bool", "i2": "int2", "i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32",
+    "i64": "int64", "ui2": "uint2", "ui4": "uint4", "ui8": "uint8", "ui16": "uint16",
+    "ui32": "uint32", "ui64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32",
+    "f64": "float64", "complex<f32>": "complex64", "complex<f64>": "complex128",
+}  # fmt: skip
+
+
+class UnknownType(ValueError):
+    """An element type that the door does not carry."""
+
+
+def of_kind(proto: object) -> str:
+    """JAX's name of a ``DTypeProto``."""
+    number = getattr(proto, "kind", 0)
+    word = message("DTypeProto").Kind.Name(number).removeprefix("KIND_")
+    for name, kind in _KINDS.items():
+        if kind == word:
+            return name
+    raise UnknownType(f"arrays of the type {word} are not served")
+
+
+def proto(name: str) -> object:
+    """The ``DTypeProto`` of a type by JAX's name."""
+    kinds = message("DTypeProto")
+    return kinds(kind=kinds.Kind.Value(f"KIND_{_KINDS[name]}"))
+
+
+def of_word(word: str) -> str:
+    """JAX's name of an element type as MLIR writes it."""
+    if word in _WORDS:
+        return _WORDS[word]
+    name = word.lower()
+    for known in _KINDS:
+        if known.replace("float", "f", 1).replace("_", "") == name:
+            return known
+    raise UnknownType(f"arrays of the type {word} are not served")

@@ -1,0 +1,195 @@
+"""Requests about functions: compiled, described, called, given up.
+
+Problem: a call is one gang on the lab, however many arrays and shards it has, and the client goes
+on without an answer.
+
+Rule for maintainers: a method for each kind of request, named as it; see :mod:`.session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pathways_lab.client.program.graph import Argument, CallNode, Prepared, Ref, prepare
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.program.program import Line
+from pathways_lab.door import dtypes, programs, shardings
+from pathways_lab.door.messages import message
+from pathways_lab.door.programs import Loaded
+from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
+from pathways_lab.door.shardings import Placing
+from pathways_lab.door.state import DONATE, State, all_ended
+from pathways_lab.door.values import Failed, Value, Whole
+
+
+class Functions(State):
+    """The part of a session that has to do with functions and their calls."""
+
+    def _compile_request(self, request: Any, reply: Reply) -> Any:
+        if request.program.type_name != "xla::ifrt::XlaProgram":
+            kind = request.program.type_name
+            raise Status(UNIMPLEMENTED, f"compile_request: programs of the kind {kind!r}")
+        if request.host_callbacks:
+            raise Status(UNIMPLEMENTED, "compile_request: host callbacks are not served")
+        options = message("XlaCompileOptionsProto").FromString(request.compile_options.data)
+        devices = _assigned(options.compile_options.executable_build_options)
+        self.slice_of(devices)
+        loaded = programs.load(request.program.data, devices, self._kind)
+        number = next(self._numbers)
+        self._programs[number] = loaded
+        made = message("CompileResponse")(
+            loaded_executable_handle=number,
+            name=loaded.name,
+            num_devices=len(devices),
+            fingerprint_value=loaded.code.key.encode(),
+            ready_future_handle=self._future(None),
+        )
+        made.device_ids.extend(devices)
+        made.addressable_device_ids.extend(devices)
+        made.mpmd_addressable_devices_error.code = UNIMPLEMENTED
+        made.mpmd_addressable_devices_error.message = "this is a program of one mesh"
+        return made
+
+    def _program(self, number: int) -> Loaded:
+        loaded = self._programs.get(number)
+        if loaded is None:
+            raise Status(NOT_FOUND, f"there is no executable {number}")
+        return loaded
+
+    def _loaded_executable_metadata_request(self, request: Any, reply: Reply) -> Any:
+        loaded = self._program(request.loaded_executable_handle)
+        code, made = loaded.code, message("LoadedExecutableMetadataResponse")()
+        made.parameter_shardings.shardings.extend(map(shardings.op_sharding, code.in_layouts))
+        made.output_shardings.shardings.extend(map(shardings.op_sharding, code.out_layouts))
+        made.parameter_shardings.SetInParent()
+        made.output_shardings.SetInParent()
+        for kinds, listed in (
+            (code.in_types, made.parameter_layouts_list),
+            (code.out_types, made.output_layouts_list),
+        ):
+            listed.SetInParent()
+            for kind in kinds:
+                listed.layouts.add(minor_to_major=reversed(range(len(kind.shape))))
+        made.output_memory_kinds.SetInParent()
+        made.output_memory_kinds.memory_kind_lists.add().memory_kinds.extend(
+            ["device"] * len(code.out_types)
+        )
+        made.donated_input_indices.donated_input_indices.extend(code.donated)
+        made.donated_input_indices.SetInParent()
+        made.compiled_memory_stats_error.code = UNIMPLEMENTED
+        made.compiled_memory_stats_error.message = "memory statistics are not served"
+        made.mpmd_compiled_memory_stats_error.code = UNIMPLEMENTED
+        made.mpmd_compiled_memory_stats_error.message = "memory statistics are not served"
+        return made
+
+    def _loaded_executable_mpmd_metadata_request(self, request: Any, reply: Reply) -> Any:
+        made = message("LoadedExecutableMpmdMetadataResponse")()
+        made.mpmd_compiled_memory_stats_error.code = UNIMPLEMENTED
+        made.mpmd_compiled_memory_stats_error.message = "this is a program of one mesh"
+        return made
+
+    def _loaded_executable_cost_analysis_request(self, request: Any, reply: Reply) -> Any:
+        made = message("LoadedExecutableCostAnalysisResponse")()
+        made.status.code = UNIMPLEMENTED
+        made.status.message = "cost analysis is not served"
+        return made
+
+    def _loaded_executable_delete_request(self, request: Any, reply: Reply) -> Any:
+        self._programs.pop(request.loaded_executable_handle, None)
+        return message("LoadedExecutableDeleteResponse")(future_handle=self._future(None))
+
+    def _loaded_executable_is_deleted_request(self, request: Any, reply: Reply) -> Any:
+        gone = request.loaded_executable_handle not in self._programs
+        return message("LoadedExecutableIsDeletedResponse")(is_deleted=gone)
+
+    def _loaded_executable_destruct_request(self, request: Any, reply: Reply) -> Any:
+        self._programs.pop(request.loaded_executable_handle, None)
+        gone = request.loaded_executable_handle
+        self._prepared = {key: p for key, p in self._prepared.items() if key[0] != gone}
+        return message("LoadedExecutableDestructResponse")()
+
+    # --- calls ----------------------------------------------------------------------------
+
+    def _loaded_executable_execute_request(self, request: Any, reply: Reply) -> Any:
+        loaded = self._program(request.loaded_executable_handle)
+        outputs = self._run(request, loaded)
+        made = message("LoadedExecutableExecuteResponse")()
+        named = list(request.result_array_handle)
+        if named and len(named) != len(outputs):
+            raise Status(INVALID, f"{len(named)} names for {len(outputs)} results")
+        for number, value in zip(named or [0] * len(outputs), outputs, strict=True):
+            number = self._keep(number, value)
+            if not named:
+                made.outputs.add(
+                    dtype=dtypes.proto(value.kind.dtype),
+                    shape=message("ShapeProto")(dims=value.kind.shape),
+                    sharding=shardings.sharding_proto(value.placing),
+                    array_handle=number,
+                )
+        if request.result_status_handle:
+            self._future(all_ended(outputs), request.result_status_handle)
+        elif request.execute_options.fill_status:
+            made.status_handle = self._future(all_ended(outputs))
+        return made
+
+    def _run(self, request: Any, loaded: Loaded) -> list[Value]:
+        """One call: one gang, whatever it takes and returns."""
+        code = loaded.code
+        placings = [Placing(loaded.devices, layout) for layout in code.out_layouts]
+        kept = set(request.execute_options.non_donatable_input_indices)
+        given = [self._value(number) for number in request.args_handles]
+        consumed = [n for n in code.donated if n not in kept]
+        try:
+            handles = [value.handle() for value in given]
+            prepared = self._prepare(request.loaded_executable_handle, loaded, handles)
+            made = self._lab.session.call(prepared, handles)
+        except (PathwaysError, Status) as error:
+            results: list[Value] = [
+                Failed(kind, placing, error)
+                for kind, placing in zip(code.out_types, placings, strict=True)
+            ]
+        else:
+            results = [
+                Whole(kind, placing, handle)
+                for kind, placing, handle in zip(code.out_types, placings, made, strict=True)
+            ]
+        # The lab keeps what the call reads until it is over; nobody else has it any more.
+        self._consume(DONATE, [request.args_handles[n] for n in consumed])
+        return results
+
+    def _prepare(self, number: int, loaded: Loaded, handles: Sequence[Any]) -> Prepared:
+        key = (number, *[(handle.slice.id, handle.layout) for handle in handles])
+        known = self._prepared.get(key)
+        if known is None or known.released:
+            place = self.slice_of(loaded.devices)
+            body: Any = loaded.donating(())
+            inputs = tuple(
+                Ref(handle.type, handle.slice, handle.layout, f"argument {n}", Argument(n))
+                for n, handle in enumerate(handles)
+            )
+            outputs = tuple(Ref(kind, place, name=loaded.name) for kind in loaded.out_types)
+            node = CallNode(body, place, inputs, outputs, loaded.name, Line())
+            known = self._prepared[key] = prepare(loaded.name, [node], outputs)
+        return known
+
+    def _loaded_executable_fetch_execute_result_request(self, request: Any, reply: Reply) -> None:
+        number = request.result_status_handle
+        if number not in self._futures:
+            raise Status(NOT_FOUND, f"there is no execution {number}")
+        work = self._futures.pop(number)
+
+        async def answered() -> Any:
+            if work is not None:
+                await work
+            return message("LoadedExecutableFetchExecuteResultResponse")()
+
+        self._later("loaded_executable_fetch_execute_result_request", reply, answered())
+
+
+def _assigned(options: Any) -> tuple[int, ...]:
+    """The devices that a compilation is for."""
+    if options.HasField("device_assignment"):
+        assignment = options.device_assignment
+        return tuple(int(c.replica_device_ids[0]) for c in assignment.computation_devices)
+    return (max(options.device_ordinal, 0),)

@@ -1,0 +1,187 @@
+"""Compile requests as functions of the lab.
+
+Problem: a client sends StableHLO and compile options, and hosts of a lab compile ``jax.export``
+artefacts for named layouts.
+
+How: the module becomes an export as it is, unread but for its signature.  Arguments and results
+are placed as the module's own shardings say; results of which it says nothing go where Shardy's
+propagation puts them, since the client must hear that before anything is compiled.
+
+Rule for maintainers: one compile request, one function of the lab; what hosts cannot run is
+refused here, by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax import export as jax_export
+from jax.core import ShapedArray
+from jax.sharding import AbstractMesh, NamedSharding
+
+from pathways_lab.client.code.export import PLATFORMS, Executable
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.run_options import USUAL
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import Line
+from pathways_lab.door import dtypes, shardings
+from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
+from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.arrays import dtype_of
+from pathways_lab.runtime.devices import spec_of
+
+_FOREIGN = frozenset(("CustomSPMDPartitioning", "InspectSharding"))
+"""Custom calls that point into the memory of the client's process."""
+_CALLBACK = "callback"
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A compiled function as a node of the lab's programs has it: see ``client.functions.Body``.
+
+    devices: the client's numbers of the devices that it runs on, in order.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    code: Executable
+    calls_python: bool = False
+    running: Any = USUAL
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:
+        return self.code.in_types
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:
+        return self.code.out_types
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        return self.code.donated
+
+    def wanted(self, index: int, place: Slice) -> Layout | None:
+        return self.code.in_layouts[index]
+
+    def on(self, place: Slice, wanted: Sequence[Any], pinned: Sequence[Any] | None) -> Executable:
+        return self.code
+
+    def donating(self, donated: tuple[int, ...]) -> Loaded:
+        """The same, which may overwrite these arguments only."""
+        key = hashlib.sha256(f"{self.code.key} {donated}".encode()).hexdigest()[:32]
+        return replace(self, code=replace(self.code, key=key, donated=donated))
+
+
+def load(module: bytes, devices: tuple[int, ...], kind: str) -> Loaded:
+    """The function that a StableHLO module is.  kind: of the devices.
+
+    Raises Status for what hosts cannot run.
+    """
+    try:
+        said = jax_private.read_signature(module)
+        ins, outs = map(_types, (said.inputs, said.outputs))
+    except ValueError as error:
+        raise Status(INVALID, f"compile_request: {error}") from None
+    _check(said, len(devices))
+    read = jax_private.read_lowered(
+        module, [len(t.shape) for t in ins], [len(t.shape) for t in outs]
+    )
+    named = [*_fitting(read.inputs, ins, len(devices)), *_fitting(read.outputs, outs, len(devices))]
+    settled = [
+        shardings.whole(len(devices), len(kind.shape)) if layout is None
+        else shardings.canonical(layout)
+        for layout, kind in zip(named, (*ins, *outs), strict=True)
+    ]  # fmt: skip
+    in_layouts, out_layouts = tuple(settled[: len(ins)]), tuple(settled[len(ins) :])
+    name = said.name.removeprefix("jit_") or said.name
+    blob = _export(module, name, ins, outs, named, len(devices), PLATFORMS.get(kind, kind))
+    digest = hashlib.sha256(module)
+    digest.update(repr((in_layouts, out_layouts, said.donated, kind)).encode())
+    code = Executable(
+        digest.hexdigest()[:32], "export", blob, name, ins, outs, in_layouts, out_layouts,
+        said.donated, Line(),
+    )  # fmt: skip
+    return Loaded(name, devices, code)
+
+
+def _types(said: tuple[tuple[tuple[int, ...], str], ...]) -> tuple[ArrayType, ...]:
+    return tuple(ArrayType(shape, dtypes.of_word(word)) for shape, word in said)
+
+
+def _check(said: jax_private.Signature, devices: int) -> None:
+    if said.replicas != 1:
+        raise Status(UNIMPLEMENTED, f"compile_request: {said.replicas} replicas are not served")
+    if said.partitions != devices:
+        text = f"compile_request: {said.partitions} partitions for {devices} devices"
+        raise Status(INVALID, text)
+    for target in sorted(said.calls):
+        if target in _FOREIGN or _CALLBACK in target:
+            raise Status(UNIMPLEMENTED, f"compile_request: custom call {target!r} is not served")
+
+
+def _fitting(
+    found: Sequence[Layout | None], kinds: Sequence[ArrayType], devices: int
+) -> list[Layout | None]:
+    """Layouts that cut these arrays evenly."""
+    fitting: list[Layout | None] = []
+    for layout, kind in zip(found, kinds, strict=True):
+        if layout is not None:
+            sizes = dict(layout.mesh)
+            cuts = [math.prod(sizes[axis] for axis in axes) for axes in layout.spec]
+            uneven = any(n % cut for n, cut in zip(kind.shape, cuts, strict=True))
+            layout = None if uneven or layout.devices != devices else layout
+        fitting.append(layout)
+    return fitting
+
+
+def _export(
+    module: bytes,
+    name: str,
+    ins: tuple[ArrayType, ...],
+    outs: tuple[ArrayType, ...],
+    named: list[Layout | None],
+    devices: int,
+    platform: str,
+) -> bytes:
+    """The module as ``jax.export`` would have written it."""
+    placed: list[Any] = [_named(layout) for layout in named]
+    made = jax_export.Exported(
+        fun_name=name,
+        in_tree=jax.tree.structure((tuple(ins), {}), is_leaf=lambda x: isinstance(x, ArrayType)),
+        in_avals=tuple(map(_aval, ins)),
+        out_tree=jax.tree.structure(list(outs), is_leaf=lambda x: isinstance(x, ArrayType)),
+        out_avals=tuple(map(_aval, outs)),
+        _has_named_shardings=True,
+        _in_named_shardings=tuple(placed[: len(ins)]),
+        _out_named_shardings=tuple(placed[len(ins) :]),
+        in_shardings_hlo=(None,) * len(ins),
+        out_shardings_hlo=(None,) * len(outs),
+        nr_devices=devices,
+        platforms=(platform,),
+        ordered_effects=(),
+        unordered_effects=(),
+        disabled_safety_checks=(),
+        mlir_module_serialized=module,
+        calling_convention_version=jax_export.maximum_supported_calling_convention_version,
+        module_kept_var_idx=tuple(range(len(ins))),
+        uses_global_constants=False,
+        _get_vjp=None,
+    )
+    return bytes(made.serialize())
+
+
+def _aval(kind: ArrayType) -> ShapedArray:
+    return ShapedArray(kind.shape, dtype_of(kind.dtype))
+
+
+def _named(layout: Layout | None) -> NamedSharding | None:
+    if layout is None:
+        return None
+    sizes, names = [size for _, size in layout.mesh], [name for name, _ in layout.mesh]
+    return NamedSharding(AbstractMesh(tuple(sizes), tuple(names)), spec_of(layout))

@@ -1,0 +1,145 @@
+"""The requests of one client program, kind by kind.
+
+How: requests come in order in one thread and submit to the lab in that order; whatever must be
+waited for (a value, that it is there) is awaited in the loop, and answered from there.
+
+Rule for maintainers: a request whose name has no method is an error status that names it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from pathways_lab.client.code.export import PLATFORMS
+from pathways_lab.door.arrays import Arrays
+from pathways_lab.door.functions import Functions
+from pathways_lab.door.messages import message
+from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
+from pathways_lab.door.state import all_ended
+
+
+class Session(Arrays, Functions):
+    """One client program on the lab."""
+
+    def handle(self, kind: str, request: Any, reply: Reply) -> None:
+        """Serve one request: see :class:`pathways_lab.door.server.Handler`."""
+        served: Callable[[Any, Reply], Any] | None = getattr(self, f"_{kind}", None)
+        if served is None:
+            raise Status(UNIMPLEMENTED, f"{kind} is not served by this door")
+        try:
+            answer = served(request, reply)
+        except Exception as error:
+            why = self._status(kind, error)
+            for number in _names(request):
+                # The client goes on with the arrays that this was to make.
+                self._unmade[number] = why
+            raise why from None
+        if answer is not None:
+            reply(answer)
+
+    def end(self) -> None:
+        """The client is gone: nothing of it stays."""
+        for awaited in self._futures.values():
+            if awaited is not None:
+                awaited.close()
+        self._arrays.clear()
+        self._futures.clear()
+        self._programs.clear()
+        self._prepared.clear()
+
+    # --- devices --------------------------------------------------------------------------
+
+    def _init_request(self, request: Any, reply: Reply) -> Any:
+        platform = PLATFORMS.get(self._kind, self._kind)
+        made = message("InitResponse")(
+            platform_name=platform,
+            platform_version="Pathways Lab",
+            platform_id=platform_id(platform),
+            process_index=0,
+            runtime_type="pathways_lab",
+        )
+        for number, (island, host, local) in enumerate(self._owned):
+            text = f"LabDevice(id={number}, island={island}, host={host}, device={local})"
+            device = made.all_devices.add(
+                id=number, local_device_id=number, local_hardware_id=number,
+                platform_name=platform, device_kind=self._kind, default_memory_id=number,
+                debug_string=text, to_string=text,
+            )  # fmt: skip
+            device.memory_ids.append(number)
+            for name, said in (("island", island), ("host", host)):
+                device.attributes.attributes[name].string_value = said.encode()
+            made.addressable_device_ids.append(number)
+            made.primary_device_ids.append(number)
+            memory = made.memories.add(
+                id=number, memory_space_kind="device", kind_id=0,
+                debug_string=f"memory of {text}", to_string=f"memory of {text}",
+            )  # fmt: skip
+            memory.device_ids.append(number)
+        return made
+
+    def _get_default_device_assignment_request(self, request: Any, reply: Reply) -> Any:
+        made = message("GetDefaultDeviceAssignmentResponse")()
+        assignment = made.device_assignment
+        assignment.replica_count = request.num_replicas
+        assignment.computation_count = request.num_partitions
+        if request.num_replicas * request.num_partitions > len(self._owned):
+            text = (
+                f"{request.num_replicas} x {request.num_partitions} devices of {len(self._owned)}"
+            )
+            raise Status(INVALID, text)
+        for partition in range(request.num_partitions):
+            entry = assignment.computation_devices.add()
+            entry.replica_device_ids.extend(
+                replica * request.num_partitions + partition
+                for replica in range(request.num_replicas)
+            )
+        return made
+
+    def _get_default_layout_request(self, request: Any, reply: Reply) -> Any:
+        order = ",".join(str(n) for n in reversed(range(len(request.dims))))
+        return message("GetDefaultLayoutResponse")(serialized_pjrt_layout=f"{{{order}}}".encode())
+
+    # --- what is waited for ------------------------------------------------------------------
+
+    def _check_future_request(self, request: Any, reply: Reply) -> None:
+        if request.future_handle not in self._futures:
+            raise Status(NOT_FOUND, f"there is no future {request.future_handle}")
+        work = self._futures.pop(request.future_handle)
+
+        async def answered() -> Any:
+            if work is not None:
+                await work
+            return message("CheckFutureResponse")()
+
+        self._later("check_future_request", reply, answered())
+
+    def _check_value_ready_request(self, request: Any, reply: Reply) -> None:
+        waited = [self._value(number) for number in request.value_handles]
+
+        async def answered() -> Any:
+            await all_ended(waited)
+            return message("CheckValueReadyResponse")()
+
+        self._later("check_value_ready_request", reply, answered())
+
+
+_NAMES = ("result_array_handle", "result_handle", "result_handles", "array_handles")
+"""Fields of requests in which the client names arrays that are to be made."""
+
+
+def _names(request: Any) -> list[int]:
+    """The numbers of the arrays that a request was to make."""
+    fields = {field.name: value for field, value in request.ListFields()}
+    if any(name.startswith("result") for name in fields):
+        fields.pop("array_handles", None)
+    elif "specs" not in fields and "array_specs" not in fields:
+        return []
+    named = [fields[name] for name in _NAMES if name in fields]
+    return [n for each in named for n in ([each] if isinstance(each, int) else each) if n]
+
+
+def platform_id(name: str) -> int:
+    """A number of a platform, the same in every process."""
+    return zlib.crc32(name.encode())

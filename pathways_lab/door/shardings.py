@@ -1,0 +1,209 @@
+"""Shardings of the protocol as layouts, and back.
+
+Problem: XLA says how an array is cut by an array of device positions (a tile assignment), the lab
+by named axes of a mesh.  Two ways to say the same must come out as the same layout, since the lab
+moves an array whose layout differs from the wanted one.
+
+How: along each cut dimension the positions run in strides; each stride is an axis of the mesh.
+Axes are ordered by stride, the gaps between them are axes that cut nothing, and
+neighbours that cut nothing are one axis.
+
+Rule for maintainers: pure; what no mesh can express raises :class:`Inexpressible` by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.door.messages import message
+
+
+class Inexpressible(ValueError):
+    """A sharding that is no layout over a mesh."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where an array is: its devices, in order, and how it is cut over them."""
+
+    devices: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def replicated(self) -> bool:
+        """Whether each device has all of it."""
+        return not any(self.layout.spec)
+
+
+REPLICATED, MAXIMAL, OTHER = 0, 1, 3
+"""Types of an OpSharding."""
+
+
+def strides_of(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """``(stride, length)`` of the loops, major first, that count these positions."""
+    loops: list[tuple[int, int]] = []
+    rest = list(positions)
+    while len(rest) > 1:
+        stride, length = rest[1] - rest[0], 1
+        while length < len(rest) and rest[length] == rest[0] + stride * length:
+            length += 1
+        while len(rest) % length:
+            length -= 1
+        if length < 2 or stride < 1:
+            raise Inexpressible(f"device positions {list(positions)} are in no regular order")
+        loops.append((stride, length))
+        rest = rest[::length]
+    return loops[::-1]
+
+
+def layout_of_tiles(tiles: np.ndarray[Any, Any], count: int, ndim: int) -> Layout:
+    """The layout for a tile assignment whose first *ndim* dimensions are those of the array."""
+    flat = tiles.reshape(*tiles.shape[:ndim], -1).min(axis=-1)
+    cuts: list[list[tuple[int, int]]] = []
+    for dimension in range(ndim):
+        line = flat[tuple(slice(None) if d == dimension else 0 for d in range(ndim))]
+        cuts.append(strides_of([int(x) for x in np.atleast_1d(line)]))
+    axes = sorted(((*loop, d) for d, loops in enumerate(cuts) for loop in loops), reverse=True)
+    mesh: list[tuple[str, int]] = []
+    names: dict[tuple[int, int], str] = {}
+    above = count
+
+    def axis(size: int) -> str:
+        mesh.append((f"a{len(mesh)}", size))
+        return mesh[-1][0]
+
+    for stride, length, dimension in axes:
+        gap, uneven = divmod(above, stride * length)
+        if uneven or gap < 1:
+            raise Inexpressible(f"tiles {tiles.tolist()} are no mesh of {count} devices")
+        if gap > 1:
+            axis(gap)
+        names[stride, dimension] = axis(length)
+        above = stride
+    if above > 1 or not mesh:
+        axis(above)
+    spec = tuple(tuple(names[stride, d] for stride, _ in loops) for d, loops in enumerate(cuts))
+    layout = Layout(tuple(mesh), spec)
+    if not np.array_equal(tiles_of(layout).reshape((*flat.shape, -1)).min(axis=-1), flat):
+        raise Inexpressible(f"tiles {tiles.tolist()} are no mesh of {count} devices")
+    return layout
+
+
+def tiles_of(layout: Layout) -> np.ndarray[Any, Any]:
+    """The tile assignment of a layout, with one more dimension for the copies."""
+    sizes = [size for _, size in layout.mesh]
+    order = {name: number for number, (name, _) in enumerate(layout.mesh)}
+    used = [order[name] for axes in layout.spec for name in axes]
+    perm = used + [n for n in range(len(sizes)) if n not in used]
+    by_name = dict(layout.mesh)
+    shape = [math.prod(by_name[name] for name in axes) for axes in layout.spec]
+    grid = np.arange(math.prod(sizes)).reshape(sizes).transpose(perm)
+    return grid.reshape(*shape, -1)
+
+
+def canonical(layout: Layout) -> Layout:
+    """The one layout that all that cut the same have."""
+    return layout_of_tiles(tiles_of(layout), layout.devices, len(layout.spec))
+
+
+def whole(count: int, ndim: int) -> Layout:
+    """A copy on each device."""
+    return Layout((("a0", count),), ((),) * ndim)
+
+
+def layout_of(op: Any, count: int, ndim: int) -> Layout:
+    """The layout of an ``OpSharding`` of an array over *count* devices."""
+    if op.type == REPLICATED or count == 1:
+        return whole(count, ndim)
+    if op.type != OTHER or op.HasField("named_sharding"):
+        raise Inexpressible(f"an OpSharding of type {op.type} places nothing over a mesh")
+    dims = list(op.tile_assignment_dimensions)
+    if op.iota_reshape_dims:
+        tiles = np.arange(math.prod(op.iota_reshape_dims)).reshape(list(op.iota_reshape_dims))
+        tiles = tiles.transpose(list(op.iota_transpose_perm))
+    else:
+        tiles = np.array(list(op.tile_assignment_devices))
+    if tiles.size != count or math.prod(dims) != count or len(dims) < ndim:
+        raise Inexpressible(f"{tiles.size} tiles for {count} devices")
+    if any(kind != REPLICATED for kind in op.last_tile_dims):
+        raise Inexpressible("a sharding with manual or unreduced dimensions")
+    return layout_of_tiles(tiles.reshape(dims), count, ndim)
+
+
+def op_sharding(layout: Layout) -> Any:
+    """A layout as ``OpSharding``."""
+    op = message("OpSharding")()
+    if not any(layout.spec):
+        op.type = REPLICATED
+        return op
+    tiles = tiles_of(layout)
+    dims = list(tiles.shape)
+    op.type = OTHER
+    op.tile_assignment_devices.extend(int(x) for x in tiles.flat)
+    if dims[-1] > 1:
+        op.replicate_on_last_tile_dim = True
+    else:
+        dims.pop()
+    op.tile_assignment_dimensions.extend(dims)
+    return op
+
+
+# --- as they travel -----------------------------------------------------------------------
+
+_HLO = "xla::ifrt::HloSharding"
+_SINGLE = "xla::ifrt::SingleDeviceSharding"
+_EVEN = "xla::ifrt::ConcreteEvenSharding"
+
+
+def placing_of(sharding: Any, ndim: int) -> Placing:
+    """The placing that a ``ShardingProto`` means for an array of so many dimensions."""
+    kind, data = sharding.serialized_sharding.type_name, sharding.serialized_sharding.data
+    if kind == _SINGLE:
+        single = message("SingleDeviceShardingProto").FromString(data)
+        _check_memory(single)
+        return Placing((single.device_id,), whole(1, ndim))
+    if kind == _HLO:
+        hlo = message("HloShardingProto").FromString(data)
+        _check_memory(hlo)
+        devices = tuple(hlo.devices.device_ids)
+        return Placing(devices, layout_of(hlo.xla_op_sharding, len(devices), ndim))
+    if kind == _EVEN:
+        even = message("ConcreteEvenShardingProto").FromString(data)
+        _check_memory(even)
+        devices = tuple(even.devices.device_ids)
+        cuts = [
+            a // b if b else 1 for a, b in zip(even.shape.dims, even.shard_shape.dims, strict=True)
+        ]
+        tiles = np.arange(len(devices)).reshape(*cuts, -1)
+        return Placing(devices, layout_of_tiles(tiles, len(devices), ndim))
+    raise Inexpressible(f"shardings of the kind {kind!r} are not served")
+
+
+def _check_memory(proto: Any) -> None:
+    kind = proto.memory_kind if proto.HasField("memory_kind") else "device"
+    if kind not in ("", "device"):
+        raise Inexpressible(f"memory kind {kind!r} is not served: values live on devices")
+
+
+def sharding_proto(placing: Placing) -> Any:
+    """A placing as ``ShardingProto``."""
+    made = message("ShardingProto")()
+    if len(placing.devices) == 1:
+        single = message("SingleDeviceShardingProto")(device_id=placing.devices[0])
+        single.memory_kind = "device"
+        made.serialized_sharding.type_name = _SINGLE
+        made.serialized_sharding.data = single.SerializeToString()
+        return made
+    hlo = message("HloShardingProto")()
+    hlo.devices.device_ids.extend(placing.devices)
+    hlo.memory_kind = "device"
+    hlo.xla_op_sharding.CopyFrom(op_sharding(placing.layout))
+    made.serialized_sharding.type_name = _HLO
+    made.serialized_sharding.data = hlo.SerializeToString()
+    return made

@@ -1,0 +1,238 @@
+"""Arrays of a client program: whole values of the lab, shards of them, and what shards make.
+
+Problem: JAX takes arrays apart into one for each device and puts them together again, mostly to
+look at them.  On a lab each such step would be a gang and a transfer.
+
+How: taking apart and putting together is only written down.  A shard is read out of its array's
+value; what all shards of one array make is that array; only a computation that takes a shard has
+the lab make it.
+
+Rule for maintainers: nothing here waits.  :meth:`Value.handle` submits at most; :meth:`Value.read`
+is awaited in the loop of the door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pathways_lab.client.code import layouts
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.functions.jit import CompiledFunction
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.program import calls
+from pathways_lab.client.session.handles import Handle
+from pathways_lab.core.program.layout import boxes
+from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.runtime.arrays import index
+
+_SECONDS = 1.0
+"""The elements of an array are kept so long once they were read, for its other shards."""
+
+
+class Places(Protocol):
+    """Slices for the devices of the client."""
+
+    def slice_of(self, devices: tuple[int, ...]) -> Slice: ...
+
+
+class Value:
+    """An array.  kind: its type.  placing: its devices, and how it is cut over them."""
+
+    def __init__(self, kind: ArrayType, placing: Placing) -> None:
+        self.kind = kind
+        self.placing = placing
+
+    def handle(self) -> Handle:
+        """The lab's value, made if need be.  Raises Status or PathwaysError when it has none."""
+        raise NotImplementedError
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        """Its elements.  Raises Status or PathwaysError when it has none."""
+        raise NotImplementedError
+
+    async def ended(self) -> None:
+        """Wait until it is there.  Raises Status or PathwaysError when it never will be."""
+        raise NotImplementedError
+
+
+class Whole(Value):
+    """A value of the lab."""
+
+    def __init__(self, kind: ArrayType, placing: Placing, handle: Handle) -> None:
+        super().__init__(kind, placing)
+        self._handle = handle
+        self._reading: asyncio.Task[Any] | None = None
+
+    def handle(self) -> Handle:
+        return self._handle
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        if self._reading is None:
+            loop = asyncio.get_running_loop()
+            self._reading = loop.create_task(self._handle._awaited())
+            loop.call_later(_SECONDS, self._forget)
+        found: np.ndarray[Any, Any] = await asyncio.shield(self._reading)
+        return found
+
+    def _forget(self) -> None:
+        reading = self._reading
+        if reading is not None and reading.done():
+            self._reading = None
+        elif reading is not None:
+            reading.add_done_callback(lambda _: self._forget())
+
+    async def ended(self) -> None:
+        await self._handle.session.ended(self._handle.buffer)
+        self._handle.buffer  # noqa: B018  raises when it has failed
+
+
+class Shard(Value):
+    """The part of an array that is on one of its devices.  number: of the device, in its order."""
+
+    def __init__(self, of: Value, number: int, places: Places) -> None:
+        self.of, self.number = of, number
+        self._places = places
+        self.box = boxes(of.placing.layout, of.kind.shape)[number]
+        shape = tuple(stop - start for start, stop in self.box)
+        placing = Placing((of.placing.devices[number],), whole(1, len(shape)))
+        super().__init__(ArrayType(shape, of.kind.dtype), placing)
+        self._made: Handle | None = None
+
+    def handle(self) -> Handle:
+        if self._made is None:
+            parent = self.of.handle()
+            if self.box != boxes(whole(1, len(self.of.kind.shape)), self.of.kind.shape)[0]:
+                parent = _cutting(parent.slice, self.box)(parent)
+            self._made = moved(parent, self.placing, self._places)
+        return self._made
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        if self._made is not None:
+            found: np.ndarray[Any, Any] = await self._made._awaited()
+            return found
+        return (await self.of.read())[index(self.box)]
+
+    async def ended(self) -> None:
+        await self.of.ended()
+
+
+class Joined(Value):
+    """An array of which the client named the shards, one for each device."""
+
+    def __init__(
+        self, kind: ArrayType, placing: Placing, parts: Sequence[Value], places: Places
+    ) -> None:
+        super().__init__(kind, placing)
+        self.parts = tuple(parts)
+        self._places = places
+        self._made: Handle | None = None
+
+    def handle(self) -> Handle:
+        if self._made is None:
+            place = self._places.slice_of(self.placing.devices)
+            found = boxes(self.placing.layout, self.kind.shape)
+            distinct = dict(zip(found, self.parts, strict=True))
+            join = _joining(place, self.kind, self.placing.layout, tuple(distinct))
+            self._made = join(*[part.handle() for part in distinct.values()])
+        return self._made
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        first = await self.parts[0].read()
+        whole_array = np.empty(self.kind.shape, first.dtype)
+        for box, part in zip(boxes(self.placing.layout, self.kind.shape), self.parts, strict=True):
+            whole_array[index(box)] = await part.read()
+        return whole_array
+
+    async def ended(self) -> None:
+        for part in self.parts:
+            await part.ended()
+
+
+class Failed(Value):
+    """An array that will never be there."""
+
+    def __init__(self, kind: ArrayType, placing: Placing, why: Exception) -> None:
+        super().__init__(kind, placing)
+        self.why = why
+
+    def handle(self) -> Handle:
+        raise self.why
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        raise self.why
+
+    async def ended(self) -> None:
+        raise self.why
+
+
+def joined(kind: ArrayType, placing: Placing, parts: Sequence[Value], places: Places) -> Value:
+    """The array of these shards: the one that they were taken from, if they are all of it."""
+    for part in parts:
+        if isinstance(part, Failed):
+            return Failed(kind, placing, part.why)
+    first = parts[0]
+    if len(parts) == 1 and first.kind.shape == kind.shape:
+        return first
+    if isinstance(first, Shard) and first.of.kind.shape == kind.shape:
+        same = [
+            isinstance(part, Shard) and part.of is first.of and part.number == number
+            for number, part in enumerate(parts)
+        ]
+        if all(same) and first.of.placing == placing:
+            return first.of
+    return Joined(kind, placing, parts, places)
+
+
+def shards(of: Value, places: Places) -> list[Value]:
+    """An array for each device."""
+    count = len(of.placing.devices)
+    if count == 1:
+        return [of]
+    if isinstance(of, Joined):
+        return list(of.parts)
+    if isinstance(of, Failed):
+        found = boxes(of.placing.layout, of.kind.shape)
+        return [
+            Failed(
+                ArrayType(tuple(b - a for a, b in box), of.kind.dtype),
+                Placing((device,), whole(1, len(box))),
+                of.why,
+            )
+            for box, device in zip(found, of.placing.devices, strict=True)
+        ]
+    return [Shard(of, number, places) for number in range(count)]
+
+
+def moved(handle: Handle, placing: Placing, places: Places) -> Handle:
+    """A value elsewhere, or cut otherwise."""
+    place = places.slice_of(placing.devices)
+    if handle.slice is place and handle.layout == placing.layout:
+        return handle
+    return calls.put_leaf(handle, place, layouts.sharding_of(placing.layout, place))
+
+
+@functools.lru_cache(maxsize=4096)
+def _cutting(place: Slice, box: Any) -> CompiledFunction:
+    def shard(x: Any) -> Any:
+        return x[index(box)]
+
+    out = jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec())
+    return CompiledFunction(shard, on=place, out_shardings=out)
+
+
+@functools.lru_cache(maxsize=4096)
+def _joining(place: Slice, kind: ArrayType, layout: Any, found: Any) -> CompiledFunction:
+    def join(*parts: Any) -> Any:
+        made = jnp.zeros(kind.shape, parts[0].dtype)
+        for box, part in zip(found, parts, strict=True):
+            made = jax.lax.dynamic_update_slice(made, part, [start for start, _ in box])
+        return made
+
+    return CompiledFunction(join, on=place, out_shardings=layouts.sharding_of(layout, place))

@@ -1,0 +1,48 @@
+"""The environment of other processes whose JAX shall be this lab.
+
+Problem: a program that only imports JAX reads nothing but its environment, and environments are
+seen by every process of the account, so that no key may be in them.
+
+Rule for maintainers: standard library only: JAX's plug-in reads these names in every program
+(:mod:`pathways_lab.door.plugin`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pathways_lab.transport.addresses import private_folder, remove_folder
+
+LAB_FILE = "PATHWAYS_LAB_DOOR"
+"""The path of a lab file, which has the key."""
+NAME = "PATHWAYS_LAB_CLIENT"
+"""The name of the program on the lab; without it a number, as any client has."""
+PLATFORM = "pathways"
+"""The lab as JAX_PLATFORMS calls it."""
+SETTINGS = {
+    "JAX_PLATFORMS": f"{PLATFORM},cpu",
+    "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+    # The client warns of what a Unix socket in a private folder does not need, and of its own end.
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    # Thousands of arrays at once would open a stream each, and be cut.
+    "IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_STORES": "16",
+    "IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_LOOKUPS": "16",
+}
+"""JAX's own settings of such a program."""
+
+
+@contextlib.contextmanager
+def environment(invite: Callable[[Path], None], name: str) -> Iterator[dict[str, str]]:
+    """Variables for such a program, good while the block lasts.
+
+    invite: writes a lab file.  name: the program's, or "".
+    """
+    folder = private_folder()
+    try:
+        invite(folder / "lab")
+        named = {NAME: name} if name else {}
+        yield {LAB_FILE: str(folder / "lab"), **named, **SETTINGS}
+    finally:
+        remove_folder(folder)

@@ -1,0 +1,25 @@
+"""A script that reads what it may not, and goes on when its lab has gone."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+
+x = jnp.arange(4.0)
+try:
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    print(x)
+except RuntimeError as error:
+    print("donated:", type(error).__name__)
+try:
+    jax.pmap(lambda x: x + 1)(jnp.zeros(len(jax.devices())))
+except jax.errors.JaxRuntimeError as error:
+    print("spans:", error)
+y = jnp.sin(jnp.arange(3.0))
+print("value:", y.tolist(), flush=True)
+sys.stdin.readline()
+try:
+    print(jnp.cos(y) + 1)
+except jax.errors.JaxRuntimeError as error:
+    print("lost:", error)
+print("alive")

@@ -1,0 +1,69 @@
+"""Programs that know nothing of the lab, in processes of their own, on one lab."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.timeline.records import Span
+
+pytestmark = pytest.mark.cluster
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[pw.Lab]:
+    with pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False) as started:
+        yield started
+
+
+def begin(script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script), *arguments],
+        env=os.environ | variables,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
+    """To the bit, beside plain JAX on as many CPU devices."""
+    with lab.door() as variables:
+        scripts = [begin("plain_training.py", seed, **variables) for seed in "12"]
+        alone = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+        scripts += [begin("plain_training.py", seed, **alone) for seed in "12"]
+        said = [script.communicate(timeout=120) for script in scripts]
+    assert [script.returncode for script in scripts] == [0] * 4, said
+    first, second, *plain = [out for out, _ in said]
+    assert [first, second] == plain
+    assert first != second
+    gangs = [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == "gang"]
+    assert len({gang.client for gang in gangs}) == 2
+
+
+def test_errors_are_errors_and_the_process_lives():
+    with (
+        pw.start(islands=2, hosts_per_island=1, devices_per_host=1, progress=False) as own,
+        own.door("script") as variables,
+    ):
+        script = begin("failing.py", **variables)
+        said = []
+        while not (said and said[-1].startswith("value")):
+            said.append(script.stdout.readline())
+            assert said[-1], script.communicate()
+        assert "script" in own.clients
+        own.close()
+    out, err = script.communicate("go on\n", timeout=60)
+    assert script.returncode == 0, err
+    assert said[0] == "donated: RuntimeError\n"
+    assert said[1].startswith("spans: UNIMPLEMENTED: one computation or array on 2 devices")
+    assert "lost: UNAVAILABLE" in out
+    assert out.endswith("alive\n")
