@@ -8,6 +8,7 @@ Rule for maintainers: a method for each kind of request, named as it; see :mod:`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class Functions(State):
         options = message("XlaCompileOptionsProto").FromString(request.compile_options.data)
         devices = _assigned(options.compile_options.executable_build_options)
         self.slice_of(devices)
-        loaded = programs.load(request.program.data, devices, self._kind)
+        loaded = programs.load(request.program.data, devices, self._kind, self._remote)
         number = next(self._numbers)
         self._programs[number] = loaded
         made = message("CompileResponse")(
@@ -60,20 +61,22 @@ class Functions(State):
     def _loaded_executable_metadata_request(self, request: Any, reply: Reply) -> Any:
         loaded = self._program(request.loaded_executable_handle)
         code, made = loaded.code, message("LoadedExecutableMetadataResponse")()
+        out_types = code.out_types[: loaded.results]
+        out_layouts = code.out_layouts[: loaded.results]
         made.parameter_shardings.shardings.extend(map(shardings.op_sharding, code.in_layouts))
-        made.output_shardings.shardings.extend(map(shardings.op_sharding, code.out_layouts))
+        made.output_shardings.shardings.extend(map(shardings.op_sharding, out_layouts))
         made.parameter_shardings.SetInParent()
         made.output_shardings.SetInParent()
         for kinds, listed in (
             (code.in_types, made.parameter_layouts_list),
-            (code.out_types, made.output_layouts_list),
+            (out_types, made.output_layouts_list),
         ):
             listed.SetInParent()
             for kind in kinds:
                 listed.layouts.add(minor_to_major=reversed(range(len(kind.shape))))
         made.output_memory_kinds.SetInParent()
         made.output_memory_kinds.memory_kind_lists.add().memory_kinds.extend(
-            ["device"] * len(code.out_types)
+            ["device"] * loaded.results
         )
         made.donated_input_indices.donated_input_indices.extend(code.donated)
         made.donated_input_indices.SetInParent()
@@ -88,6 +91,19 @@ class Functions(State):
         made.mpmd_compiled_memory_stats_error.code = UNIMPLEMENTED
         made.mpmd_compiled_memory_stats_error.message = "this is a program of one mesh"
         return made
+
+    def _loaded_executable_human_readable_program_text_request(
+        self, request: Any, reply: Reply
+    ) -> None:
+        loaded = self._program(request.loaded_executable_handle)
+
+        async def told() -> Any:
+            made = message("LoadedExecutableHumanReadableProgramTextResponse")()
+            text = await asyncio.to_thread(programs.text_of, loaded, self._kind)
+            made.human_readable_program_text = text
+            return made
+
+        self._later("loaded_executable_human_readable_program_text_request", reply, told())
 
     def _loaded_executable_cost_analysis_request(self, request: Any, reply: Reply) -> Any:
         made = message("LoadedExecutableCostAnalysisResponse")()
@@ -113,7 +129,8 @@ class Functions(State):
 
     def _loaded_executable_execute_request(self, request: Any, reply: Reply) -> Any:
         loaded = self._program(request.loaded_executable_handle)
-        outputs = self._run(request, loaded)
+        made_all = self._run(request, loaded)
+        outputs = made_all[: loaded.results]
         made = message("LoadedExecutableExecuteResponse")()
         named = list(request.result_array_handle)
         if named and len(named) != len(outputs):
@@ -128,9 +145,9 @@ class Functions(State):
                     array_handle=number,
                 )
         if request.result_status_handle:
-            self._future(all_ended(outputs), request.result_status_handle)
+            self._future(all_ended(made_all), request.result_status_handle)
         elif request.execute_options.fill_status:
-            made.status_handle = self._future(all_ended(outputs))
+            made.status_handle = self._future(all_ended(made_all))
         return made
 
     def _run(self, request: Any, loaded: Loaded) -> list[Value]:

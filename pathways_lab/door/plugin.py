@@ -40,12 +40,16 @@ def open_client() -> Any:
 
     from jax.extend.backend import ifrt_proxy
 
+    from pathways_lab.door.callbacks import Callables
     from pathways_lab.door.server import SECRET
+    from pathways_lab.runtime import jax_callbacks
     from pathways_lab.runtime.processes import child_process
     from pathways_lab.transport.addresses import private_folder
 
     folder: Path = private_folder()
     secret = secrets.token_bytes(32)
+    callbacks = f"{folder}/callbacks"
+    callables = Callables(callbacks, secret)
     child = child_process.spawn(
         "pathways_lab.door.process",
         {
@@ -53,6 +57,7 @@ def open_client() -> Any:
             "name": os.environ.get(NAME, ""),
             "secret": secret.hex(),
             "folder": str(folder),
+            "callbacks": callbacks,
             child_process.REMOVE: [str(folder)],
         },
         name="door",
@@ -66,4 +71,6 @@ def open_client() -> Any:
     options = ifrt_proxy.ClientConnectionOptions()
     options.initialization_data = {SECRET: secret}
     options.connection_timeout_in_seconds = int(_PATIENCE)
-    return ifrt_proxy.get_client(f"grpc://{said['address']}", options)
+    client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
+    jax_callbacks.keep_callables(client, callables.keep, callables.drop)
+    return client

@@ -24,6 +24,7 @@ def main() -> None:
 
     from pathways_lab.client.lab import lab as labs
     from pathways_lab.core.errors import PathwaysError
+    from pathways_lab.door.callbacks import Remote
     from pathways_lab.door.messages import ProtocolMissing, classes
     from pathways_lab.door.server import Door
     from pathways_lab.door.session import Session
@@ -38,7 +39,12 @@ def main() -> None:
     child_process.at_end(lab.close)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="values", daemon=True).start()
-    door = Door(lambda buffers: Session(lab, buffers, loop), bytes.fromhex(told["secret"]))
+    secret = bytes.fromhex(told["secret"])
+
+    def remote(number: int, ordered: bool) -> Remote:
+        return Remote(told["callbacks"], secret, number, ordered)
+
+    door = Door(lambda buffers: Session(lab, buffers, loop, remote), secret)
     address = f"unix:{told['folder']}/door"
     door.listen(address)
     child_process.report(address=address)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from jax import export as jax_export
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, NamedSharding
 
+from pathways_lab.client.code import pickling
 from pathways_lab.client.code.export import PLATFORMS, Executable
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import Slice
@@ -32,7 +34,7 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line
 from pathways_lab.door import dtypes, shardings
 from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
-from pathways_lab.runtime import jax_private
+from pathways_lab.runtime import jax_callbacks, jax_private
 from pathways_lab.runtime.arrays import dtype_of
 from pathways_lab.runtime.devices import spec_of
 
@@ -46,12 +48,16 @@ class Loaded:
     """A compiled function as a node of the lab's programs has it: see ``client.functions.Body``.
 
     devices: the client's numbers of the devices that it runs on, in order.
+    results: so many of its results are the client's; one more only says that it is over.
+    module: the StableHLO that the client sent.
     """
 
     name: str
     devices: tuple[int, ...]
     code: Executable
     calls_python: bool = False
+    results: int = 0
+    module: bytes = b""
     running: Any = USUAL
 
     @property
@@ -78,7 +84,11 @@ class Loaded:
         return replace(self, code=replace(self.code, key=key, donated=donated))
 
 
-def load(module: bytes, devices: tuple[int, ...], kind: str) -> Loaded:
+Remotely = Callable[[int, bool], Callable[..., Any]]
+"""Makes what calls a function of the client by its number; and whether it takes a token."""
+
+
+def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -> Loaded:
     """The function that a StableHLO module is.  kind: of the devices.
 
     Raises Status for what hosts cannot run.
@@ -89,9 +99,14 @@ def load(module: bytes, devices: tuple[int, ...], kind: str) -> Loaded:
     except ValueError as error:
         raise Status(INVALID, f"compile_request: {error}") from None
     _check(said, len(devices))
+    calls = said.calls & jax_callbacks.JAX_TARGETS
+    ends = bool(calls) and not outs
     read = jax_private.read_lowered(
         module, [len(t.shape) for t in ins], [len(t.shape) for t in outs]
     )
+    (main,) = (line for line in read.text.splitlines() if "func.func public @main" in line)
+    if "unreduced={" in main:
+        raise Status(UNIMPLEMENTED, "compile_request: arguments and results that are unreduced")
     named = [*_fitting(read.inputs, ins, len(devices)), *_fitting(read.outputs, outs, len(devices))]
     settled = [
         shardings.whole(len(devices), len(kind.shape)) if layout is None
@@ -100,14 +115,43 @@ def load(module: bytes, devices: tuple[int, ...], kind: str) -> Loaded:
     ]  # fmt: skip
     in_layouts, out_layouts = tuple(settled[: len(ins)]), tuple(settled[len(ins) :])
     name = said.name.removeprefix("jit_") or said.name
-    blob = _export(module, name, ins, outs, named, len(devices), PLATFORMS.get(kind, kind))
+    skip = said.tokens
+    placed = [*named[skip : len(ins)], *named[len(ins) + skip :]]
+    platform = PLATFORMS.get(kind, kind)
+    blob = _export(module, name, ins[skip:], outs[skip:], placed, len(devices), platform)
+    python = bool(calls or said.tokens)
+    if python:
+        blob = _calling(module, blob, remote, ends, said.tokens)
+    results = len(outs)
+    if ends:
+        outs, out_layouts = (ArrayType((), "bool"),), (shardings.whole(len(devices), 0),)
     digest = hashlib.sha256(module)
     digest.update(repr((in_layouts, out_layouts, said.donated, kind)).encode())
     code = Executable(
-        digest.hexdigest()[:32], "export", blob, name, ins, outs, in_layouts, out_layouts,
-        said.donated, Line(),
+        digest.hexdigest()[:32], "callbacks" if python else "export", blob, name, ins, outs,
+        in_layouts, out_layouts, said.donated, Line(),
     )  # fmt: skip
-    return Loaded(name, devices, code)
+    return Loaded(name, devices, code, bool(calls), results, module)
+
+
+def _calling(module: bytes, blob: bytes, remote: Remotely, ends: bool, tokens: int) -> bytes:
+    """An export with its callbacks, as hosts take it."""
+    try:
+        callbacks = jax_callbacks.numbered(
+            module, remote, lambda word: dtype_of(dtypes.of_word(word))
+        )
+    except ValueError as error:
+        raise Status(INVALID, f"compile_request: {error}") from None
+    effects = jax_callbacks.ORDERED[:tokens]
+    pickled = pickling.dumps(tuple(callbacks))
+    return pickle.dumps(jax_callbacks.Calling(blob, pickled, effects, (), ends, tokens))
+
+
+def text_of(loaded: Loaded, kind: str) -> str:
+    """The program as hosts of CPU devices compile it.  Raises Status for other kinds."""
+    if kind != "cpu" or loaded.code.kind == "callbacks":
+        raise Status(UNIMPLEMENTED, "the text of a compiled program is known on CPU devices only")
+    return jax_private.hlo_text(loaded.module, len(loaded.devices))
 
 
 def _types(said: tuple[tuple[tuple[int, ...], str], ...]) -> tuple[ArrayType, ...]:
@@ -121,7 +165,8 @@ def _check(said: jax_private.Signature, devices: int) -> None:
         text = f"compile_request: {said.partitions} partitions for {devices} devices"
         raise Status(INVALID, text)
     for target in sorted(said.calls):
-        if target in _FOREIGN or _CALLBACK in target:
+        known = target in jax_callbacks.JAX_TARGETS
+        if target in _FOREIGN or (_CALLBACK in target and not known):
             raise Status(UNIMPLEMENTED, f"compile_request: custom call {target!r} is not served")
 
 

@@ -20,7 +20,7 @@ from pathways_lab.client.program.graph import Prepared
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.door import dtypes
-from pathways_lab.door.programs import Loaded
+from pathways_lab.door.programs import Loaded, Remotely
 from pathways_lab.door.server import (
     INTERNAL,
     INVALID,
@@ -41,12 +41,22 @@ DONATE = 3
 
 
 class State:
-    """One client program.  loop: of the door's process, in which values are awaited."""
+    """One client program.  loop: of the door's process, in which values are awaited.
 
-    def __init__(self, lab: Lab, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
+    remote: makes what calls a function of the client.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        buffers: Buffers,
+        loop: asyncio.AbstractEventLoop,
+        remote: Remotely,
+    ) -> None:
         self._lab = lab
         self._buffers = buffers
         self._loop = loop
+        self._remote = remote
         self._owned = [
             (island.name, host.name, number)
             for island in lab.islands

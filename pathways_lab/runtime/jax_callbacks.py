@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
+import jax.numpy as jnp
 import numpy as np
 from jax._src import callback as _callback
+from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
@@ -33,11 +36,19 @@ from jax._src import ffi as _ffi
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.export import _export
 from jax._src.interpreters import mlir as _mlir
+from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 TARGET = "pathways_lab_callback"
 """Target of the calls back into Python in exported code."""
+
+JAX_TARGETS = frozenset(
+    f"xla_ffi{partitioned}_python_{device}_callback"
+    for partitioned in ("", "_partitioned")
+    for device in ("cpu", "gpu")
+)
+"""Targets of the calls back into Python in code that JAX has lowered for devices."""
 
 CALLBACK_NAMES = frozenset(
     primitive.name
@@ -70,6 +81,7 @@ class Callback:
     ordered: it takes and gives a token.
     numbered: it runs on every device; else once, on the first.
     wide: it was traced where 64 bits are on.
+    lowered: its call is the one that JAX makes for the host's kind of device, but for its number.
     """
 
     call: Callable[..., Any]
@@ -79,6 +91,7 @@ class Callback:
     ordered: bool
     numbered: bool
     wide: bool
+    lowered: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +100,16 @@ class Calling:
 
     blob: the ``jax.export`` artefact, without effects.  callbacks: by number, pickled.
     ordered, unordered: its effects, as numbers in :data:`_EFFECTS`.
+    ends: it has one more result, which says that it is over.
+    tokens: so many of its first arguments, and of its results, only stand for its ordered effects.
     """
 
     blob: bytes
     callbacks: bytes
     ordered: tuple[int, ...]
     unordered: tuple[int, ...]
+    ends: bool = False
+    tokens: int = 0
 
     def calling(self, wrap: Wrap) -> Callable[..., Any]:
         """The counterpart of ``exported.call`` for code with callbacks; leaves in, leaves out."""
@@ -104,8 +121,10 @@ class Calling:
         bound = _Bound(cloudpickle.loads(self.callbacks), wrap)
 
         def called(*leaves: Any) -> list[Any]:
-            made: list[Any] = _calling_p.bind(*leaves, exported=exported, bound=bound)
-            return made
+            tokens, given = leaves[: self.tokens], leaves[self.tokens :]
+            made: list[Any] = _calling_p.bind(*given, exported=exported, bound=bound)
+            made = [*tokens, *made]
+            return [*made, jnp.zeros((), bool)] if self.ends else made
 
         return called
 
@@ -216,14 +235,16 @@ def _lower(context: Any, *args: Any, exported: Any, bound: _Bound) -> Any:
     def look(operation: Any) -> Any:
         if operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            if target == TARGET:
+            if target == TARGET or target in JAX_TARGETS:
                 calls.append(operation)
         return ir.WalkResult.ADVANCE
 
     context.module_context.module.operation.walk(look)
     for operation in calls:
         index = ir.DictAttr(operation.attributes["mhlo.backend_config"])["index"]
-        _replace(context, operation, bound.callbacks[ir.IntegerAttr(index).value], bound.wrap)
+        callback = bound.callbacks[ir.IntegerAttr(index).value]
+        put = _renumber if callback.lowered else _replace
+        put(context, operation, callback, bound.wrap)
     return results
 
 
@@ -258,6 +279,25 @@ def _replace(context: Any, operation: Any, callback: Callback, wrap: Wrap) -> No
     operation.erase()
 
 
+def _renumber(context: Any, operation: Any, callback: Callback, wrap: Wrap) -> None:
+    """Have JAX's own call of a module that was lowered elsewhere mean a callable of this one."""
+
+    def blanks() -> tuple[Any, ...]:
+        return tuple(np.zeros(*each) for each in callback.outputs)
+
+    wrapped = wrap(callback.call, False, blanks)
+
+    def after_token(token: Any, *args: Any) -> Any:
+        return (token, *wrapped(*args))
+
+    context.module_context.add_host_callback(after_token if callback.ordered else wrapped)
+    number = len(context.module_context.host_callbacks) - 1
+    config: Any = ir.DictAttr(operation.attributes["mhlo.backend_config"])
+    said = {entry.name: entry.attr for entry in config}
+    said["index"] = ir.IntegerAttr.get(said["index"].type, number)
+    operation.attributes["mhlo.backend_config"] = ir.DictAttr.get(said)
+
+
 def _wide(call: Callable[..., Any]) -> Callable[..., Any]:
     """JAX shrinks what callbacks take and give where its thread does not say 64 bits."""
 
@@ -266,3 +306,85 @@ def _wide(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*args)
 
     return wide
+
+
+# --- in a program whose devices are elsewhere -----------------------------------------------
+
+NUMBERS = "pathways_lab.callbacks"
+"""Attribute of a module: the numbers of its callables, in the order of JAX's own list."""
+
+
+ORDERED = (1, 3)
+"""Ordered effects, as numbers in :data:`_EFFECTS`."""
+
+
+def keep_callables(client: Any, keep: Callable[[Any], int], drop: Callable[[int], None]) -> None:
+    """Compile code with callbacks for a client that takes none: their numbers travel instead.
+
+    keep(callable): its number; drop(number): nothing calls it any more.
+    """
+    compile_and_load: Any = _compiler.backend_compile_and_load
+
+    def compiled(backend: Any, module: Any, devices: Any, options: Any, called: Any) -> Any:
+        if backend is not client or not called:
+            return compile_and_load(backend, module, devices, options, called)
+        numbers = [keep(each) for each in called]
+        with module.context:
+            wide = ir.IntegerType.get_signless(64)
+            module.operation.attributes[NUMBERS] = ir.ArrayAttr.get(
+                [ir.IntegerAttr.get(wide, number) for number in numbers]
+            )
+        made = compile_and_load(backend, module, devices, options, [])
+        with contextlib.suppress(TypeError):
+            for number in numbers:
+                weakref.finalize(made, drop, number)
+        return made
+
+    vars(_compiler)["backend_compile_and_load"] = compiled
+
+
+def numbered(
+    module: bytes, call: Callable[[int, bool], Callable[..., Any]], dtype: Callable[[str], Any]
+) -> list[Callback]:
+    """The callbacks of such a module, by JAX's number.
+
+    call: makes what calls a number's callable, which takes a token or not.
+    dtype: NumPy's type for MLIR's word.
+
+    Raises ValueError for callbacks without a number.
+    """
+    with _mlir.make_ir_context():
+        parsed = _jax.mlir.deserialize_portable_artifact(module)
+        about = parsed.operation.attributes
+        said: Any = ir.ArrayAttr(about[NUMBERS]) if NUMBERS in about else ()
+        numbers = [ir.IntegerAttr(entry).value for entry in said]
+        found: dict[int, Callback] = {}
+
+        def look(operation: Any) -> Any:
+            if operation.name == "stablehlo.custom_call":
+                target = ir.StringAttr(operation.attributes["call_target_name"]).value
+                if target in JAX_TARGETS:
+                    config = ir.DictAttr(operation.attributes["mhlo.backend_config"])
+                    index = ir.IntegerAttr(config["index"]).value
+                    if index >= len(numbers):
+                        raise ValueError(f"a callback {index} of {len(numbers)}")
+                    results = [str(value.type) for value in operation.results]
+                    ordered = "!stablehlo.token" in results
+                    outputs = tuple(
+                        (
+                            tuple((t := ir.RankedTensorType(value.type)).shape),
+                            dtype(str(t.element_type)),
+                        )
+                        for value in operation.results
+                        if "token" not in str(value.type)
+                    )
+                    found[index] = Callback(
+                        call(numbers[index], ordered), (), outputs, {}, ordered, False, False, True
+                    )
+            return ir.WalkResult.ADVANCE
+
+        parsed.operation.walk(look)
+        if not found:
+            return []
+        nothing = Callback(call(0, False), (), (), {}, False, False, False, True)
+        return [found.get(index, nothing) for index in range(max(found) + 1)]

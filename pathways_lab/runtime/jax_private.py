@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from jax._src import checkify as _checkify
+from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -355,13 +356,17 @@ def read_lowered(
         )
 
 
+_TOKEN = "!stablehlo.token"
+
+
 @dataclass(frozen=True)
 class Signature:
     """Types and layouts of a module's main function, as MLIR and XLA say them.
 
     inputs, outputs: shape, and MLIR's word for the element type.  donated: positions of arguments
     that it may overwrite.  partitions, replicas: devices that it is written for.
-    calls: targets of its custom calls.
+    calls: targets of its custom calls.  tokens: so many of the first arguments and results are
+    tokens of ordered effects, which are empty arrays to whoever calls it.
     """
 
     name: str
@@ -371,6 +376,7 @@ class Signature:
     partitions: int
     replicas: int
     calls: frozenset[str]
+    tokens: int
 
 
 def read_signature(module: bytes) -> Signature:
@@ -403,7 +409,20 @@ def read_signature(module: bytes) -> Signature:
             _number(about, "mhlo.num_partitions"),
             _number(about, "mhlo.num_replicas"),
             frozenset(calls),
+            sum(str(kind) == _TOKEN for kind in given.inputs),
         )
+
+
+def hlo_text(module: bytes, devices: int) -> str:
+    """The program that XLA makes of a portable artefact for so many CPU devices."""
+    client = make_cpu_client(devices)
+    assigned = np.arange(devices).reshape(1, devices)
+    options = _compiler.get_compile_options(1, devices, assigned)
+    chosen = _jax.DeviceList(tuple(client.devices()))
+    with _mlir.make_ir_context():
+        parsed = _jax.mlir.deserialize_portable_artifact(module)
+        made = client.compile_and_load(parsed, chosen, options)
+    return "\n\n".join(each.to_string() for each in made.hlo_modules())
 
 
 def _number(attributes: Any, name: str) -> int:
@@ -411,6 +430,8 @@ def _number(attributes: Any, name: str) -> int:
 
 
 def _tensor(kind: Any) -> tuple[tuple[int, ...], str]:
+    if str(kind) == _TOKEN:
+        return (0,), "i1"
     tensor = ir.RankedTensorType(kind)
     return tuple(tensor.shape), str(tensor.element_type)
 
@@ -482,6 +503,9 @@ def _layouts(
     if which not in attributes:
         return (None,) * len(ranks)
     # Ordered effects add tokens, which are no arrays to JAX.
+    entries = list(ir.ArrayAttr(attributes[which]))
+    if len(entries) == len(ranks):
+        return tuple(_layout(e, rank, meshes) for e, rank in zip(entries, ranks, strict=True))
     entries = [
         entry for entry in ir.ArrayAttr(attributes[which]) if "jax.token" not in ir.DictAttr(entry)
     ]

@@ -49,6 +49,17 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     assert len({gang.client for gang in gangs}) == 2
 
 
+def test_callbacks_run_in_the_script(lab):
+    with lab.door() as variables:
+        script = begin("with_callbacks.py", **variables)
+        out, err = script.communicate(timeout=120)
+    assert script.returncode == 0, err
+    first, second, *others = out.splitlines()
+    assert first == f"{[2.0 * n + 1 for n in range(8)]} [(8,)]"
+    assert second == f"{[2.0 * n for n in range(8)]} {[(2,)] * 4 + [(8,)]}"
+    assert others == ["noted 0", "noted 1", "noted 2", "the sum is 28.0", "error: True"]
+
+
 def test_errors_are_errors_and_the_process_lives():
     with (
         pw.start(islands=2, hosts_per_island=1, devices_per_host=1, progress=False) as own,

@@ -139,7 +139,6 @@ def test_the_protocol_is_in_the_installed_jaxlib():
         "request_metadata",
         "remap_arrays_request",
         "bitcast_arrays_request",
-        "loaded_executable_human_readable_program_text_request",
         "loaded_executable_mpmd_cost_analysis_request",
         "loaded_host_callback_poll_request",
         "loaded_host_callback_return_request",

@@ -1,0 +1,78 @@
+"""Callables of a program and their calls from elsewhere, without a lab."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pathways_lab.door.callbacks import Callables, CallbackError, Remote
+from pathways_lab.transport.addresses import private_folder, remove_folder
+
+SECRET = b"the secret"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    made = private_folder()
+    yield made
+    remove_folder(made)
+
+
+@pytest.fixture(scope="module")
+def callables(folder) -> Iterator[Callables]:
+    made = Callables(str(folder / "callbacks"), SECRET)
+    yield made
+    made.close()
+
+
+def remote(folder: Path, number: int, ordered: bool = False) -> Remote:
+    return pickle.loads(pickle.dumps(Remote(str(folder / "callbacks"), SECRET, number, ordered)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.bool_, ml_dtypes.bfloat16, ml_dtypes.int4])
+def test_arrays_go_there_and_back(folder, callables, dtype):
+    number = callables.keep(lambda x, y: (y, x))
+    x, y = np.ones((2, 3), dtype), np.zeros((), np.int32)
+    back = remote(folder, number)(x, y)
+    assert [(each.dtype, each.shape) for each in back] == [(y.dtype, ()), (x.dtype, (2, 3))]
+    assert (back[1] == x).all()
+
+
+def test_a_token_is_nothing_and_stays_where_it_is(folder, callables):
+    number = callables.keep(lambda token, x: (token, x + 1))
+    assert remote(folder, number, ordered=True)(np.int32(1)) == (2,)
+
+
+def test_an_error_has_the_traceback_and_the_next_call_works(folder, callables):
+    def fails(x):
+        raise SystemExit("not so")
+
+    with pytest.raises(CallbackError, match="SystemExit: not so"):
+        remote(folder, callables.keep(fails))(np.int32(1))
+    assert remote(folder, callables.keep(lambda x: (x,)))(np.int32(1)) == (1,)
+
+
+def test_a_dropped_function_is_an_error(folder, callables):
+    number = callables.keep(lambda: ())
+    callables.drop(number)
+    with pytest.raises(CallbackError, match="KeyError"):
+        remote(folder, number)()
+
+
+def test_nobody_calls_without_the_secret(folder, callables):
+    number = callables.keep(lambda: ())
+    with pytest.raises(AuthenticationError):
+        Client(str(folder / "callbacks"), family="AF_UNIX", authkey=b"another")
+    assert remote(folder, number)() == ()
+
+
+def test_a_program_that_is_gone_is_an_error_that_says_so(folder):
+    with pytest.raises(CallbackError, match="cannot be reached"):
+        Remote(str(folder / "nobody"), SECRET, 1, False)()

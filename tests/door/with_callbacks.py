@@ -1,0 +1,40 @@
+"""A script whose functions call back into it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.sharding import NamedSharding, PartitionSpec
+
+state = []
+
+
+def doubled(x):
+    state.append(x.shape)
+    return np.asarray(x) * 2
+
+
+def refused(x):
+    raise ValueError("not this one")
+
+
+mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("data")))
+print(np.asarray(jax.jit(lambda x: jax.pure_callback(doubled, x, x) + 1)(x)).tolist(), state)
+on_each = jax.shard_map(
+    lambda x: jax.pure_callback(doubled, x, x),
+    mesh=mesh,
+    in_specs=PartitionSpec("data"),
+    out_specs=PartitionSpec("data"),
+)
+print(np.asarray(jax.jit(on_each)(x)).tolist(), sorted(state))
+noted = jax.jit(lambda n: io_callback(lambda n: print("noted", n), None, n, ordered=True))
+for number in range(3):
+    noted(number)
+jax.effects_barrier()
+jax.jit(lambda x: jax.debug.print("the sum is {}", x.sum()))(x)
+jax.effects_barrier()
+try:
+    print(jax.jit(lambda x: jax.pure_callback(refused, x, x))(x))
+except jax.errors.JaxRuntimeError as error:
+    print("error:", "ValueError: not this one" in str(error))
