@@ -142,9 +142,11 @@ def _calling(module: bytes, blob: bytes, remote: Remotely, ends: bool, tokens: i
         )
     except ValueError as error:
         raise Status(INVALID, f"compile_request: {error}") from None
-    effects = jax_callbacks.ORDERED[:tokens]
+    ordered = jax_callbacks.ORDERED[:tokens]
+    # JAX leaves out calls without results and without effects.
+    unordered = jax_callbacks.UNORDERED if callbacks else ()
     pickled = pickling.dumps(tuple(callbacks))
-    return pickle.dumps(jax_callbacks.Calling(blob, pickled, effects, (), ends, tokens))
+    return pickle.dumps(jax_callbacks.Calling(blob, pickled, ordered, unordered, ends, tokens))
 
 
 def text_of(loaded: Loaded, kind: str) -> str:

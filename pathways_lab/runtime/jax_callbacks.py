@@ -314,8 +314,8 @@ NUMBERS = "pathways_lab.callbacks"
 """Attribute of a module: the numbers of its callables, in the order of JAX's own list."""
 
 
-ORDERED = (1, 3)
-"""Ordered effects, as numbers in :data:`_EFFECTS`."""
+ORDERED, UNORDERED = (1, 3), (0,)
+"""Effects, as numbers in :data:`_EFFECTS`."""
 
 
 def keep_callables(client: Any, keep: Callable[[Any], int], drop: Callable[[int], None]) -> None:
