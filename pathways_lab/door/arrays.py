@@ -134,6 +134,7 @@ class Arrays(State):
 
     def _moved(self, value: Value, placing: Placing) -> Value:
         if value.placing == placing:
+            value.shared = True
             return value
         try:
             handle = values.moved(value.handle(), placing, self)

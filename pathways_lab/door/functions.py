@@ -157,9 +157,10 @@ class Functions(State):
         kept = set(request.execute_options.non_donatable_input_indices)
         given = [self._value(number) for number in request.args_handles]
         consumed = [n for n in code.donated if n not in kept]
+        overwritten = tuple(n for n in consumed if given[n].given_up)
         try:
             handles = [value.handle() for value in given]
-            prepared = self._prepare(request.loaded_executable_handle, loaded, handles)
+            prepared = self._prepare(request.loaded_executable_handle, loaded, handles, overwritten)
             made = self._lab.session.call(prepared, handles)
         except (PathwaysError, Status) as error:
             results: list[Value] = [
@@ -175,12 +176,14 @@ class Functions(State):
         self._consume(DONATE, [request.args_handles[n] for n in consumed])
         return results
 
-    def _prepare(self, number: int, loaded: Loaded, handles: Sequence[Any]) -> Prepared:
-        key = (number, *[(handle.slice.id, handle.layout) for handle in handles])
+    def _prepare(
+        self, number: int, loaded: Loaded, handles: Sequence[Any], overwritten: tuple[int, ...]
+    ) -> Prepared:
+        key = (number, overwritten, *[(handle.slice.id, handle.layout) for handle in handles])
         known = self._prepared.get(key)
         if known is None or known.released:
             place = self.slice_of(loaded.devices)
-            body: Any = loaded.donating(())
+            body: Any = loaded.donating(overwritten)
             inputs = tuple(
                 Ref(handle.type, handle.slice, handle.layout, f"argument {n}", Argument(n))
                 for n, handle in enumerate(handles)

@@ -43,7 +43,17 @@ class Places(Protocol):
 
 
 class Value:
-    """An array.  kind: its type.  placing: its devices, and how it is cut over them."""
+    """An array.  kind: its type.  placing: its devices, and how it is cut over them.
+
+    shared: more than one array of the client may be it, or be made of it.
+    """
+
+    shared = False
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a call may overwrite it when its array is donated."""
+        return False
 
     def __init__(self, kind: ArrayType, placing: Placing) -> None:
         self.kind = kind
@@ -80,6 +90,10 @@ class Whole(Value):
             loop.call_later(_SECONDS, self._forget)
         found: np.ndarray[Any, Any] = await asyncio.shield(self._reading)
         return found
+
+    @property
+    def given_up(self) -> bool:
+        return not self.shared and self._reading is None
 
     def _forget(self) -> None:
         reading = self._reading
@@ -178,6 +192,8 @@ def joined(kind: ArrayType, placing: Placing, parts: Sequence[Value], places: Pl
         if isinstance(part, Failed):
             return Failed(kind, placing, part.why)
     first = parts[0]
+    for part in parts:
+        part.shared = True
     if len(parts) == 1 and first.kind.shape == kind.shape:
         return first
     if isinstance(first, Shard) and first.of.kind.shape == kind.shape:
@@ -192,6 +208,7 @@ def joined(kind: ArrayType, placing: Placing, parts: Sequence[Value], places: Pl
 
 def shards(of: Value, places: Places) -> list[Value]:
     """An array for each device."""
+    of.shared = True
     count = len(of.placing.devices)
     if count == 1:
         return [of]

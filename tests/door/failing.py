@@ -11,6 +11,11 @@ try:
     print(x)
 except RuntimeError as error:
     print("donated:", type(error).__name__)
+big = jnp.zeros(14 << 20, jnp.uint8)
+add = jax.jit(lambda x: x + 1, donate_argnums=0)
+for _ in range(3):
+    big = add(big)
+print("overwritten:", int(big[0]))
 try:
     jax.pmap(lambda x: x + 1)(jnp.zeros(len(jax.devices())))
 except jax.errors.JaxRuntimeError as error:

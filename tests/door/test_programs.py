@@ -62,7 +62,7 @@ def test_callbacks_run_in_the_script(lab):
 
 def test_errors_are_errors_and_the_process_lives():
     with (
-        pw.start(islands=2, hosts_per_island=1, devices_per_host=1, progress=False) as own,
+        pw.start(2, 1, 1, memory="24 MiB", progress=False) as own,
         own.door("script") as variables,
     ):
         script = begin("failing.py", **variables)
@@ -75,6 +75,7 @@ def test_errors_are_errors_and_the_process_lives():
     out, err = script.communicate("go on\n", timeout=60)
     assert script.returncode == 0, err
     assert said[0] == "donated: RuntimeError\n"
-    assert said[1].startswith("spans: UNIMPLEMENTED: one computation or array on 2 devices")
+    assert said[1] == "overwritten: 3\n"
+    assert said[2].startswith("spans: UNIMPLEMENTED: one computation or array on 2 devices")
     assert "lost: UNAVAILABLE" in out
     assert out.endswith("alive\n")
