@@ -179,10 +179,15 @@ class Functions(State):
     def _prepare(
         self, number: int, loaded: Loaded, handles: Sequence[Any], overwritten: tuple[int, ...]
     ) -> Prepared:
-        key = (number, overwritten, *[(handle.slice.id, handle.layout) for handle in handles])
+        place = self.slice_of(loaded.devices)
+        key = (
+            number,
+            overwritten,
+            place.id,
+            *[(handle.slice.id, handle.layout) for handle in handles],
+        )
         known = self._prepared.get(key)
         if known is None or known.released:
-            place = self.slice_of(loaded.devices)
             body: Any = loaded.donating(overwritten)
             inputs = tuple(
                 Ref(handle.type, handle.slice, handle.layout, f"argument {n}", Argument(n))

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.graph import Prepared
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.door import dtypes
 from pathways_lab.door.programs import Loaded, Remotely
@@ -76,7 +78,7 @@ class State:
     def slice_of(self, devices: tuple[int, ...]) -> Slice:
         """The slice of exactly these devices, in this order.  Raises Status when none can be."""
         known = self._slices.get(devices)
-        if known is not None and not known.released:
+        if known is not None and known.state != "lost" and not known.released:
             return known
         if not devices or any(not 0 <= d < len(self._owned) for d in devices):
             raise Status(INVALID, f"devices {devices}: the lab has {len(self._owned)}")
@@ -158,7 +160,12 @@ def status_of(kind: str, error: Exception) -> Status:
     if isinstance(error, Status):
         return error
     if isinstance(error, PathwaysError):
-        return Status(UNAVAILABLE if error.failure.kind == "lost" else INTERNAL, str(error))
+        return Status(UNAVAILABLE if error.failure.kind == "lost" else INTERNAL, _told(error))
     if isinstance(error, Inexpressible | dtypes.UnknownType):
         return Status(UNIMPLEMENTED, f"{kind}: {error}")
     return Status(INTERNAL, f"{kind}: {type(error).__name__}: {error}")
+
+
+def _told(error: PathwaysError) -> str:
+    """The text of an error, without a line: those that are known here are the door's own."""
+    return str(PathwaysError(replace(error.failure, line=Line())))

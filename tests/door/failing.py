@@ -1,4 +1,4 @@
-"""A script that reads what it may not, and goes on when its lab has gone."""
+"""A script that reads what it may not, and goes on when a host, and then its lab, has gone."""
 
 import sys
 
@@ -25,6 +25,13 @@ print("value:", y.tolist(), flush=True)
 sys.stdin.readline()
 try:
     print(jnp.cos(y) + 1)
+except jax.errors.JaxRuntimeError as error:
+    print("host:", error)
+z = jnp.cos(jnp.arange(1.0)) + 1
+print("again:", z.tolist(), flush=True)
+sys.stdin.readline()
+try:
+    print(jnp.cos(z) + 1)
 except jax.errors.JaxRuntimeError as error:
     print("lost:", error)
 print("alive")

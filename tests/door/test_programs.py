@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 import pathways_lab as pw
 from pathways_lab.timeline.records import Span
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 HERE = Path(__file__).parent
@@ -21,6 +23,10 @@ HERE = Path(__file__).parent
 def lab() -> Iterator[pw.Lab]:
     with pw.start(islands=2, hosts_per_island=1, devices_per_host=4, progress=False) as started:
         yield started
+
+
+def pids(lab: pw.Lab) -> list[int]:
+    return [host.pid for island in lab.islands for host in island.hosts]
 
 
 def begin(script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -71,8 +77,18 @@ def test_errors_are_errors_and_the_process_lives():
             said.append(script.stdout.readline())
             assert said[-1], script.communicate()
         assert "script" in own.clients
+        pid, _ = pids(own)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: pid not in pids(own) and len(pids(own)) == 2, 30)
+        script.stdin.write("go on\n")
+        script.stdin.flush()
+        while not said[-1].startswith("again"):
+            said.append(script.stdout.readline())
+            assert said[-1], script.communicate()
         own.close()
     out, err = script.communicate("go on\n", timeout=60)
+    assert "host: UNAVAILABLE" in "".join(said)
+    assert said[-1] == "again: [2.0]\n"
     assert script.returncode == 0, err
     assert said[0] == "donated: RuntimeError\n"
     assert said[1] == "overwritten: 3\n"
