@@ -15,7 +15,7 @@ from typing import Any
 from pathways_lab.client.program.graph import Argument, CallNode, Prepared, Ref, prepare
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Line
-from pathways_lab.door import dtypes, programs, shardings
+from pathways_lab.door import dtypes, options, programs, shardings
 from pathways_lab.door.messages import message
 from pathways_lab.door.programs import Loaded
 from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
@@ -33,8 +33,7 @@ class Functions(State):
             raise Status(UNIMPLEMENTED, f"compile_request: programs of the kind {kind!r}")
         if request.host_callbacks:
             raise Status(UNIMPLEMENTED, "compile_request: host callbacks are not served")
-        options = message("XlaCompileOptionsProto").FromString(request.compile_options.data)
-        devices = _assigned(options.compile_options.executable_build_options)
+        devices = options.devices_of(request.compile_options.data)
         self.slice_of(devices)
         loaded = programs.load(request.program.data, devices, self._kind, self._remote)
         number = next(self._numbers)
@@ -210,11 +209,3 @@ class Functions(State):
             return message("LoadedExecutableFetchExecuteResultResponse")()
 
         self._later("loaded_executable_fetch_execute_result_request", reply, answered())
-
-
-def _assigned(options: Any) -> tuple[int, ...]:
-    """The devices that a compilation is for."""
-    if options.HasField("device_assignment"):
-        assignment = options.device_assignment
-        return tuple(int(c.replica_device_ids[0]) for c in assignment.computation_devices)
-    return (max(options.device_ordinal, 0),)
