@@ -64,6 +64,7 @@ def open_client() -> Any:
         folder=folder,
         environment={"JAX_PLATFORMS": "cpu", LAB_FILE: ""},
     )
+    child.keep()  # JAX's last arrays go after the last object of Python
     _doors.append(child)
     said = child.hear(_PATIENCE)
     if "refused" in said:

@@ -50,6 +50,7 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     assert [script.returncode for script in scripts] == [0] * 4, said
     first, second, *plain = [out for out, _ in said]
     assert [first, second] == plain
+    assert [err for _, err in said[:2]] == ["", ""]
     assert first != second
     gangs = [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == "gang"]
     assert len({gang.client for gang in gangs}) == 2

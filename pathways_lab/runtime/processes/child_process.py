@@ -206,6 +206,7 @@ class Child:
         self._since = since
         self.pid = popen.pid
         self._popen = popen
+        self._kept: int | None = None
         self._heard = b""
         self._waiting: deque[dict[str, Any]] = deque()
         _held.add(self)
@@ -282,6 +283,11 @@ class Child:
         text = _telling(said[-8 * limit :].decode(errors="replace"), limit)
         return f"its last lines:\n{text}" if text else "it printed nothing"
 
+    def keep(self) -> None:
+        """Let the child outlive all objects of this process: it ends with the process itself."""
+        assert self._popen.stdin is not None
+        self._kept = os.dup(self._popen.stdin.fileno())
+
     def let_go(self) -> None:
         """Close the lifeline: the child begins to end.  Does not wait."""
         assert self._popen.stdin is not None
@@ -290,6 +296,9 @@ class Child:
             self._popen.send_signal(signal.SIGCONT)
         with contextlib.suppress(OSError):
             self._popen.stdin.close()
+        if self._kept is not None:
+            os.close(self._kept)
+            self._kept = None
 
     def finish(self, patience: float = 3.0) -> None:
         """Wait for the end after :meth:`let_go`; after *patience* seconds kill."""
