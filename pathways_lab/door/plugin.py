@@ -41,11 +41,16 @@ def open_client() -> Any:
     from jax.extend.backend import ifrt_proxy
 
     from pathways_lab.door.callbacks import Callables
-    from pathways_lab.door.server import SECRET
     from pathways_lab.runtime import jax_callbacks
     from pathways_lab.runtime.processes import child_process
     from pathways_lab.transport.addresses import private_folder
 
+    try:
+        from pathways_lab.door.server import SECRET
+    except ImportError as error:
+        raise RuntimeError(
+            f"JAX on a lab needs one more package ({error}): pip install 'pathways_lab[door]'"
+        ) from None
     folder: Path = private_folder()
     secret = secrets.token_bytes(32)
     callbacks = f"{folder}/callbacks"

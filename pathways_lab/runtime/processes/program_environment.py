@@ -3,8 +3,8 @@
 Problem: a program that only imports JAX reads nothing but its environment, and environments are
 seen by every process of the account, so that no key may be in them.
 
-Rule for maintainers: standard library only: JAX's plug-in reads these names in every program
-(:mod:`pathways_lab.door.plugin`).
+Rule for maintainers: nothing is imported at the top that costs time: JAX's plug-in reads these
+names in every program (:mod:`pathways_lab.door.plugin`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from pathways_lab.transport.addresses import private_folder, remove_folder
 
 LAB_FILE = "PATHWAYS_LAB_DOOR"
 """The path of a lab file, which has the key."""
@@ -39,6 +37,8 @@ def environment(invite: Callable[[Path], None], name: str) -> Iterator[dict[str,
 
     invite: writes a lab file.  name: the program's, or "".
     """
+    from pathways_lab.transport.addresses import private_folder, remove_folder
+
     folder = private_folder()
     try:
         invite(folder / "lab")
