@@ -23,7 +23,7 @@ def stage() -> Iterator[Stage]:
 
 
 def test_two_clients_do_anything_in_any_order(stage: Stage) -> None:
-    attack(stage, seconds=40)
+    attack(stage, seconds=60)
     assert stage.steps > 300
 
 
