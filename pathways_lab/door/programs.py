@@ -178,6 +178,8 @@ def _fitting(
     """Layouts that cut these arrays evenly."""
     fitting: list[Layout | None] = []
     for layout, kind in zip(found, kinds, strict=True):
+        if layout is not None and len(layout.spec) != len(kind.shape):
+            layout = None  # of a token, which has no dimensions there
         if layout is not None:
             sizes = dict(layout.mesh)
             cuts = [math.prod(sizes[axis] for axis in axes) for axes in layout.spec]
