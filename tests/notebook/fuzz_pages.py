@@ -67,7 +67,7 @@ async def servers() -> AsyncIterator[tuple[Path, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         behind, before = Path(folder, "behind"), Path(folder, "before")
         names = [path_of(), *map(path_of, PANELS)]
-        forwarding = web.Application([*routes(names, lambda: behind)])
+        forwarding = web.Application([*routes(names, lambda: behind, frozenset())])
         made = []
         for path, what in ((behind, application()), (before, forwarding)):
             server = httpserver.HTTPServer(what)

@@ -180,5 +180,5 @@ def test_a_dashboard_answers_by_the_name_that_dask_says_it_has(link: str, names:
     """Behind a proxy of unknown name requests bear that name."""
     dask = pytest.importorskip("dask")
     with dask.config.set({"distributed.dashboard.link": link}):
-        found = dask_private._names_of_this_machine()
+        found = dask_private.names_of_this_machine()
     assert found == (names | {"localhost", "127.0.0.1", "[::1]", "::1"} if names else set())

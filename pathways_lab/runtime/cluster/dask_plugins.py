@@ -216,7 +216,9 @@ def publish(scheduler: Any) -> None:
     door = _doors.get(scheduler)
     if door is not None:
         names = door.pages.names
-        dask_private.add_pages(scheduler, routes(names, lambda: _doors[scheduler].path), names)
+        hosts = dask_private.names_of_this_machine()
+        pages = routes(names, lambda: _doors[scheduler].path, hosts)
+        dask_private.add_pages(scheduler, pages, names)
 
 
 def adopt(scheduler: Any, process: ControlProcess) -> None:

@@ -97,7 +97,7 @@ def unheard(kind: type[Any]) -> type[Any]:
     from distributed.http.routing import RoutingApplication
     from tornado import httpserver, web
 
-    names = _names_of_this_machine()
+    names = names_of_this_machine()
 
     class Guarded(RoutingApplication):
         def find_handler(self, request: Any, **options: Any) -> Any:
@@ -125,7 +125,7 @@ def unheard(kind: type[Any]) -> type[Any]:
     return Unheard
 
 
-def _names_of_this_machine() -> frozenset[str]:
+def names_of_this_machine() -> frozenset[str]:
     """Hosts of the addresses at which browsers find the dashboard; none: those of any proxy."""
     import dask
 
