@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -69,7 +70,8 @@ class DataLinks:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._links: dict[str, Link] = {}
-        self._connecting = threading.Lock()
+        self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """By host: a host that does not answer holds up nobody who asks another one."""
         self._dialled: set[str] = set()
         self._fetches: dict[tuple[str, int], Fetch] = {}
         self._fetched: Buffer | None = None
@@ -211,7 +213,7 @@ class DataLinks:
         link = self._links.get(host)
         if link is not None and link.closed is None:
             return link
-        with self._connecting:
+        with self._connecting[host]:
             link = self._links.get(host)
             if link is not None and link.closed is None:
                 return link
