@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROOT = Path(__file__).parents[2]
 NAMES = ("ann", "bob", "cat", "dan")
 MS = 5.0
-RUNS = 2500
+RUNS = 4000
 SETTLE, LEAST, MOST = 1.0, 4.0, 12.0
 """Seconds after a change of policy that do not count (granted work goes on), and that do:
 a hiccup of the machine in a run of somebody with a small share takes a while to make good."""

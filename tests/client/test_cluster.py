@@ -217,7 +217,9 @@ def test_a_second_run_makes_nothing_anew(lab: pw.Lab) -> None:
     x = np.ones(8, np.float32)
     compiled = lab.stats().compiled
     jax.block_until_ready(program(x))
-    until(lambda: lab.stats().compiled == compiled + 4)  # two functions, on two hosts
+    # Two functions on two hosts; those of the test before may be told of late.
+    until(lambda: lab.stats().compiled >= compiled + 4)
+    time.sleep(0.3)
     before = lab.stats()
     for _ in range(3):
         jax.block_until_ready(program(x))

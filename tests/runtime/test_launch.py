@@ -396,7 +396,7 @@ def test_donation_moves_the_memory_and_ends_the_value() -> None:
     bench.launcher.program(plan)
     bench.grant(grant(1, plan, inputs=(10,), outputs=(11,)))
     assert bench.memory() == BYTES
-    assert bench.launch("f").copies == ()
+    assert bench.launch("f").copies == frozenset()
     bench.take(bench.launcher.fetch("me", 10))
     refusal = bench.actions[-1]
     assert isinstance(refusal, Refuse)
@@ -415,7 +415,7 @@ def test_a_donated_array_with_another_name_is_copied() -> None:
     bench.grant(grant(1, both, outputs=(10, 11)))
     bench.done("f")
     bench.grant(grant(2, donates, inputs=(10,)))
-    assert bench.launch("g").copies == (0,)
+    assert bench.launch("g").copies == {0}
     bench.take(bench.launcher.fetch("me", 11))
     assert isinstance(bench.actions[-1], Serve)
 

@@ -380,7 +380,7 @@ class Connection:
         """All witnesses of a buffer say that it is there.  In the reactor's thread."""
         self.board.settle((buffer,), None)
         run = self._runs.get(buffer.run)
-        if run is not None and not run.vouched and all(made.done for made in run.outputs):
+        if run is not None and not run.vouched and run.complete():
             run.vouched = True
             self._vouched += 1
             if not self.under_way:

@@ -57,11 +57,12 @@ class Run(Pending):
     """A submitted run.  inputs: buffers that it waits for, and fed ones.
 
     plans: of the calls that travel as this run, one after the other, or its own.
-    vouched: all its outputs are there, as their witnesses say.
+    there: so many of its first outputs are there.
+    vouched: all of them are, as their witnesses say.
     hear: the number under which they say so without being asked; 0: they are asked.
     """
 
-    __slots__ = ("hear", "id", "inputs", "outputs", "plans", "steps", "vouched")
+    __slots__ = ("hear", "id", "inputs", "outputs", "plans", "steps", "there", "vouched")
 
     def __init__(
         self,
@@ -76,8 +77,15 @@ class Run(Pending):
         self.outputs = outputs
         self.plans = plans
         self.steps = sum([len(plan.steps) for plan in plans])
+        self.there = 0
         self.vouched = False
         self.hear = 0
+
+    def complete(self) -> bool:
+        """Whether all its outputs are there.  Over all calls each is looked at once."""
+        while self.there < len(self.outputs) and self.outputs[self.there].done:
+            self.there += 1
+        return self.there == len(self.outputs)
 
 
 class SliceAnswer(Pending):
