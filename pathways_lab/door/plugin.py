@@ -13,6 +13,8 @@ nothing is imported at the top but what costs nothing, and nothing raises.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 from typing import Any
 
@@ -79,4 +81,23 @@ def open_client() -> Any:
     options.connection_timeout_in_seconds = int(_PATIENCE)
     client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
+    # Registered after JAX's own, which ends the client: so this comes first.
+    atexit.register(_forget_compiled, client)
     return client
+
+
+def _forget_compiled(client: Any) -> None:
+    """Destroy what JAX has compiled while the door still answers.
+
+    Else its client writes of each function that it could not be destroyed.
+    """
+    import gc
+
+    import jax
+    import numpy as np
+
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(Exception):  # a door that is gone has destroyed all of it
+        # Answers come in order: after this one all is destroyed.
+        client.get_default_layout(np.dtype("float32"), (os.getpid(),), client.local_devices()[0])

@@ -40,6 +40,11 @@ def begin(script: str, *arguments: str, **variables: str) -> subprocess.Popen[st
     )
 
 
+def unexpected(err: str) -> list[str]:
+    """Lines of a script's standard error, but for those of JAX's client about its own end."""
+    return [line for line in err.splitlines() if "IFRT proxy server was terminated" not in line]
+
+
 def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     """To the bit, beside plain JAX on as many CPU devices."""
     with lab.door() as variables:
@@ -50,7 +55,7 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     assert [script.returncode for script in scripts] == [0] * 4, said
     first, second, *plain = [out for out, _ in said]
     assert [first, second] == plain
-    assert [err for _, err in said[:2]] == ["", ""]
+    assert [unexpected(err) for _, err in said[:2]] == [[], []]
     assert first != second
     gangs = [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == "gang"]
     assert len({gang.client for gang in gangs}) == 2
