@@ -192,3 +192,19 @@ def test_words_name_an_assertion_above_whatever_was_running(signal: str) -> None
 
 def test_words_are_the_end_of_a_log() -> None:
     assert child_process._telling("a" * 50 + "\nthe end\n\n", 10) == "aa\nthe end"
+
+
+def test_a_process_leaves_also_where_no_thread_can_be_started() -> None:
+    code = """if True:
+        import threading
+        from pathways_lab.runtime.processes import child_process
+
+        def refuse(self):
+            raise RuntimeError("can't start new thread")
+
+        threading.Thread.start = refuse
+        child_process.at_end(lambda: print("ended", flush=True))
+        child_process.leave(7)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (7, "ended\n"), done.stderr

@@ -142,7 +142,8 @@ def leave(code: int = 0) -> None:
         threading.Event().wait()
     guard = threading.Timer(_patience, os._exit, (code,))
     guard.daemon = True
-    guard.start()
+    with contextlib.suppress(RuntimeError):  # an account may have no thread to spare
+        guard.start()
     while _endings:
         with contextlib.suppress(Exception):
             _endings.pop()()
