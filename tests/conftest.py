@@ -13,7 +13,6 @@ import gc
 import ipaddress
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from pathways_lab.transport.addresses import private_folder, remove_folder
+from tests.acceptance.strikes import hear_interrupts
 from tests.alone import machine
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -34,10 +35,15 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
-# Shells without job control start what runs in the background with SIGINT ignored, and tests
-# interrupt themselves: without a handler they would wait for ever.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+hear_interrupts()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder of this user alone, with a path that is short enough for sockets."""
+    made = private_folder()
+    yield made
+    remove_folder(made)
 
 
 class OutsideConnection(AssertionError):

@@ -14,7 +14,6 @@ that was agreed on, and is closed at the end.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import threading
@@ -60,10 +59,10 @@ class Way:
 def worker_facts(dask_worker: Any = None) -> Facts:
     """For ``Client.run``."""
     from pathways_lab.runtime.cluster import dask_private
-    from pathways_lab.runtime.cluster.membership import devices_of, place_of
+    from pathways_lab.runtime.cluster.dask_plugins import place_of_worker
+    from pathways_lab.runtime.cluster.membership import devices_of
 
-    resources = dask_private.resources_of(dask_worker)
-    place = place_of(dask_worker.name, resources, os.environ, socket.gethostname())
+    resources, place = dask_private.resources_of(dask_worker), place_of_worker(dask_worker)
     host = dask_private.host_of(dask_worker.address)
     devices = devices_of(resources, None) or 0
     return _facts("worker", place.host, host, place.island, devices)
@@ -183,7 +182,8 @@ def show(address: str) -> int:
         print(error)
         return 1
     with client:
-        facts, strange = _ask(client)
+        workers, strange = _ask(client)
+        facts = _listed(client, workers)
         control = client.run_on_scheduler(control_of)
     rows = [
         (f.machine, f.name, str(f.devices or "all"), f"{f.free / 1e9:.1f} GB", _packages(f))
@@ -207,7 +207,8 @@ def examine(address: str) -> Iterator[Finding]:
         yield Finding("FAIL", error.failure.message, error.failure.remedy)
         return
     with client:
-        facts, strange = _ask(client)
+        workers, strange = _ask(client)
+        facts = _listed(client, workers)
         yield Finding("ok", f"the scheduler answers at {address}")
         yield from _secure(client, facts)
         for told in strange:
@@ -220,7 +221,7 @@ def examine(address: str) -> Iterator[Finding]:
                 yield Finding("ok", f"{what}, {each.free / 1e9:.1f} GB free")
         if not any(each.role == "worker" for each in facts):
             yield Finding("warn", "no workers", "python -m pathways_lab cluster worker ADDRESS")
-        yield from _ways(client, facts)
+        yield from _ways(client, workers)
 
 
 def _client(address: str) -> Any:
@@ -233,13 +234,12 @@ def _client(address: str) -> Any:
         return dask_client(address)
 
 
-def _ask(client: Any) -> tuple[list[Facts], list[str]]:
-    """The processes, the scheduler first; and words about workers that cannot answer."""
+def _ask(client: Any) -> tuple[dict[str, Facts], list[str]]:
+    """The workers, by Dask's address; and words about those that cannot answer."""
     from pathways_lab.runtime.cluster import dask_private
 
     seen = client.run(worker_facts, on_error="return")
-    facts = [client.run_on_scheduler(scheduler_facts)]
-    facts += sorted((f for f in seen.values() if isinstance(f, Facts)), key=lambda f: f.name)
+    workers = {address: f for address, f in seen.items() if isinstance(f, Facts)}
     bad = {address: f for address, f in seen.items() if not isinstance(f, Facts)}
     machines = client.run(socket.gethostname, workers=list(bad)) if bad else {}
     strange = [
@@ -247,7 +247,13 @@ def _ask(client: Any) -> tuple[list[Facts], list[str]]:
         f" {type(error).__name__}: {error}"
         for address, error in bad.items()
     ]
-    return facts, strange
+    return workers, strange
+
+
+def _listed(client: Any, workers: Mapping[str, Facts]) -> list[Facts]:
+    """The processes, the scheduler first."""
+    by_name = sorted(workers.values(), key=lambda facts: facts.name)
+    return [client.run_on_scheduler(scheduler_facts), *by_name]
 
 
 def _packages(facts: Facts) -> str:
@@ -284,32 +290,27 @@ def _alike(facts: list[Facts]) -> Iterator[Finding]:
         yield Finding("ok", f"the same versions everywhere: {_packages(facts[0])}")
 
 
-def _ways(client: Any, facts: list[Facts]) -> Iterator[Finding]:
+def _ways(client: Any, workers: Mapping[str, Facts]) -> Iterator[Finding]:
     """The scheduler's machine and every worker are reached from every worker and from here."""
     from pathways_lab.runtime.cluster import dask_private
 
     word = secrets.token_bytes(WORD)
-    by_address = {
-        address: found
-        for address, found in client.run(worker_facts, on_error="return").items()
-        if isinstance(found, Facts)
-    }
     at = dask_private.host_of_scheduler(client)
     doors: dict[str, tuple[str, int]] = {}
     try:
         everywhere = "::" if ":" in at else "0.0.0.0"
         doors["scheduler"] = at, client.run_on_scheduler(open_door, everywhere, word)
-        for address, each in by_address.items():
+        for address, each in workers.items():
             port = client.run(open_door, each.host, word, workers=[address])[address]
             doors[each.name] = each.host, port
         ways = {"this client": knock_at(doors, word)}
-        told = client.run(knock_at, doors, word, workers=list(by_address)) if by_address else {}
+        told = client.run(knock_at, doors, word, workers=list(workers)) if workers else {}
         for address, found in told.items():
-            name = by_address[address].name
+            name = workers[address].name
             ways[name] = {target: way for target, way in found.items() if target != name}
     finally:
         client.run_on_scheduler(close_doors)
-        client.run(close_doors, workers=list(by_address))
+        client.run(close_doors, workers=list(workers))
     good = [way for found in ways.values() for way in found.values() if not way.failure]
     for source, found in ways.items():
         for target, way in found.items():

@@ -270,7 +270,7 @@ class Launcher:
 
     def _take_memory(self, gang: Gang, copies: frozenset[int]) -> None:
         """Exactly what the gang needed room for; zeros take as much as what they stand for."""
-        gang.held = gang.temporary + (max(-gang.growth, 0) if gang.call.donated else 0)
+        gang.held = gang.temporary + (max(-gang.growth(copies), 0) if gang.call.donated else 0)
         for slot in gang.inputs:
             self.buffers.count(slot)
         for position in gang.call.donated:

@@ -114,10 +114,8 @@ class Gang:
             line=self.call.line,
         )
 
-    @property
-    def growth(self) -> int:
+    def growth(self, copies: frozenset[int]) -> int:
         """Bytes of its outputs beyond those of the inputs in whose memory they are made."""
-        copies = self.copies
         given = sum(self.inputs[p].value.nbytes for p in self.call.donated if p not in copies)
         return sum(slot.value.nbytes for slot in self.outputs) - given
 
@@ -125,7 +123,7 @@ class Gang:
         """Bytes of its outputs beyond donated inputs, and of inputs that are not on devices yet."""
         missing = {slot for slot in self.inputs if not slot.counted}
         arriving = sum(slot.value.nbytes for slot in missing)
-        return arriving + max(self.growth, 0) + self.temporary
+        return arriving + max(self.growth(self.copies), 0) + self.temporary
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,15 @@ class Wrong(AssertionError):
     """What may not be."""
 
 
+def hear_interrupts() -> None:
+    """Shells without job control start what runs in the background with SIGINT ignored.
+
+    Tests interrupt themselves: without a handler they would wait for ever, or strike nothing.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def alarm(what: str) -> Iterator[None]:
     """What takes longer than HANG seconds is a finding."""
@@ -55,13 +64,9 @@ def unkept() -> Iterator[None]:
 
 
 def struck(delay: float, do: Callable[[], Any]) -> Any:
-    """do(), interrupted after *delay* ms: its result, or None if the interrupt came first.
-
-    A shell's background jobs ignore interrupts; this process does not.
-    """
+    """do(), interrupted after *delay* ms: its result, or None if the interrupt came first."""
     main = threading.get_ident()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    hear_interrupts()
 
     def strike() -> None:
         time.sleep(delay / 1000)

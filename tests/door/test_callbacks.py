@@ -13,16 +13,8 @@ import numpy as np
 import pytest
 
 from pathways_lab.door.callbacks import Callables, CallbackError, Remote
-from pathways_lab.transport.addresses import private_folder, remove_folder
 
 SECRET = b"the secret"
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    made = private_folder()
-    yield made
-    remove_folder(made)
 
 
 @pytest.fixture(scope="module")

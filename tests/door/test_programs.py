@@ -69,6 +69,8 @@ def test_callbacks_run_in_the_script(lab):
     first, second, *others = out.splitlines()
     assert first == f"{[2.0 * n + 1 for n in range(8)]} [(8,)]"
     assert second == f"{[2.0 * n for n in range(8)]} {[(2,)] * 4 + [(8,)]}"
+    before, *others, after = others
+    assert (before, after) == ("compiled: 1", "compiled at the end: 0")
     assert others == ["noted 0", "noted 1", "noted 2", "the sum is 28.0", "error: True"]
 
 

@@ -1,5 +1,7 @@
 """A script whose functions call back into it."""
 
+import atexit
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 state = []
+# JAX ends its client after this; what it has compiled is forgotten before.
+atexit.register(lambda: print("compiled at the end:", kept._cache_size()))
 
 
 def doubled(x):
@@ -28,6 +32,9 @@ on_each = jax.shard_map(
     out_specs=PartitionSpec("data"),
 )
 print(np.asarray(jax.jit(on_each)(x)).tolist(), sorted(state))
+kept = jax.jit(lambda x: x + 1)
+kept(x)
+print("compiled:", kept._cache_size())
 noted = jax.jit(lambda n: io_callback(lambda n: print("noted", n), None, n, ordered=True))
 for number in range(3):
     noted(number)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pathways_lab.client.session.failures import donated_to
+from pathways_lab.client.session.handles import Handle, end
+from pathways_lab.client.session.pending import Buffer, Run
+from pathways_lab.core.program.program import Line
 from pathways_lab.executor.local_array import Slot
 from pathways_lab.testing import Script, Sketch
 from tests.runtime.launch_kit import Bench, PlanBuilder, binding, grant
@@ -61,6 +68,44 @@ def on_a_host(arrays: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return compared
 
 
+def in_the_kernel(arrays: int) -> int:
+    """Looks at outputs of one run, while one after the other is said to be there."""
+
+    class Output:
+        looks = 0
+
+        def __init__(self) -> None:
+            self.there = False
+
+        @property
+        def done(self) -> bool:
+            Output.looks += 1
+            return self.there
+
+    outputs = [Output() for _ in range(arrays)]
+    run = Run(1, (), tuple(outputs), ())  # type: ignore[arg-type]
+    for output in outputs:
+        assert not run.complete()
+        output.there = True
+    assert run.complete()
+    return Output.looks
+
+
+def test_handles_that_a_call_donates_end_together() -> None:
+    settled: list[list[object]] = []
+    connection = SimpleNamespace(
+        gone=lambda watch: None,
+        drop=lambda *numbers: None,
+        board=SimpleNamespace(settle=lambda entries, why: settled.append(list(entries))),
+    )
+    session: Any = SimpleNamespace(connection=connection)
+    handles = [Handle(session, Buffer(n, 7), None) for n in range(256)]  # type: ignore[arg-type]
+    end(handles, donated_to("step", Line()))
+    assert [len(entries) for entries in settled] == [256]
+    assert all(handle.is_deleted() for handle in handles)
+
+
 def test_nothing_is_compared_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_the_kernel(512) <= 4.5 * in_the_kernel(128) + 100
     assert in_the_core(512) <= 4.5 * in_the_core(128) + 100
     assert on_a_host(512, monkeypatch) <= 4.5 * on_a_host(128, monkeypatch) + 100

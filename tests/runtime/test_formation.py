@@ -16,18 +16,10 @@ from pathlib import Path
 import pytest
 
 from pathways_lab.runtime.islands.coordination_service import Coordination, CoordinationLost
-from pathways_lab.transport.addresses import private_folder, remove_folder
 from tests.runtime.formation_kit import LONG, TIMEOUT, Error, Host, Island
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    made = private_folder()
-    yield made
-    remove_folder(made)
 
 
 @pytest.fixture(scope="module")

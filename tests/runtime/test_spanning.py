@@ -14,7 +14,6 @@ from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.islands import multi_host_runtime
 from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 from pathways_lab.runtime.islands.process_group import Formation, why_hosts_stay_apart
-from pathways_lab.transport.addresses import private_folder, remove_folder
 from pathways_lab.transport.codec import pack, unpack
 from tests.runtime.formation_kit import LONG, Error, Host, Island
 
@@ -118,13 +117,6 @@ def test_of_a_slice_that_was_closed_no_news_are_waited_for(
     assert runtime.explained(on, broken, lambda *news: said.append(news)) is broken
     assert said == []
     closing.join()
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    made = private_folder()
-    yield made
-    remove_folder(made)
 
 
 @pytest.fixture(scope="module")

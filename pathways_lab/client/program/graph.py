@@ -381,10 +381,10 @@ class _Builder:
         outputs = tuple(self._number(ref) for ref in node.outputs)
         # By number: what a move leaves where it is, is the input itself.
         taken = {inputs[position] for position in code.donated}
-        why = failures.donated_to(node.name, node.line)
-        for index, ref in enumerate(self.inputs if taken else ()):
-            if self.numbers[ref] in taken:
-                self.donated[index] = why
+        if taken:
+            why = failures.donated_to(node.name, node.line)
+            gone = [index for index, ref in enumerate(self.inputs) if self.numbers[ref] in taken]
+            self.donated.update(dict.fromkeys(gone, why))
         self.functions[code.key, node.slice.id] = (code, node.slice.id)
         self.signatures[code.key] = Signature(
             node.name, node.slice.id, code.in_layouts, code.out_layouts

@@ -280,7 +280,11 @@ def machine_of_scheduler(dask_scheduler: Any = None) -> str:
 
 def machine_of_worker(dask_worker: Any = None) -> tuple[str, str, str]:
     """For ``Client.run``: a worker's machine, where it reaches the scheduler, and its island."""
-    return machine(), dask_private.host_of_scheduler(dask_worker), _place_of(dask_worker).island
+    return (
+        machine(),
+        dask_private.host_of_scheduler(dask_worker),
+        place_of_worker(dask_worker).island,
+    )
 
 
 def trouble_at_control(rule: dict[str, Any], dask_scheduler: Any = None) -> None:
@@ -387,7 +391,7 @@ class HostsPlugin(WorkerPlugin):
         if wrong := versions.apart(self.control[versions.FIELD], "the lab", "this worker"):
             raise RuntimeError(f"{wrong}; {versions.REMEDY}")
         resources = dask_private.resources_of(worker)
-        place = _place_of(worker)
+        place = place_of_worker(worker)
         settings = ControlSettings.from_plain(self.control)
         if settings.host is None:
             if self.control["machine"] != machine():
@@ -415,7 +419,7 @@ class HostsPlugin(WorkerPlugin):
 
     def _left_out(self, worker: Any, error: Exception) -> None:
         """Clients of a lab that runs hear of it too."""
-        place = _place_of(worker)
+        place = place_of_worker(worker)
         reports = DeathReports(
             {"name": place.host, "island": place.island, "worker": str(worker.name)}
         )
@@ -431,7 +435,8 @@ class HostsPlugin(WorkerPlugin):
             log.warning("device process %s: it %s%s", change.state, change.reason, words)
 
 
-def _place_of(worker: Any) -> Place:
+def place_of_worker(worker: Any) -> Place:
+    """Host and island of a Dask worker; in its process."""
     resources = dask_private.resources_of(worker)
     return place_of(worker.name, resources, os.environ, socket.gethostname())
 
