@@ -8,6 +8,7 @@ processes (also those that nobody has asked for their exit code), descriptors an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import random
@@ -25,6 +26,7 @@ import numpy as np
 import psutil
 
 import pathways_lab as pw
+from pathways_lab.client.lab import hooks
 from tests.acceptance.strikes import HANG, Wrong, alarm, struck
 
 ROUND = 20
@@ -63,7 +65,7 @@ class Left:
                 [name for name in self._made if os.path.exists(name)]
                 + [str(path) for path in self._temporary.rglob("*")]
             ),
-            "processes": sorted(f"{child.pid}" for child in children),
+            "processes": sorted(f"{child.pid} {_command(child)}" for child in children),
             "descriptors": sorted(os.listdir("/proc/self/fd"), key=int),
             "threads": sorted(thread.name for thread in threading.enumerate()),
         }
@@ -81,6 +83,13 @@ class Left:
             if not more or time.monotonic() > until:
                 return [f"{kind}: {found} after {before[kind]}" for kind, found in more.items()]
             time.sleep(0.05)
+
+
+def _command(process: psutil.Process) -> str:
+    """Its last arguments; "" of one that has ended and was not asked for its exit code."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()[-2:])[-80:]
+    return ""
 
 
 class Interrupts:
@@ -193,6 +202,9 @@ class Interrupts:
 def interrupts(moments: dict[str, int], seed: int = 0) -> Interrupts:
     """So many of each."""
     before = os.environ.get("TMPDIR"), tempfile.tempdir, tempfile.mkdtemp
+    assert pw.start  # which sets the hooks
+    # A JupyterLab of this account shows all its labs: whoever looks starts a process that draws.
+    pages, hooks.pages = hooks.pages, None
     with tempfile.TemporaryDirectory(prefix="pwtmp-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         try:
@@ -214,6 +226,7 @@ def interrupts(moments: dict[str, int], seed: int = 0) -> Interrupts:
             if before[0] is not None:
                 os.environ["TMPDIR"] = before[0]
             tempfile.tempdir, tempfile.mkdtemp = before[1:]
+            hooks.pages = pages
     return made
 
 
