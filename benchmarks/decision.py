@@ -120,7 +120,7 @@ class Bench:
         submit = RunSubmitted(0.0, "b", name, run, plan.key, (None,), (output,))
         granted = self.event(submit, "decide")
         assert len(granted) >= len(self.hosts)
-        ended = tuple((run, step, 1e-4) for step in range(self.nodes))
+        ended = ((run, 0, (1e-4,) * self.nodes),)
         for host in self.hosts:
             self.event(HostReport(0.0, "b", host, ended), "hear")
         self.event(BuffersDropped(0.0, "b", name, (output,)), "drop")
@@ -195,8 +195,8 @@ def crowd() -> dict[str, list[float]]:
         run = granted.pop(0)
         moment += 1e-3
         for host in bench.hosts[:-1]:
-            bench.event(HostReport(moment, "b", host, ((run, 0, 1e-3),)), "others")
-        last = HostReport(moment, "b", bench.hosts[-1], ((run, 0, 1e-3),))
+            bench.event(HostReport(moment, "b", host, ((run, 0, (1e-3,)),)), "others")
+        last = HostReport(moment, "b", bench.hosts[-1], ((run, 0, (1e-3,)),))
         take(bench.event(last, "turn"))
         submit(number % 16)
     return {kind: [us / 1e6 for us in bench.times[kind]] for kind in ("submit", "turn")}

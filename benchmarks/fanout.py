@@ -67,7 +67,7 @@ class Host:
     def report(self) -> None:
         """What has ended since the last time."""
         records = [record_encoding.gangs("island0", self.name, True, self.gangs, 0.0)]
-        self.link.send("report", {"rows": self.rows, "records": records})
+        self.link.send("report", {"ended": self.rows, "records": records})
         self.rows, self.gangs = [], []
 
 

@@ -379,9 +379,9 @@ class Script:
             ended = [(r, s) for r, s in waiting if r == run and step in (None, s)]
             self.waiting[name] = [w for w in waiting if w not in ended]
             if ended:
-                finished = tuple((r, s, seconds) for r, s in ended)
+                ends = tuple((r, s, (seconds,)) for r, s in ended)
                 failed = tuple((r, s, failure) for r, s in ended if failure is not None)
-                self.send(HostReport(self.time, "report", name, finished, failed))
+                self.send(HostReport(self.time, "report", name, ends, failed))
 
     def finish_next(self, seconds: float = 0.001) -> bool:
         """The oldest granted step ends on every host; False when there is none."""
@@ -434,7 +434,5 @@ def _names(message: Event | Command, numbers: set[int]) -> bool:
         if not numbers.isdisjoint(getattr(message, name, ())):
             return True
     return any(
-        entry[0] in numbers
-        for name in ("finished", "failed")
-        for entry in getattr(message, name, ())
+        entry[0] in numbers for name in ("ended", "failed") for entry in getattr(message, name, ())
     )

@@ -312,14 +312,10 @@ class Control:
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.failed(run, step, host, why)
-        for number, step, seconds in event.finished:
+        for number, first, times in event.ended:
             run = state.runs.get(number)
             if run is not None:
-                self.outcomes.finished(run, step, host, seconds)
-        for number, step, times in event.rows:
-            run = state.runs.get(number)
-            if run is not None:
-                self.outcomes.ended(run, step, host, times)
+                self.outcomes.ended(run, first, host, times)
         for number in self.elastic.reported(event):
             self.uploads.came(number, host)
 

@@ -12,7 +12,7 @@ Paper: section 4.5 (asynchronous dispatch on the hosts).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,20 +138,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A step is over on this host."""
+    """Steps from *first* on are over on this host, one after the other.
 
-    key: Key
-    seconds: float
-    failure: Failure | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReportRow:
-    """Steps one after the other are over on this host, and good.  times: seconds of each."""
+    times: device seconds of each.  failures: by step, why it has no results.
+    """
 
     run: int
     first: int
-    times: tuple[float, ...]
+    times: Sequence[float]
+    failures: Mapping[int, Failure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +164,5 @@ class Broken:
 
 
 Action = (
-    Launch
-    | LaunchRow
-    | Send
-    | Receive
-    | CancelReceive
-    | Serve
-    | Refuse
-    | Report
-    | ReportRow
-    | RunOver
-    | Broken
+    Launch | LaunchRow | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
 )

@@ -297,7 +297,8 @@ class Launcher:
             self._values.settle(slot, gang.poison)
         if gang.held:
             self.memory.give(gang.locals, gang.held)
-        self._actions.append(Report(key, seconds, gang.poison))
+        failures = {} if gang.poison is None else {gang.index: gang.poison}
+        self._actions.append(Report(run.id, gang.index, (seconds,), failures))
         self._order.done(gang)
         for slot in (*gang.inputs, *gang.outputs):
             self.buffers.release(slot)

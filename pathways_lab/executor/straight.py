@@ -14,13 +14,13 @@ Paper: section 4.5 (parallel asynchronous dispatch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program.program import Call, SliceId
-from pathways_lab.executor.actions import Key, Report, ReportRow
+from pathways_lab.executor.actions import Key, Report
 from pathways_lab.executor.local_array import FAILED, ISSUED, PENDING
 from pathways_lab.executor.order import Order
 from pathways_lab.executor.run_values import Values
@@ -125,13 +125,12 @@ class Straight:
         parts, first = row.stretch.parts, row.over
         row.over = until = first + len(times)
         row.done = until == len(parts)
-        if failures or row.spoiled:
-            seen: Iterable[int] = range(first, until)
-            good = self._report_spoiled(row, first, times, failures)
-        else:
+        good = not (failures or row.spoiled)
+        seen: Sequence[int] = range(first, until)
+        if good:
             seen = [at for at in row.stretch.seen if first <= at < until]
-            good = True
-            values.actions.append(ReportRow(run.id, parts[first].index, tuple(times)))
+        lost = {} if good else self._lose(row, seen, failures)
+        values.actions.append(Report(run.id, parts[first].index, times, lost))
         for at in seen:
             part = parts[at]
             for _, value in part.exports:
@@ -152,14 +151,15 @@ class Straight:
             del run.steps[key[1]]
             values.end_if_over(run)
 
-    def _report_spoiled(
-        self, row: Row, first: int, times: Sequence[float], failures: Mapping[int, Failure]
-    ) -> bool:
-        """One by one: some of them may be good.  False: what is lost is in the row."""
-        for at, seconds in enumerate(times, first):
+    def _lose(
+        self, row: Row, seen: Sequence[int], failures: Mapping[int, Failure]
+    ) -> dict[int, Failure]:
+        """By step, why gangs have no results.  Some of them may be good."""
+        lost = {}
+        for at in seen:
             part = row.stretch.parts[at]
             cause = row.cause(part, failures.get(at))
             if cause is not None:
                 row.lost.update(dict.fromkeys(part.outputs, cause))
-            self._values.actions.append(Report((row.run.id, part.index), seconds, cause))
-        return False
+                lost[part.index] = cause
+        return lost

@@ -96,7 +96,8 @@ class Moves:
 
     def _end_move(self, move: Move) -> None:
         if move.source is None and move.target is None:
-            self._values.actions.append(Report((move.run.id, move.index), 0.0, move.failure))
+            failures = {} if move.failure is None else {move.index: move.failure}
+            self._values.actions.append(Report(move.run.id, move.index, (0.0,), failures))
             self._values.finish(move.run, move.index)
 
     def cancel(self, move: Move, failure: Failure) -> None:

@@ -23,13 +23,12 @@ class Report(Plain):
     records: for the timeline, as :mod:`pathways_lab.transport.record_encoding` writes them.
     """
 
-    finished: tuple[tuple[Id, Count, Seconds], ...] = ()
+    ended: tuple[tuple[Id, Count, tuple[Seconds, ...]], ...] = ()
     failed: tuple[tuple[Id, Count, Failure], ...] = ()
     resident: tuple[Id, ...] = ()
     compiled: tuple[tuple[str, Id, Size, Failure | None], ...] = ()
     parked: tuple[Id, ...] = ()
     moved: tuple[Id, ...] = ()
-    rows: tuple[tuple[Id, Count, tuple[Seconds, ...]], ...] = ()
     records: tuple[bytes, ...] = ()
 
 

@@ -36,10 +36,10 @@ from pathways_lab.executor.actions import (
     LaunchRow,
     Receive,
     Report,
-    ReportRow,
     RunOver,
     Send,
 )
+from pathways_lab.executor.ends import Ends
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.sim.parts import Part, WorldPort, made_of
 
@@ -71,8 +71,7 @@ class Host:
         self.forgotten: set[tuple[str, SliceId]] = set()
         self.thread = 0.0
         self.ingress = 0.0
-        self.finished: list[tuple[int, int, float]] = []
-        self.failed: list[tuple[int, int, Failure]] = []
+        self.ends = Ends()
         self.resident: list[int] = []
         self.prompt: set[int] = set()
         self.flushing = math.inf
@@ -158,15 +157,11 @@ class Host:
                     self._hand_over(action)
                 case LaunchRow():
                     self._hand_over_row(action)
-                case Report(key=key, seconds=seconds, failure=failure):
-                    ended, prompt = True, prompt or key[0] in self.prompt
-                    self._ended(key, seconds)
-                    if failure is not None:
-                        self.failed.append((*key, failure))
-                case ReportRow(run=run, first=first, times=times):
+                case Report(run=run, times=times):
                     ended, prompt = True, prompt or run in self.prompt
-                    for step, seconds in enumerate(times, first):
-                        self._ended((run, step), seconds)
+                    self.ends.add(action)
+                    for _ in times:
+                        self.world.cores.work(self.world.machine.costs.step_work)
                 case Send():
                     self.world.carrier.send(self, action)
                 case Receive():
@@ -181,10 +176,6 @@ class Host:
         if ended:
             self._flush_soon(prompt=prompt)
         self._feed()
-
-    def _ended(self, key: Key, seconds: float) -> None:
-        self.finished.append((*key, seconds))
-        self.world.cores.work(self.world.machine.costs.step_work)
 
     def sent(self, key: Key, failure: Failure | None) -> None:
         """A transfer has taken its bytes from here."""
@@ -328,10 +319,9 @@ class Host:
 
     def _flush(self) -> None:
         self.flushing = math.inf
-        if not (self.finished or self.failed or self.resident):
+        if not (self.ends or self.resident):
             return
         self.flushed = self.world.agenda.now
-        finished, self.finished = self.finished, []
-        failed, self.failed = self.failed, []
+        ends, self.ends = self.ends, Ends()
         resident, self.resident = self.resident, []
-        self.world.report(self, tuple(finished), tuple(failed), tuple(resident))
+        self.world.report(self, ends, tuple(resident))

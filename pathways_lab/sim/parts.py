@@ -21,6 +21,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Key, Launch, LaunchRow, Receive, Send
+from pathways_lab.executor.ends import Ends
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.machine import FunctionCost, Machine
@@ -165,11 +166,5 @@ class WorldPort(Protocol):
     def come(self, part: Part) -> None:
         """All devices of a gang on one host have its turn."""
 
-    def report(
-        self,
-        host: HostPort,
-        finished: tuple[tuple[int, int, float], ...],
-        failed: tuple[tuple[int, int, Failure], ...],
-        resident: tuple[int, ...],
-    ) -> None:
+    def report(self, host: HostPort, ends: Ends, resident: tuple[int, ...]) -> None:
         """Takes the report that a host has gathered."""

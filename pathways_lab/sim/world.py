@@ -15,7 +15,7 @@ Paper: section 5 (the configurations that can be simulated here).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from pathways_lab.core.control import Control
@@ -51,6 +51,7 @@ from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.core.program.program import Plan, SliceId
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding, locals_of
+from pathways_lab.executor.ends import Ends
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
 from pathways_lab.sim.host import Host
@@ -279,22 +280,13 @@ class World:
         ready = ((command.function, command.slice, temporary, None),)
         self.tell(name, lambda t: HostReport(t, "compiled", name, compiled=ready))
 
-    def report(
-        self,
-        host: HostPort,
-        finished: tuple[tuple[int, int, float], ...],
-        failed: tuple[tuple[int, int, Failure], ...],
-        resident: tuple[int, ...],
-    ) -> None:
+    def report(self, host: HostPort, ends: Ends, resident: tuple[int, ...]) -> None:
         """Takes the report that a host has gathered."""
-        alone, rows = _in_rows(finished, {failure[:2] for failure in failed})
+        ended, failed = ends.ended, tuple(ends.failed)
         for _ in range(1 + self.repeats()):
             if self.alive(host):
                 self.tell(
-                    host.name,
-                    lambda t: HostReport(
-                        t, "report", host.name, alone, failed, resident, rows=rows
-                    ),
+                    host.name, lambda t: HostReport(t, "report", host.name, ended, failed, resident)
                 )
 
     def stop(self, name: str, seconds: float) -> None:
@@ -414,21 +406,3 @@ class World:
             seconds = nbytes * len(devices) / self.machine.costs.dcn
             delay = self.vary(self.machine.costs.dcn_latency + seconds)
             self.agenda.after(delay, self._if_alive, host, Host.upload, buffer, where, nbytes)
-
-
-def _in_rows(
-    finished: Sequence[tuple[int, int, float]], failed: set[tuple[int, int]]
-) -> tuple[tuple[tuple[int, int, float], ...], tuple[tuple[int, int, tuple[float, ...]], ...]]:
-    """Ends of consecutive steps of one run, apart from the rest, as real hosts report them."""
-    alone: list[tuple[int, int, float]] = []
-    rows: list[tuple[int, int, list[float]]] = []
-    for run, step, seconds in finished:
-        if (run, step) in failed:
-            alone.append((run, step, seconds))
-        elif rows and rows[-1][0] == run and rows[-1][1] + len(rows[-1][2]) == step:
-            rows[-1][2].append(seconds)
-        else:
-            rows.append((run, step, [seconds]))
-    alone += [(run, step, times[0]) for run, step, times in rows if len(times) == 1]
-    long = tuple((run, step, tuple(times)) for run, step, times in rows if len(times) > 1)
-    return tuple(alone), long

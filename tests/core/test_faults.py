@@ -86,13 +86,14 @@ def test_unknown_runs_steps_and_buffers_in_reports_change_nothing() -> None:
     script = Script()
     run = script.submit(heavy(script, script.slice(2), 4))
     host = "island0/host0"
-    script.send(HostReport(0.0, "r", host, ((999, 0, 0.1), (run.run, 7, 0.1), (run.run, -1, 0.1))))
+    ends = ((999, 0, (0.1,)), (run.run, 7, (0.1, 0.1)), (run.run, -1, (0.1,)))
+    script.send(HostReport(0.0, "r", host, ends))
     script.send(HostReport(0.0, "r", host, (), ((run.run, 7, BROKEN), (999, 0, BROKEN))))
     script.send(HostReport(0.0, "r", host, resident=(4242,), compiled=(("zz", 3, 0, None),)))
-    script.send(HostReport(0.0, "r", "island9/host0", ((run.run, 0, 0.1),)))
+    script.send(HostReport(0.0, "r", "island9/host0", ((run.run, 0, (0.1,)),)))
     assert script.ended == {}
     script.finish(run.run)
-    script.send(HostReport(0.0, "r", host, ((run.run, 0, 0.1),)))
+    script.send(HostReport(0.0, "r", host, ((run.run, 0, (0.1,)),)))
     assert script.ended[run.run].outcome == "finished"
 
 

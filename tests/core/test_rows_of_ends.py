@@ -38,11 +38,8 @@ def reports(rng: random.Random, run: int, rows: bool) -> Iterator[HostReport]:
         first, last = at[host], min(STEPS, at[host] + rng.randint(1, 7))
         at[host] = last
         times = tuple(rng.choice([0.0, 0.001, 0.002]) for _ in range(first, last))
-        if rows:
-            yield HostReport(0.0, "r", host, rows=((run, first, times),))
-        else:
-            one = tuple((run, step, s) for step, s in enumerate(times, first))
-            yield HostReport(0.0, "r", host, one)
+        one = tuple((run, step, (s,)) for step, s in enumerate(times, first))
+        yield HostReport(0.0, "r", host, ((run, first, times),) if rows else one)
 
 
 def played(seed: int, rows: bool) -> list[Any]:

@@ -128,14 +128,10 @@ class Lab:
                 self.reports += 1
                 base = {"time": 0.0, "cause": "", "host": link.name}
                 report = unpack_fields(HostReport, {**fields, **base})
-                rows = [
-                    (run, step, seconds)
-                    for run, first, times in report.rows
-                    for step, seconds in enumerate(times, first)
-                ]
-                for run, step, seconds in (*report.finished, *rows):
-                    assert (link.name, run, step) not in self.finished, "reported twice"
-                    self.finished[link.name, run, step] = seconds
+                for run, first, times in report.ended:
+                    for step, seconds in enumerate(times, first):
+                        assert (link.name, run, step) not in self.finished, "reported twice"
+                        self.finished[link.name, run, step] = seconds
                 for run, step, failure in report.failed:
                     self.failed[link.name, run, step] = failure
                 self.resident |= {(link.name, buffer) for buffer in report.resident}

@@ -88,8 +88,8 @@ class Control(Link):
                 self.wrong.append(fields["reason"])
         elif op == "report":
             self.ready.update(fields.get("resident", ()))
-            self.ready.update((run, step) for run, step, _ in fields.get("finished", ()))
-            self.ready.update((run, first) for run, first, _ in fields.get("rows", ()))
+            for run, first, times in fields.get("ended", ()):
+                self.ready.update((run, step) for step, _ in enumerate(times, first))
             self.ready.update(entry[0] for entry in fields.get("compiled", ()))
             self.wrong += [str(entry) for entry in fields.get("failed", ())]
         return 0

@@ -137,7 +137,7 @@ class HostPeer(Peer):
         self.granted[grant.run] = grant.last
         if grant.last == len(self.plans[grant.plan].steps):
             self.over.add(grant.run)
-        self.late += [[grant.run, step, 0.001] for step in range(grant.first, grant.last)]
+        self.late += [[grant.run, step, [0.001]] for step in range(grant.first, grant.last)]
         if self.lab.rng.random() < 0.8:
             self.catch_up()
 
@@ -152,7 +152,7 @@ class HostPeer(Peer):
         """Report what has ended."""
         done, self.late = self.late, []
         if done:
-            self._say("report", finished=done)
+            self._say("report", ended=done)
 
 
 class ClientPeer(Peer):

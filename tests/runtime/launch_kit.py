@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Call, Node, Plan, SliceId, Step, Transfer, Value
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Action, Launch, Receive, Report, Send
+from pathways_lab.executor.actions import Action, Key, Launch, Receive, Report, Send
 from pathways_lab.executor.launcher import Launcher
 
 HOST = "island0/host0"
@@ -186,8 +187,14 @@ class Bench:
     def receives(self) -> list[Receive]:
         return [a for a in self.actions if isinstance(a, Receive)]
 
-    def reports(self) -> list[Report]:
-        return [a for a in self.actions if isinstance(a, Report)]
+    def reports(self) -> list[tuple[Key, Failure | None]]:
+        """Steps that are over, and why they have no results."""
+        return [
+            ((report.run, step), report.failures.get(step))
+            for report in self.actions
+            if isinstance(report, Report)
+            for step, _ in enumerate(report.times, report.first)
+        ]
 
     def memory(self) -> int:
         return sum(self.launcher.memory.used.values())

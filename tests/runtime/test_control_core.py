@@ -64,7 +64,7 @@ class Host:
             steps = range(grant.first, grant.last)
             mine = [i for i in steps if self._involved(plan, plan.steps[i])]
             if not self.busy:
-                self._report(finished=tuple((grant.run, i, 0.001) for i in mine))
+                self._report(ended=tuple((grant.run, i, (0.001,)) for i in mine))
         elif op == "free":
             self.freed += fields["buffers"]
 
@@ -226,7 +226,7 @@ def test_a_lost_host_fails_what_it_held_and_the_rest_goes_on(lab: Lab) -> None:
     assert ends.keys() == {one, two, two + 1}
     for why in (unpack(Failure, ends[two + 1]), *lost.values()):
         assert (why.kind, why.host) == ("lost", "i1/h")
-    lab.hosts[0]._report(finished=((one + 1, 0, 0.001),), resident=(one + 200,))
+    lab.hosts[0]._report(ended=((one + 1, 0, (0.001,)),), resident=(one + 200,))
     until(lambda: {one + 101, one + 200} <= lab.resolved().keys())
     assert {b for b, why in lab.resolved().items() if why is not None} == lost.keys()
     assert not lab.failures()

@@ -12,7 +12,6 @@ from pathways_lab.executor.actions import (
     Broken,
     Launch,
     Receive,
-    Report,
     Send,
 )
 from pathways_lab.executor.order import Order
@@ -95,7 +94,7 @@ def play(seed: int) -> None:
         if aborted and rng.random() < 0.2:
             bench.take(bench.launcher.abort(aborted, BOOM))
     assert launched == granted
-    keys = [r.key for r in bench.actions if isinstance(r, Report)]
+    keys = [key for key, _ in bench.reports()]
     assert len(keys) == len(set(keys)) == steps
     assert bench.launcher.idle
     bench.take(bench.launcher.free(tuple(b for s in range(10) for b in _held(bench, s))))

@@ -395,7 +395,7 @@ def test_what_policies_are_told_of_a_run_is_checked(lab: Lab) -> None:
 def test_the_timeline_tells_places_messages_and_ends(lab: Lab) -> None:
     lab.say(1, "watch")
     submitted(lab)
-    report = m.HostReport(0, "", "", finished=((ONE + 9, 0, 0.1),))
+    report = m.HostReport(0, "", "", ended=((ONE + 9, 0, (0.1,)),))
     ended = m.RunEnded("c", "kernel-1", ONE + 9, "failed", Failure("execute", "because"))
     lab.core.answer = lambda event: [m.Resolved("c", "kernel-1", (ONE + 6,)), ended]
     own = [record_encoding.write(Event("launched", 1.0, "i0", "i0/h", ONE + 9, 0))]

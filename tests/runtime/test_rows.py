@@ -11,7 +11,7 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Plan
-from pathways_lab.executor.actions import LaunchRow
+from pathways_lab.executor.actions import LaunchRow, Report
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.host.device_queues import Times
@@ -167,9 +167,8 @@ def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
     piece = Piece(Course(row, place, devices, HOST, lambda *_: None, lambda f: f, 0.0), 0)
     piece.start()
     assert devices.called == []
-    reports = launcher.row_done((1, 0), [0.0] * 4, {})
-    told = [getattr(report, "failure", None) for report in reports[:4]]
-    assert told == [broken] * 4
+    report = launcher.row_done((1, 0), [0.0] * 4, {})[0]
+    assert report == Report(1, 0, [0.0] * 4, dict.fromkeys(range(4), broken))
 
 
 def together(devices: Any, given: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Course, Launcher]:
@@ -193,8 +192,8 @@ def test_on_several_hosts_all_are_launched_with_zeros_for_what_is_lost(
     Piece(course, 0).start()
     assert devices.called == ["f", "m", "g", "h"], "another host would wait for ever"
     assert [slot.payload for slot in course.launch.outputs.values()] == [None, None]
-    reports = launcher.row_done((1, 0), [0.0] * 4, {})
-    assert [getattr(report, "failure", None) for report in reports[:4]] == [broken] * 4
+    report = launcher.row_done((1, 0), [0.0] * 4, {})[0]
+    assert report == Report(1, 0, [0.0] * 4, dict.fromkeys(range(4), broken))
 
 
 def test_after_one_that_could_not_be_launched_the_others_still_are(

@@ -17,7 +17,6 @@ from pathways_lab.executor.actions import (
     LaunchRow,
     Receive,
     Report,
-    ReportRow,
     Send,
 )
 from pathways_lab.executor.launcher import Launcher
@@ -95,13 +94,11 @@ class Bench:
                 case Launch() | LaunchRow():
                     self.lane.append(action)
                     self.rows += isinstance(action, LaunchRow)
-                case Report(key=key, failure=failure):
-                    assert key not in self.failures, "reported twice"
-                    self.failures[key] = failure.message if failure else ""
-                case ReportRow(run=run, first=first, times=times):
+                case Report(run=run, first=first, times=times, failures=failures):
                     for step in range(first, first + len(times)):
                         assert (run, step) not in self.failures, "reported twice"
-                        self.failures[run, step] = ""
+                        why = failures.get(step)
+                        self.failures[run, step] = why.message if why else ""
                 case Send(key=key):
                     actions += self.launcher.sent(key)
                 case Receive(key=key, target=target):

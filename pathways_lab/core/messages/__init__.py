@@ -182,13 +182,11 @@ class BuffersDropped:
 class HostReport:
     """Everything that one host has to say since its last report.
 
-    finished: ``(run, step, device seconds)`` of steps that ended here, also
-        poisoned ones; a transfer is finished on its receiving hosts when its
+    ended: ``(run, first step, device seconds of each)`` of steps that ended here one after
+        the other, also poisoned ones; a transfer has ended on its receiving hosts when its
         bytes are resident, on its sending hosts when its source may be freed;
         every host of a step's slices says so once, also one with nothing to send.
-    rows: ``(run, first step, device seconds of each)``: the same of steps that ended
-        one after the other, none of them poisoned here.
-    failed: ``(run, step, why)`` of steps that could not give their value here.
+    failed: ``(run, step, why)`` of those that could not give their value here.
     resident: uploaded buffers whose parts for this host have all arrived.
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
     parked: slices whose values are in its own memory (see ``Park``).
@@ -198,13 +196,12 @@ class HostReport:
     time: float
     cause: str
     host: str
-    finished: tuple[tuple[Run, int, float], ...] = ()
+    ended: tuple[tuple[Run, int, tuple[float, ...]], ...] = ()
     failed: tuple[tuple[Run, int, Failure], ...] = ()
     resident: tuple[Buffer, ...] = ()
     compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
     parked: tuple[SliceId, ...] = ()
     moved: tuple[SliceId, ...] = ()
-    rows: tuple[tuple[Run, int, tuple[float, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

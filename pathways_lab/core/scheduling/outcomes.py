@@ -35,7 +35,11 @@ class Outcomes:
         state = self.state
         while state.settled or state.spoiled or state.store.unread:
             while state.settled:
-                self._settle(*state.settled.popleft())
+                run, step = state.settled.popleft()
+                steps = [step]
+                while state.settled and state.settled[0][0] is run:
+                    steps.append(state.settled.popleft()[1])
+                self._settle(run, steps)
             while state.spoiled:
                 self._spoil_reader(*state.spoiled.popleft())
             while state.store.unread:
@@ -43,55 +47,15 @@ class Outcomes:
 
     # --- what hosts report -----------------------------------------------------------
 
-    def finished(self, run: RunRecord, step: int, host: str, seconds: float) -> None:
-        """A step ended on a host."""
-        bit = run.index.bits.get(host, 0)
-        if run.waiting.get(step, 0) & bit:
-            if seconds > run.took.get(step, 0.0):
-                run.took[step] = seconds
-            if run.report(step, bit):
-                self.state.settled.append((run, step))
-
     def ended(self, run: RunRecord, first: int, host: str, times: Sequence[float]) -> None:
-        """Steps from *first* on ended on a host, one after the other, and are good there."""
-        state, index = self.state, run.index
-        bit, inner = index.bits.get(host, 0), []
+        """Steps from *first* on ended on a host, one after the other."""
+        bit = run.index.bits.get(host, 0)
         for step, seconds in enumerate(times, first):
-            if not run.waiting.get(step, 0) & bit:
-                continue
-            if seconds > run.took.get(step, 0.0):
-                run.took[step] = seconds
-            if not run.report(step, bit):
-                continue
-            if not index.inner[step] or step in run.poison:
-                self._settle(run, step)
-                continue
-            inner.append(step)
-            for consumer in index.consumers[step]:
-                if run.count_down(consumer):
-                    state.settled.append((run, consumer))
-        if inner:
-            self._settle_inner(run, inner)
-
-    def _settle_inner(self, run: RunRecord, steps: Sequence[int]) -> None:
-        """The work of :meth:`_settle`, for good steps that nothing outside of their run touches."""
-        state, index = self.state, run.index
-        run.settle_inner(steps)
-        by_key: dict[FunctionKey, list[int]] = {}
-        for step in steps:
-            key = index.step_function[step]
-            assert key is not None
-            by_key.setdefault(key, []).append(step)
-        for key, alike in by_key.items():
-            costs = [run.charged.pop(step) for step in alike]
-            state.pace.add(key[1], -sum(costs), -len(costs))
-            took = [run.took.pop(step, 0.0) for step in alike]
-            devices = index.devices[key[1]]
-            state.accounts.gang(run.client, sum(took) * devices, len(took))
-            state.functions.measure(key, took)
-            spent = (sum(took) - sum(costs) / 1e6) * devices
-            state.turns.charge(run, spent, state.time)
-        self._go_on(run)
+            if run.waiting.get(step, 0) & bit:
+                if seconds > run.took.get(step, 0.0):
+                    run.took[step] = seconds
+                if run.report(step, bit):
+                    self.state.settled.append((run, step))
 
     def failed(self, run: RunRecord, step: int, host: str, failure: Failure) -> None:
         """A step could not give its value on a host."""
@@ -115,43 +79,60 @@ class Outcomes:
                         state.settled.append((run, step))
         state.wake(buffer)
 
-    def _settle(self, run: RunRecord, step: int) -> None:
-        """All that a gang depends on and all its hosts have ended."""
+    def _settle(self, run: RunRecord, steps: list[int]) -> None:
+        """All that these gangs depend on and all their hosts have ended; others may follow."""
         state, index = self.state, run.index
-        for consumer in run.settle(step):
-            state.settled.append((run, consumer))
-        key, cost = index.step_function[step], run.charged.pop(step)
-        if key is not None:
-            state.pace.add(key[1], -cost, -1)
-            devices, known = index.devices[key[1]], step in run.took
-            took = run.took.pop(step, 0.0)
-            if known or run.gangs[step] == "finished":
-                # One that was over at once counts too.
-                state.accounts.gang(run.client, took * devices)
-            if run.gangs[step] == "finished":
-                state.functions.measure(key, (took,))
-            state.turns.charge(run, (took - cost / 1e6) * devices, state.time)
-        elif run.gangs[step] == "finished" and step not in run.poison:
-            crossed = index.crossing(step)
-            if crossed:
-                state.accounts.moved(run.client, crossed)
+        by_key: dict[FunctionKey, list[int]] = {}
+        for step in steps:
+            steps += run.settle(step)  # those are next
+            key = index.step_function[step]
+            if key is not None:
+                by_key.setdefault(key, []).append(step)
+                continue
+            del run.charged[step]
+            if run.gangs[step] == "finished" and index.crossing(step):
+                state.accounts.moved(run.client, index.crossing(step))
+        for key, alike in by_key.items():
+            self._account(run, key, alike)
+        for step in steps:
+            if not index.inner[step]:
+                self._give_back(run, step)
+        if run.over:
+            self.end(run)
+        elif run.window is not None and run.window.first in index.gates:
+            state.woken.append(run.id)  # perhaps its next step need not wait any more
+
+    def _account(self, run: RunRecord, key: FunctionKey, steps: Sequence[int]) -> None:
+        """Gangs of one function are over: their places and their time."""
+        state, gangs = self.state, run.gangs
+        devices = run.index.devices[key[1]]
+        cost = sum([run.charged.pop(step) for step in steps])
+        # One that was over at once counts too; one that nobody timed because it failed does not.
+        times = {
+            step: run.took.pop(step, 0.0)
+            for step in steps
+            if step in run.took or gangs[step] == "finished"
+        }
+        seconds = sum(times.values())
+        state.pace.add(key[1], -cost, -len(steps))
+        if times:
+            state.accounts.gang(run.client, seconds * devices, len(times))
+        if good := [took for step, took in times.items() if gangs[step] == "finished"]:
+            state.functions.measure(key, good)
+        state.turns.charge(run, (seconds - cost / 1e6) * devices, state.time)
+
+    def _give_back(self, run: RunRecord, step: int) -> None:
+        """A settled gang needs its inputs no more, and its results are what they will be."""
+        index = run.index
         for p in index.results[step]:
             if run.outputs[p].failure is None:
                 self.arrive(run.outputs[p])
         for p in index.touches[step]:
             run.uses[p] -= 1
             if not run.uses[p]:
-                state.store.make(run.outputs[p])
+                self.state.store.make(run.outputs[p])
         for p in index.reads[step]:
             self._read(run, p, 1, index.donors.get(p) == step)
-        self._go_on(run)
-
-    def _go_on(self, run: RunRecord) -> None:
-        """Some steps have settled: perhaps it is over, or the next one need not wait any more."""
-        if run.over:
-            self.end(run)
-        elif run.window is not None and run.window.first in run.index.gates:
-            self.state.woken.append(run.id)
 
     def _read(self, run: RunRecord, p: int, steps: int, donated: bool) -> None:
         """So many reading steps of an input have ended, or never will begin."""

@@ -15,7 +15,6 @@ Paper: section 4.3 (progress tracking), section 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.core.errors import Failure
@@ -120,13 +119,6 @@ class RunRecord:
             move = "fail" if step in self.poison else "finish"
             self.gangs[step] = GANG.next(self.gangs[step], move, (self.id, step))
         return [c for c in self.index.consumers[step] if self.count_down(c)]
-
-    def settle_inner(self, steps: Sequence[int]) -> None:
-        """The same of good steps whose consumers were counted down already."""
-        for step in steps:
-            del self.waiting[step]
-            self.gangs[step] = GANG.next(self.gangs[step], "finish", self.id)
-        self.unsettled -= len(steps)
 
     def spoil(self, step: int, failure: Failure) -> list[int]:
         """A step's results are worthless; returns it and all consumers newly so."""

@@ -366,14 +366,14 @@ class Rim:
 
     def _reported(self, name: str, report: told.Report, size: int) -> None:
         self.diary.remember_packed(report.records)
-        runs = {entry[0] for entry in (*report.finished, *report.rows, *report.failed)}
+        runs = {entry[0] for entry in (*report.ended, *report.failed)}
         if runs:
             only = next(iter(runs)) if len(runs) == 1 else 0
             self.diary.count("report", name, _HERE, size, only)
         if runs or report.resident or report.compiled or report.parked or report.moved:
             event = m.HostReport(
-                self._clock(), f"{name}:report", name, report.finished, report.failed,
-                report.resident, report.compiled, report.parked, report.moved, report.rows,
+                self._clock(), f"{name}:report", name, report.ended, report.failed,
+                report.resident, report.compiled, report.parked, report.moved,
             )  # fmt: skip
             self.happened(event)
 

@@ -35,7 +35,6 @@ from pathways_lab.executor.actions import (
     Receive,
     Refuse,
     Report,
-    ReportRow,
     RunOver,
     Send,
     Serve,
@@ -168,10 +167,8 @@ class Carrier:
                 self._transfer(action)
             case CancelReceive(key=key):
                 self._exchange.submit(self._exchange.cancel, key, nbytes=0)
-            case Report(key=key, seconds=seconds, failure=failure):
-                self._reports.finished(*key, seconds, failure)
-            case ReportRow():
-                self._reports.row_finished(action)
+            case Report():
+                self._reports.over(action)
             case RunOver(run=run):
                 self._reports.run_over(run)
                 self._exchange.submit(self._exchange.run_over, run, nbytes=0)
@@ -309,12 +306,14 @@ class Carrier:
             key = job.launch.key
             del self._flying[key]
             actions = self._launcher.done(key, times.end - times.start, failure)
-            why = next(a.failure for a in actions if isinstance(a, Report) and a.key == key)
+            poisoned = any(
+                isinstance(a, Report) and a.run == key[0] and key[1] in a.failures for a in actions
+            )
             if job.laps:
-                for lap in self._story.laps(job, why is not None):
+                for lap in self._story.laps(job, poisoned):
                     self._reports.record(lap)
             else:
-                self._reports.ended(self._story.ended(job, times, why is not None))
+                self._reports.ended(self._story.ended(job, times, poisoned))
             self._todo.extend(actions)
         self.carry_out([])
 

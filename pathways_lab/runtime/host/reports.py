@@ -21,8 +21,9 @@ from typing import Any
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
 from pathways_lab.core.program.program import SliceId
-from pathways_lab.executor.actions import ReportRow
+from pathways_lab.executor.actions import Report
 from pathways_lab.executor.device_memory import Memory
+from pathways_lab.executor.ends import Ends
 from pathways_lab.timeline.records import Record, Sample
 from pathways_lab.transport import record_encoding
 from pathways_lab.transport.codec import pack_fields
@@ -65,10 +66,8 @@ class Reports:
         self._memory = memory
         self._look = look
         self._gangs = gangs
+        self._ends = Ends()
         self._ended: list[record_encoding.Ended] = []
-        self._finished: list[tuple[int, int, float]] = []
-        self._rows: list[tuple[int, int, tuple[float, ...]]] = []
-        self._failed: list[tuple[int, int, Failure]] = []
         self._resident: list[int] = []
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
         self._parked: list[SliceId] = []
@@ -88,15 +87,9 @@ class Reports:
 
     # --- what happened ------------------------------------------------------------------
 
-    def finished(self, run: int, step: int, seconds: float, failure: Failure | None) -> None:
-        self._finished.append((run, step, seconds))
-        self._ending.add(run)
-        if failure is not None:
-            self._failed.append((run, step, failure))
-
-    def row_finished(self, row: ReportRow) -> None:
-        self._rows.append((row.run, row.first, row.times))
-        self._ending.add(row.run)
+    def over(self, report: Report) -> None:
+        self._ends.add(report)
+        self._ending.add(report.run)
 
     def resident(self, buffer: int) -> None:
         self._resident.append(buffer)
@@ -179,21 +172,20 @@ class Reports:
         # Also when there is nothing: a timer that found nothing is over too.
         self._hurried = False
         if not (
-            self._finished or self._failed or self._resident or self._compiled or self._records
-            or self._ended or self._parked or self._moved or self._rows
+            self._ends or self._resident or self._compiled or self._records
+            or self._ended or self._parked or self._moved
         ):  # fmt: skip
             return
         report = HostReport(
             0.0,
             "",
             self._host,
-            tuple(self._finished),
-            tuple(self._failed),
+            self._ends.ended,
+            tuple(self._ends.failed),
             tuple(self._resident),
             tuple(self._compiled),
             tuple(self._parked),
             tuple(self._moved),
-            tuple(self._rows),
         )
         fields = pack_fields(report)
         for name in ("time", "cause", "host"):
@@ -202,9 +194,8 @@ class Reports:
             self._records.append(self._gangs(self._ended))
         fields["records"] = self._records
         self._records, self._ended, self._over = [], [], False
-        self._finished, self._failed, self._resident, self._compiled = [], [], [], []
+        self._ends, self._resident, self._compiled = Ends(), [], []
         self._parked, self._moved = [], []
-        self._rows = []
         self._flushed = time.monotonic()
         try:
             self._send("report", fields)

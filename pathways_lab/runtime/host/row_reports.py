@@ -73,9 +73,10 @@ class Courses:
         actions = launcher.row_done(course.key, taken, ends.failures)
         run, first = course.key[0], course.parts[piece.first].index
         spoiled = {
-            a.key[1] - first
+            step - first
             for a in actions
-            if isinstance(a, Report) and a.failure is not None and a.key[0] == run
+            if isinstance(a, Report) and a.run == run
+            for step in a.failures
         }
         reports.record_packed(self._story.parts_ended(course, ends, spoiled))
         course.over += len(taken)
