@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Call, Plan, Transfer
+from pathways_lab.core.program.program import Plan, Transfer, ValueId
 from pathways_lab.executor.local_array import Reader, Slot
 from pathways_lab.executor.stretches import Stretch
 
@@ -27,52 +27,18 @@ Key = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class Launch:
-    """Hand the gang to its lane.  Missing payloads of *inputs* are zeros.
+    """Hand the gangs of a segment to their lane, one after the other.
 
-    copies: donated inputs that somebody else still names: give a copy away.
-    alone: nothing else may be in flight on the lane.
-    first: no gang of this function was launched on this slice before.
-    poison: why its results are worthless, or None.
-    seq: its place in the island's order.
-    last: the last step of its run here.  followers: who waits until it is over.
-    stamp: what came with its grant.
-    """
-
-    key: Key
-    plan: Plan
-    call: Call
-    lane: str
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
-    copies: frozenset[int]
-    alone: bool
-    first: bool
-    poison: Failure | None
-    seq: int
-    last: bool = False
-    followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
-    stamp: Any = None
-
-    @property
-    def run(self) -> int:
-        return self.key[0]
-
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for its end.  Any thread: it may be so a moment later."""
-        return self.last or bool(self.followers) or any(s.awaited for s in self.outputs)
-
-
-@dataclass(slots=True, eq=False)
-class LaunchRow:
-    """Hand the gangs of a stretch to their lane, one after the other.
-
-    inputs: slots of its externals, by cell.  lost: inputs without a value: every gang that
-    depends on them, directly or not, has no result.
+    inputs: slots of the stretch's externals, by cell.  lost: inputs without a value: every
+    gang that depends on them, directly or not, has no result.
     together: other hosts launch them too, so each is launched, with zeros for lost inputs;
     else a gang that lacks an input is not.
     outputs: slots of what it exports, by value.
-    The rest is as in :class:`Launch`; *last* is of the last part.
+    copies: positions of donated inputs that somebody else still names: give a copy away.
+    first: no gang of this function was launched on this slice before.
+    seq: the place of its first gang in the island's order.
+    last: its last gang is the last step of its run here.  followers: who waits until it is over.
+    stamp: what came with its grant.
     """
 
     run: int
@@ -80,13 +46,20 @@ class LaunchRow:
     stretch: Stretch
     lane: str
     inputs: tuple[Slot, ...]
-    outputs: dict[int, Slot]
+    outputs: Mapping[ValueId, Slot]
     lost: frozenset[int]
     together: bool
+    copies: frozenset[int]
+    first: bool
     seq: int
     last: bool
     followers: Sequence[object] = field(default=(), repr=False)  # they have followers, too
     stamp: Any = None
+
+    @property
+    def key(self) -> Key:
+        """The run, and the step of the first gang."""
+        return self.run, self.stretch.parts[0].index
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +136,4 @@ class Broken:
     message: str
 
 
-Action = (
-    Launch | LaunchRow | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken
-)
+Action = Launch | Send | Receive | CancelReceive | Serve | Refuse | Report | RunOver | Broken

@@ -9,11 +9,11 @@ entered the same collective (rule 4).
 
 How: :mod:`pathways_lab.executor.order` keeps the waits for earlier gangs,
 :mod:`pathways_lab.executor.device_memory` those for memory; an input wakes the steps that
-wait for it.  Straight stretches of a plan go as one (:mod:`pathways_lab.executor.straight`),
-transfers are in :mod:`pathways_lab.executor.transfers`.
+wait for it.  Gangs are launched as segments (:mod:`pathways_lab.executor.segments`), transfers
+are in :mod:`pathways_lab.executor.transfers`.
 
 Rule for maintainers: the driver calls in, gets a list of actions, and carries
-them out in order; a device queue launches gangs in the order of the
+them out in order; a device queue launches segments in the order of the
 :class:`Launch` actions.  Every granted step is reported exactly once.
 
 Paper: section 4.4 (gang scheduling: consistent order), section 4.5 (parallel
@@ -30,13 +30,13 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program.program import Call, Plan, SliceId, Value
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Action, Broken, Key, Launch, Report, RunOver
-from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, Reader, Slot
+from pathways_lab.executor.actions import Action, Broken, Key, RunOver
+from pathways_lab.executor.local_array import Reader, Slot
 from pathways_lab.executor.local_plans import REPEATED
 from pathways_lab.executor.order import Order
 from pathways_lab.executor.run_values import Values
-from pathways_lab.executor.steps import Gang, Move, Row, Run
-from pathways_lab.executor.straight import Straight
+from pathways_lab.executor.segments import Segments
+from pathways_lab.executor.steps import Move, Segment
 from pathways_lab.executor.transfers import Moves
 
 
@@ -45,24 +45,16 @@ class Launcher:
 
     All methods return the actions that became possible.  Payloads are opaque.
     limit: bytes per device, or None: never wait for memory.
-    rows: whether straight stretches are launched as one; else each gang is, by itself.
     """
 
-    def __init__(
-        self, host: str, island: str, limit: int | None = None, *, rows: bool = False
-    ) -> None:
+    def __init__(self, host: str, island: str, limit: int | None = None) -> None:
         self.host = host
         self._values = values = Values(host, island, limit)
         self._book, self._actions = values.book, values.actions
         self._runs, self._over = values.runs, values.over
         self.memory, self.buffers = values.memory, values.buffers
-        self._rows = rows
-        self._temporary: dict[tuple[str, SliceId], int] = {}
-        self._alone: set[tuple[str, SliceId]] = set()
-        self._first_alone: set[tuple[str, SliceId]] = set()
-        self._ready: deque[Gang | Row | Move] = deque()
-        self._order = Order(host, self._ready.append)
-        self._straight = Straight(values, self._order, self._temporary, self._by_itself)
+        self._ready: deque[Segment | Move] = deque()
+        self._segments = Segments(values, Order(host, self._ready.append))
         self._moves = Moves(values)
 
     # --- what the host knows ----------------------------------------------------------
@@ -70,14 +62,12 @@ class Launcher:
     def bind(self, binding: SliceBinding, lane: str = "") -> None:
         """A slice exists.  lane: its queue on this host, "" when it has no device here."""
         self._book.bind(binding, lane)
-        self._straight.forget()
+        self._segments.forget()
 
     def unbind(self, slice_id: SliceId) -> list[Action]:
         """A slice is gone, with every buffer on it."""
-        self._order.forget(self._book.lane(slice_id))
+        self._segments.leave(slice_id)
         self._book.unbind(slice_id)
-        known = (*self._alone, *self._first_alone, *self._temporary)
-        self.forget((), [entry for entry in known if entry[1] == slice_id])
         return self.free(self.buffers.on_slice(slice_id))
 
     def leave(self, slice_id: SliceId) -> list[Action]:
@@ -89,16 +79,12 @@ class Launcher:
     def program(self, plan: Plan) -> None:
         """A program that may be granted from now on."""
         self._book.program(plan)
-        self._straight.forget()
+        self._segments.forget()
 
     def forget(self, plans: Iterable[str], functions: Iterable[tuple[str, SliceId]]) -> None:
         """Nothing of these will be granted any more."""
         self._book.forget(plans)
-        for function in functions:
-            self._alone.discard(function)
-            self._first_alone.discard(function)
-            self._temporary.pop(function, None)
-        self._straight.forget()
+        self._segments.forget(functions)
 
     def plan(self, key: str) -> Plan | None:
         """A program that was sent here."""
@@ -106,21 +92,17 @@ class Launcher:
 
     def needs(self, function: str, slice_id: SliceId, temporary: int) -> None:
         """Bytes per device that this function takes while it runs, beside inputs and outputs."""
-        self._temporary[function, slice_id] = temporary
+        self._segments.temporary[function, slice_id] = temporary
 
     def launches_alone(self, function: str, slice_id: SliceId) -> None:
         """This function calls back into Python, and may fail on one device only."""
-        self._alone.add((function, slice_id))
-        self._straight.forget()
+        self._segments.alone.add((function, slice_id))
+        self._segments.forget()
 
     def first_launches_alone(self, function: str, slice_id: SliceId) -> None:
         """Its hosts must meet before they compute this together for the first time."""
-        self._first_alone.add((function, slice_id))
-        self._straight.forget()
-
-    def _by_itself(self, function: str, slice_id: SliceId) -> bool:
-        code = (function, slice_id)
-        return code in self._alone or code in self._first_alone
+        self._segments.first_alone.add((function, slice_id))
+        self._segments.forget()
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -137,25 +119,21 @@ class Launcher:
         found: list[tuple[Key, str]] = []
         for run in self._runs.values():
             for index, step in run.steps.items():
-                parts = step.stretch.parts[step.over :] if isinstance(step, Row) else ()
-                indices = [part.index for part in parts] or [index]
+                left = step.stretch.parts[step.over :] if isinstance(step, Segment) else ()
+                indices = [part.index for part in left] or [index]
                 found += [((run.id, each), self._doing(step)) for each in indices]
         return found
 
-    def gangs(self) -> list[Gang]:
-        """Granted gangs that are not over, in the order in which they came."""
+    def segments(self) -> list[Segment]:
+        """Granted segments that are not over, in the order in which they came."""
         steps = [step for run in self._runs.values() for step in run.steps.values()]
-        return sorted((s for s in steps if isinstance(s, Gang)), key=lambda gang: gang.number)
+        found = [step for step in steps if isinstance(step, Segment)]
+        return sorted(found, key=lambda segment: segment.number)
 
-    def rows(self) -> list[Row]:
-        """The same of gangs that are launched as one."""
-        steps = [step for run in self._runs.values() for step in run.steps.values()]
-        return [step for step in steps if isinstance(step, Row)]
-
-    def _doing(self, step: Gang | Row | Move) -> str:
+    def _doing(self, step: Segment | Move) -> str:
         if self.memory.waits(step):
             return self.memory.story(step)
-        return "launched" if getattr(step, "handed", False) else "waiting"
+        return "launched" if isinstance(step, Segment) and step.handed else "waiting"
 
     # --- grants -----------------------------------------------------------------------
 
@@ -185,15 +163,13 @@ class Launcher:
         if run is None:
             run = self._runs[grant.run] = self._values.new_run(grant, reading, arguments or {})
         seq = grant.place
-        straight = {} if free or not self._rows else self._straight.in_window(grant)
-        row_end = 0
+        window = {} if free else self._segments.in_window(grant.plan, grant.first, grant.last)
+        end = 0
         for index in range(grant.first, min(grant.last, len(steps))):
-            if index >= row_end and index in straight:
-                row_end = self._straight.add(run, straight[index], seq, stamp)
-            if index >= row_end and reading.ours[index]:
+            if index >= end and reading.ours[index]:
                 node = steps[index].node
                 if isinstance(node, Call):
-                    self._add_gang(run, index, node, seq, stamp)
+                    end = self._segments.add(run, index, window.get(index), seq, stamp)
                 else:
                     self._moves.add(run, index, node, seq)
             seq += reading.places[index]
@@ -203,116 +179,14 @@ class Launcher:
 
     # --- gangs ------------------------------------------------------------------------
 
-    def _add_gang(self, run: Run, index: int, call: Call, seq: int, stamp: Any) -> None:
-        code = (call.function, call.slice)
-        first = code in self._first_alone
-        if first:
-            self._first_alone.discard(code)
-            self._straight.forget()
-        gang = Gang(
-            run,
-            index,
-            call,
-            self._book.lane(call.slice),
-            self._book.devices(call.slice),
-            first or code in self._alone,
-            first,
-            seq,
-            tuple([self._values.value(run, v) for v in call.inputs]),
-            tuple([self._values.value(run, v) for v in call.outputs]),
-            self._book.locals_on(call.slice),
-            self._temporary.get(code, 0),
-            stamp=stamp,
-        )
-        run.steps[index] = gang
-        self.memory.lodge(gang)
-        for slot in (*gang.inputs, *gang.outputs):
-            self.buffers.use(slot)
-        self._order.add(gang)
-        for position in call.donated:
-            for reader in gang.inputs[position].readers:
-                reader.when_over.append(lambda: self._order.less(gang))
-                gang.waits += 1
-        self._order.less(gang)
-
-    def _hand_over(self, gang: Gang) -> None:
-        call, run = gang.call, gang.run
-        gang.handed = True
-        gang.poison = next((s.failure for s in gang.inputs if s.lacking), None)
-        copies = gang.copies
-        self._actions.append(
-            Launch(
-                (run.id, gang.index),
-                run.reading.plan,
-                call,
-                gang.lane,
-                gang.inputs,
-                gang.outputs,
-                copies,
-                gang.alone,
-                gang.first,
-                gang.poison,
-                gang.seq,
-                gang.index == run.reading.end - 1,
-                gang.when_done,
-                gang.stamp,
-            )
-        )
-        self._take_memory(gang, copies)
-        given = gang.donation(self.host) if call.donated else None
-        for position in call.donated:
-            slot = gang.inputs[position]
-            if position not in copies and not slot.lacking:
-                slot.become(DONATED, given)
-        for slot in gang.outputs:
-            slot.become(FAILED if gang.poison else ISSUED, gang.poison)
-        self._order.handed(gang)
-
-    def _take_memory(self, gang: Gang, copies: frozenset[int]) -> None:
-        """Exactly what the gang needed room for; zeros take as much as what they stand for."""
-        gang.held = gang.temporary + (max(-gang.growth(copies), 0) if gang.call.donated else 0)
-        for slot in gang.inputs:
-            self.buffers.count(slot)
-        for position in gang.call.donated:
-            if position not in copies:
-                self.buffers.uncount(gang.inputs[position])
-        for slot in gang.outputs:
-            self.buffers.count(slot)
-        if gang.held:
-            self.memory.take(gang.locals, gang.held)
-
-    def done(self, key: Key, seconds: float, failure: Failure | None = None) -> list[Action]:
-        """A launched gang is over on the devices of this host, or could not start."""
-        run = self._runs[key[0]]
-        gang = run.steps[key[1]]
-        assert isinstance(gang, Gang)
-        assert gang.handed
-        gang.done = True
-        if gang.poison is None:
-            # An input's failure meanwhile is the cause; its echo here is not, and without
-            # an echo it was computed from zeros.
-            cause = next((s.failure for s in gang.inputs if s.state == FAILED), None)
-            gang.poison = cause or failure
-        for slot in gang.outputs:
-            self._values.settle(slot, gang.poison)
-        if gang.held:
-            self.memory.give(gang.locals, gang.held)
-        failures = {} if gang.poison is None else {gang.index: gang.poison}
-        self._actions.append(Report(run.id, gang.index, (seconds,), failures))
-        self._order.done(gang)
-        for slot in (*gang.inputs, *gang.outputs):
-            self.buffers.release(slot)
-        self._values.finish(run, gang.index)
-        return self._take()
-
-    def row_done(
+    def done(
         self, key: Key, times: Sequence[float], failures: Mapping[int, Failure]
     ) -> list[Action]:
-        """So many more gangs of the row with this first step are over: the next ones of it.
+        """So many more gangs of the segment with this first step are over: the next ones of it.
 
-        times: device seconds of each.  failures: by position in the row, their own.
+        times: device seconds of each.  failures: by position in the segment, their own.
         """
-        self._straight.done(key, times, failures)
+        self._segments.done(key, times, failures)
         return self._take()
 
     # --- transfers --------------------------------------------------------------------
@@ -385,10 +259,8 @@ class Launcher:
                 step = self._ready.popleft()
                 if not self.memory.begin(step):
                     continue
-                if isinstance(step, Gang):
-                    self._hand_over(step)
-                elif isinstance(step, Row):
-                    self._straight.hand_over(step)
+                if isinstance(step, Segment):
+                    self._segments.hand_over(step)
                 else:
                     self._moves.accept(step)
             self._ready.extend(self.memory.freed())

@@ -11,8 +11,8 @@ each other; behind one that it meets only on devices of other hosts, until it is
 handed over.  So a gang that waits for its inputs is passed over only by gangs
 that share no device and no lane with it, on any host (rule 1).
 
-Rule for maintainers: gangs and rows alike; nothing here knows what they compute.  The overlap
-of two lanes is worked out once: a slice may have thousands of devices.
+Rule for maintainers: nothing here knows what a segment computes.  The overlap of two lanes
+ is worked out once: a slice may have thousands of devices.
 
 Paper: section 4.4 (gang scheduling: consistent order).
 """
@@ -22,22 +22,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pathways_lab.executor.local_array import PENDING
-from pathways_lab.executor.steps import Gang, Row
-
-Unit = Gang | Row
+from pathways_lab.executor.steps import Segment
 
 
 class Order:
     """ready(unit): nothing keeps it from starting any more."""
 
-    def __init__(self, host: str, ready: Callable[[Unit], None]) -> None:
+    def __init__(self, host: str, ready: Callable[[Segment], None]) -> None:
         self._host = host
         self._ready = ready
-        self._last: dict[str, Unit] = {}
+        self._last: dict[str, Segment] = {}
         """By lane, while it is not done."""
         self._shared: dict[tuple[str, str], bool | None] = {}
 
-    def add(self, unit: Unit) -> None:
+    def add(self, unit: Segment) -> None:
         """The next one that was granted: it waits for those before it, and for its inputs."""
         for before, until_done in self._before(unit).items():
             (before.when_done if until_done else before.when_handed).append(unit)
@@ -46,9 +44,9 @@ class Order:
             if slot.state == PENDING:
                 unit.waits += slot.when_issued(lambda: self.less(unit))
 
-    def _before(self, unit: Unit) -> dict[Unit, bool]:
+    def _before(self, unit: Segment) -> dict[Segment, bool]:
         """The units right before this one; True: wait until it is done, not only handed over."""
-        before: dict[Unit, bool] = {}
+        before: dict[Segment, bool] = {}
         for lane, last in self._last.items():
             if lane == unit.lane:
                 before[last] = last.alone or unit.alone
@@ -57,7 +55,7 @@ class Order:
         self._last[unit.lane] = unit
         return {u: done for u, done in before.items() if not (u.done or (u.handed and not done))}
 
-    def _share(self, last: Unit, unit: Unit) -> bool | None:
+    def _share(self, last: Segment, unit: Segment) -> bool | None:
         """Whether two lanes share a device of this host; None: no device at all."""
         lanes = last.lane, unit.lane
         if lanes not in self._shared:
@@ -69,19 +67,19 @@ class Order:
         """A slice of this lane is gone."""
         self._shared = {lanes: ours for lanes, ours in self._shared.items() if lane not in lanes}
 
-    def less(self, unit: Unit) -> None:
+    def less(self, unit: Segment) -> None:
         """One condition of the unit is met."""
         unit.waits -= 1
         if unit.waits == 0:
             self._ready(unit)
 
-    def handed(self, unit: Unit) -> None:
+    def handed(self, unit: Segment) -> None:
         """It is in the queue of its lane."""
         followers, unit.when_handed = unit.when_handed, []
         for follower in followers:
             self.less(follower)
 
-    def done(self, unit: Unit) -> None:
+    def done(self, unit: Segment) -> None:
         """It is over on the devices of this host."""
         followers, unit.when_done = unit.when_done, []
         for follower in followers:

@@ -22,7 +22,7 @@ from pathways_lab.executor.buffers import Buffers, Past
 from pathways_lab.executor.device_memory import Memory
 from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, PENDING, READY, Slot
 from pathways_lab.executor.local_plans import Book, Reading
-from pathways_lab.executor.steps import Gang, Move, Row, Run
+from pathways_lab.executor.steps import Move, Run, Segment
 
 
 class Values:
@@ -35,7 +35,7 @@ class Values:
         self.host = host
         self.book = Book(host, island)
         self.actions: list[Action] = []
-        self.memory: Memory[Gang | Row | Move] = Memory(limit)
+        self.memory: Memory[Segment | Move] = Memory(limit)
         self.buffers = Buffers(host, self.actions, self.memory)
         self.runs: dict[int, Run] = {}
         self.over: Past[int] = Past()

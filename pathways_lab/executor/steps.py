@@ -13,11 +13,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.program import Call, Transfer
-from pathways_lab.executor.actions import LaunchRow
+from pathways_lab.core.program.program import Transfer, ValueId
+from pathways_lab.executor.actions import Key
 from pathways_lab.executor.local_array import FAILED, Reader, Slot
 from pathways_lab.executor.local_plans import Reading
 from pathways_lab.executor.stretches import Part, Stretch
@@ -29,7 +29,7 @@ class Run:
 
     inputs: buffers by value of the plan.
     values: slots by value of the plan, from their first use until their last one.
-    steps: granted and unfinished, a row by its first step.
+    steps: granted and unfinished, a segment by its first step.
     complete: all steps of this host were granted, or the run was aborted.
     """
 
@@ -37,154 +37,109 @@ class Run:
     reading: Reading
     inputs: dict[int, int] = field(default_factory=dict)
     values: dict[int, Slot] = field(default_factory=dict)
-    steps: dict[int, Gang | Row | Move] = field(default_factory=dict)
+    steps: dict[int, Segment | Move] = field(default_factory=dict)
     complete: bool = False
     failure: Failure | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Gang:
-    """A call of a compiled function.
-
-    locals: this host's own numbers of its devices.
-    temporary: bytes that it needs on each of them beside inputs and outputs.
-    room: see :class:`pathways_lab.executor.device_memory.Claim`.
-    held: bytes that it gives back when it is done.
-    stamp: the driver's own mark, given back when the gang is handed over.
-    waits: open conditions, and one for its registration.
-    when_handed, when_done: gangs that wait for this one.
-    number: of all gangs, in the order in which this host was granted them.
-    """
-
-    run: Run
-    index: int
-    call: Call
-    lane: str
-    devices: tuple[tuple[str, int], ...]
-    alone: bool
-    first: bool
-    seq: int
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
-    locals: tuple[int, ...]
-    temporary: int = 0
-    room: int = field(init=False)
-    held: int = 0
-    stamp: Any = None
-    waits: int = 1
-    handed: bool = False
-    done: bool = False
-    poison: Failure | None = None
-    when_handed: list[Gang | Row] = field(default_factory=list)
-    when_done: list[Gang | Row] = field(default_factory=list)
-    number: int = field(default_factory=itertools.count().__next__)
-
-    @property
-    def copies(self) -> frozenset[int]:
-        """Donated inputs that another buffer or another input names: they must survive."""
-        if not self.call.donated:
-            return frozenset()
-        named = Counter(self.inputs)
-        return frozenset(
-            [
-                p
-                for p in self.call.donated
-                if len(self.inputs[p].buffers) > 1 or named[self.inputs[p]] > 1
-            ]
-        )
-
-    def __post_init__(self) -> None:
-        room = self.temporary
-        for slot in self.inputs:
-            room += slot.value.nbytes
-        for slot in self.outputs:
-            room += slot.value.nbytes
-        self.room = room
-
-    def donation(self, host: str) -> Failure:
-        """The answer to a request for an array that it was given."""
-        return Failure(
-            "execute",
-            f"the array was donated to {self.call.name or 'a compiled function'}, "
-            "which has reused its memory",
-            remedy="do not use an array after donating it, or drop donate_argnums",
-            program=self.run.reading.plan.name,
-            node=self.call.name,
-            host=host,
-            line=self.call.line,
-        )
-
-    def growth(self, copies: frozenset[int]) -> int:
-        """Bytes of its outputs beyond those of the inputs in whose memory they are made."""
-        given = sum(self.inputs[p].value.nbytes for p in self.call.donated if p not in copies)
-        return sum(slot.value.nbytes for slot in self.outputs) - given
-
-    def need(self) -> int:
-        """Bytes of its outputs beyond donated inputs, and of inputs that are not on devices yet."""
-        missing = {slot for slot in self.inputs if not slot.counted}
-        arriving = sum(slot.value.nbytes for slot in missing)
-        return arriving + max(self.growth(self.copies), 0) + self.temporary
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """The gangs of a stretch in progress; what :class:`Gang` says of one holds for all.
+class Segment:
+    """The gangs of a stretch in progress; of a stretch of one, a gang alone.
 
     inputs: slots of the stretch's externals.  outputs: of what it exports, by value.
-    seq: place of the first part.
+    locals: this host's own numbers of its devices.
+    temporary: bytes that its gangs need on each of them beside inputs and outputs.
+    seq: place of the first gang.
+    alone: nothing else may be in flight on its lane, and first: no gang of this function was
+        launched on this slice before; both of a gang alone.
+    stamp: the driver's own mark, given back when the segment is handed over.
+    room: see :class:`pathways_lab.executor.device_memory.Claim`.
     held: bytes that it gives back when it is done.
+    waits: open conditions, and one for its registration.
+    when_handed, when_done: segments that wait for this one.
     lost: by cell, why it has no value.
-    over: so many parts are.
+    over: so many of its gangs are.
+    number: of all segments, in the order in which this host was granted them.
     """
 
     run: Run
     stretch: Stretch
     lane: str
     devices: tuple[tuple[str, int], ...]
-    seq: int
-    inputs: tuple[Slot, ...]
-    outputs: dict[int, Slot]
     locals: tuple[int, ...]
-    held: int
+    inputs: tuple[Slot, ...]
+    outputs: dict[ValueId, Slot]
+    temporary: int
+    seq: int
+    alone: bool
+    first: bool
     stamp: Any = None
     room: int = field(init=False)
+    held: int = 0
     waits: int = 1
     handed: bool = False
     done: bool = False
     lost: dict[int, Failure] = field(default_factory=dict)
     over: int = 0
-    alone: ClassVar[bool] = False
-    when_handed: list[Gang | Row] = field(default_factory=list)
-    when_done: list[Gang | Row] = field(default_factory=list)
+    when_handed: list[Segment] = field(default_factory=list)
+    when_done: list[Segment] = field(default_factory=list)
+    number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
         slots = (*self.inputs, *self.outputs.values())
-        self.room = self.held + sum(slot.value.nbytes for slot in slots)
+        self.room = self.temporary + self.stretch.inner + sum(s.value.nbytes for s in slots)
+
+    @property
+    def key(self) -> Key:
+        """The run, and the step of the first gang."""
+        return self.run.id, self.stretch.parts[0].index
+
+    # --- donation -------------------------------------------------------------------------
+
+    @property
+    def donated(self) -> dict[int, Slot]:
+        """Donated inputs, by their positions in the call."""
+        part = self.stretch.parts[0]
+        return {p: self.inputs[part.inputs[p]] for p in part.call.donated}
+
+    @property
+    def copies(self) -> frozenset[int]:
+        """Donated inputs that another buffer or another input names: they must survive."""
+        part = self.stretch.parts[0]
+        if not part.call.donated:
+            return frozenset()
+        named = Counter([self.inputs[cell] for cell in part.inputs])
+        return frozenset([p for p, s in self.donated.items() if len(s.buffers) > 1 or named[s] > 1])
+
+    def donation(self, host: str) -> Failure:
+        """The answer to a request for an array that it was given."""
+        call = self.stretch.first
+        return Failure(
+            "execute",
+            f"the array was donated to {call.name or 'a compiled function'}, "
+            "which has reused its memory",
+            remedy="do not use an array after donating it, or drop donate_argnums",
+            program=self.run.reading.plan.name,
+            node=call.name,
+            host=host,
+            line=call.line,
+        )
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def growth(self) -> int:
+        """Bytes of what it makes beyond those of the inputs in whose memory that is made."""
+        made = self.stretch.inner + sum(slot.value.nbytes for slot in self.outputs.values())
+        copies = self.copies
+        return made - sum(s.value.nbytes for p, s in self.donated.items() if p not in copies)
 
     def need(self) -> int:
-        """Bytes of all its values together, and of inputs that are not on devices yet."""
-        arriving = sum(slot.value.nbytes for slot in self.inputs if not slot.counted)
-        return arriving + self.held + sum(slot.value.nbytes for slot in self.outputs.values())
+        """Bytes of what it makes beyond donated inputs, and of inputs not on devices yet."""
+        missing = {slot for slot in self.inputs if not slot.counted}
+        arriving = sum(slot.value.nbytes for slot in missing)
+        return arriving + max(self.growth(), 0) + self.temporary
 
-    def launch(self) -> LaunchRow:
-        """The parts to hand to its device queue now."""
-        for cell, slot in enumerate(self.inputs):
-            if slot.lacking and slot.failure is not None:
-                self.lost[cell] = slot.failure
-        return LaunchRow(
-            self.run.id,
-            self.run.reading.plan,
-            self.stretch,
-            self.lane,
-            self.inputs,
-            self.outputs,
-            frozenset(self.lost),
-            len(self.devices) > len(self.locals),
-            self.seq,
-            self.stretch.parts[-1].index == self.run.reading.end - 1,
-            self.when_done,
-            self.stamp,
-        )
+    # --- failures -------------------------------------------------------------------------
 
     @property
     def spoiled(self) -> bool:
@@ -192,8 +147,8 @@ class Row:
         return bool(self.lost) or any(slot.state == FAILED for slot in self.inputs)
 
     def cause(self, part: Part, failure: Failure | None = None) -> Failure | None:
-        """Why a part has no results: a lost input, or else its own failure."""
-        for cell in part.inputs:
+        """Why a part has no results: what was known before, a lost input, or its own failure."""
+        for cell in (*part.outputs[:1], *part.inputs):
             if cell in self.lost:
                 return self.lost[cell]
             if cell < len(self.inputs) and self.inputs[cell].state == FAILED:

@@ -1,4 +1,4 @@
-"""Straight stretches of a plan: gangs that a host may launch one after the other, unasked.
+"""Stretches of a plan: gangs that a host may launch one after the other, unasked.
 
 Problem: to find the waits, the failures and the last uses of a gang costs more
 than a small gang takes; and most gangs wait for nothing but the one
@@ -7,27 +7,23 @@ before them, on the same devices.
 How: once per plan and window, maximal ranges of such gangs are found.  A value
 that is made and dropped inside of one is a *cell*, a number in a list, and
 only the launching thread ever sees it.  To the launcher a stretch in
-progress is one unit in the order (:class:`pathways_lab.executor.steps.Row`).
+progress is one unit in the order (:class:`pathways_lab.executor.steps.Segment`).
 
-A gang is in no stretch when it donates, calls back into Python, or must meet
-other hosts before; transfers are in none.  Where a stretch begins and ends may
+A gang that donates, calls back into Python, or must meet other hosts before is a
+stretch by itself; transfers are in none.  Where a stretch begins and ends may
 differ between the hosts of a slice: the order of their launches does not.
 
-Rule for maintainers: pure, and worked out once; a special gang ends a stretch, so
-that only the general way knows about it.
+Rule for maintainers: pure, and worked out once.
 
 Paper: section 4.5 (parallel asynchronous dispatch).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.program.program import Call, Plan, ValueId
-
-SHORTEST = 2
-"""Gangs; for one alone there is nothing to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +72,36 @@ class Stretch:
 
 
 def stretches(
-    plan: Plan, first: int, last: int, plain: Callable[[Call], bool]
+    plan: Plan, first: int, last: int, ours: Sequence[bool], plain: Callable[[Call], bool]
 ) -> dict[int, Stretch]:
-    """The straight stretches of steps *first* to *last* (exclusive), by their first step.
+    """The stretches of steps *first* to *last* (exclusive), by their first step.
 
-    plain(call): whether it runs here, and never alone.
+    ours: by step, whether it runs here.  plain(call): whether it need not go alone.
     """
     return {
         begin: _stretch(plan, begin, end)
-        for begin, end in _ranges(plan, first, min(last, len(plan.steps)), plain)
+        for begin, end in _ranges(plan, first, min(last, len(plan.steps)), ours, plain)
     }
 
 
 def _ranges(
-    plan: Plan, first: int, last: int, plain: Callable[[Call], bool]
+    plan: Plan, first: int, last: int, ours: Sequence[bool], plain: Callable[[Call], bool]
 ) -> Iterator[tuple[int, int]]:
+    gangs = {
+        index: node
+        for index in range(first, last)
+        if ours[index] and isinstance(node := plan.steps[index].node, Call)
+    }
+    joins = {i: call.slice for i, call in gangs.items() if plain(call) and not call.donated}
     begin = first
     while begin < last:
-        end, slice_id = begin, None
-        while end < last:
-            call = plan.steps[end].node
-            if not isinstance(call, Call) or call.donated or not plain(call):
-                break
-            if slice_id not in (None, call.slice):
-                break
-            slice_id, end = call.slice, end + 1
-        if end - begin >= SHORTEST:
+        end = begin + 1
+        if begin in joins:
+            while joins.get(end) == joins[begin]:
+                end += 1
+        if begin in gangs:
             yield begin, end
-        begin = max(end, begin + 1)
+        begin = end
 
 
 def _stretch(plan: Plan, begin: int, end: int) -> Stretch:

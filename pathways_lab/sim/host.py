@@ -33,7 +33,6 @@ from pathways_lab.executor.actions import (
     CancelReceive,
     Key,
     Launch,
-    LaunchRow,
     Receive,
     Report,
     RunOver,
@@ -64,7 +63,7 @@ class Host:
         self.island = island
         machine = world.machine.of(island)
         limit = machine.memory if world.wait_for_memory else None
-        self.launcher = Launcher(name, island, limit, rows=True)
+        self.launcher = Launcher(name, island, limit)
         self.launches: list[tuple[int, int, tuple[int, ...]]] = []
         self.lanes: dict[str, Lane] = {}
         self.local: dict[SliceId, tuple[int, ...]] = {}
@@ -155,8 +154,6 @@ class Host:
             match action := todo.popleft():
                 case Launch():
                     self._hand_over(action)
-                case LaunchRow():
-                    self._hand_over_row(action)
                 case Report(run=run, times=times):
                     ended, prompt = True, prompt or run in self.prompt
                     self.ends.add(action)
@@ -188,11 +185,6 @@ class Host:
     # --- beginning gangs -------------------------------------------------------------
 
     def _hand_over(self, launch: Launch) -> None:
-        (run, step), devices = launch.key, self.local[launch.call.slice]
-        part = Part(self, launch, run, step, launch.call, devices, launch.seq)
-        self.lanes.setdefault(launch.lane, Lane()).waiting.append(part)
-
-    def _hand_over_row(self, launch: LaunchRow) -> None:
         stretch, run, seq = launch.stretch, launch.run, launch.seq
         devices, cells = self.local[stretch.first.slice], [None] * stretch.cells
         self.lanes.setdefault(launch.lane, Lane()).waiting.extend(
@@ -215,8 +207,7 @@ class Host:
         if self.thread <= now:
             self.thread = now + world.vary(world.machine.costs.wake)
         self.thread += world.vary(world.machine.costs.launch)
-        launch = part.launch
-        if whole or (world.launch_poisoned and (isinstance(launch, Launch) or launch.together)):
+        if whole or (world.launch_poisoned and part.launch.together):
             if world.remember:
                 self.launches.append((part.run, part.step, part.devices))
             part.gang = gang = world.gang(part, world.machine.cost(part.call.function))
@@ -227,12 +218,6 @@ class Host:
     def _compute(self, part: Part) -> bool:
         """Give values their contents; False: an input has none, as far as is known yet."""
         launch, call = part.launch, part.call
-        if isinstance(launch, Launch):
-            inputs = [slot.payload for slot in launch.inputs]
-            whole = launch.poison is None and None not in inputs
-            for value, slot in zip(call.outputs, launch.outputs, strict=True):
-                slot.payload = made_of(call.function, value, *inputs) if whole else None
-            return whole
         cells, piece = part.cells, launch.stretch.parts[part.at]
         if not part.at:
             for cell, slot in enumerate(launch.inputs):
@@ -280,14 +265,11 @@ class Host:
 
     def _tell(self, part: Part) -> list[Action]:
         launch, failure = part.launch, part.failure
-        if isinstance(launch, Launch):
-            return self.launcher.done(launch.key, part.seconds, failure)
-        parts = launch.stretch.parts
         if failure is not None:
-            for cell in parts[part.at].outputs:
+            for cell in launch.stretch.parts[part.at].outputs:
                 part.cells[cell] = None
         failures = {} if failure is None else {part.at: failure}
-        return self.launcher.row_done((part.run, parts[0].index), [part.seconds], failures)
+        return self.launcher.done(launch.key, [part.seconds], failures)
 
     def line(self) -> Iterator[tuple[int, int, SliceId]]:
         """Run, step and slice of gangs that are not over, in the order of their turns."""
@@ -295,12 +277,9 @@ class Host:
             entered = [part for part in lane.flying if part.gang is not None]
             for part in (*entered, *lane.waiting):
                 yield part.run, part.step, part.call.slice
-        for gang in self.launcher.gangs():
-            if not gang.handed:
-                yield gang.run.id, gang.index, gang.call.slice
-        for row in self.launcher.rows():
-            for each in row.stretch.parts if not row.handed else ():
-                yield row.run.id, each.index, each.call.slice
+        for segment in self.launcher.segments():
+            for each in segment.stretch.parts if not segment.handed else ():
+                yield segment.run.id, each.index, each.call.slice
 
     # --- reports -------------------------------------------------------------------------
 

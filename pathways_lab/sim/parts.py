@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Key, Launch, LaunchRow, Receive, Send
+from pathways_lab.executor.actions import Key, Launch, Receive, Send
 from pathways_lab.executor.ends import Ends
 from pathways_lab.sim.agenda import Agenda
 from pathways_lab.sim.cores import Cores
@@ -55,22 +55,22 @@ class Gang:
 class Part:
     """A gang on one host.
 
-    launch: by which the launcher handed it over.  at: its position in a row.
-    cells: contents of a row's values.
+    launch: by which the launcher handed it over.  at: its position in the segment.
+    cells: contents of the segment's values.
     gang: None where the host leaves it out.
     launched: it left the launch thread.  running: its devices have come to it.
     over: it has ended, as *seconds* and *failure* say.
     """
 
     host: HostPort
-    launch: Launch | LaunchRow
+    launch: Launch
     run: int
     step: int
     call: Call
     devices: tuple[int, ...]
     seq: int
-    at: int = 0
-    cells: list[Any] = field(default_factory=list)
+    at: int
+    cells: list[Any]
     gang: Gang | None = None
     launched: bool = False
     running: bool = False

@@ -176,8 +176,7 @@ class HostDoor:
         pools: dict[Any, Callable[[], Any]] = {
             Stuck: Stuck,
             "records": lambda: rng.sample(some, rng.randrange(3)),
-            "finished": lambda: [[self._run(), 0, 0.1]],
-            "rows": lambda: [[self._run(), 0, [0.1]]],
+            "ended": lambda: [[self._run(), 0, [0.1]]],
             "resident": lambda: [self._id(rng.randrange(20))],
             "parked": lambda: [self._id(1)] if rng.random() < 0.2 else [],
             "moved": lambda: [self._id(1)] if rng.random() < 0.2 else [],

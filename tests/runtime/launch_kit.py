@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
@@ -13,6 +14,7 @@ from pathways_lab.core.program.program import Call, Node, Plan, SliceId, Step, T
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action, Key, Launch, Receive, Report, Send
 from pathways_lab.executor.launcher import Launcher
+from pathways_lab.executor.steps import Segment
 
 HOST = "island0/host0"
 BYTES = 10
@@ -141,11 +143,22 @@ def grant(
     )
 
 
+class OneByOne(Launcher):
+    """Each gang is a segment of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        in_window = self._segments.in_window
+        self._segments.in_window = lambda plan, first, last: (  # type: ignore[method-assign]
+            in_window(plan, first, last) if last == first + 1 else {}
+        )
+
+
 class Bench:
     """A launcher whose rim is this object: it notes actions and finishes things on demand."""
 
     def __init__(self, *bindings: SliceBinding, host: str = HOST) -> None:
-        self.launcher = Launcher(host, host.partition("/")[0])
+        self.launcher: Launcher = OneByOne(host, host.partition("/")[0])
         self.host = host
         for b in bindings:
             # A lane is named after the device set, as in the real runtime.
@@ -158,7 +171,7 @@ class Bench:
         self.actions += actions
         for action in actions:
             if isinstance(action, Launch):
-                for slot in action.outputs:
+                for slot in action.outputs.values():
                     slot.payload = None if slot.state == "failed" else object()
         return actions
 
@@ -170,16 +183,26 @@ class Bench:
 
     def launched(self) -> list[str]:
         """Names of the functions handed over so far, in order."""
-        return [a.call.function for a in self.actions if isinstance(a, Launch)]
+        return [a.stretch.first.function for a in self.actions if isinstance(a, Launch)]
 
     def launch(self, function: str) -> Launch:
         (found,) = [
-            a for a in self.actions if isinstance(a, Launch) and a.call.function == function
+            a
+            for a in self.actions
+            if isinstance(a, Launch) and a.stretch.first.function == function
         ]
         return found
 
-    def done(self, function: str, failure: object = None) -> list[Action]:
-        return self.take(self.launcher.done(self.launch(function).key, 0.5, failure))
+    def poison(self, function: str) -> Failure | None:
+        """Why a gang that was handed over has no results."""
+        (part,) = self.launch(function).stretch.parts
+        segment = self.launcher._runs[self.launch(function).run].steps[part.index]
+        assert isinstance(segment, Segment)
+        return segment.cause(part)
+
+    def done(self, function: str, failure: Failure | None = None) -> list[Action]:
+        failures = {} if failure is None else {0: failure}
+        return self.take(self.launcher.done(self.launch(function).key, [0.5], failures))
 
     def sends(self) -> list[Send]:
         return [a for a in self.actions if isinstance(a, Send)]

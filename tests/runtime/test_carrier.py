@@ -10,7 +10,6 @@ import pytest
 from pathways_lab.runtime.host import effects as module
 from pathways_lab.runtime.host.device_queues import Times
 from pathways_lab.runtime.host.effects import GLANCE, TOLD_AFTER, Carrier
-from pathways_lab.runtime.host.row_reports import Courses
 
 NOW = Times(0.0, 0.0, 0.0, 1.0)
 HURRIED = 7
@@ -18,11 +17,10 @@ HURRIED = 7
 
 
 class Job:
-    """A gang that has ended.  waits(): whether somebody waits for it."""
+    """Gangs that have ended.  waits(): whether somebody waits for it."""
 
     def __init__(self, waits: Any = lambda: False, run: int = 1) -> None:
-        self.doomed = None
-        self.launch = SimpleNamespace(run=run, lane="lane")
+        self.segment = SimpleNamespace(launch=SimpleNamespace(run=run, lane="lane"))
         self._waits = waits
 
     @property
@@ -54,7 +52,7 @@ def test_only_ends_that_somebody_needs_are_seen_at_once(
     """To see to each in the thread that launches keeps other hosts waiting in collectives."""
     host, poked = carrier(short=short)
     for _ in range(100):
-        host._over(Job(lambda: waited), NOW, None)
+        host._over(Job(lambda: waited), NOW)
     assert len(poked) == at_once, "again only when it was looked"
     assert host.unseen
 
@@ -66,13 +64,13 @@ def test_an_end_that_grants_wait_for_is_seen_at_once_and_of_small_gangs_some_are
     host, poked = carrier()
     now = [5.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    host._over(Job(run=HURRIED + 1), NOW, None)
+    host._over(Job(run=HURRIED + 1), NOW)
     assert not poked
     looked = []
     for gang in range(1000):
         now[0] += 0.00005
         host.parts.empty = gang == 999
-        host._over(Job(run=HURRIED), NOW, None)
+        host._over(Job(run=HURRIED), NOW)
         if host._poked:
             looked.append(gang)
             host._poked, host._seen = False, now[0]
@@ -90,7 +88,7 @@ def test_who_begins_to_wait_meanwhile_finds_what_has_ended() -> None:
         found.append(host.unseen)
         return False
 
-    host._over(Job(asked), NOW, None)
+    host._over(Job(asked), NOW)
     assert found == [True]
 
 
@@ -102,20 +100,18 @@ def test_only_gangs_that_go_on_for_a_moment_are_told_before_they_end(
     host, _ = carrier()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     host._reports = SimpleNamespace(record=told.append)
-    host._story = SimpleNamespace(
-        launched=lambda job: job, part_launched=lambda course, at: course.called[at]
-    )
-    host._courses = Courses("h", host._story, print, print)  # type: ignore[arg-type]
+    host._story = SimpleNamespace(launched=lambda job, at: job.called[at])
     jobs = [
-        SimpleNamespace(called=called, announced=False)
-        for called in (0.0, now, now - 2 * TOLD_AFTER)
-    ]
-    course = SimpleNamespace(called=[4.9, 4.95, 4.99, now - TOLD_AFTER / 2], over=1, announced=0)
+        SimpleNamespace(called=called, over=over, announced=0)
+        for over, *called in (
+            (0,), (0, now), (0, now - 2 * TOLD_AFTER),
+            (1, 4.9, 4.95, 4.99, now - TOLD_AFTER / 2),
+        )
+    ]  # fmt: skip
     host._flying = dict(enumerate(jobs))
-    host._courses._courses = {0: course}
     for _ in range(2):  # and each once
         host.look()
-    assert told == [jobs[2], 4.95, 4.99]
+    assert told == [now - 2 * TOLD_AFTER, 4.95, 4.99]
     now += TOLD_AFTER
     host.look()
-    assert told[3:] == [jobs[1], now - 1.5 * TOLD_AFTER]
+    assert told[3:] == [now - TOLD_AFTER, now - 1.5 * TOLD_AFTER]

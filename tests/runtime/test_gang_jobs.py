@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.runtime.host import gang_job
-from pathways_lab.runtime.host.gang_job import GangJob, Work
+from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.program import Line
+from pathways_lab.executor.stretches import Part
+from pathways_lab.runtime.host import segment_job
+from pathways_lab.runtime.host.device_queues import Times
+from pathways_lab.runtime.host.segment_job import Ends, Piece, SegmentJob, Work
 
 
 class Receipt:
@@ -29,40 +32,62 @@ class Receipt:
         self.blocked = True
 
 
-def job(*, free: bool) -> GangJob:
-    launch: Any = SimpleNamespace(stamp=Work(0.0, 0.0, free=free))
-    place: Any = SimpleNamespace(locals=(0,))
-    executable: Any = SimpleNamespace(calls_python=False, check=None)
-    return GangJob(launch, place, executable, "host", lambda _: None, lambda *_: None, 0.0)
-
-
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_job, "_LOOK", 1e-6)
-    monkeypatch.setattr(gang_job, "_LEFT_BEHIND", 1e-4)
+    monkeypatch.setattr(segment_job, "_LOOK", 1e-6)
+    monkeypatch.setattr(segment_job, "_LEFT_BEHIND", 1e-4)
+
+
+DOOM = Failure("deadlock", "these wait for each other for ever")
+
+
+def waited(receipt: Receipt, *, free: bool, doomed: Failure | None = None) -> list[str]:
+    """What goes wrong with a gang alone that is launched, doomed perhaps, and waited for."""
+    call: Any = SimpleNamespace(function="f", name="f", donated=(), line=Line())
+    stretch = SimpleNamespace(parts=(Part(0, call, (), (), (), (), (), ()),), cells=0, first=call)
+    launch: Any = SimpleNamespace(
+        stamp=Work(0.0, 0.0, free=free), stretch=stretch, first=False, inputs=(), outputs={},
+        plan=SimpleNamespace(name="p"),
+    )  # fmt: skip
+
+    def execute(arguments: list[Any]) -> Any:
+        return [], receipt
+
+    execute.alone = False  # type: ignore[attr-defined]
+    found: list[Ends] = []
+    place: Any = SimpleNamespace(locals=(0,))
+    functions: Any = {"f": execute}
+    job = SegmentJob(
+        launch, place, functions, "host", lambda piece, times: found.append(piece.ends(times)),
+        lambda _, failure: failure, print, 0.0,
+    )  # fmt: skip
+    piece = Piece(job, 0)
+    piece.start()
+    job.doomed = doomed
+    piece.wait(None)
+    piece.over(Times(0.0, 0.0, 0.0, 0.0), None)
+    return [failure.message for failure in found[0].failures.values()]
 
 
 def test_in_order_a_gang_is_waited_for_without_looking() -> None:
     receipt = Receipt(None)
-    job(free=False).wait(receipt)
+    assert waited(receipt, free=False) == []
     assert receipt.blocked
 
 
 def test_a_doomed_gang_that_never_ends_is_left_behind_with_its_reason() -> None:
-    doomed = job(free=True)
-    doomed.doomed = Failure("deadlock", "these wait for each other for ever")
-    with pytest.raises(PathwaysError, match="for each other"):
-        doomed.wait(Receipt(None))
+    receipt = Receipt(None)
+    assert waited(receipt, free=True, doomed=DOOM) == [DOOM.message]
+    assert not receipt.blocked
 
 
 def test_a_doomed_gang_that_ends_after_all_says_itself_what_happened() -> None:
-    doomed, receipt = job(free=True), Receipt(5)
-    doomed.doomed = Failure("deadlock", "these wait for each other for ever")
-    doomed.wait(receipt)
+    receipt = Receipt(5)
+    assert waited(receipt, free=True, doomed=DOOM) == []
     assert receipt.blocked
 
 
 def test_without_order_a_gang_that_nobody_ended_may_take_as_long_as_it_likes() -> None:
     receipt = Receipt(1000)
-    job(free=True).wait(receipt)
+    assert waited(receipt, free=True) == []
     assert receipt.blocked

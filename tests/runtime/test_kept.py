@@ -81,7 +81,7 @@ def test_what_no_run_needs_goes_from_hosts_and_control_plane() -> None:
 
 
 def test_a_launcher_knows_nothing_of_what_it_was_told_to_forget() -> None:
-    launcher = Launcher(HOST, "island0", rows=True)
+    launcher = Launcher(HOST, "island0")
     launcher.bind(launch_kit.binding(1, 0), "lane")
     builder = PlanBuilder("p").call(1, "f", ["x"], ["y"]).call(1, "f", ["y"], ["z"])
     plan = builder.plan(["x"], ["z"])
@@ -90,17 +90,17 @@ def test_a_launcher_knows_nothing_of_what_it_was_told_to_forget() -> None:
     launcher.launches_alone("g", 1)
     launcher.first_launches_alone("g", 1)
     launcher.grant(launch_kit.grant(1, plan, inputs=(None,), outputs=(5,)), {0: object()})
-    book, straight = launcher._book, launcher._straight
+    book, segments = launcher._book, launcher._segments
     assert book._plans
     assert book._readings
-    assert straight._stretches
+    assert segments._stretches
     launcher.forget(["p"], [("f", 1), ("g", 1)])
-    assert not (launcher._temporary)
-    assert not (launcher._alone)
-    assert not (launcher._first_alone)
+    assert not (segments.temporary)
+    assert not (segments.alone)
+    assert not (segments.first_alone)
     assert not (book._plans)
     assert not (book._readings)
-    assert not (straight._stretches)
+    assert not (segments._stretches)
 
 
 def test_compiled_code_goes_with_the_last_slice_of_its_devices_that_wants_it() -> None:

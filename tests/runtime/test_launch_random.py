@@ -65,11 +65,13 @@ def play(seed: int) -> None:
         for action in bench.actions[seen:]:
             seen += 1
             if isinstance(action, Launch):
-                mine = devices[action.call.slice]
+                mine = devices[action.stretch.first.slice]
                 for lane, gangs in flying.items():
-                    busy = set().union(*(devices[g.call.slice] for g in gangs), set())
+                    busy = set().union(*(devices[g.stretch.first.slice] for g in gangs), set())
                     assert lane == action.lane or not busy & mine
-                assert not action.alone or not flying.get(action.lane)
+                call = action.stretch.first
+                alone = (call.function, call.slice) == ("f2", 1)
+                assert not alone or not flying.get(action.lane)
                 flying.setdefault(action.lane, []).append(action)
                 for device in mine:
                     launched[device].append(action.key)
@@ -83,7 +85,7 @@ def play(seed: int) -> None:
         failure = BOOM if rng.random() < 0.1 else None
         if isinstance(chosen, Launch):
             flying[chosen.lane].pop(0)
-            bench.take(bench.launcher.done(chosen.key, 0.0, failure))
+            bench.take(bench.launcher.done(chosen.key, [0.0], {0: failure} if failure else {}))
         elif isinstance(chosen, Send):
             todo.remove(chosen)
             bench.take(bench.launcher.sent(chosen.key, chosen.failure or failure))

@@ -8,8 +8,16 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Launch, Receive
 from pathways_lab.executor.device_memory import Memory
-from pathways_lab.executor.launcher import Launcher
-from tests.runtime.launch_kit import BYTES, HOST, Bench, PlanBuilder, binding, grant, value
+from tests.runtime.launch_kit import (
+    BYTES,
+    HOST,
+    Bench,
+    OneByOne,
+    PlanBuilder,
+    binding,
+    grant,
+    value,
+)
 
 
 @dataclass(eq=False)
@@ -123,7 +131,7 @@ def test_without_a_limit_nothing_waits_and_all_is_counted() -> None:
 def small(limit: int, *bindings: SliceBinding) -> Bench:
     """A launcher with so many bytes on each device."""
     bench = Bench()
-    bench.launcher = Launcher(HOST, "island0", limit)
+    bench.launcher = OneByOne(HOST, "island0", limit)
     for lane, bound in enumerate(bindings):
         bench.launcher.bind(bound, f"lane{lane}")
     return bench
@@ -230,4 +238,4 @@ def test_an_input_made_by_a_run_granted_after_an_earlier_window() -> None:
     bench.grant(grant(2, maker, inputs=(None,), outputs=(7,)), _0=object())
     bench.grant(grant(1, reader, first=1, inputs=(None, 7), outputs=(8,)))
     assert bench.launched() == ["f", "m", "g"]
-    assert not any(a.poison for a in bench.actions if isinstance(a, Launch))
+    assert not any(a.lost for a in bench.actions if isinstance(a, Launch))

@@ -8,6 +8,7 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
+from pathways_lab.executor.actions import Report
 from pathways_lab.executor.device_memory import Memory
 from pathways_lab.runtime.host import reports as module
 from pathways_lab.runtime.host.reports import PERIOD, QUICK, Reports
@@ -66,35 +67,52 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(monkeypatch)
 
 
+def say_over(
+    desk: Desk, run: int, step: int, seconds: float, failure: Failure | None = None
+) -> None:
+    """A step is over."""
+    desk.reports.over(Report(run, step, (seconds,), {step: failure} if failure else {}))
+
+
+def test_ends_of_two_runs_stay_in_their_order(desk: Desk) -> None:
+    for run, step in ((1, 0), (1, 1), (2, 0), (1, 2), (1, 4), (1, 5)):
+        say_over(desk, run, step, 0.25)
+    desk.reports.due()
+    report = unpack_fields(HostReport, {**desk.sent[0], "time": 0.0, "cause": "", "host": "i/h"})
+    assert [(run, first, len(times)) for run, first, times in report.ended] == [
+        (1, 0, 2), (2, 0, 1), (1, 2, 1), (1, 4, 2)
+    ]  # fmt: skip
+
+
 def test_many_ends_are_one_message(desk: Desk) -> None:
-    desk.reports.finished(1, 0, 0.5, None)
+    say_over(desk, 1, 0, 0.5)
     desk.reports.due()  # nothing was sent for long: at once
     assert len(desk.sent) == 1
     for step in range(1, 50):
-        desk.reports.finished(1, step, 0.5, Failure("execute", "x") if step == 7 else None)
+        say_over(desk, 1, step, 0.5, Failure("execute", "x") if step == 7 else None)
         desk.reports.due()
     assert len(desk.sent) == 1
     desk.pass_time(PERIOD)
     assert len(desk.sent) == 2
     report = unpack_fields(HostReport, {**desk.sent[1], "time": 0.0, "cause": "", "host": "i/h"})
-    assert [step for _, step, _ in report.finished] == list(range(1, 50))
+    assert report.ended == ((1, 1, (0.5,) * 49),)
     assert [(run, step) for run, step, _ in report.failed] == [(1, 7)]
     desk.pass_time(1)
     assert len(desk.sent) == 2
 
 
 def test_the_last_end_does_not_wait(desk: Desk) -> None:
-    desk.reports.finished(1, 0, 0.5, None)
+    say_over(desk, 1, 0, 0.5)
     desk.reports.due()
     desk.idle = True
-    desk.reports.finished(1, 1, 0.5, None)
+    say_over(desk, 1, 1, 0.5)
     desk.reports.due()
     assert len(desk.sent) == 2
 
 
 def ends(desk: Desk, run: int, *, over: bool = True, told: bool = True) -> None:
     """The only step of a run ends, or that before its last one."""
-    desk.reports.finished(run, 0, 0.5, None)
+    say_over(desk, run, 0, 0.5)
     if told:
         desk.reports.told()
     if over:
@@ -111,7 +129,7 @@ def test_a_run_whose_end_was_heard_hurries_nobody_and_is_not_lost(desk: Desk) ->
     desk.pass_time(PERIOD)
     assert len(desk.sent) == 1
     report = unpack_fields(HostReport, {**desk.sent[0], "time": 0.0, "cause": "", "host": "i/h"})
-    assert [run for run, _, _ in report.finished] == list(range(1, 10))
+    assert [run for run, _, _ in report.ended] == list(range(1, 10))
     desk.pass_time(1)
     assert len(desk.sent) == 1
     ends(desk, 10)
@@ -124,12 +142,12 @@ def test_a_run_whose_end_was_heard_hurries_nobody_and_is_not_lost(desk: Desk) ->
 def test_an_end_for_which_grants_wait_is_told_at_once(desk: Desk, now: bool) -> None:
     """Although whoever waits for its value has heard of it, and others are under way here."""
     desk.reports.hurry(1)
-    desk.reports.finished(2, 0, 0.001, None)
+    say_over(desk, 2, 0, 0.001)
     desk.reports.due()
     desk.sent.clear()
     for step in (0, 1):
         desk.now += QUICK
-        desk.reports.finished(1, step, 0.001, None)
+        say_over(desk, 1, step, 0.001)
         if step:
             desk.reports.told()
             desk.reports.run_over(1)
@@ -137,7 +155,7 @@ def test_an_end_for_which_grants_wait_is_told_at_once(desk: Desk, now: bool) -> 
         desk.pass_time(0.0 if now else QUICK)
         assert len(desk.sent) == step + 1
     desk.pass_time(QUICK)
-    desk.reports.finished(1, 2, 0.001, None)
+    say_over(desk, 1, 2, 0.001)
     desk.reports.due()
     assert len(desk.sent) == 2, "what is over hurries nobody"
 
@@ -145,7 +163,7 @@ def test_an_end_for_which_grants_wait_is_told_at_once(desk: Desk, now: bool) -> 
 def test_the_ends_of_small_gangs_are_told_together_although_grants_wait(desk: Desk) -> None:
     desk.reports.hurry(1)
     for step in range(1000):
-        desk.reports.finished(1, step, 0.00005, None)
+        say_over(desk, 1, step, 0.00005)
         desk.reports.due()
         desk.pass_time(0.00005)
     assert len(desk.sent) <= 2 + 2 * 1000 * 0.00005 / QUICK
@@ -159,7 +177,7 @@ def test_what_nobody_has_heard_takes_what_was_heard_along(desk: Desk) -> None:
     desk.reports.due()
     assert len(desk.sent) == 1
     report = unpack_fields(HostReport, {**desk.sent[0], "time": 0.0, "cause": "", "host": "i/h"})
-    assert [run for run, _, _ in report.finished] == [1, 2]
+    assert [run for run, _, _ in report.ended] == [1, 2]
 
 
 def test_that_one_has_heard_is_no_reason_to_let_others_wait(desk: Desk) -> None:
@@ -180,7 +198,7 @@ def test_a_report_is_not_lost_behind_a_timer_that_found_nothing(desk: Desk) -> N
     desk.reports.run_over(1)
     desk.reports.due(now=False)
     desk.pass_time(QUICK)
-    desk.reports.finished(2, 0, 0.5, None)
+    say_over(desk, 2, 0, 0.5)
     desk.reports.due(now=False)
     desk.pass_time(QUICK)
     assert len(desk.sent) == 1
@@ -188,16 +206,16 @@ def test_a_report_is_not_lost_behind_a_timer_that_found_nothing(desk: Desk) -> N
 
 def test_the_end_of_a_run_comes_soon_though_the_host_is_busy(desk: Desk) -> None:
     desk.reports.due()
-    desk.reports.finished(1, 0, 0.5, None)
+    say_over(desk, 1, 0, 0.5)
     desk.reports.due()
     sent = len(desk.sent)
-    desk.reports.finished(1, 1, 0.5, None)
+    say_over(desk, 1, 1, 0.5)
     desk.reports.run_over(1)
     desk.reports.due()
     desk.pass_time(QUICK)
     assert len(desk.sent) == sent + 1
     report = unpack_fields(HostReport, {**desk.sent[-1], "time": 0.0, "cause": "", "host": "i/h"})
-    assert [step for _, step, _ in report.finished][-1] == 1
+    assert [step for _, step, _ in report.ended][-1] == 1
 
 
 def test_while_something_is_under_way_somebody_looks(desk: Desk) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Plan
-from pathways_lab.executor.actions import LaunchRow, Report
+from pathways_lab.executor.actions import Launch, Report
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.host.device_queues import Times
-from pathways_lab.runtime.host.row_job import UNSEEN, Course, Ends, Piece
+from pathways_lab.runtime.host.segment_job import UNSEEN, Ends, Piece, SegmentJob
 from tests.runtime.launch_kit import HOST, PlanBuilder, binding, grant
 
 
@@ -50,19 +50,20 @@ class Devices:
             error = RuntimeError("broke") if name == "breaks" else None
             return [f"{name}({', '.join(arguments)})"], Receipt(self.quick, error)
 
+        execute.alone = execute.calls_python = False  # type: ignore[attr-defined]
         return None if name == "unknown" else execute
 
 
 def launched(
     plan: Plan, devices: Devices, awaited: tuple[str, ...] = ()
-) -> tuple[LaunchRow, list[Ends]]:
+) -> tuple[Launch, list[Ends]]:
     """A row, launched to its end: its pieces.  awaited: values that somebody waits for."""
-    launcher = Launcher(HOST, "island0", rows=True)
+    launcher = Launcher(HOST, "island0")
     launcher.bind(binding(1, 0), "lane 1")
     launcher.program(plan)
     outputs = tuple(range(len(plan.outputs)))
     (row,) = launcher.grant(grant(1, plan, inputs=(None,), outputs=outputs), {0: "a"})
-    assert isinstance(row, LaunchRow)
+    assert isinstance(row, Launch)
     for name in awaited:
         slot = next(s for s in row.outputs.values() if s.value.name == name)
         assert slot.when_settled(lambda: None)
@@ -73,8 +74,8 @@ def launched(
         pieces.append(piece.ends(times))
 
     functions: Any = devices
-    course = Course(row, place, functions, HOST, over, lambda failure: failure, 0.0)
-    piece: Piece | None = Piece(course, 0)
+    job = SegmentJob(row, place, functions, HOST, over, lambda _, f: f, print, 0.0)
+    piece: Piece | None = Piece(job, 0)
     while piece is not None:
         receipt = piece.start()
         piece.wait(receipt)
@@ -141,7 +142,7 @@ def test_a_piece_ends_soon_after_what_somebody_waits_for(
     """Gangs that are over at once, each 0.6 ms after the one before."""
     now = itertools.count(0.0, 0.0006)
     clock = SimpleNamespace(monotonic=lambda: next(now))
-    monkeypatch.setattr("pathways_lab.runtime.host.row_job.time", clock)
+    monkeypatch.setattr("pathways_lab.runtime.host.segment_job.time", clock)
     made = PlanBuilder()
     for number in range(7):
         made.call(1, "f", [f"v{number}"], [f"v{number + 1}"])
@@ -156,43 +157,49 @@ def test_no_two_gangs_of_a_piece_overlap() -> None:
 
 
 def test_an_argument_that_cannot_be_read_fails_its_readers() -> None:
-    launcher, plan = Launcher(HOST, "island0", rows=True), three("m")
+    launcher, plan = Launcher(HOST, "island0"), three("m")
     launcher.bind(binding(1, 0), "lane 1")
     launcher.program(plan)
     broken = Failure("execute", "no such bytes")
     actions = launcher.grant(grant(1, plan, inputs=(None,), outputs=(1, 2)), {0: broken})
-    row = next(action for action in actions if isinstance(action, LaunchRow))
+    row = next(action for action in actions if isinstance(action, Launch))
     devices: Any = Devices()
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
-    piece = Piece(Course(row, place, devices, HOST, lambda *_: None, lambda f: f, 0.0), 0)
+    piece = Piece(
+        SegmentJob(row, place, devices, HOST, lambda *_: None, lambda _, f: f, print, 0.0), 0
+    )
     piece.start()
     assert devices.called == []
-    report = launcher.row_done((1, 0), [0.0] * 4, {})[0]
+    report = launcher.done((1, 0), [0.0] * 4, {})[0]
     assert report == Report(1, 0, [0.0] * 4, dict.fromkeys(range(4), broken))
 
 
-def together(devices: Any, given: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Course, Launcher]:
+def together(
+    devices: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SegmentJob, Launcher]:
     """The same three gangs and one, on a slice over two hosts."""
     monkeypatch.setattr(arrays, "zeros", lambda value, place: f"zeros of {value.name}")
-    launcher, plan = Launcher(HOST, "island0", rows=True), three("m")
+    launcher, plan = Launcher(HOST, "island0"), three("m")
     launcher.bind(replace(binding(1, 0), devices=((HOST, 0), ("island0/host1", 0))), "lane 1")
     launcher.program(plan)
     actions = launcher.grant(grant(1, plan, inputs=(None,), outputs=(1, 2)), {0: given})
-    row = next(action for action in actions if isinstance(action, LaunchRow))
+    row = next(action for action in actions if isinstance(action, Launch))
     assert row.together
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
-    return Course(row, place, devices, HOST, lambda *_: None, lambda f: f, 0.0), launcher
+    return SegmentJob(
+        row, place, devices, HOST, lambda *_: None, lambda _, f: f, print, 0.0
+    ), launcher
 
 
 def test_on_several_hosts_all_are_launched_with_zeros_for_what_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     devices, broken = Devices(), Failure("execute", "no such bytes")
-    course, launcher = together(devices, broken, monkeypatch)
-    Piece(course, 0).start()
+    job, launcher = together(devices, broken, monkeypatch)
+    Piece(job, 0).start()
     assert devices.called == ["f", "m", "g", "h"], "another host would wait for ever"
-    assert [slot.payload for slot in course.launch.outputs.values()] == [None, None]
-    report = launcher.row_done((1, 0), [0.0] * 4, {})[0]
+    assert [slot.payload for slot in job.launch.outputs.values()] == [None, None]
+    report = launcher.done((1, 0), [0.0] * 4, {})[0]
     assert report == Report(1, 0, [0.0] * 4, dict.fromkeys(range(4), broken))
 
 
@@ -207,23 +214,24 @@ def test_after_one_that_could_not_be_launched_the_others_still_are(
                 seen.append((name, *arguments))
                 return inner(arguments)
 
+            execute.alone = execute.calls_python = False  # type: ignore[attr-defined]
             return execute
 
     seen: list[tuple[Any, ...]] = []
-    course, _ = together(Seen(), "a", monkeypatch)
-    piece = Piece(course, 0)
+    job, _ = together(Seen(), "a", monkeypatch)
+    piece = Piece(job, 0)
     piece.wait(piece.start())
     assert seen == [("f", "a"), ("m", "f(a)"), ("g", "zeros of c"), ("h", "a")]
-    assert [slot.payload for slot in course.launch.outputs.values()] == [None, "h(a)"]
+    assert [slot.payload for slot in job.launch.outputs.values()] == [None, "h(a)"]
 
 
 def test_what_is_doomed_is_launched_no_more_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices(quick=False)
-    course, _ = together(devices, "a", monkeypatch)
-    first = Piece(course, 0)
+    job, _ = together(devices, "a", monkeypatch)
+    first = Piece(job, 0)
     receipt = first.start()
-    course.doomed = Failure("deadlock", "formed again")
-    monkeypatch.setattr("pathways_lab.runtime.host.gang_job._LEFT_BEHIND", 0.0)
+    job.doomed = Failure("deadlock", "formed again")
+    monkeypatch.setattr("pathways_lab.runtime.host.segment_job._LEFT_BEHIND", 0.0)
     first.wait(receipt)
     rest = first.rest()
     assert rest is not None

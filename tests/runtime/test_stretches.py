@@ -1,4 +1,4 @@
-"""Straight stretches: found where they are, and the same as gang by gang."""
+"""Stretches: found where they are; a segment of n gangs is the same as n segments of one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from pathways_lab.executor.actions import (
     Action,
     Key,
     Launch,
-    LaunchRow,
     Receive,
     Report,
     Send,
 )
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.executor.local_array import Slot
-from pathways_lab.executor.steps import Row
-from pathways_lab.executor.stretches import stretches
-from tests.runtime.launch_kit import BYTES, HOST, PlanBuilder, binding, grant
+from pathways_lab.executor.steps import Segment
+from pathways_lab.executor.stretches import Part, Stretch, stretches
+from tests.runtime.launch_kit import BYTES, HOST, OneByOne, PlanBuilder, binding, grant
 
 SEEDS = range(400)
 WIDE = replace(binding(1, 0, 1), devices=((HOST, 0), (HOST, 1), ("island0/host1", 0)))
@@ -37,15 +36,20 @@ def chain(length: int, slice_id: int = 1) -> Plan:
     return made.plan(["v0"], [f"v{length}"])
 
 
+def cut(plan: Plan, first: int, last: int, special: str = "") -> dict[int, Stretch]:
+    ours = [True] * len(plan.steps)
+    return stretches(plan, first, last, ours, lambda call: call.function != special)
+
+
 def ranges(plan: Plan, *, first: int = 0, last: int = 99, special: str = "") -> list[list[int]]:
-    found = stretches(plan, first, last, lambda call: call.function != special)
+    found = cut(plan, first, last, special)
     return [[part.index for part in stretch.parts] for stretch in found.values()]
 
 
 def test_a_chain_is_one_stretch_of_cells() -> None:
     plan = chain(4)
     assert ranges(plan) == [[0, 1, 2, 3]]
-    stretch = stretches(plan, 0, 4, lambda _: True)[0]
+    stretch = cut(plan, 0, 4)[0]
     assert stretch.externals == (0,)
     assert stretch.inner == 3 * BYTES
     assert [part.exports for part in stretch.parts] == [(), (), (), ((0, 4),)]
@@ -56,12 +60,12 @@ def test_a_chain_is_one_stretch_of_cells() -> None:
 def test_a_window_ends_a_stretch_and_what_crosses_it_is_exported() -> None:
     plan = chain(4)
     assert ranges(plan, last=2) == [[0, 1]]
-    assert stretches(plan, 0, 2, lambda _: True)[0].parts[1].exports == ((0, 2),)
-    behind = stretches(plan, 2, 4, lambda _: True)[2]
+    assert cut(plan, 0, 2)[0].parts[1].exports == ((0, 2),)
+    behind = cut(plan, 2, 4)[2]
     assert [part.frees for part in behind.parts] == [(2,), (4,)]
 
 
-def test_whatever_is_special_ends_a_stretch() -> None:
+def test_whatever_is_special_is_a_stretch_by_itself() -> None:
     made = PlanBuilder()
     made.call(1, "f", ["a"], ["b"]).call(1, "f", ["b"], ["c"])
     made.call(1, "prints", ["c"], ["d"])
@@ -71,7 +75,9 @@ def test_whatever_is_special_ends_a_stretch() -> None:
     made.call(1, "f", ["h"], ["j"]).call(1, "f", ["j"], ["k"])
     made.call(3, "f", ["x"], ["y"]).call(3, "f", ["y"], ["z"])
     plan = made.plan(["a", "x"], ["i", "k", "z"])
-    assert ranges(plan, special="prints") == [[0, 1], [3, 4], [8, 9], [10, 11]]
+    assert ranges(plan, special="prints") == [
+        [0, 1], [2], [3, 4], [5], [7], [8, 9], [10, 11]
+    ]  # fmt: skip
 
 
 class Bench:
@@ -80,20 +86,20 @@ class Bench:
     fails: steps that go wrong by themselves.
     """
 
-    def __init__(self, rows: bool, fails: frozenset[int] = frozenset(), limit: Any = None) -> None:
-        self.launcher = Launcher(HOST, "island0", limit, rows=rows)
+    def __init__(self, many: bool, fails: frozenset[int] = frozenset(), limit: Any = None) -> None:
+        self.launcher = (Launcher if many else OneByOne)(HOST, "island0", limit)
         self.fails = fails
-        self.lane: list[Launch | LaunchRow] = []
+        self.lane: list[Launch] = []
         self.failures: dict[Key, str] = {}
-        self.rows = 0
+        self.long = 0
 
     def do(self, actions: list[Action]) -> None:
         while actions:
             action, *actions = actions
             match action:
-                case Launch() | LaunchRow():
+                case Launch():
                     self.lane.append(action)
-                    self.rows += isinstance(action, LaunchRow)
+                    self.long += len(action.stretch.parts) > 1
                 case Report(run=run, first=first, times=times, failures=failures):
                     for step in range(first, first + len(times)):
                         assert (run, step) not in self.failures, "reported twice"
@@ -117,21 +123,9 @@ class Bench:
 
     def run(self, rng: random.Random) -> None:
         while self.lane:
-            launch = self.lane.pop(0)
-            if isinstance(launch, LaunchRow):
-                self.row(launch, rng)
-            else:
-                results, failure = self.compute(
-                    launch.key[1], launch.call, [slot.payload for slot in launch.inputs]
-                )
-                for slot, result in zip(launch.outputs, results, strict=True):
-                    slot.payload = result if launch.poison is None else None
-                for position in launch.call.donated:
-                    if position not in launch.copies:
-                        launch.inputs[position].payload = None
-                self.do(self.launcher.done(launch.key, 0.0, failure))
+            self.launch(self.lane.pop(0), rng)
 
-    def row(self, launch: LaunchRow, rng: random.Random) -> None:
+    def launch(self, launch: Launch, rng: random.Random) -> None:
         parts = launch.stretch.parts
         times: list[float] = []
         failures: dict[int, Failure] = {}
@@ -147,14 +141,16 @@ class Bench:
                 cells[cell] = result
             for position, value in part.exports:
                 launch.outputs[value].payload = results[position]
+            for position in part.call.donated:
+                if position not in launch.copies:
+                    launch.inputs[part.inputs[position]].payload = None
             for cell in part.clears:
                 cells[cell] = None
             times.append(0.0)
             if failure is not None and not lost:
                 failures[at] = failure
             if rng.random() < 0.3 or at == len(parts) - 1:
-                key = (launch.run, parts[0].index)
-                self.do(self.launcher.row_done(key, times, failures))
+                self.do(self.launcher.done(launch.key, times, failures))
                 times, failures = [], {}
 
 
@@ -179,12 +175,12 @@ def random_plan(rng: random.Random) -> Plan:
     return made.plan(["a", "b"], rng.sample(made_here, rng.randint(0, len(made_here))))
 
 
-def played(rows: bool, seed: int) -> tuple[Bench, list[tuple[str, Any]]]:
+def played(many: bool, seed: int) -> tuple[Bench, list[tuple[str, Any]]]:
     """A few runs of one random plan: their reports, and what became of their outputs."""
     rng = random.Random(seed)
     plan = random_plan(rng)
     fails = frozenset(i for i in range(len(plan.steps)) if rng.random() < rng.choice([0, 0.1]))
-    bench = Bench(rows, fails, limit=rng.choice([None, BYTES * 60]))
+    bench = Bench(many, fails, limit=rng.choice([None, BYTES * 60]))
     launcher = bench.launcher
     # The second slice shares a device with the first one, which may be on another host, too.
     launcher.bind(rng.choice([binding(1, 0, 1), WIDE]), "lane 1")
@@ -215,8 +211,8 @@ def played(rows: bool, seed: int) -> tuple[Bench, list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 50))
-def test_a_row_is_what_its_gangs_are_one_by_one(seed: int) -> None:
-    rows = 0
+def test_a_segment_of_n_is_n_segments_of_one(seed: int) -> None:
+    long = 0
     for each in range(seed, seed + 50):
         slow, wanted = played(False, each)
         fast, found = played(True, each)
@@ -224,24 +220,30 @@ def test_a_row_is_what_its_gangs_are_one_by_one(seed: int) -> None:
         assert fast.failures == slow.failures, each
         assert fast.launcher.idle
         assert not any(fast.launcher.memory.used.values()), each
-        assert not slow.rows
-        rows += fast.rows
-    assert rows > 20, "hardly anything was straight"
+        assert not slow.long
+        long += fast.long
+    assert long > 20, "hardly any segment was long"
 
 
 def test_the_search_notices_a_cause_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Row, "cause", lambda self, part, failure=None: failure)
+    cause = Segment.cause
+
+    def forgetful(self: Segment, part: Part, failure: Failure | None = None) -> Failure | None:
+        first = part is self.stretch.parts[0]
+        return cause(self, part, failure) if first else failure
+
+    monkeypatch.setattr(Segment, "cause", forgetful)
     assert any(played(True, seed)[0].failures != played(False, seed)[0].failures for seed in SEEDS)
 
 
 def test_without_room_for_all_of_it_gangs_go_one_by_one() -> None:
-    for limit, rows in ((BYTES * 6, 1), (BYTES * 6 - 1, 0)):
+    for limit, long in ((BYTES * 6, 1), (BYTES * 6 - 1, 0)):
         bench, plan = Bench(True, limit=limit), chain(5)
         bench.launcher.bind(binding(1, 0), "lane 1")
         bench.launcher.program(plan)
         bench.do(bench.launcher.grant(grant(1, plan, inputs=(None,), outputs=(5,)), {0: "a"}))
         bench.run(random.Random(0))
-        assert (bench.rows, len(bench.failures)) == (rows, 5)
+        assert (bench.long, len(bench.failures)) == (long, 5)
 
 
 def test_gangs_that_would_wait_within_a_row_go_one_by_one() -> None:
@@ -250,7 +252,7 @@ def test_gangs_that_would_wait_within_a_row_go_one_by_one() -> None:
     first = PlanBuilder("first")
     first.add(2, "x")
     source = first.move("x", 1, "y").plan(["x"], ["y"])
-    launcher = Launcher(HOST, "island0", rows=True)
+    launcher = Launcher(HOST, "island0")
     launcher.bind(binding(1, 0), "lane 1")
     launcher.bind(binding(2, 1), "lane 2")
     launcher.program(plan)
@@ -258,20 +260,21 @@ def test_gangs_that_would_wait_within_a_row_go_one_by_one() -> None:
     launcher.grant(grant(1, source, inputs=(None,), outputs=(7,)), {0: "x"})
     window = grant(2, plan, place=1, previous=0, inputs=(None, 7), outputs=(8,))
     (only,) = launcher.grant(window, {0: "a"})
-    assert isinstance(only, Launch), "the first gang does not wait for what comes late"
+    assert isinstance(only, Launch)
+    assert len(only.stretch.parts) == 1, "the first gang does not wait for what comes late"
 
 
 def test_with_the_order_off_gangs_go_one_by_one() -> None:
-    launcher, plan = Launcher(HOST, "island0", rows=True), chain(3)
+    launcher, plan = Launcher(HOST, "island0"), chain(3)
     launcher.bind(binding(1, 0), "lane 1")
     launcher.program(plan)
     window = grant(1, plan, inputs=(None,), outputs=(5,))
     actions = launcher.grant(window, {0: "a"}, free=True)
-    assert [type(action) for action in actions] == [Launch] * 3
+    assert [len(a.stretch.parts) for a in actions if isinstance(a, Launch)] == [1] * 3
 
 
 def test_on_several_hosts_the_first_gang_of_a_function_goes_by_itself_and_then_rows_go() -> None:
-    launcher, plan = Launcher(HOST, "island0", rows=True), chain(3)
+    launcher, plan = Launcher(HOST, "island0"), chain(3)
     launcher.bind(WIDE, "lane 1")
     launcher.program(plan)
     launcher.first_launches_alone("f", 1)
@@ -283,10 +286,10 @@ def test_on_several_hosts_the_first_gang_of_a_function_goes_by_itself_and_then_r
         actions = launcher.grant(window, {0: "a"})
         while actions:
             action, *actions = actions
-            seen.append(type(action))
             if isinstance(action, Launch):
-                assert action.first == (action.key[1] == 0)
-                actions += launcher.done(action.key, 0.0)
-            elif isinstance(action, LaunchRow):
                 assert action.together
-    assert [kind for kind in seen if kind in (Launch, LaunchRow)] == [Launch] * 3 + [LaunchRow]
+                assert action.first == (run == 1 and action.key[1] == 0)
+                length = len(action.stretch.parts)
+                seen.append(length)
+                actions += launcher.done(action.key, [0.0] * length, {})
+    assert seen == [1, 1, 1, 3]

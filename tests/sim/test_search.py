@@ -23,7 +23,7 @@ from pathways_lab.executor.buffers import Buffers
 from pathways_lab.executor.device_memory import Claim, Memory
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.executor.order import Order
-from pathways_lab.executor.straight import Straight
+from pathways_lab.executor.segments import Segments
 from pathways_lab.executor.transfers import Moves
 from pathways_lab.sim.host import Host
 from tests.sim.generate import Shape
@@ -113,11 +113,11 @@ def test_without_what_protects_those_who_stay_workloads_break(
     assert any(text and words in text for text in found)
 
 
-def _hears_of_no_failure(self: Straight, key: Any, times: Any, failures: Any) -> None:
-    row_done(self, key, times, {})
+def _hears_of_no_failure(self: Segments, key: Any, times: Any, failures: Any) -> None:
+    segment_done(self, key, times, {})
 
 
-row_done = Straight.done
+segment_done = Segments.done
 
 CROWDED = Shape(
     hosts=3, devices=3, slices=4, nodes=8, runs=12, memory=(60, 90), cancel=0.0, fail=0.0, lose=0.0
@@ -129,7 +129,7 @@ CROWDED = Shape(
     ("owner", "name", "broken", "shape", "seeds", "words"),
     [
         (Order, "_before", lambda self, unit: {}, CROWDED, (19, 27, 53, 57), ""),
-        (Straight, "done", _hears_of_no_failure, STRAIGHT, (97, 164), "wrong value"),
+        (Segments, "done", _hears_of_no_failure, STRAIGHT, (97, 164), "wrong value"),
         (Moves, "cancel", lambda self, move, failure: None, STRAIGHT, (51, 65), "ended 0 times"),
         (Buffers, "release", lambda self, slot: None, STRAIGHT, (1, 4), "still holds"),
         (Launcher, "uploaded", lambda self, *upload: [], STRAIGHT, (1, 10), "is not on "),

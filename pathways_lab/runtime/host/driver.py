@@ -38,13 +38,12 @@ from pathways_lab.runtime.host.compile_marks import NO_NOTES, Notes
 from pathways_lab.runtime.host.compiler import Code, Compiler, Executable
 from pathways_lab.runtime.host.device_queues import Job, Lane, Lanes
 from pathways_lab.runtime.host.effects import Carrier
-from pathways_lab.runtime.host.gang_job import GangJob, Work
 from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.local_slices import Tenants, failure_of
 from pathways_lab.runtime.host.migration import Parking
 from pathways_lab.runtime.host.peers import Peers
 from pathways_lab.runtime.host.reports import Reports
-from pathways_lab.runtime.host.row_job import Piece
+from pathways_lab.runtime.host.segment_job import Piece, Work
 from pathways_lab.runtime.host.transfer_engine import Exchange
 from pathways_lab.runtime.host.user_output import Output
 from pathways_lab.runtime.islands.group_member import Joint
@@ -99,7 +98,7 @@ class HostRim:
         self.name = name
         self.island = island
         self.runtime = runtime
-        self.launcher = Launcher(name, island, runtime.memory, rows=True)
+        self.launcher = Launcher(name, island, runtime.memory)
         self.reactor = Reactor(
             "host", self._message, self._closed, on_error=fatal, awake=True, stand_back=_STAND_BACK
         )
@@ -333,7 +332,7 @@ class HostRim:
     def _cut(self, joint: Joint, lane: Lane | None) -> None:
         """Cut again: a gang that was being launched may have missed the first cut."""
         oldest = lane.oldest if lane is not None else None
-        if isinstance(oldest, GangJob | Piece) and oldest.doomed is not None:
+        if isinstance(oldest, Piece) and oldest.doomed is not None:
             joint.sever()
             self.reactor.call_later(_CUT_SECONDS, self._cut, joint, lane)
 

@@ -1,6 +1,6 @@
 """Carries out the actions of a host's launcher, and tells the launcher their ends.
 
-Problem: to start a gang, a row or a transfer is to hand it to a thread of the device
+Problem: to start a segment of gangs or a transfer is to hand it to a thread of the device
 queues or of the transfer engine; their ends come back in those threads, faster than it
 is worth to wake the reactor for.
 
@@ -21,17 +21,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import sub
 from typing import Any
 
 from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.program.program import Call
 from pathways_lab.executor.actions import (
     Action,
     Broken,
     CancelReceive,
     Key,
     Launch,
-    LaunchRow,
     Receive,
     Refuse,
     Report,
@@ -43,12 +44,10 @@ from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.host.client_io import Desk, Fetch
 from pathways_lab.runtime.host.device_queues import Lanes, Times
-from pathways_lab.runtime.host.gang_job import GangJob, progress
 from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.local_slices import Tenants, failure_of
 from pathways_lab.runtime.host.reports import Reports
-from pathways_lab.runtime.host.row_job import Piece
-from pathways_lab.runtime.host.row_reports import Courses
+from pathways_lab.runtime.host.segment_job import Piece, SegmentJob, progress
 from pathways_lab.runtime.host.transfer_engine import Arrived, Exchange
 from pathways_lab.runtime.islands.multi_host_runtime import SpanningCpuRuntime
 
@@ -57,8 +56,6 @@ TOLD_AFTER = 0.005
 bars are invisible in a live view."""
 GLANCE = 0.002
 """Seconds between two looks at ends that grants wait for, while more of them are to come."""
-
-Ending = GangJob | Piece
 
 
 class Carrier:
@@ -100,13 +97,12 @@ class Carrier:
         self._fatal = fatal
         self._todo: deque[Action] = deque()
         self._doing = False
-        self._handed: dict[str, list[Ending]] = {}
-        self._flying: dict[Key, GangJob] = {}
-        self._ended: deque[tuple[Ending, Times, Failure | None]] = deque()
+        self._handed: dict[str, list[Piece]] = {}
+        self._flying: dict[Key, SegmentJob] = {}
+        self._ended: deque[tuple[Piece, Times]] = deque()
         self._poked = False
         self._seen = 0.0
         self._doomed: dict[Key, Failure] = {}
-        self._courses = Courses(host, story, self.piece_over, self._explained)
 
     @property
     def unseen(self) -> bool:
@@ -115,23 +111,16 @@ class Carrier:
 
     def doom(self, slices: list[int], failure: Failure) -> None:
         """The gangs of these slices that are not over shall not be launched, or end in failure."""
-        for gang in self._launcher.gangs():
-            if gang.call.slice in slices:
-                key = (gang.run.id, gang.index)
-                if (job := self._flying.get(key)) is not None:
+        for segment in self._launcher.segments():
+            if segment.stretch.first.slice in slices:
+                if (job := self._flying.get(segment.key)) is not None:
                     job.doomed = failure
                 else:
-                    self._doomed[key] = failure
-        self._courses.doom(slices, failure)
-        for row in self._launcher.rows():
-            key = (row.run.id, row.stretch.parts[0].index)
-            if row.stretch.first.slice in slices and key not in self._courses:
-                self._doomed[key] = failure
+                    self._doomed[segment.key] = failure
 
     def progress(self) -> Iterator[Seen]:
         """The gangs that this host has launched, and those that it has not."""
-        yield from progress(self._launcher.gangs(), self._flying)
-        yield from self._courses.progress(self._launcher.rows())
+        return progress(self._launcher.segments(), self._flying)
 
     # --- what the launcher decided --------------------------------------------------------
 
@@ -161,8 +150,6 @@ class Carrier:
         match action:
             case Launch():
                 self._launch(action)
-            case LaunchRow():
-                self._launch_row(action)
             case Send() | Receive():
                 self._transfer(action)
             case CancelReceive(key=key):
@@ -183,17 +170,12 @@ class Carrier:
     def _could_not(self, action: Action, error: Exception) -> None:
         """One step cannot be done here: that step fails."""
         match action:
-            case Launch(key=key, call=call):
-                failure = failure_of(
-                    f"{call.name} cannot be launched", error, self._host, call.line
-                )
-                self.carry_out(self._launcher.done(key, 0.0, failure))
-            case LaunchRow(run=run, stretch=stretch):
-                text, call = "a program cannot be launched", stretch.first
-                failure = failure_of(text, error, self._host, call.line)
-                key, count = (run, stretch.parts[0].index), len(stretch.parts)
+            case Launch(key=key, stretch=stretch):
+                text, line = f"{stretch.first.name} cannot be launched", stretch.first.line
+                failure = failure_of(text, error, self._host, line)
+                count = len(stretch.parts)
                 failures = dict.fromkeys(range(count), failure)
-                self.carry_out(self._launcher.row_done(key, [0.0] * count, failures))
+                self.carry_out(self._launcher.done(key, [0.0] * count, failures))
             case Send(key=key, node=node):
                 text = f"{node.name} cannot be sent"
                 failure = failure_of(text, error, self._host, node.line)
@@ -230,32 +212,25 @@ class Carrier:
     # --- gangs ------------------------------------------------------------------------------
 
     def _launch(self, launch: Launch) -> None:
-        call = launch.call
-        place = self._tenants.place(call.slice)
-        executable = self._tenants[call.slice].executables.get(call.function)
-        now = time.monotonic()
-        job = GangJob(launch, place, executable, self._host, self._meet, self._over, now)
+        slice_id = launch.stretch.first.slice
+        place, executables = self._tenants.place(slice_id), self._tenants[slice_id].executables
+        job = SegmentJob(
+            launch,
+            place,
+            executables,
+            self._host,
+            self._over,
+            self._explained,
+            self._meet,
+            time.monotonic(),
+        )
         job.doomed = self._doomed.pop(launch.key, None) if self._doomed else None
         self._flying[launch.key] = job
-        self._handed.setdefault(launch.lane, []).append(job)
+        self._handed.setdefault(launch.lane, []).append(Piece(job, 0))
 
-    def _launch_row(self, launch: LaunchRow) -> None:
-        slice_id = launch.stretch.first.slice
-        executables = self._tenants[slice_id].executables
-        piece = self._courses.launch(launch, self._tenants.place(slice_id), executables)
-        piece.course.doomed = self._doomed.pop(piece.course.key, None) if self._doomed else None
-        self._handed.setdefault(launch.lane, []).append(piece)
-
-    def _meet(self, job: GangJob) -> None:
+    def _meet(self, place: Place, call: Call) -> None:
         """Before the first launch of a function on several hosts.  In the lane's thread."""
-        call = job.launch.call
-        self._runtime.meet(job.place.binding, f"{call.slice}/{call.function}")
-
-    def _over(self, job: GangJob, times: Times, failure: Failure | None) -> None:
-        """In the lane's thread.  To see to each end would cost more than a small gang."""
-        if failure is not None and job.doomed is None:
-            failure = self._explained(job.place, failure)
-        self._end(job, job.launch, times, failure)
+        self._runtime.meet(place.binding, f"{call.slice}/{call.function}")
 
     def _explained(self, place: Place, failure: Failure) -> Failure:
         """A gang's failure; other hosts may know its cause better.  In the launch thread."""
@@ -263,22 +238,17 @@ class Carrier:
             return self._runtime.explained(place.binding, failure, self._broken)
         return failure
 
-    def piece_over(self, piece: Piece, times: Times) -> None:
-        """The same of gangs of a row."""
-        self._end(piece, piece.course.launch, times, None)
-
-    def _end(
-        self, job: Ending, launch: Launch | LaunchRow, times: Times, failure: Failure | None
-    ) -> None:
+    def _over(self, piece: Piece, times: Times) -> None:
+        """In the lane's thread.  To see to each end would cost more than a small gang."""
         # First: whoever begins to wait meanwhile looks for what has ended.
-        self._ended.append((job, times, failure))
+        self._ended.append((piece, times))
         if not self._poked and (
-            job.awaited or self._launcher.memory.short or self._hurries(launch)
+            piece.awaited or self._launcher.memory.short or self._hurries(piece.segment.launch)
         ):
             self._poked = True
             self._call_here(self.see_ended)
 
-    def _hurries(self, launch: Launch | LaunchRow) -> bool:
+    def _hurries(self, launch: Launch) -> bool:
         """Whether grants wait for an end of this run.
 
         Gangs shorter than :data:`GLANCE` are not seen one by one: now and then one is, and the last
@@ -299,23 +269,32 @@ class Carrier:
         """See to the gangs that have ended."""
         self._poked, self._seen = False, time.monotonic()
         while self._ended:
-            job, times, failure = self._ended.popleft()
-            if isinstance(job, Piece):
-                self._todo += self._courses.over(job, times, self._launcher, self._reports)
-                continue
-            key = job.launch.key
-            del self._flying[key]
-            actions = self._launcher.done(key, times.end - times.start, failure)
-            poisoned = any(
-                isinstance(a, Report) and a.run == key[0] and key[1] in a.failures for a in actions
-            )
-            if job.laps:
-                for lap in self._story.laps(job, poisoned):
-                    self._reports.record(lap)
-            else:
-                self._reports.ended(self._story.ended(job, times, poisoned))
-            self._todo.extend(actions)
+            self._todo += self._see(*self._ended.popleft())
         self.carry_out([])
+
+    def _see(self, piece: Piece, times: Times) -> list[Action]:
+        """Some gangs of a segment are over: what the launcher wants done then."""
+        job, ends = piece.segment, piece.ends(times)
+        taken = list(map(sub, ends.ends, ends.starts))
+        actions = self._launcher.done(job.launch.key, taken, ends.failures)
+        first = job.parts[ends.first].index
+        spoiled = {
+            step - first
+            for a in actions
+            if isinstance(a, Report) and a.run == job.launch.run
+            for step in a.failures
+        }
+        if job.laps:
+            for lap in self._story.laps(job, bool(spoiled)):
+                self._reports.record(lap)
+        elif len(job.parts) == 1:
+            self._reports.ended(self._story.alone(job, ends, bool(spoiled)))
+        else:
+            self._reports.record_packed(self._story.ended(job, ends, spoiled))
+        job.over += len(taken)
+        if job.over == len(job.parts):
+            del self._flying[job.launch.key]
+        return actions
 
     def look(self) -> None:
         """Nobody was in a hurry with what ended meanwhile, and with what goes on."""
@@ -323,11 +302,11 @@ class Carrier:
             self.see_ended()
         before = time.monotonic() - TOLD_AFTER
         for job in self._flying.values():
-            if job.called and job.called <= before and not job.announced:
-                job.announced = True
-                self._reports.record(self._story.launched(job))
-        for told in self._courses.launched(before):
-            self._reports.record(told)
+            for at in range(max(job.announced, job.over), len(job.called)):
+                if job.called[at] > before:
+                    break
+                job.announced = at + 1
+                self._reports.record(self._story.launched(job, at))
 
     # --- transfers --------------------------------------------------------------------------
 

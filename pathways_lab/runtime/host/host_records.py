@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterator
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, Line, Plan
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Key, Send
+from pathways_lab.executor.actions import Send
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.compiler import Code
-from pathways_lab.runtime.host.device_queues import Times
-from pathways_lab.runtime.host.gang_job import GangJob
-from pathways_lab.runtime.host.row_job import Course, Ends
+from pathways_lab.runtime.host.segment_job import Ends, SegmentJob
 from pathways_lab.runtime.host.transfer_engine import Arrived
 from pathways_lab.timeline.packed import in_common, launched
 from pathways_lab.timeline.records import Event, Span
@@ -66,51 +64,29 @@ class Story:
         for plan in [plan for plan in self._about if gone(plan)]:
             del self._about[plan]
 
-    def launched(self, job: GangJob) -> Event:
+    def launched(self, job: SegmentJob, at: int) -> Event:
         """A gang was handed to its devices, and is not over yet."""
-        launch = job.launch
-        poisoned = launch.poison is not None
-        return self._launched(
-            launch.plan, launch.key, launch.call, launch.seq, job.place, job.called, poisoned
-        )
-
-    def part_launched(self, course: Course, at: int) -> Event:
-        """The same of a part of a row."""
-        launch, part = course.launch, course.parts[at]
-        key, seq = (launch.run, part.index), launch.seq + at
-        return self._launched(
-            launch.plan, key, part.call, seq, course.place, course.called[at], False
-        )
-
-    def _launched(
-        self,
-        plan: Plan,
-        key: Key,
-        call: Call,
-        seq: int,
-        place: Place,
-        called: float,
-        poisoned: bool,
-    ) -> Event:
+        launch, part = job.launch, job.parts[at]
+        poisoned = not launch.lost.isdisjoint(part.inputs)
+        names = (launch.plan.name, part.call.name, job.place.binding.client)
         return launched(
             self._island,
             self._host,
-            called + self._offset(),
-            (*key, plan.name, call.name, place.binding.client),
-            _text(call.line),
-            place.locals,
-            in_common(seq, call.slice, poisoned, self._emulated),
+            job.called[at] + self._offset(),
+            (launch.run, part.index, *names),
+            _text(part.call.line),
+            job.place.locals,
+            in_common(launch.seq + at, part.call.slice, poisoned, self._emulated),
         )
 
-    def laps(self, job: GangJob, poisoned: bool) -> Iterator[Span]:
+    def laps(self, job: SegmentJob, poisoned: bool) -> Iterator[Span]:
         """The records of :meth:`ended`, for each lap of a loop; its number is the step."""
-        launch, offset = job.launch, self._offset()
-        place = job.place.binding
-        names = (launch.plan.name, launch.call.name, place.client, _text(launch.call.line))
-        host, run = (self._island, self._host), launch.key[0]
+        launch, call, offset = job.launch, job.launch.stretch.first, self._offset()
+        names = (launch.plan.name, call.name, job.place.binding.client, _text(call.line))
+        host, run = (self._island, self._host), launch.run
         for lap in job.laps:
             args = {
-                **in_common(launch.seq, launch.call.slice, poisoned, self._emulated),
+                **in_common(launch.seq, call.slice, poisoned, self._emulated),
                 "inputs_ready": job.handed + offset,
                 "steps": lap.steps,
             }
@@ -118,45 +94,45 @@ class Story:
             seq = {"seq": launch.seq}
             yield Span("launch", called, returned, *host, (), run, lap.first, *names, seq)
             start, end = lap.start + offset, lap.end + offset
-            yield Span("gang", start, end, *host, job.devices, run, lap.first, *names, args)
+            yield Span("gang", start, end, *host, job.place.locals, run, lap.first, *names, args)
 
-    def ended(self, job: GangJob, times: Times, poisoned: bool) -> record_encoding.Ended:
-        """A gang is over: what it took to launch it, and its time on the devices."""
+    def alone(self, job: SegmentJob, ends: Ends, poisoned: bool) -> record_encoding.Ended:
+        """A segment of one is over: what it took to launch it, and its time on the devices."""
         launch, work = job.launch, job.launch.stamp
         opens, work.told = not work.told, True
         return record_encoding.Ended(
-            self.about(launch.plan, launch.key[1], launch.call, job.place),
+            self.about(launch.plan, launch.key[1], launch.stretch.first, job.place),
             *launch.key,
             launch.seq,
             poisoned,
-            job.announced,
+            bool(job.announced),
             opens,
             work.received,
             work.began,
             work.ended,
             job.handed,
-            times.called,
-            times.returned,
-            times.start,
-            times.end,
+            ends.called[0],
+            ends.returned[0],
+            ends.starts[0],
+            ends.ends[0],
         )
 
-    def parts_ended(self, course: Course, ends: Ends, spoiled: set[int]) -> bytes:
-        """The same of parts of a row, written.  spoiled: those without results, from the first."""
-        launch, work, first = course.launch, course.launch.stamp, ends.first
+    def ended(self, job: SegmentJob, ends: Ends, spoiled: set[int]) -> bytes:
+        """The same of several gangs, written.  spoiled: those without results, from the first."""
+        launch, work, first = job.launch, job.launch.stamp, ends.first
         opens, work.told = not work.told, True
-        parts = course.parts[first : first + len(ends.ends)]
+        parts = job.parts[first : first + len(ends.ends)]
         return record_encoding.row(
             self._island,
             self._host,
             self._emulated,
             self._offset(),
-            [self.about(launch.plan, part.index, part.call, course.place) for part in parts],
+            [self.about(launch.plan, part.index, part.call, job.place) for part in parts],
             (launch.run, parts[0].index, launch.seq + first),
             spoiled,
-            max(course.announced - first, 0),
+            max(job.announced - first, 0),
             opens,
-            (work.received, work.began, work.ended, course.handed),
+            (work.received, work.began, work.ended, job.handed),
             (ends.called, ends.returned, ends.starts, ends.ends),
         )
 
