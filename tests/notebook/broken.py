@@ -28,6 +28,7 @@ PANEL = "extensions/labextensions/pathways-lab/static/panel.js"
 BROWSER = "tests/notebook/test_browser.py::"
 MOVES = BROWSER + "test_it_moves_while_a_cell_spins"
 RELOAD = BROWSER + "test_a_second_view_and_a_reload_in_mid_run_show_the_present"
+KEPT = BROWSER + "test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture"
 FOUND = BROWSER + "test_a_gang_and_a_moment_are_found_again_while_a_cell_spins"
 PROGRAM = "tests/notebook/test_browser_lab.py::test_a_program_moves_prints_fails_and_freezes"
 PAGES = (
@@ -98,7 +99,20 @@ ALL = (
     ),
     Broken(
         "frozen: a page that was opened late keeps the widget", NOTEBOOK + "view/live.js",
-        "setTimeout(() => keep(this.model, snapshot), 1500);", "", RELOAD,
+        "setTimeout(() => settle(this.model, { id: snapshot.id, ...snapshot.frozen }), 1500);",
+        "", RELOAD,
+    ),
+    Broken(
+        "kept: the document has the widget", NOTEBOOK + "view/kept.js",
+        'cell.sharedModel.updateOutputs(i, i + 1, [stored(bundle)], "silent-change");', "", KEPT,
+    ),
+    Broken(
+        "kept: the live view is drawn anew", NOTEBOOK + "view/kept.js",
+        '[stored(bundle)], "silent-change");', "[stored(bundle)]);", KEPT,
+    ),
+    Broken(
+        "kept: a page that is opened again does not find its view", NOTEBOOK + "view/live.js",
+        "    revive(this.model, first?.id);\n", "", RELOAD,
     ),
     Broken(
         "pause does not hold", NOTEBOOK + "view/page.js",

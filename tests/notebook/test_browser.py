@@ -170,6 +170,47 @@ def test_the_frozen_picture_needs_no_kernel(
     plain.close()
 
 
+def test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture(
+    browser: Any, page: Page, lab: Lab, tmp_path: Path
+) -> None:
+    page.show("open.ipynb", feed(), "view")
+    grows(page)
+
+    def kept() -> list[dict[str, Any]]:
+        page.command("docmanager:save")
+        cells = lab.read("open.ipynb")["cells"][:2]
+        return [each for cell in cells for each in cell["outputs"] if "text/html" in each["data"]]
+
+    until(lambda: len(kept()) == 2, seconds=20)
+    grows(page)  # the view goes on: what was saved is not what is shown
+    assert page.page.locator(".pathways-lab").count() == 2
+    assert page.console == []
+    page.command("notebook:move-cell-up")
+    page.page.wait_for_function(
+        "() => document.querySelectorAll('.pathways-lab').length === 2", timeout=10_000
+    )
+    assert len(kept()) == 2
+    page.page.evaluate(
+        "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+        ".shutdown(); }"
+    )
+    page.open("open.ipynb")
+    page.wait_for_picture()
+    page.screenshot(tmp_path / "kept.png")
+    text = page.page.inner_text(".jp-Notebook")
+    assert "model not found" not in text
+    assert "Loading widget" not in text
+    assert page.page.locator(".pathways-lab").count() == 0
+    for output in kept():
+        assert set(output["data"]) == {"text/html", "text/plain"}
+        assert len(json.dumps(output)) <= 100_000
+        facts = output["metadata"]["pathways_lab"]
+        assert facts["computations"] > 0
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR"]
+    subprocess.run([*command, "open.ipynb"], cwd=lab.work, check=True, timeout=120)
+    assert "data:image/svg+xml;base64," in (lab.work / "open.html").read_text()
+
+
 def test_without_the_server_route_a_busy_kernel_brings_the_script(
     browser: Any, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.view import render_process, renderers, view
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.render_process import Studio
+from pathways_lab.notebook.view.stills import Still, Stills
 from pathways_lab.notebook.view.stream import Message, Stream
 from pathways_lab.notebook.view.view import View
 from pathways_lab.timeline.entries import Entries
@@ -294,6 +295,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.stills: list[Still] = []
         self.told = ""
         self.end: tuple[str, Bundle] | None = None
         self.why = ""
@@ -301,6 +303,9 @@ class Screen:
 
     def message(self, message: dict[str, Any]) -> None:
         self.messages.append(message)
+
+    def still(self, still: Still) -> None:
+        self.stills.append(still)
 
     def ended(self) -> str:
         return self.told
@@ -345,16 +350,16 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     whole = screen.wait_for(lambda m: m["type"] == "snapshot" and m)
     assert Header(**whole["header"]).status == "36 of 36 gangs done"
     assert "plots" not in whole, "documents are made there"
-    at = [
-        whole["document"].index(f'"{name}-note"')
-        for name in ("islands", "order", "queues", "utilisation")
-    ]
+    names = ("islands", "order", "queues", "utilisation")
+    at = [whole["document"].index(f'"{name}-note"') for name in names]
     assert at == sorted(at), "panels from top to bottom"
     painter.do("seek", 0.5)
     screen.wait_for(lambda m: (m.get("header") or {}).get("at") == 0.5)
     painter.text()
     text = screen.wait_for(lambda m: m.get("text"))
     assert text.startswith("train: 2 islands, 8 devices") or "16 devices" in text
+    screen.wait_for(lambda _: screen.stills)
+    assert screen.stills[0].bundle[1]["pathways_lab"]["computations"] == 36 * 8
     assert log._later, "the kernel has not read a record"
     screen.told = "finished"
     assert screen.over.wait(20)
@@ -396,6 +401,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
 def test_views_of_one_lab_share_what_is_folded_and_what_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Stills, "take", lambda self, now: None)
     records = sorted(training(40), key=known_order)
     cut = 200
     sent: list[tuple[Any, ...]] = []
@@ -456,7 +462,7 @@ def test_records_that_nobody_can_read_or_fold_are_lost_and_views_go_on() -> None
     for _ in range(2):  # read, and folded when nothing older can come
         made.tick(1000)
         clock.now += 2 * LATE
-    assert set(sent) == {"message"}
+    assert set(sent) == {"message", "still"}
     _, header = made.views[1].picture.shown(made.timeline.clock())
     assert "8 records dropped" in header.notes
     assert "7 records could not be read: CodecError" in made.timeline.failures[0]
@@ -497,6 +503,7 @@ def test_a_document_of_another_shape_is_part_of_looking(monkeypatch: pytest.Monk
         return message
 
     monkeypatch.setattr(render_process, "documented", dear)
+    monkeypatch.setattr(Stills, "take", lambda self, now: None)
     records = training(1)
     made = Studio(lambda *_: None, lambda: arrival(records[-1]))
     made.hear("records", [([write(r) for r in records], len(records))], 0, 0.0, 1.0, KEEP)
@@ -514,14 +521,8 @@ def test_a_view_that_is_closed_waits_a_little_for_its_last_records(late: float) 
     ended = arrival(records[-1])
     now = [ended]
     made = Studio(lambda kind, *_: sent.append(kind), lambda: now[0])
-    made.hear(
-        "records",
-        [([write(r) for r in records[:-12]], len(records) - 12)],
-        0,
-        0.25,
-        1.0,
-        KEEP,
-    )
+    early = [write(r) for r in records[:-12]]
+    made.hear("records", [(early, len(early))], 0, 0.25, 1.0, KEEP)
     made.hear("open", 1, Wanted(origin=0.0, since=0.0))
     made.hear("close", 1, "ended")
     assert "frozen" not in sent, "gangs were launched and have not ended"

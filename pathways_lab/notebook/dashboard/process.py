@@ -31,6 +31,7 @@ from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import Watch
 from pathways_lab.notebook.panels import DEFAULT
 from pathways_lab.notebook.scene.live_fold import Present
+from pathways_lab.notebook.view import PAGE
 from pathways_lab.notebook.view.cpu_budget import Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
 from pathways_lab.runtime.cluster.attach import ControlAddress
@@ -58,7 +59,7 @@ _HERE = Path(__file__).parent
 _VIEWS = _HERE.parent / "view"
 
 FILES = {
-    "live.js": (_VIEWS / "page.js", _VIEWS / "live.js"),
+    "live.js": tuple(_VIEWS / name for name in PAGE),
     "live.css": (_VIEWS / "live.css",),
     "dashboard.js": (_HERE / "dashboard.js",),
     "dashboard.css": (_HERE / "dashboard.css",),

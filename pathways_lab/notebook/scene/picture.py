@@ -31,7 +31,7 @@ from pathways_lab.notebook.scene.text import (
     summary,
     table,
 )
-from pathways_lab.notebook.view.frozen import Bundle, freeze
+from pathways_lab.notebook.view.frozen import Bundle, freeze, still
 from pathways_lab.timeline.log import Timeline, items_within
 from pathways_lab.timeline.packed import Item, Packed, single
 from pathways_lab.timeline.records import ENDS, Event, Sample
@@ -133,16 +133,19 @@ class Picture:
         if self._past is not None:
             scene, at = self._past.scene, self._past.now
             self._drawn = self._past.plots(self._names)
-        elif not self._drawn or news or scene.busy or now - scene.last < QUIET:
+        elif not self._drawn or news or self._moves(scene, now):
             self._drawn = self.present.once(self._names, self._plots)
         return self._drawn, self.header(scene, at, now)
+
+    def _moves(self, scene: Scene, now: float) -> bool:
+        return bool(scene.busy) or now - scene.last < QUIET
 
     def _plots(self, scene: Scene, at: float) -> tuple[Plot, ...]:
         return plots(self._names, scene, at)
 
     def header(self, scene: Scene, at: float, now: float) -> Header:
         """The text above the figures; *scene* is shown as it is *at* some moment."""
-        active = self.timeline.grows and (scene.busy or at - scene.last < QUIET)
+        active = self.timeline.grows and self._moves(scene, at)
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
@@ -248,6 +251,17 @@ class Picture:
     # --- the end --------------------------------------------------------------
 
     @property
+    def content(self) -> tuple[float, ...]:
+        """Another value when a still picture would be another one."""
+        scene = self.scene
+        return self.since, scene.last, bool(scene.busy), len(scene.machine.lanes)
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing moves: a still picture shows all there is."""
+        return not self.present.behind and not self._moves(self.scene, self.present.folded)
+
+    @property
     def waiting(self) -> bool:
         """Whether there is more to come of what it has seen begin."""
         return bool(self.scene.busy) or self.present.behind
@@ -283,12 +297,23 @@ class Picture:
         return self.present.once(("frozen", self.panels, self.wanted.title), self._freeze)
 
     def _freeze(self, scene: Scene, at: float) -> Bundle:
-        items = self.timeline.items
-        last = max(min(scene.last, self._until(items)), self.since + 1e-3)
+        last = max(min(scene.last, self._until(self.timeline.items)), self.since + 1e-3)
+        return self._frozen(scene, self.since, last)
+
+    def _frozen(self, scene: Scene, since: float, last: float) -> Bundle:
         return freeze(
-            items_within(items, self.since, last), self.since, last, self.panels,
+            items_within(self.timeline.items, since, last), since, last, self.panels,
             self.wanted.title, self.palette, self.notes(), scene.machine,
         )  # fmt: skip
+
+    def still(self) -> Bundle:
+        """The live picture as a static one."""
+        return self.present.once(("still", self.panels, self.wanted.title), self._still)
+
+    def _still(self, scene: Scene, at: float) -> Bundle:
+        at = at if scene.busy else min(at, max(scene.last, self.since) + QUIET)
+        bundle = still(scene, at, self.panels, self.wanted.title, self.notes())
+        return bundle or self._frozen(scene, max(self.since, at - scene.window), at)
 
     def _until(self, items: Iterable[Item]) -> float:
         """When the last of the view's runs was over: the next cell's may have begun since."""

@@ -72,10 +72,22 @@ def freeze(
         for budget in (BUDGETS[0], *(each for each in BUDGETS[1:] if each >= least)):
             if scene.marks > 2 * budget or len(scene.drawn) > budget:
                 scene.coarsen(budget)
-            data, metadata = _bundle(scene, end, panels, title, notes)
-            if len(json.dumps(data)) + len(json.dumps(metadata)) <= LIMIT:
-                return data, metadata
-    return data, metadata
+            bundle = _bundle(scene, end, panels, title, notes)
+            if _size(bundle) <= LIMIT:
+                return bundle
+    return bundle
+
+
+def still(
+    scene: Scene, end: float, panels: tuple[str, ...], title: str, notes: Sequence[str]
+) -> Bundle | None:
+    """The picture of a scene as it is live; None: it would be larger than :data:`LIMIT`."""
+    bundle = _bundle(scene, end, panels, title, notes)
+    return bundle if _size(bundle) <= LIMIT else None
+
+
+def _size(bundle: Bundle) -> int:
+    return sum(len(json.dumps(part)) for part in bundle)
 
 
 def _bundle(

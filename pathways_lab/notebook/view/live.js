@@ -187,6 +187,7 @@ class Feed {
   async start() {
     const first = this.model.get("_snapshot");
     if (first?.frozen) return this.freeze(first);
+    revive(this.model, first?.id);
     const { Bokeh, how } = await bokeh(this.model);
     this.Bokeh = Bokeh;
     this.how = how;
@@ -202,6 +203,7 @@ class Feed {
     if (this.lost) return;
     if (message.type === "scripts") attemptFor(this.model.get("_scripts").version).push(buffers);
     else if (message.type === "snapshot") this.take({ ...message, block: buffers[0] });
+    else if (message.type === "kept") keep(this.model, (this.kept = message));
     else if (message.type === "text")
       for (const { foot } of this.views) foot.text.textContent = `${message.text}\n\n${HELP}`;
     else if (message.type === "update") {
@@ -224,7 +226,7 @@ class Feed {
     apply(this.document, summed(this.document, [decode(snapshot.changes, snapshot.block)]));
     this.catchUp();
     for (const view of this.views) view.paused || view.show();
-    if (!this.told) this.model.send({ type: "ready", how: this.how });
+    if (!this.told) this.model.send({ type: "ready", keeps: !!notebookOf(this.model) });
     this.told = true;
   }
 
@@ -293,25 +295,14 @@ class Feed {
     this.light();
     // The kernel replaces the output itself, unless this page was opened after
     // the cell had started: then the notebook still holds the widget.
-    setTimeout(() => keep(this.model, snapshot), 1500);
+    setTimeout(() => settle(this.model, { id: snapshot.id, ...snapshot.frozen }), 1500);
   }
-}
 
-// The cells of the notebook that shows a widget; none in other places.
-function cellsOf(model) {
-  return [...(model.widget_manager?.context?.model?.cells ?? [])];
-}
-
-// Put the frozen picture into the notebook's document, where it is saved.
-function keep(model, { id, frozen }) {
-  if (!id) return;
-  for (const cell of cellsOf(model)) {
-    const outputs = cell.outputs;
-    for (let i = 0; outputs && i < outputs.length; i++) {
-      const view = outputs.get(i).data?.["application/vnd.jupyter.widget-view+json"];
-      if (view?.model_id === id)
-        outputs.set(i, { output_type: "display_data", data: frozen.data, metadata: frozen.metadata });
-    }
+  // A view has left the page, perhaps with a cell that was moved: that shows now what the
+  // document has.
+  left(view) {
+    this.views.delete(view);
+    if (this.kept && !this.frozen) setTimeout(() => revive(this.model, this.kept.id));
   }
 }
 

@@ -31,6 +31,7 @@ import anywidget
 import bokeh
 import traitlets
 
+from pathways_lab.notebook.view import PAGE
 from pathways_lab.notebook.view.stream import Message
 
 _HERE = Path(__file__).parent
@@ -60,9 +61,11 @@ class LiveFigures(anywidget.AnyWidget):
     ask: called when a snapshot is wanted; the answer is a message like any other.
     on_action: called with the name of a pressed button and its value, in a thread of
         the kernel's choice; it must be quick and must not print.
+    keeper: whether a page puts into the notebook's document what :meth:`keep` is given; None:
+        no page has said anything yet.
     """
 
-    _esm = "\n".join((_HERE / name).read_text() for name in ("page.js", "live.js"))
+    _esm = "\n".join((_HERE / name).read_text() for name in PAGE)
     _css = _HERE / "live.css"
     _scripts = traitlets.Dict().tag(sync=True)
     _snapshot = traitlets.Any(0).tag(sync=True, to_json=_snapshot_json)
@@ -76,6 +79,8 @@ class LiveFigures(anywidget.AnyWidget):
         self._followed = self._pushed = False
         self._key_frame_at = self._shown_at = 0.0
         self._frozen: dict[str, Any] | None = None
+        self._kept: dict[str, Any] | None = None
+        self.keeper: bool | None = None
         self._ask, self._on_action = ask, on_action
         route = os.environ.get(ROUTE_VARIABLE, "")
         super().__init__(
@@ -85,13 +90,38 @@ class LiveFigures(anywidget.AnyWidget):
         answer_while_busy(self.comm)
 
     def snapshot(self) -> dict[str, Any]:
-        """The state for a page that comes now: the frozen picture, or that it must wait."""
+        """The state for a page that comes now: the frozen picture, or that it must wait.
+
+        id: by which the page finds its place in the notebook's document, when that is known.
+        """
         with self._lock:
             if self._frozen is not None:
-                return {"seq": 0, "frozen": self._frozen, "id": self.model_id or ""}
+                return {"seq": 0, "frozen": self._frozen, "id": self._number}
         if self._ask is not None and self._shown_at:
             self._ask()
-        return {"seq": -1}
+        return {"seq": -1, "id": self._number}
+
+    @property
+    def _number(self) -> str:
+        """The widget's number; "" while it has none."""
+        return self.model_id if self.comm is not None else ""
+
+    def keep(self, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
+        """Pages save *data* (a MIME bundle) with the notebook and go on as they are."""
+        with self._lock:
+            self._kept = {
+                "type": "kept", "id": self.model_id, "data": dict(data), "metadata": dict(metadata)
+            }  # fmt: skip
+            self._send_kept()
+
+    def _send_kept(self) -> None:
+        if self._kept is not None and self._frozen is None and self.comm is not None:
+            self.send(self._kept)
+
+    def silent(self) -> bool:
+        """Whether no page has said anything for so long that there seems to be none."""
+        shown = self._shown_at
+        return self.keeper is None and bool(shown) and time.monotonic() - shown > PATIENCE
 
     def post(self, message: Message) -> None:
         """Send a renderer's message to all pages.  Any thread."""
@@ -140,6 +170,9 @@ class LiveFigures(anywidget.AnyWidget):
         kind = content.get("type") if isinstance(content, dict) else None
         if kind == "ready":
             self._followed = True
+            self.keeper = bool(self.keeper or content.get("keeps"))
+            with self._lock:
+                self._send_kept()
         elif kind == "scripts":
             with self._lock:
                 if self.comm is not None:

@@ -399,7 +399,7 @@ class View {
     this.watch.disconnect();
     this.size.disconnect();
     this.drop();
-    this.feed.views.delete(this);
+    this.feed.left(this);
     this.feed.light();
   }
 }

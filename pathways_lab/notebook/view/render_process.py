@@ -34,6 +34,7 @@ from pathways_lab.notebook.scene.live_fold import LATE, Present, newest
 from pathways_lab.notebook.scene.picture import LAST, Picture, Wanted
 from pathways_lab.notebook.view.cpu_budget import PERIOD, Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
+from pathways_lab.notebook.view.stills import Stills
 from pathways_lab.notebook.view.stream import Stream
 from pathways_lab.runtime.processes import child_process
 from pathways_lab.timeline.entries import Counted
@@ -58,6 +59,7 @@ class Shown:
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.stream: Stream | None = None
+        self.stills = Stills(picture)
         self.told = ""
         self.closing: float | None = None
 
@@ -85,8 +87,8 @@ class Studio:
 
     elsewhere: processor seconds that the kernel has used for them, and nobody has counted.
     idle: share of the last moments in which the kernel computed nothing.
-    extra: processor seconds of the present turn that went into first documents and frozen pictures:
-    once for a view, so nothing rests for them.
+    extra: processor seconds of the present turn that went into first documents, frozen pictures
+    and still ones: once for a view, or bounded by themselves, so nothing rests for them.
     """
 
     def __init__(self, say: Any, clock: Any) -> None:
@@ -171,6 +173,8 @@ class Studio:
                 self._draw(number, shown)
                 if shown.over(now):
                     self._end(number, shown)
+                else:
+                    self._keep(number, shown)
             except Exception as error:
                 self._fail(number, error)
         return folded - begun, time.thread_time() - folded - self.extra
@@ -184,6 +188,13 @@ class Studio:
             if first:  # later ones, of runs that look different, are looking too
                 self.extra += time.thread_time() - begun
             self._say("message", number, message)
+
+    def _keep(self, number: int, shown: Shown) -> None:
+        begun = time.thread_time()
+        still = shown.stills.take(self.timeline.clock())
+        if still is not None:
+            self._say("still", number, still)
+            self.extra += time.thread_time() - begun
 
     def _end(self, number: int, shown: Shown) -> None:
         del self.views[number]

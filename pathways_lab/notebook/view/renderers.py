@@ -29,6 +29,7 @@ from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.notebook.view.cpu_budget import PERIOD
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.machine_load import Idle
+from pathways_lab.notebook.view.stills import Still, Stills
 from pathways_lab.notebook.view.stream import Message, Stream
 from pathways_lab.runtime.processes import child_process
 from pathways_lab.timeline.log import Timeline
@@ -51,6 +52,9 @@ class Screen(Protocol):
 
     def ended(self) -> str:
         """How what is shown has ended, as far as the kernel knows, or ""."""
+
+    def still(self, still: Still) -> None:
+        """A picture of now, for the notebook to keep."""
 
     def frozen(self, outcome: str, bundle: Bundle) -> None:
         """It is over, and this is left.  Nothing comes after it."""
@@ -92,6 +96,7 @@ class Thread:
         self._timeline, self._screen = timeline, screen
         self.picture = Picture(timeline, wanted)
         self._stream = Stream(*self.picture.look(timeline.clock()))
+        self._stills = Stills(self.picture)
         self._lock = threading.RLock()
         self._over = threading.Event()
         self.whole()
@@ -134,16 +139,18 @@ class Thread:
     def _run(self) -> None:
         pause = PERIOD
         while not self._over.wait(pause):
-            begun = time.thread_time()
             try:
                 with self._lock:
+                    begun = time.thread_time()
                     self._draw()
+                    pause = max(PERIOD, SHARE * (time.thread_time() - begun))
                     if self.picture.over(self._screen.ended()):
                         self.end(self.picture.outcome)
+                    elif still := self._stills.take(self._timeline.clock()):
+                        self._screen.still(still)
             except Exception as error:
                 self._over.set()
                 self._screen.failed(f"{type(error).__name__}: {error}")
-            pause = max(PERIOD, SHARE * (time.thread_time() - begun))
 
 
 class Studio:
@@ -233,8 +240,8 @@ class Studio:
         screen = self._screens.get(number)
         if screen is None:
             return
-        if kind == "message":
-            screen.message(*values)
+        if kind in ("message", "still"):
+            getattr(screen, kind)(*values)
             return
         del self._screens[number]
         self._told.discard(number)

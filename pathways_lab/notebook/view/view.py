@@ -27,6 +27,7 @@ from pathways_lab.notebook.scene.picture import LAST, Picture, Wanted
 from pathways_lab.notebook.view import renderers
 from pathways_lab.notebook.view.frozen import Bundle
 from pathways_lab.notebook.view.live import LiveFigures
+from pathways_lab.notebook.view.stills import Still
 from pathways_lab.notebook.view.stream import Message
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
@@ -125,6 +126,22 @@ class View:
         """How what is shown has ended, as far as the kernel knows, or ""."""
         return self._ended() if self._ended is not None else ""
 
+    def still(self, still: Still) -> None:
+        """The notebook keeps it: a page saves it, or else the output is replaced, which
+        draws it anew and so is done only while nothing moves."""
+        with self._lock:
+            if self.live is None or self._closed.is_set():
+                return
+            data, metadata = still.bundle
+            facts = metadata["pathways_lab"] | {"view": self.live.model_id}
+            metadata = metadata | {"pathways_lab": facts}
+            self.live.keep(data, metadata)
+            if still.stands and self.live.keeper is False:
+                data = data | _widget(self.live)
+            elif not (still.stands and self.live.silent()):
+                return
+            self._replace(data, metadata)
+
     def frozen(self, outcome: str, bundle: Bundle) -> None:
         """It is over: the static picture takes the live one's place, wherever it is shown."""
         with self._lock:
@@ -139,11 +156,15 @@ class View:
                 return
             data, metadata = bundle
             self.live.freeze(data, metadata)
-            for handle in self._handles:
-                handle.update(data, metadata=metadata, raw=True)
+            self._replace(data, metadata)
             _frozen.append(self.live)
             while len(_frozen) > FROZEN:
                 _frozen.popleft().close()
+
+    def _replace(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """The outputs that show it show this."""
+        for handle in self._handles:
+            handle.update(data, metadata=metadata, raw=True)
 
     def failed(self, why: str) -> None:
         """It cannot be drawn any more; what is known here is left."""
@@ -174,11 +195,7 @@ class View:
             if self.live is None:
                 self._begin()
             assert self.live is not None
-            widget = {"version_major": 2, "version_minor": 0, "model_id": self.live.model_id}
-            data = {
-                "text/plain": f"{self.title}: a live view",
-                "application/vnd.jupyter.widget-view+json": widget,
-            }
+            data = {"text/plain": f"{self.title}: a live view"} | _widget(self.live)
             self._handles.append(_display(data, display_id=True))
 
     def _begin(self) -> None:
@@ -256,6 +273,12 @@ def view_of(timeline: Timeline, *panels: str, replay: bool = False, **options: A
     }
     view = View(timeline, panels, **given)
     return view if replay else view.freeze()
+
+
+def _widget(live: LiveFigures) -> dict[str, Any]:
+    """The part of a MIME bundle that shows a live view."""
+    widget = {"version_major": 2, "version_minor": 0, "model_id": live.model_id}
+    return {"application/vnd.jupyter.widget-view+json": widget}
 
 
 def _display(
