@@ -5,13 +5,13 @@ Rule for maintainers: a method for each kind of request, named as it; see :mod:`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.errors import PathwaysError
-from pathways_lab.core.program.layout import boxes
 from pathways_lab.door import dtypes, shardings, values
 from pathways_lab.door.messages import message
 from pathways_lab.door.server import INTERNAL, INVALID, UNIMPLEMENTED, Reply, Status
@@ -43,8 +43,9 @@ class Arrays(State):
 
     def _put(self, kind: ArrayType, placing: Placing, data: np.ndarray[Any, Any]) -> Value:
         place = self.slice_of(placing.devices)
-        session = self._lab.session
-        return Whole(kind, placing, session.put(data, kind, place, placing.layout, "device_put"))
+        put = self._lab.session.put
+        stored = placing.stored(kind)
+        return Whole(kind, placing, put(data, stored, place, placing.layout, "device_put"))
 
     def _make_arrays_from_host_buffer_shards_request(self, request: Any, reply: Reply) -> Any:
         made = message("MakeArraysFromHostBufferShardsResponse")()
@@ -52,11 +53,11 @@ class Arrays(State):
         for number, spec in zip(numbers, request.specs, strict=True):
             parts = [self._host_array(buffer) for buffer in spec.host_buffers]
             kind, placing = self._specified(spec.array_spec)
-            found = boxes(placing.layout, kind.shape)
-            if len(parts) == 1 and parts[0].shape == kind.shape:
+            found, stored = placing.boxes(kind), placing.stored(kind).shape
+            if len(parts) == 1 and parts[0].shape == stored:
                 data = parts[0]
             else:
-                data = np.empty(kind.shape, parts[0].dtype)
+                data = np.empty(stored, parts[0].dtype)
                 for part, where in zip(parts, spec.addressable_shard_indices, strict=True):
                     data[index(found[where.indices[0]])] = part
             made.array_handles.append(self._keep(number, self._put(kind, placing, data)))
@@ -115,7 +116,7 @@ class Arrays(State):
         for number, given in zip(numbers, request.array_handles, strict=True):
             value = self._value(given)
             devices = tuple(request.device_ids) or value.placing.devices
-            placing = Placing(devices, value.placing.layout)
+            placing = replace(value.placing, devices=devices)
             made.array_handles.append(self._keep(number, self._moved(value, placing)))
         self._consume(request.copy_semantics, request.array_handles)
         return made
@@ -136,6 +137,8 @@ class Arrays(State):
         if value.placing == placing:
             value.shared = True
             return value
+        if value.placing.stacked != placing.stacked:
+            raise Status(UNIMPLEMENTED, "unreduced arrays are reduced by computations only")
         try:
             handle = values.moved(value.handle(), placing, self)
         except PathwaysError as error:
@@ -147,6 +150,8 @@ class Arrays(State):
         strides = tuple(request.byte_strides.strides) if request.HasField("byte_strides") else None
 
         async def copied(value: Value) -> Any:
+            if value.placing.stacked:
+                raise Status(INVALID, "an unreduced array is read shard by shard")
             data = await value.read()
             self._buffers.put(number, strided(data, strides))
             return message("CopyToHostBufferResponse")()

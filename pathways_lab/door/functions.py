@@ -19,7 +19,6 @@ from pathways_lab.door import dtypes, options, programs, shardings
 from pathways_lab.door.messages import message
 from pathways_lab.door.programs import Loaded
 from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
-from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import DONATE, State, all_ended
 from pathways_lab.door.values import Failed, Value, Whole
 
@@ -59,16 +58,16 @@ class Functions(State):
 
     def _loaded_executable_metadata_request(self, request: Any, reply: Reply) -> Any:
         loaded = self._program(request.loaded_executable_handle)
-        code, made = loaded.code, message("LoadedExecutableMetadataResponse")()
-        out_types = code.out_types[: loaded.results]
-        out_layouts = code.out_layouts[: loaded.results]
-        made.parameter_shardings.shardings.extend(map(shardings.op_sharding, code.in_layouts))
-        made.output_shardings.shardings.extend(map(shardings.op_sharding, out_layouts))
+        made = message("LoadedExecutableMetadataResponse")()
+        out_kinds = loaded.out_kinds[: loaded.results]
+        out_placings = loaded.out_placings[: loaded.results]
+        made.parameter_shardings.shardings.extend(map(shardings.op_sharding, loaded.in_placings))
+        made.output_shardings.shardings.extend(map(shardings.op_sharding, out_placings))
         made.parameter_shardings.SetInParent()
         made.output_shardings.SetInParent()
         for kinds, listed in (
-            (code.in_types, made.parameter_layouts_list),
-            (out_types, made.output_layouts_list),
+            (loaded.in_kinds, made.parameter_layouts_list),
+            (out_kinds, made.output_layouts_list),
         ):
             listed.SetInParent()
             for kind in kinds:
@@ -77,7 +76,7 @@ class Functions(State):
         made.output_memory_kinds.memory_kind_lists.add().memory_kinds.extend(
             ["device"] * loaded.results
         )
-        made.donated_input_indices.donated_input_indices.extend(code.donated)
+        made.donated_input_indices.donated_input_indices.extend(loaded.donated)
         made.donated_input_indices.SetInParent()
         made.compiled_memory_stats_error.code = UNIMPLEMENTED
         made.compiled_memory_stats_error.message = "memory statistics are not served"
@@ -151,11 +150,9 @@ class Functions(State):
 
     def _run(self, request: Any, loaded: Loaded) -> list[Value]:
         """One call: one gang, whatever it takes and returns."""
-        code = loaded.code
-        placings = [Placing(loaded.devices, layout) for layout in code.out_layouts]
         kept = set(request.execute_options.non_donatable_input_indices)
         given = [self._value(number) for number in request.args_handles]
-        consumed = [n for n in code.donated if n not in kept]
+        consumed = [n for n in loaded.donated if n not in kept]
         overwritten = tuple(n for n in consumed if given[n].given_up)
         try:
             handles = [value.handle() for value in given]
@@ -164,13 +161,10 @@ class Functions(State):
         except (PathwaysError, Status) as error:
             results: list[Value] = [
                 Failed(kind, placing, error)
-                for kind, placing in zip(code.out_types, placings, strict=True)
+                for kind, placing in zip(loaded.out_kinds, loaded.out_placings, strict=True)
             ]
         else:
-            results = [
-                Whole(kind, placing, handle)
-                for kind, placing, handle in zip(code.out_types, placings, made, strict=True)
-            ]
+            results = list(map(Whole, loaded.out_kinds, loaded.out_placings, made))
         # The lab keeps what the call reads until it is over; nobody else has it any more.
         self._consume(DONATE, [request.args_handles[n] for n in consumed])
         return results

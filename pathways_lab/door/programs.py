@@ -34,7 +34,8 @@ from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line
 from pathways_lab.door import dtypes, shardings
 from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
-from pathways_lab.runtime import jax_callbacks, jax_private
+from pathways_lab.door.shardings import Placing
+from pathways_lab.runtime import jax_callbacks, jax_modules, jax_private
 from pathways_lab.runtime.arrays import dtype_of
 from pathways_lab.runtime.devices import spec_of
 
@@ -48,6 +49,7 @@ class Loaded:
     """A compiled function as a node of the lab's programs has it: see ``client.functions.Body``.
 
     devices: the client's numbers of the devices that it runs on, in order.
+    in_kinds, in_placings, out_kinds, out_placings: arguments and results as the client has them.
     results: so many of its results are the client's; one more only says that it is over.
     module: the StableHLO that the client sent.
     """
@@ -55,9 +57,13 @@ class Loaded:
     name: str
     devices: tuple[int, ...]
     code: Executable
-    calls_python: bool = False
-    results: int = 0
-    module: bytes = b""
+    in_kinds: tuple[ArrayType, ...]
+    in_placings: tuple[Placing, ...]
+    out_kinds: tuple[ArrayType, ...]
+    out_placings: tuple[Placing, ...]
+    calls_python: bool
+    results: int
+    module: bytes
     running: Any = USUAL
 
     @property
@@ -93,8 +99,13 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
 
     Raises Status for what hosts cannot run.
     """
+    sent = module
     try:
-        said = jax_private.read_signature(module)
+        said = jax_modules.read_signature(module)
+        stacks = jax_modules.stacked(module)
+        if stacks.module is not module:
+            module = stacks.module
+            said = jax_modules.read_signature(module)
         ins, outs = map(_types, (said.inputs, said.outputs))
     except ValueError as error:
         raise Status(INVALID, f"compile_request: {error}") from None
@@ -104,9 +115,6 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     read = jax_private.read_lowered(
         module, [len(t.shape) for t in ins], [len(t.shape) for t in outs]
     )
-    (main,) = (line for line in read.text.splitlines() if "func.func public @main" in line)
-    if "unreduced={" in main:
-        raise Status(UNIMPLEMENTED, "compile_request: arguments and results that are unreduced")
     named = [*_fitting(read.inputs, ins, len(devices)), *_fitting(read.outputs, outs, len(devices))]
     settled = [
         shardings.whole(len(devices), len(kind.shape)) if layout is None
@@ -125,13 +133,35 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     results = len(outs)
     if ends:
         outs, out_layouts = (ArrayType((), "bool"),), (shardings.whole(len(devices), 0),)
+    in_placings = _placings(devices, in_layouts, stacks.inputs)
+    out_placings = _placings(
+        devices, out_layouts, (*stacks.outputs, False) if ends else stacks.outputs
+    )
     digest = hashlib.sha256(module)
     digest.update(repr((in_layouts, out_layouts, said.donated, kind)).encode())
     code = Executable(
         digest.hexdigest()[:32], "callbacks" if python else "export", blob, name, ins, outs,
         in_layouts, out_layouts, said.donated, Line(),
     )  # fmt: skip
-    return Loaded(name, devices, code, bool(calls), results, module)
+    return Loaded(
+        name, devices, code,
+        _as_sent(ins, in_placings), in_placings, _as_sent(outs, out_placings), out_placings,
+        bool(calls), results, sent,
+    )  # fmt: skip
+
+
+def _placings(
+    devices: tuple[int, ...], layouts: Sequence[Layout], stacks: Sequence[bool]
+) -> tuple[Placing, ...]:
+    return tuple(Placing(devices, *each) for each in zip(layouts, stacks, strict=True))
+
+
+def _as_sent(kinds: Sequence[ArrayType], placings: Sequence[Placing]) -> tuple[ArrayType, ...]:
+    """Types of arrays whose values have these."""
+    return tuple(
+        ArrayType(kind.shape[1:], kind.dtype) if placing.stacked else kind
+        for kind, placing in zip(kinds, placings, strict=True)
+    )
 
 
 def _calling(module: bytes, blob: bytes, remote: Remotely, ends: bool, tokens: int) -> bytes:
@@ -153,14 +183,14 @@ def text_of(loaded: Loaded, kind: str) -> str:
     """The program as hosts of CPU devices compile it.  Raises Status for other kinds."""
     if kind != "cpu" or loaded.code.kind == "callbacks":
         raise Status(UNIMPLEMENTED, "the text of a compiled program is known on CPU devices only")
-    return jax_private.hlo_text(loaded.module, len(loaded.devices))
+    return jax_modules.hlo_text(loaded.module, len(loaded.devices))
 
 
 def _types(said: tuple[tuple[tuple[int, ...], str], ...]) -> tuple[ArrayType, ...]:
     return tuple(ArrayType(shape, dtypes.of_word(word)) for shape, word in said)
 
 
-def _check(said: jax_private.Signature, devices: int) -> None:
+def _check(said: jax_modules.Signature, devices: int) -> None:
     if said.replicas != 1:
         raise Status(UNIMPLEMENTED, f"compile_request: {said.replicas} replicas are not served")
     if said.partitions != devices:

@@ -8,6 +8,9 @@ How: along each cut dimension the positions run in strides; each stride is an ax
 Axes are ordered by stride, the gaps between them are axes that cut nothing, and
 neighbours that cut nothing are one axis.
 
+An *unreduced* array is the sum of what its devices hold.  The lab knows no such arrays; it
+stores a *stack* of the summands, whose first dimension is cut over the axes of the sum.
+
 Rule for maintainers: pure; what no mesh can express raises :class:`Inexpressible` by name.
 """
 
@@ -20,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from pathways_lab.core.program.layout import Layout
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.core.program.layout import Box, Layout, boxes
 from pathways_lab.door.messages import message
 
 
@@ -30,10 +34,27 @@ class Inexpressible(ValueError):
 
 @dataclass(frozen=True)
 class Placing:
-    """Where an array is: its devices, in order, and how it is cut over them."""
+    """Where an array is: its devices, in order, and how the lab's value is cut over them.
+
+    stacked: the array is unreduced, and the value is the stack of its summands.
+    """
 
     devices: tuple[int, ...]
     layout: Layout
+    stacked: bool = False
+
+    def stored(self, kind: ArrayType) -> ArrayType:
+        """The type of the lab's value for an array of this type."""
+        return ArrayType((self._summands, *kind.shape), kind.dtype) if self.stacked else kind
+
+    def boxes(self, kind: ArrayType) -> tuple[Box, ...]:
+        """The part of the lab's value on each device."""
+        return boxes(self.layout, self.stored(kind).shape)
+
+    @property
+    def _summands(self) -> int:
+        sizes = dict(self.layout.mesh)
+        return math.prod(sizes[axis] for axis in self.layout.spec[0])
 
     @property
     def replicated(self) -> bool:
@@ -41,7 +62,7 @@ class Placing:
         return not any(self.layout.spec)
 
 
-REPLICATED, MAXIMAL, OTHER = 0, 1, 3
+REPLICATED, OTHER, UNREDUCED = 0, 3, 6
 """Types of an OpSharding."""
 
 
@@ -117,10 +138,12 @@ def whole(count: int, ndim: int) -> Layout:
     return Layout((("a0", count),), ((),) * ndim)
 
 
-def layout_of(op: Any, count: int, ndim: int) -> Layout:
-    """The layout of an ``OpSharding`` of an array over *count* devices."""
+def layout_of(op: Any, count: int, ndim: int) -> tuple[Layout, bool]:
+    """The layout of an ``OpSharding`` of an array over *count* devices, and whether of a stack."""
     if op.type == REPLICATED or count == 1:
-        return whole(count, ndim)
+        return whole(count, ndim), False
+    if op.type == UNREDUCED:
+        return Layout((("a0", count),), (("a0",), *[()] * ndim)), True
     if op.type != OTHER or op.HasField("named_sharding"):
         raise Inexpressible(f"an OpSharding of type {op.type} places nothing over a mesh")
     dims = list(op.tile_assignment_dimensions)
@@ -131,22 +154,37 @@ def layout_of(op: Any, count: int, ndim: int) -> Layout:
         tiles = np.array(list(op.tile_assignment_devices))
     if tiles.size != count or math.prod(dims) != count or len(dims) < ndim:
         raise Inexpressible(f"{tiles.size} tiles for {count} devices")
-    if any(kind != REPLICATED for kind in op.last_tile_dims):
-        raise Inexpressible("a sharding with manual or unreduced dimensions")
-    return layout_of_tiles(tiles.reshape(dims), count, ndim)
+    others = list(op.last_tile_dims)
+    if any(kind not in (REPLICATED, UNREDUCED) for kind in others):
+        raise Inexpressible("a sharding with manual dimensions")
+    tiles = tiles.reshape(dims)
+    if UNREDUCED not in others:
+        return layout_of_tiles(tiles, count, ndim), False
+    first = len(dims) - len(others) + others.index(UNREDUCED)
+    return layout_of_tiles(np.moveaxis(tiles, first, 0), count, ndim + 1), True
 
 
-def op_sharding(layout: Layout) -> Any:
-    """A layout as ``OpSharding``."""
+def op_sharding(placing: Placing) -> Any:
+    """A placing as ``OpSharding`` over its own devices."""
     op = message("OpSharding")()
+    layout = placing.layout
     if not any(layout.spec):
         op.type = REPLICATED
         return op
     tiles = tiles_of(layout)
-    dims = list(tiles.shape)
     op.type = OTHER
+    if placing.stacked:
+        tiles = np.moveaxis(tiles, 0, -1)
+        if tiles.shape[-1] == tiles.size:
+            op.type = UNREDUCED
+            return op
     op.tile_assignment_devices.extend(int(x) for x in tiles.flat)
-    if dims[-1] > 1:
+    dims = list(tiles.shape)
+    if placing.stacked:
+        op.last_tile_dims.extend([REPLICATED, UNREDUCED])
+        if dims[-2] == 1:
+            del dims[-2], op.last_tile_dims[0]
+    elif dims[-1] > 1:
         op.replicate_on_last_tile_dim = True
     else:
         dims.pop()
@@ -172,7 +210,7 @@ def placing_of(sharding: Any, ndim: int) -> Placing:
         hlo = message("HloShardingProto").FromString(data)
         _check_memory(hlo)
         devices = tuple(hlo.devices.device_ids)
-        return Placing(devices, layout_of(hlo.xla_op_sharding, len(devices), ndim))
+        return Placing(devices, *layout_of(hlo.xla_op_sharding, len(devices), ndim))
     if kind == _EVEN:
         even = message("ConcreteEvenShardingProto").FromString(data)
         _check_memory(even)
@@ -203,7 +241,7 @@ def sharding_proto(placing: Placing) -> Any:
     hlo = message("HloShardingProto")()
     hlo.devices.device_ids.extend(placing.devices)
     hlo.memory_kind = "device"
-    hlo.xla_op_sharding.CopyFrom(op_sharding(placing.layout))
+    hlo.xla_op_sharding.CopyFrom(op_sharding(placing))
     made.serialized_sharding.type_name = _HLO
     made.serialized_sharding.data = hlo.SerializeToString()
     return made

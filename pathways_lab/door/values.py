@@ -28,7 +28,6 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program import calls
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.program.layout import boxes
 from pathways_lab.door.shardings import Placing, whole
 from pathways_lab.runtime.arrays import index
 
@@ -45,6 +44,8 @@ class Places(Protocol):
 class Value:
     """An array.  kind: its type.  placing: its devices, and how it is cut over them.
 
+    stored: the type of the lab's value, which :meth:`handle` and :meth:`read` give.
+
     shared: more than one array of the client may be it, or be made of it.
     """
 
@@ -58,6 +59,7 @@ class Value:
     def __init__(self, kind: ArrayType, placing: Placing) -> None:
         self.kind = kind
         self.placing = placing
+        self.stored = placing.stored(kind)
 
     def handle(self) -> Handle:
         """The lab's value, made if need be.  Raises Status or PathwaysError when it has none."""
@@ -113,8 +115,8 @@ class Shard(Value):
     def __init__(self, of: Value, number: int, places: Places) -> None:
         self.of, self.number = of, number
         self._places = places
-        self.box = boxes(of.placing.layout, of.kind.shape)[number]
-        shape = tuple(stop - start for start, stop in self.box)
+        self.box = of.placing.boxes(of.kind)[number]
+        shape = tuple(stop - start for start, stop in self.box[of.placing.stacked :])
         placing = Placing((of.placing.devices[number],), whole(1, len(shape)))
         super().__init__(ArrayType(shape, of.kind.dtype), placing)
         self._made: Handle | None = None
@@ -122,8 +124,8 @@ class Shard(Value):
     def handle(self) -> Handle:
         if self._made is None:
             parent = self.of.handle()
-            if self.box != boxes(whole(1, len(self.of.kind.shape)), self.of.kind.shape)[0]:
-                parent = _cutting(parent.slice, self.box)(parent)
+            if self.kind.shape != self.of.stored.shape:
+                parent = _cutting(parent.slice, self.box, self.kind.shape)(parent)
             self._made = moved(parent, self.placing, self._places)
         return self._made
 
@@ -131,7 +133,8 @@ class Shard(Value):
         if self._made is not None:
             found: np.ndarray[Any, Any] = await self._made._awaited()
             return found
-        return (await self.of.read())[index(self.box)]
+        part: np.ndarray[Any, Any] = (await self.of.read())[index(self.box)]
+        return part.reshape(self.kind.shape)
 
     async def ended(self) -> None:
         await self.of.ended()
@@ -151,16 +154,16 @@ class Joined(Value):
     def handle(self) -> Handle:
         if self._made is None:
             place = self._places.slice_of(self.placing.devices)
-            found = boxes(self.placing.layout, self.kind.shape)
+            found = self.placing.boxes(self.kind)
             distinct = dict(zip(found, self.parts, strict=True))
-            join = _joining(place, self.kind, self.placing.layout, tuple(distinct))
+            join = _joining(place, self.stored, self.placing.layout, tuple(distinct))
             self._made = join(*[part.handle() for part in distinct.values()])
         return self._made
 
     async def read(self) -> np.ndarray[Any, Any]:
         first = await self.parts[0].read()
-        whole_array = np.empty(self.kind.shape, first.dtype)
-        for box, part in zip(boxes(self.placing.layout, self.kind.shape), self.parts, strict=True):
+        whole_array = np.empty(self.stored.shape, first.dtype)
+        for box, part in zip(self.placing.boxes(self.kind), self.parts, strict=True):
             whole_array[index(box)] = await part.read()
         return whole_array
 
@@ -215,15 +218,8 @@ def shards(of: Value, places: Places) -> list[Value]:
     if isinstance(of, Joined):
         return list(of.parts)
     if isinstance(of, Failed):
-        found = boxes(of.placing.layout, of.kind.shape)
-        return [
-            Failed(
-                ArrayType(tuple(b - a for a, b in box), of.kind.dtype),
-                Placing((device,), whole(1, len(box))),
-                of.why,
-            )
-            for box, device in zip(found, of.placing.devices, strict=True)
-        ]
+        made = [Shard(of, number, places) for number in range(count)]
+        return [Failed(each.kind, each.placing, of.why) for each in made]
     return [Shard(of, number, places) for number in range(count)]
 
 
@@ -236,9 +232,9 @@ def moved(handle: Handle, placing: Placing, places: Places) -> Handle:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cutting(place: Slice, box: Any) -> CompiledFunction:
+def _cutting(place: Slice, box: Any, shape: tuple[int, ...]) -> CompiledFunction:
     def shard(x: Any) -> Any:
-        return x[index(box)]
+        return x[index(box)].reshape(shape)
 
     out = jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec())
     return CompiledFunction(shard, on=place, out_shardings=out)
@@ -249,6 +245,7 @@ def _joining(place: Slice, kind: ArrayType, layout: Any, found: Any) -> Compiled
     def join(*parts: Any) -> Any:
         made = jnp.zeros(kind.shape, parts[0].dtype)
         for box, part in zip(found, parts, strict=True):
+            part = part.reshape([stop - start for start, stop in box])
             made = jax.lax.dynamic_update_slice(made, part, [start for start, _ in box])
         return made
 

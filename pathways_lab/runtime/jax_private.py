@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from jax._src import checkify as _checkify
-from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -354,86 +353,6 @@ def read_lowered(
             _layouts(main.attributes, "res_attrs", output_ranks, meshes),
             frozenset(names),
         )
-
-
-_TOKEN = "!stablehlo.token"
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Types and layouts of a module's main function, as MLIR and XLA say them.
-
-    inputs, outputs: shape, and MLIR's word for the element type.  donated: positions of arguments
-    that it may overwrite.  partitions, replicas: devices that it is written for.
-    calls: targets of its custom calls.  tokens: so many of the first arguments and results are
-    tokens of ordered effects, which are empty arrays to whoever calls it.
-    """
-
-    name: str
-    inputs: tuple[tuple[tuple[int, ...], str], ...]
-    outputs: tuple[tuple[tuple[int, ...], str], ...]
-    donated: tuple[int, ...]
-    partitions: int
-    replicas: int
-    calls: frozenset[str]
-    tokens: int
-
-
-def read_signature(module: bytes) -> Signature:
-    """Read a portable artefact's main function.  Raises ValueError for what is none."""
-    with _mlir.make_ir_context():
-        try:
-            parsed = _jax.mlir.deserialize_portable_artifact(module)
-        except Exception as error:
-            raise ValueError(f"no StableHLO: {error}") from None
-        about = parsed.operation.attributes
-        main: Any = ir.SymbolTable(parsed.operation)["main"]
-        given = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-        donated = []
-        for number, entry in enumerate(main.attributes.get("arg_attrs", ()) or ()):
-            if "jax.buffer_donor" in (named := ir.DictAttr(entry)) or "tf.aliasing_output" in named:
-                donated.append(number)
-        calls: set[str] = set()
-
-        def seen(operation: Any) -> Any:
-            if operation.name == "stablehlo.custom_call":
-                calls.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
-            return ir.WalkResult.ADVANCE
-
-        parsed.operation.walk(seen)
-        return Signature(
-            ir.StringAttr(about["sym_name"]).value if "sym_name" in about else "main",
-            tuple(_tensor(kind) for kind in given.inputs),
-            tuple(_tensor(kind) for kind in given.results),
-            tuple(donated),
-            _number(about, "mhlo.num_partitions"),
-            _number(about, "mhlo.num_replicas"),
-            frozenset(calls),
-            sum(str(kind) == _TOKEN for kind in given.inputs),
-        )
-
-
-def hlo_text(module: bytes, devices: int) -> str:
-    """The program that XLA makes of a portable artefact for so many CPU devices."""
-    client = make_cpu_client(devices)
-    assigned = np.arange(devices).reshape(1, devices)
-    options = _compiler.get_compile_options(1, devices, assigned)
-    chosen = _jax.DeviceList(tuple(client.devices()))
-    with _mlir.make_ir_context():
-        parsed = _jax.mlir.deserialize_portable_artifact(module)
-        made = client.compile_and_load(parsed, chosen, options)
-    return "\n\n".join(each.to_string() for each in made.hlo_modules())
-
-
-def _number(attributes: Any, name: str) -> int:
-    return int(ir.IntegerAttr(attributes[name]).value) if name in attributes else 1
-
-
-def _tensor(kind: Any) -> tuple[tuple[int, ...], str]:
-    if str(kind) == _TOKEN:
-        return (0,), "i1"
-    tensor = ir.RankedTensorType(kind)
-    return tuple(tensor.shape), str(tensor.element_type)
 
 
 @dataclass(frozen=True)

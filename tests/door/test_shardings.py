@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
+from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.door.messages import message
 from pathways_lab.door.shardings import (
@@ -30,6 +32,10 @@ def names(entry: object) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
+def placed(layout: Layout, stacked: bool = False) -> Placing:
+    return Placing(tuple(range(layout.devices)), layout, stacked)
+
+
 SPECS = [
     spec
     for spec in itertools.product(ENTRIES, repeat=2)
@@ -37,22 +43,52 @@ SPECS = [
 ]
 
 
-def hlo(spec: tuple[object, ...]) -> xla_client.HloSharding:
-    mesh = AbstractMesh((2, 3, 2), ("x", "y", "z"))
-    return NamedSharding(mesh, PartitionSpec(*spec))._to_xla_hlo_sharding(2)
+MESH = AbstractMesh((2, 3, 2), ("x", "y", "z"), (AxisType.Explicit,) * 3)
+
+
+def hlo(spec: tuple[object, ...], unreduced: tuple[str, ...] = ()) -> xla_client.HloSharding:
+    spec = PartitionSpec(*spec, unreduced=set(unreduced))
+    return NamedSharding(MESH, spec)._to_xla_hlo_sharding(2)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_sharding_comes_back_as_it_was(spec):
     given = message("OpSharding").FromString(hlo(spec).to_proto().SerializeToString())
-    layout = layout_of(given, 12, 2)
+    layout, stacked = layout_of(given, 12, 2)
+    assert not stacked
     back = xla_client.OpSharding()
-    back.ParseFromString(op_sharding(layout).SerializeToString())
+    back.ParseFromString(op_sharding(placed(layout)).SerializeToString())
     assert xla_client.HloSharding.from_proto(back) == hlo(spec)
     assert canonical(layout) == layout
     named = Layout((("x", 2), ("y", 3), ("z", 2)), tuple(map(names, spec)))
     assert canonical(named) == layout
     assert boxes(named, (12, 12)) == boxes(layout, (12, 12))
+
+
+SUMS = [
+    (spec, axes)
+    for spec in SPECS
+    for count in (1, 2, 3)
+    for axes in itertools.combinations("xyz", count)
+    if not set(axes) & {name for entry in spec for name in names(entry)}
+]
+
+
+@pytest.mark.parametrize(("spec", "axes"), SUMS)
+def test_an_unreduced_array_is_a_stack_that_is_cut_over_the_axes_of_the_sum(spec, axes):
+    given = message("OpSharding").FromString(hlo(spec, axes).to_proto().SerializeToString())
+    layout, stacked = layout_of(given, 12, 2)
+    assert stacked
+    named = Layout((("x", 2), ("y", 3), ("z", 2)), (axes, *map(names, spec)))
+    kind = ArrayType((12, 12), "int32")
+    made = placed(layout, True)
+    assert made.stored(kind).shape == (math.prod(dict(named.mesh)[axis] for axis in axes), 12, 12)
+    assert made.boxes(kind) == boxes(named, made.stored(kind).shape)
+    assert not made.replicated
+    back = xla_client.OpSharding()
+    back.ParseFromString(op_sharding(made).SerializeToString())
+    assert xla_client.HloSharding.from_proto(back) == hlo(spec, axes)
+    assert placing_of(sharding_proto(made), 2) == made
 
 
 @pytest.mark.parametrize("tiles", [[0, 1, 3, 2], [3, 2, 1, 0], [1, 2, 3, 0]])

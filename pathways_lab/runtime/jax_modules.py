@@ -1,0 +1,282 @@
+"""StableHLO modules that another process has lowered: read, and changed where hosts need it.
+
+Problem: a program whose devices are a lab sends modules instead of functions.  All that is known of
+one is its text; and an argument or result that is *unreduced*, which is the sum of what the
+devices hold, is no array whose bytes could be moved.
+
+How: MLIR's own Python reads modules.  An unreduced array is stored as a *stack*: one more
+dimension, the first, is cut over the unreduced axes, so each device holds its own summand.
+:func:`stacked` puts the conversions into the module.
+
+Rule for maintainers: a door to private JAX as :mod:`.jax_private` is, for modules only; a test in
+``tests/runtime/test_jax_modules.py`` names what moved.
+
+Paper: section 4.2 (registering computations).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax._src import compiler as _compiler
+from jax._src.interpreters import mlir as _mlir
+from jaxlib import _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
+
+from pathways_lab.runtime.jax_private import make_cpu_client
+
+_TOKEN = "!stablehlo.token"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Types and layouts of a module's main function, as MLIR and XLA say them.
+
+    inputs, outputs: shape, and MLIR's word for the element type.  donated: positions of arguments
+    that it may overwrite.  partitions, replicas: devices that it is written for.
+    calls: targets of its custom calls.  tokens: so many of the first arguments and results are
+    tokens of ordered effects, which are empty arrays to whoever calls it.
+    """
+
+    name: str
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    outputs: tuple[tuple[tuple[int, ...], str], ...]
+    donated: tuple[int, ...]
+    partitions: int
+    replicas: int
+    calls: frozenset[str]
+    tokens: int
+
+
+def read_signature(module: bytes) -> Signature:
+    """Read a portable artefact's main function.  Raises ValueError for what is none."""
+    with _mlir.make_ir_context():
+        try:
+            parsed = _jax.mlir.deserialize_portable_artifact(module)
+        except Exception as error:
+            raise ValueError(f"no StableHLO: {error}") from None
+        about = parsed.operation.attributes
+        main: Any = ir.SymbolTable(parsed.operation)["main"]
+        given = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        donated = []
+        for number, entry in enumerate(main.attributes.get("arg_attrs", ()) or ()):
+            if "jax.buffer_donor" in (named := ir.DictAttr(entry)) or "tf.aliasing_output" in named:
+                donated.append(number)
+        calls: set[str] = set()
+
+        def seen(operation: Any) -> Any:
+            if operation.name == "stablehlo.custom_call":
+                calls.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+            return ir.WalkResult.ADVANCE
+
+        parsed.operation.walk(seen)
+        return Signature(
+            ir.StringAttr(about["sym_name"]).value if "sym_name" in about else "main",
+            tuple(_tensor(kind) for kind in given.inputs),
+            tuple(_tensor(kind) for kind in given.results),
+            tuple(donated),
+            _number(about, "mhlo.num_partitions"),
+            _number(about, "mhlo.num_replicas"),
+            frozenset(calls),
+            sum(str(kind) == _TOKEN for kind in given.inputs),
+        )
+
+
+def hlo_text(module: bytes, devices: int) -> str:
+    """The program that XLA makes of a portable artefact for so many CPU devices."""
+    client = make_cpu_client(devices)
+    assigned = np.arange(devices).reshape(1, devices)
+    options = _compiler.get_compile_options(1, devices, assigned)
+    chosen = _jax.DeviceList(tuple(client.devices()))
+    with _mlir.make_ir_context():
+        parsed = _jax.mlir.deserialize_portable_artifact(module)
+        made = client.compile_and_load(parsed, chosen, options)
+    return "\n\n".join(each.to_string() for each in made.hlo_modules())
+
+
+def _number(attributes: Any, name: str) -> int:
+    return int(ir.IntegerAttr(attributes[name]).value) if name in attributes else 1
+
+
+def _tensor(kind: Any) -> tuple[tuple[int, ...], str]:
+    if str(kind) == _TOKEN:
+        return (0,), "i1"
+    tensor = ir.RankedTensorType(kind)
+    return tuple(tensor.shape), str(tensor.element_type)
+
+
+# --- unreduced arrays -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A module without unreduced arguments and results.
+
+    inputs, outputs: for each, whether it is a stack now.
+    """
+
+    module: bytes
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """How one unreduced array is cut.  mesh: axes and sizes.  axes: those of the sum."""
+
+    reference: Any
+    mesh: dict[str, int]
+    axes: tuple[str, ...]
+    dimensions: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.mesh[axis] for axis in self.axes)
+
+    def whole(self, kind: Any) -> Any:
+        """The type of the stack."""
+        return ir.RankedTensorType.get([self.count, *kind.shape], kind.element_type)
+
+    def summand(self, kind: Any) -> Any:
+        """The type of what one device holds."""
+        cuts = [math.prod(self.mesh[axis] for axis in axes) for axes in self.dimensions]
+        shape = [size // cut for size, cut in zip(kind.shape, cuts, strict=True)]
+        return ir.RankedTensorType.get(shape, kind.element_type)
+
+    def sharding(self, stack: bool) -> Any:
+        dimensions = (self.axes, *self.dimensions) if stack else self.dimensions
+        return sdy.TensorShardingAttr.get(
+            self.reference,
+            [
+                sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(a) for a in axes], True)
+                for axes in dimensions
+            ],
+            unreduced_axes=[] if stack else [sdy.AxisRefAttr.get(a) for a in self.axes],
+        )
+
+    def converted(self, value: Any, kind: Any, stack: bool) -> Any:
+        """*value* as a stack, or a stack as an array of the type *kind*."""
+        sides = [self.sharding(not stack), self.sharding(stack)]
+        ins, outs = [sdy.TensorShardingPerValueAttr.get([each]) for each in sides]
+        made = sdy.ManualComputationOp(
+            [self.whole(kind) if stack else kind],
+            [value],
+            ins,
+            outs,
+            sdy.ManualAxesAttr.get([ir.StringAttr.get(axis) for axis in self.mesh]),
+        )
+        one = self.summand(kind)
+        in_stack = ir.RankedTensorType.get([1, *one.shape], one.element_type)
+        given, wanted = (one, in_stack) if stack else (in_stack, one)
+        block = ir.Block.create_at_start(made.body, [given])
+        with ir.InsertionPoint(block):
+            reshaped = _stablehlo.ReshapeOp(wanted, block.arguments[0])
+            sdy.ReturnOp([reshaped.result])
+        return made.results[0]
+
+
+def stacked(module: bytes) -> Stacked:
+    """The module with stacks for its unreduced arguments and results.
+
+    Raises ValueError where a mesh has its devices in another order.
+    """
+    with _mlir.make_ir_context() as context, ir.Location.unknown(context):
+        parsed = _jax.mlir.deserialize_portable_artifact(module)
+        main: Any = ir.SymbolTable(parsed.operation)["main"]
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        meshes = dict(_meshes(parsed))
+        given = [_sum(entry, meshes) for entry in _entries(main, "arg_attrs", kind.inputs)]
+        made = [_sum(entry, meshes) for entry in _entries(main, "res_attrs", kind.results)]
+        found = [tuple(each is not None for each in sums) for sums in (given, made)]
+        if not any(map(any, found)):
+            return Stacked(module, *found)
+        body = main.regions[0].blocks[0]
+        inputs, outputs = list(kind.inputs), list(kind.results)
+        for number, each in enumerate(given):
+            if each is not None:
+                _stack_input(body, number, each)
+                inputs[number] = body.arguments[number].type
+        end = list(body.operations)[-1]
+        for number, each in enumerate(made):
+            if each is not None:
+                tensor = ir.RankedTensorType(outputs[number])
+                with ir.InsertionPoint(end):
+                    end.operands[number] = each.converted(end.operands[number], tensor, True)
+                outputs[number] = end.operands[number].type
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+        for which, sums in (("arg_attrs", given), ("res_attrs", made)):
+            if any(sums):
+                _place(main, which, sums)
+        parsed.operation.verify()
+        version = _stablehlo.get_version_from_compatibility_requirement(
+            _stablehlo.StablehloCompatibilityRequirement.WEEK_4
+        )
+        return Stacked(_jax.mlir.serialize_portable_artifact(parsed, version, True), *found)
+
+
+def _stack_input(body: Any, number: int, each: _Sum) -> None:
+    argument = body.arguments[number]
+    tensor = ir.RankedTensorType(argument.type)
+    users = [(use.owner, use.operand_number) for use in argument.uses]
+    argument.set_type(each.whole(tensor))
+    with ir.InsertionPoint.at_block_begin(body):
+        value = each.converted(argument, tensor, False)
+    for owner, operand in users:
+        owner.operands[operand] = value
+
+
+def _place(main: Any, which: str, sums: list[_Sum | None]) -> None:
+    entries = []
+    for entry, each in zip(main.attributes[which], sums, strict=True):
+        attributes: Any = ir.DictAttr(entry)
+        named = {each.name: each.attr for each in attributes}
+        if each is not None:
+            named["sdy.sharding"] = each.sharding(True)
+        entries.append(ir.DictAttr.get(named))
+    main.attributes[which] = ir.ArrayAttr.get(entries)
+
+
+def _entries(main: Any, which: str, kinds: Any) -> list[Any]:
+    if which not in main.attributes:
+        return [None] * len(kinds)
+    return [ir.DictAttr(entry) for entry in ir.ArrayAttr(main.attributes[which])]
+
+
+def _meshes(parsed: Any) -> Iterator[tuple[str, Any]]:
+    for operation in parsed.body.operations:
+        if operation.operation.name == "sdy.mesh":
+            attributes = operation.operation.attributes
+            yield (
+                f"@{ir.StringAttr(attributes['sym_name']).value}",
+                sdy.MeshAttr(attributes["mesh"]),
+            )
+
+
+def _sum(entry: Any, meshes: dict[str, Any]) -> _Sum | None:
+    """How an argument or result with these attributes is a sum; None where it is none."""
+    if entry is None or "sdy.sharding" not in entry:
+        return None
+    sharding = sdy.TensorShardingAttr(entry["sdy.sharding"])
+    if not sharding.unreduced_axes:
+        return None
+    reference = sharding.mesh_or_ref
+    mesh = meshes.get(str(reference))
+    mesh = sdy.MeshAttr(reference) if mesh is None else mesh
+    if mesh.device_ids:
+        raise ValueError("an unreduced array over a mesh of reordered devices")
+    sizes = {axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)}
+    named = {sdy.AxisRefAttr(axis).name for axis in sharding.unreduced_axes}
+    axes = tuple(axis for axis in sizes if axis in named)
+    if math.prod(sizes[axis] for axis in axes) == 1:
+        return None
+    dimensions = tuple(
+        tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(dimension).axes)
+        for dimension in sharding.dimension_shardings
+    )
+    return _Sum(reference, sizes, axes, dimensions)

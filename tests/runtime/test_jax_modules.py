@@ -1,0 +1,46 @@
+"""Modules that another process lowered are read and changed as we expect of JAX.
+
+A failure here means that JAX moved something: the message says what, and
+``pathways_lab/runtime/jax_modules.py`` is the only file to change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pathways_lab.runtime import jax_modules, jax_private
+
+AXES = (AxisType.Explicit,) * 2
+ABSTRACT = AbstractMesh((2, 2), ("x", "y"), AXES)
+
+
+def module(f: Any, *arguments: tuple[tuple[int, ...], P], out: P | None = None) -> export.Exported:
+    structs = [
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(ABSTRACT, spec))
+        for shape, spec in arguments
+    ]
+    result = None if out is None else NamedSharding(ABSTRACT, out)
+    with jax_private.exporting_without_backend(), jax.sharding.use_abstract_mesh(ABSTRACT):
+        jitted = jax.jit(f, keep_unused=True, out_shardings=result)
+        return export.export(jitted, platforms=["cpu"])(*structs)
+
+
+def test_the_signature_of_a_module():
+    made = module(lambda x, y: x @ y, ((4, 8), P("x")), ((8, 2), P()))
+    said = jax_modules.read_signature(made.mlir_module_serialized)
+    assert (said.inputs, said.outputs) == ((((4, 8), "f32"), ((8, 2), "f32")), (((4, 2), "f32"),))
+    assert (said.partitions, said.replicas, said.tokens) == (4, 1, 0)
+    with pytest.raises(ValueError, match="no StableHLO"):
+        jax_modules.read_signature(b"anything")
+
+
+def test_a_module_without_unreduced_arrays_is_left_alone():
+    made = module(lambda x: x * 2, ((4, 8), P("x"))).mlir_module_serialized
+    assert jax_modules.stacked(made).module is made
