@@ -5,6 +5,7 @@ Rule for maintainers: a method for each kind of request, named as it; see :mod:`
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,7 @@ class Arrays(State):
         return np.ndarray(shape, element, data, 0, strides)
 
     def _put(self, kind: ArrayType, placing: Placing, data: np.ndarray[Any, Any]) -> Value:
-        place = self.slice_of(placing.devices)
+        place = self.slice_of(placing.on)
         put = self._lab.session.put
         stored = placing.stored(kind)
         return Whole(kind, placing, put(data, stored, place, placing.layout, "device_put"))
@@ -98,6 +99,36 @@ class Arrays(State):
         self._consume(request.copy_semantics, [request.array_handle])
         made = message("DisassembleIntoSingleDeviceArraysResponse")()
         made.array_handles.extend(map(self._keep, numbers, found))
+        return made
+
+    def _remap_arrays_request(self, request: Any, reply: Reply) -> Any:
+        plan = request.plan
+        given = [self._value(number) for number in request.array_handles]
+        taken: list[dict[int, tuple[Value, int]]] = [{} for _ in plan.output_specs]
+        for one in plan.mappings:
+            source, target = (
+                itertools.chain.from_iterable(map(range, *ends))
+                for ends in (
+                    (one.from_start, one.from_end, one.from_step),
+                    (one.to_start, one.to_end, one.to_step),
+                )
+            )
+            for number, place in zip(source, target, strict=True):
+                taken[one.out_array][place] = given[one.in_array], number
+        numbers = list(request.result_handles) or [0] * len(taken)
+        made = message("RemapArraysResponse")()
+        for number, spec, found in zip(numbers, plan.output_specs, taken, strict=True):
+            kind, placing = self._specified(spec)
+            if sorted(found) != list(range(len(placing.devices))):
+                raise Status(INVALID, f"{len(found)} shards for {len(placing.devices)} devices")
+            (first, _), order = found[0], [found[place][1] for place in range(len(found))]
+            if first.kind == kind and all(of is first for of, _ in found.values()):
+                value = values.rearranged(first, order, placing, self)
+            else:
+                parts = [values.shards(found[n][0], self)[found[n][1]] for n in range(len(found))]
+                value = values.joined(kind, placing, parts, self)
+            made.array_handles.append(self._keep(number, value))
+        self._consume(request.copy_semantics, request.array_handles)
         return made
 
     def _fully_replicated_shard_request(self, request: Any, reply: Reply) -> Any:

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pathways_lab.client.program.graph import Argument, CallNode, Prepared, Ref, prepare
+from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Line
-from pathways_lab.door import dtypes, options, programs, shardings
+from pathways_lab.door import dtypes, options, programs, shardings, values
 from pathways_lab.door.messages import message
 from pathways_lab.door.programs import Loaded
 from pathways_lab.door.server import INVALID, NOT_FOUND, UNIMPLEMENTED, Reply, Status
+from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import DONATE, State, all_ended
 from pathways_lab.door.values import Failed, Value, Whole
 
@@ -61,8 +63,11 @@ class Functions(State):
         made = message("LoadedExecutableMetadataResponse")()
         out_kinds = loaded.out_kinds[: loaded.results]
         out_placings = loaded.out_placings[: loaded.results]
-        made.parameter_shardings.shardings.extend(map(shardings.op_sharding, loaded.in_placings))
-        made.output_shardings.shardings.extend(map(shardings.op_sharding, out_placings))
+        for listed, placings in (
+            (made.parameter_shardings, loaded.in_placings),
+            (made.output_shardings, out_placings),
+        ):
+            listed.shardings.extend(map(shardings.op_sharding, placings))
         made.parameter_shardings.SetInParent()
         made.output_shardings.SetInParent()
         for kinds, listed in (
@@ -164,10 +169,16 @@ class Functions(State):
                 for kind, placing in zip(loaded.out_kinds, loaded.out_placings, strict=True)
             ]
         else:
+            if loaded.reorders:
+                # A gang's results are on its own slice, whose devices have one order.
+                made = list(map(self._as_placed, made, loaded.out_placings))
             results = list(map(Whole, loaded.out_kinds, loaded.out_placings, made))
         # The lab keeps what the call reads until it is over; nobody else has it any more.
         self._consume(DONATE, [request.args_handles[n] for n in consumed])
         return results
+
+    def _as_placed(self, handle: Handle, placing: Placing) -> Handle:
+        return values.moved(handle, placing, self)
 
     def _prepare(
         self, number: int, loaded: Loaded, handles: Sequence[Any], overwritten: tuple[int, ...]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,13 +31,13 @@ from pathways_lab.client.code.export import PLATFORMS, Executable
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.run_options import USUAL
-from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.layout import Layout, shard_shape
 from pathways_lab.core.program.program import Line
 from pathways_lab.door import dtypes, shardings
 from pathways_lab.door.server import INVALID, UNIMPLEMENTED, Status
 from pathways_lab.door.shardings import Placing
 from pathways_lab.runtime import jax_callbacks, jax_modules, jax_private
-from pathways_lab.runtime.arrays import dtype_of
+from pathways_lab.runtime.arrays import dtype_of, element_of
 from pathways_lab.runtime.devices import spec_of
 
 _FOREIGN = frozenset(("CustomSPMDPartitioning", "InspectSharding"))
@@ -84,6 +85,11 @@ class Loaded:
     def on(self, place: Slice, wanted: Sequence[Any], pinned: Sequence[Any] | None) -> Executable:
         return self.code
 
+    @property
+    def reorders(self) -> bool:
+        """Whether the client has a result on devices in another order."""
+        return any(placing.order for placing in self.out_placings)
+
     def donating(self, donated: tuple[int, ...]) -> Loaded:
         """The same, which may overwrite these arguments only."""
         key = hashlib.sha256(f"{self.code.key} {donated}".encode()).hexdigest()[:32]
@@ -115,13 +121,23 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     read = jax_private.read_lowered(
         module, [len(t.shape) for t in ins], [len(t.shape) for t in outs]
     )
-    named = [*_fitting(read.inputs, ins, len(devices)), *_fitting(read.outputs, outs, len(devices))]
+    moved_ins = _reordered(said.reordered_inputs, devices)
+    moved_outs = _reordered(said.reordered_outputs, devices)
+    named = [
+        *_fitting(_with(moved_ins, read.inputs), ins, len(devices)),
+        *_fitting(_with(moved_outs, read.outputs), outs, len(devices)),
+    ]
     settled = [
         shardings.whole(len(devices), len(kind.shape)) if layout is None
         else shardings.canonical(layout)
         for layout, kind in zip(named, (*ins, *outs), strict=True)
     ]  # fmt: skip
     in_layouts, out_layouts = tuple(settled[: len(ins)]), tuple(settled[len(ins) :])
+    sizes = [
+        math.prod(shard_shape(layout, kind.shape)) * element_of(kind.dtype).itemsize
+        for layout, kind in zip(settled, (*ins, *outs), strict=True)
+    ]
+    donated = overwritten(said.donors, sizes[: len(ins)], sizes[len(ins) :])
     name = said.name.removeprefix("jit_") or said.name
     skip = said.tokens
     placed = [*named[skip : len(ins)], *named[len(ins) + skip :]]
@@ -133,15 +149,14 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     results = len(outs)
     if ends:
         outs, out_layouts = (ArrayType((), "bool"),), (shardings.whole(len(devices), 0),)
-    in_placings = _placings(devices, in_layouts, stacks.inputs)
-    out_placings = _placings(
-        devices, out_layouts, (*stacks.outputs, False) if ends else stacks.outputs
-    )
+    out_stacks = (*stacks.outputs, False) if ends else stacks.outputs
+    in_placings = _placings(devices, in_layouts, stacks.inputs, moved_ins)
+    out_placings = _placings(devices, out_layouts, out_stacks, moved_outs)
     digest = hashlib.sha256(module)
-    digest.update(repr((in_layouts, out_layouts, said.donated, kind)).encode())
+    digest.update(repr((in_layouts, out_layouts, donated, kind)).encode())
     code = Executable(
         digest.hexdigest()[:32], "callbacks" if python else "export", blob, name, ins, outs,
-        in_layouts, out_layouts, said.donated, Line(),
+        in_layouts, out_layouts, donated, Line(),
     )  # fmt: skip
     return Loaded(
         name, devices, code,
@@ -150,10 +165,25 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     )  # fmt: skip
 
 
+def _reordered(found: jax_modules.Reordered, devices: tuple[int, ...]) -> dict[int, Placing]:
+    return {n: shardings.reordered(devices, *each) for n, each in found.items()}
+
+
+def _with(moved: dict[int, Placing], layouts: Sequence[Layout | None]) -> list[Layout | None]:
+    """The lab's values are on the devices as they come, and cut in the same way."""
+    return [moved[n].layout if n in moved else layout for n, layout in enumerate(layouts)]
+
+
 def _placings(
-    devices: tuple[int, ...], layouts: Sequence[Layout], stacks: Sequence[bool]
+    devices: tuple[int, ...],
+    layouts: Sequence[Layout],
+    stacks: Sequence[bool],
+    moved: dict[int, Placing],
 ) -> tuple[Placing, ...]:
-    return tuple(Placing(devices, *each) for each in zip(layouts, stacks, strict=True))
+    return tuple(
+        moved.get(n, Placing(devices, *each))
+        for n, each in enumerate(zip(layouts, stacks, strict=True))
+    )
 
 
 def _as_sent(kinds: Sequence[ArrayType], placings: Sequence[Placing]) -> tuple[ArrayType, ...]:
@@ -162,6 +192,23 @@ def _as_sent(kinds: Sequence[ArrayType], placings: Sequence[Placing]) -> tuple[A
         ArrayType(kind.shape[1:], kind.dtype) if placing.stacked else kind
         for kind, placing in zip(kinds, placings, strict=True)
     )
+
+
+def overwritten(
+    donors: dict[int, int | None], ins: Sequence[int], outs: Sequence[int]
+) -> tuple[int, ...]:
+    """Donated arguments whose memory a result takes, as XLA decides it.
+
+    ins, outs: bytes of each argument and result on one device.
+    """
+    taken = set(donors.values())
+    free = Counter(size for number, size in enumerate(outs) if number not in taken)
+    found = []
+    for number, output in donors.items():
+        if output is not None or free[ins[number]] > 0:
+            found.append(number)
+            free[ins[number]] -= output is None
+    return tuple(found)
 
 
 def _calling(module: bytes, blob: bytes, remote: Remotely, ends: bool, tokens: int) -> bytes:

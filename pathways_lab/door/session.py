@@ -26,9 +26,9 @@ class Session(Arrays, Functions):
     def handle(self, kind: str, request: Any, reply: Reply) -> None:
         """Serve one request: see :class:`pathways_lab.door.server.Handler`."""
         served: Callable[[Any, Reply], Any] | None = getattr(self, f"_{kind}", None)
-        if served is None:
-            raise Status(UNIMPLEMENTED, f"{kind} is not served by this door")
         try:
+            if served is None:
+                raise Status(UNIMPLEMENTED, f"{kind} is not served by this door")
             answer = served(request, reply)
         except Exception as error:
             why = self._status(kind, error)

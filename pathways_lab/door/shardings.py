@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from pathways_lab.client.functions.array_types import ArrayType
-from pathways_lab.core.program.layout import Box, Layout, boxes
+from pathways_lab.core.program import layout as layouts
+from pathways_lab.core.program.layout import Box, Layout
 from pathways_lab.door.messages import message
 
 
@@ -34,14 +35,22 @@ class Inexpressible(ValueError):
 
 @dataclass(frozen=True)
 class Placing:
-    """Where an array is: its devices, in order, and how the lab's value is cut over them.
+    """Where an array is: its devices, as the client counts them, and how the lab's value is cut.
 
     stacked: the array is unreduced, and the value is the stack of its summands.
+    order: positions of the devices in the order in which the layout means them; () where that is
+        the client's own.
     """
 
     devices: tuple[int, ...]
     layout: Layout
     stacked: bool = False
+    order: tuple[int, ...] = ()
+
+    @property
+    def on(self) -> tuple[int, ...]:
+        """The devices of the lab's value, in its order."""
+        return tuple(self.devices[n] for n in self.order) if self.order else self.devices
 
     def stored(self, kind: ArrayType) -> ArrayType:
         """The type of the lab's value for an array of this type."""
@@ -49,7 +58,10 @@ class Placing:
 
     def boxes(self, kind: ArrayType) -> tuple[Box, ...]:
         """The part of the lab's value on each device."""
-        return boxes(self.layout, self.stored(kind).shape)
+        found = layouts.boxes(self.layout, self.stored(kind).shape)
+        if not self.order:
+            return found
+        return tuple(box for _, box in sorted(zip(self.order, found, strict=True)))
 
     @property
     def _summands(self) -> int:
@@ -138,12 +150,44 @@ def whole(count: int, ndim: int) -> Layout:
     return Layout((("a0", count),), ((),) * ndim)
 
 
-def layout_of(op: Any, count: int, ndim: int) -> tuple[Layout, bool]:
-    """The layout of an ``OpSharding`` of an array over *count* devices, and whether of a stack."""
+def placed(
+    devices: tuple[int, ...], tiles: np.ndarray[Any, Any], ndim: int, stacked: bool
+) -> Placing:
+    """Where an array of *ndim* dimensions is by its tile assignment.
+
+    Positions that are no mesh of the devices as they come are one of them in another order.
+    """
+    ndim += stacked
+    try:
+        return Placing(devices, layout_of_tiles(tiles, len(devices), ndim), stacked)
+    except Inexpressible:
+        counted = np.arange(tiles.size).reshape(tiles.shape)
+        order = tuple(int(position) for position in tiles.flat)
+        return Placing(devices, layout_of_tiles(counted, len(devices), ndim), stacked, order)
+
+
+def placing_of_boxes(devices: tuple[int, ...], boxes: Sequence[Box], stacked: bool) -> Placing:
+    """Where an array is of which each device has this part."""
+    holders: dict[Box, list[int]] = {}
+    for position, box in enumerate(boxes):
+        holders.setdefault(box, []).append(position)
+    cuts = [len({box[dimension] for box in holders}) for dimension in range(len(boxes[0]))]
+    tiles = np.array([holders[box] for box in sorted(holders)]).reshape(*cuts, -1)
+    return placed(devices, tiles, len(cuts) - stacked, stacked)
+
+
+def reordered(devices: tuple[int, ...], layout: Layout, order: Sequence[int]) -> Placing:
+    """Where a layout over a mesh places an array; order: the device at each place of the mesh."""
+    return placed(devices, np.array(order)[tiles_of(layout)], len(layout.spec), False)
+
+
+def placing_of_op(op: Any, devices: tuple[int, ...], ndim: int) -> Placing:
+    """Where an ``OpSharding`` places an array of *ndim* dimensions over these devices."""
+    count = len(devices)
     if op.type == REPLICATED or count == 1:
-        return whole(count, ndim), False
+        return Placing(devices, whole(count, ndim))
     if op.type == UNREDUCED:
-        return Layout((("a0", count),), (("a0",), *[()] * ndim)), True
+        return Placing(devices, Layout((("a0", count),), (("a0",), *[()] * ndim)), True)
     if op.type != OTHER or op.HasField("named_sharding"):
         raise Inexpressible(f"an OpSharding of type {op.type} places nothing over a mesh")
     dims = list(op.tile_assignment_dimensions)
@@ -152,26 +196,29 @@ def layout_of(op: Any, count: int, ndim: int) -> tuple[Layout, bool]:
         tiles = tiles.transpose(list(op.iota_transpose_perm))
     else:
         tiles = np.array(list(op.tile_assignment_devices))
-    if tiles.size != count or math.prod(dims) != count or len(dims) < ndim:
+    if sorted(tiles.flat) != list(range(count)) or math.prod(dims) != count or len(dims) < ndim:
         raise Inexpressible(f"{tiles.size} tiles for {count} devices")
     others = list(op.last_tile_dims)
     if any(kind not in (REPLICATED, UNREDUCED) for kind in others):
         raise Inexpressible("a sharding with manual dimensions")
     tiles = tiles.reshape(dims)
-    if UNREDUCED not in others:
-        return layout_of_tiles(tiles, count, ndim), False
-    first = len(dims) - len(others) + others.index(UNREDUCED)
-    return layout_of_tiles(np.moveaxis(tiles, first, 0), count, ndim + 1), True
+    stacked = UNREDUCED in others
+    if stacked:
+        first = len(dims) - len(others) + others.index(UNREDUCED)
+        tiles = np.moveaxis(tiles, first, 0)
+    return placed(devices, tiles, ndim, stacked)
 
 
 def op_sharding(placing: Placing) -> Any:
-    """A placing as ``OpSharding`` over its own devices."""
+    """A placing as ``OpSharding`` over its devices."""
     op = message("OpSharding")()
     layout = placing.layout
     if not any(layout.spec):
         op.type = REPLICATED
         return op
     tiles = tiles_of(layout)
+    if placing.order:
+        tiles = np.array(placing.order)[tiles]
     op.type = OTHER
     if placing.stacked:
         tiles = np.moveaxis(tiles, 0, -1)
@@ -210,7 +257,7 @@ def placing_of(sharding: Any, ndim: int) -> Placing:
         hlo = message("HloShardingProto").FromString(data)
         _check_memory(hlo)
         devices = tuple(hlo.devices.device_ids)
-        return Placing(devices, *layout_of(hlo.xla_op_sharding, len(devices), ndim))
+        return placing_of_op(hlo.xla_op_sharding, devices, ndim)
     if kind == _EVEN:
         even = message("ConcreteEvenShardingProto").FromString(data)
         _check_memory(even)

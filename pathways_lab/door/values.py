@@ -28,7 +28,7 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program import calls
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.door.shardings import Placing, whole
+from pathways_lab.door.shardings import Placing, placing_of_boxes, whole
 from pathways_lab.runtime.arrays import index
 
 _SECONDS = 1.0
@@ -153,7 +153,7 @@ class Joined(Value):
 
     def handle(self) -> Handle:
         if self._made is None:
-            place = self._places.slice_of(self.placing.devices)
+            place = self._places.slice_of(self.placing.on)
             found = self.placing.boxes(self.kind)
             distinct = dict(zip(found, self.parts, strict=True))
             join = _joining(place, self.stored, self.placing.layout, tuple(distinct))
@@ -209,6 +209,19 @@ def joined(kind: ArrayType, placing: Placing, parts: Sequence[Value], places: Pl
     return Joined(kind, placing, parts, places)
 
 
+def rearranged(of: Value, numbers: Sequence[int], placing: Placing, places: Places) -> Value:
+    """An array of the same elements for devices in another order.
+
+    The client says of it only how large its shards are, so where each belongs is read from the
+    array that it was in.  numbers: of that array's shards.
+    """
+    boxes = of.placing.boxes(of.kind)
+    stacked = of.placing.stacked
+    placing = placing_of_boxes(placing.devices, [boxes[n] for n in numbers], stacked)
+    parts = shards(of, places)
+    return joined(of.kind, placing, [parts[n] for n in numbers], places)
+
+
 def shards(of: Value, places: Places) -> list[Value]:
     """An array for each device."""
     of.shared = True
@@ -225,7 +238,7 @@ def shards(of: Value, places: Places) -> list[Value]:
 
 def moved(handle: Handle, placing: Placing, places: Places) -> Handle:
     """A value elsewhere, or cut otherwise."""
-    place = places.slice_of(placing.devices)
+    place = places.slice_of(placing.on)
     if handle.slice is place and handle.layout == placing.layout:
         return handle
     return calls.put_leaf(handle, place, layouts.sharding_of(placing.layout, place))

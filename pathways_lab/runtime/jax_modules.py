@@ -29,29 +29,38 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
+from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime.jax_private import make_cpu_client
 
 _TOKEN = "!stablehlo.token"
+
+
+Reordered = dict[int, tuple[Layout, tuple[int, ...]]]
+"""Layouts over meshes of reordered devices, and the position of each of a mesh's devices."""
 
 
 @dataclass(frozen=True)
 class Signature:
     """Types and layouts of a module's main function, as MLIR and XLA say them.
 
-    inputs, outputs: shape, and MLIR's word for the element type.  donated: positions of arguments
-    that it may overwrite.  partitions, replicas: devices that it is written for.
-    calls: targets of its custom calls.  tokens: so many of the first arguments and results are
-    tokens of ordered effects, which are empty arrays to whoever calls it.
+    inputs, outputs: shape, and MLIR's word for the element type.  donors: numbers of arguments
+    that it may overwrite, each with the result that takes its memory, where that is decided.
+    partitions, replicas: devices that it is written for.  calls: targets of its custom calls.
+    tokens: so many of the first arguments and results are tokens of ordered effects, which are
+    empty arrays to whoever calls it.
+    reordered_inputs, reordered_outputs: those over a mesh of reordered devices, by number.
     """
 
     name: str
     inputs: tuple[tuple[tuple[int, ...], str], ...]
     outputs: tuple[tuple[tuple[int, ...], str], ...]
-    donated: tuple[int, ...]
+    donors: dict[int, int | None]
     partitions: int
     replicas: int
     calls: frozenset[str]
     tokens: int
+    reordered_inputs: Reordered
+    reordered_outputs: Reordered
 
 
 def read_signature(module: bytes) -> Signature:
@@ -64,10 +73,12 @@ def read_signature(module: bytes) -> Signature:
         about = parsed.operation.attributes
         main: Any = ir.SymbolTable(parsed.operation)["main"]
         given = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-        donated = []
-        for number, entry in enumerate(main.attributes.get("arg_attrs", ()) or ()):
-            if "jax.buffer_donor" in (named := ir.DictAttr(entry)) or "tf.aliasing_output" in named:
-                donated.append(number)
+        donors: dict[int, int | None] = {}
+        for number, named in enumerate(_entries(main, "arg_attrs", given.inputs)):
+            if named is not None and "tf.aliasing_output" in named:
+                donors[number] = ir.IntegerAttr(named["tf.aliasing_output"]).value
+            elif named is not None and "jax.buffer_donor" in named:
+                donors[number] = None
         calls: set[str] = set()
 
         def seen(operation: Any) -> Any:
@@ -80,12 +91,24 @@ def read_signature(module: bytes) -> Signature:
             ir.StringAttr(about["sym_name"]).value if "sym_name" in about else "main",
             tuple(_tensor(kind) for kind in given.inputs),
             tuple(_tensor(kind) for kind in given.results),
-            tuple(donated),
+            donors,
             _number(about, "mhlo.num_partitions"),
             _number(about, "mhlo.num_replicas"),
             frozenset(calls),
             sum(str(kind) == _TOKEN for kind in given.inputs),
+            _reordered(_entries(main, "arg_attrs", given.inputs), parsed),
+            _reordered(_entries(main, "res_attrs", given.results), parsed),
         )
+
+
+def _reordered(entries: list[Any], parsed: Any) -> Reordered:
+    meshes = dict(_meshes(parsed))
+    all_placed = [None if entry is None else _placed(entry, meshes) for entry in entries]
+    return {
+        number: (Layout(tuple(placed.mesh.items()), placed.dimensions), placed.order)
+        for number, placed in enumerate(all_placed)
+        if placed is not None and placed.order
+    }
 
 
 def hlo_text(module: bytes, devices: int) -> str:
@@ -127,11 +150,16 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class _Sum:
-    """How one unreduced array is cut.  mesh: axes and sizes.  axes: those of the sum."""
+class _Placed:
+    """How one argument or result is cut.
+
+    mesh: axes and sizes.  order: positions of its devices, where they are not as they come.
+    axes: those over which the array is a sum.
+    """
 
     reference: Any
     mesh: dict[str, int]
+    order: tuple[int, ...]
     axes: tuple[str, ...]
     dimensions: tuple[tuple[str, ...], ...]
 
@@ -220,7 +248,7 @@ def stacked(module: bytes) -> Stacked:
         return Stacked(_jax.mlir.serialize_portable_artifact(parsed, version, True), *found)
 
 
-def _stack_input(body: Any, number: int, each: _Sum) -> None:
+def _stack_input(body: Any, number: int, each: _Placed) -> None:
     argument = body.arguments[number]
     tensor = ir.RankedTensorType(argument.type)
     users = [(use.owner, use.operand_number) for use in argument.uses]
@@ -231,7 +259,7 @@ def _stack_input(body: Any, number: int, each: _Sum) -> None:
         owner.operands[operand] = value
 
 
-def _place(main: Any, which: str, sums: list[_Sum | None]) -> None:
+def _place(main: Any, which: str, sums: list[_Placed | None]) -> None:
     entries = []
     for entry, each in zip(main.attributes[which], sums, strict=True):
         attributes: Any = ir.DictAttr(entry)
@@ -258,25 +286,31 @@ def _meshes(parsed: Any) -> Iterator[tuple[str, Any]]:
             )
 
 
-def _sum(entry: Any, meshes: dict[str, Any]) -> _Sum | None:
-    """How an argument or result with these attributes is a sum; None where it is none."""
-    if entry is None or "sdy.sharding" not in entry:
+def _placed(entry: Any, meshes: dict[str, Any]) -> _Placed | None:
+    """How an argument or result with these attributes is cut; None where nothing is said."""
+    if "sdy.sharding" not in entry:
         return None
     sharding = sdy.TensorShardingAttr(entry["sdy.sharding"])
-    if not sharding.unreduced_axes:
-        return None
     reference = sharding.mesh_or_ref
     mesh = meshes.get(str(reference))
     mesh = sdy.MeshAttr(reference) if mesh is None else mesh
-    if mesh.device_ids:
-        raise ValueError("an unreduced array over a mesh of reordered devices")
     sizes = {axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)}
     named = {sdy.AxisRefAttr(axis).name for axis in sharding.unreduced_axes}
-    axes = tuple(axis for axis in sizes if axis in named)
-    if math.prod(sizes[axis] for axis in axes) == 1:
-        return None
     dimensions = tuple(
         tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(dimension).axes)
         for dimension in sharding.dimension_shardings
     )
-    return _Sum(reference, sizes, axes, dimensions)
+    axes = tuple(axis for axis in sizes if axis in named)
+    if (axes or mesh.device_ids) and "(" in str(sharding):
+        raise ValueError(f"{sharding}: an axis is cut")
+    return _Placed(reference, sizes, tuple(mesh.device_ids), axes, dimensions)
+
+
+def _sum(entry: Any, meshes: dict[str, Any]) -> _Placed | None:
+    """The same for what is a sum; None for all else."""
+    placed = None if entry is None else _placed(entry, meshes)
+    if placed is None or placed.count == 1:
+        return None
+    if placed.order:
+        raise ValueError("an unreduced array over a mesh of reordered devices")
+    return placed

@@ -137,7 +137,6 @@ def test_the_protocol_is_in_the_installed_jaxlib():
     assert served <= fields
     assert fields - served == {
         "request_metadata",
-        "remap_arrays_request",
         "bitcast_arrays_request",
         "loaded_executable_mpmd_cost_analysis_request",
         "loaded_host_callback_poll_request",

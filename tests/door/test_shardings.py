@@ -17,10 +17,11 @@ from pathways_lab.door.shardings import (
     Inexpressible,
     Placing,
     canonical,
-    layout_of,
     layout_of_tiles,
     op_sharding,
     placing_of,
+    placing_of_op,
+    reordered,
     sharding_proto,
     whole,
 )
@@ -32,10 +33,7 @@ def names(entry: object) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def placed(layout: Layout, stacked: bool = False) -> Placing:
-    return Placing(tuple(range(layout.devices)), layout, stacked)
-
-
+DEVICES = tuple(range(12, 24))
 SPECS = [
     spec
     for spec in itertools.product(ENTRIES, repeat=2)
@@ -54,10 +52,11 @@ def hlo(spec: tuple[object, ...], unreduced: tuple[str, ...] = ()) -> xla_client
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_sharding_comes_back_as_it_was(spec):
     given = message("OpSharding").FromString(hlo(spec).to_proto().SerializeToString())
-    layout, stacked = layout_of(given, 12, 2)
-    assert not stacked
+    made = placing_of_op(given, DEVICES, 2)
+    layout = made.layout
+    assert made == Placing(DEVICES, layout)
     back = xla_client.OpSharding()
-    back.ParseFromString(op_sharding(placed(layout)).SerializeToString())
+    back.ParseFromString(op_sharding(made).SerializeToString())
     assert xla_client.HloSharding.from_proto(back) == hlo(spec)
     assert canonical(layout) == layout
     named = Layout((("x", 2), ("y", 3), ("z", 2)), tuple(map(names, spec)))
@@ -77,11 +76,10 @@ SUMS = [
 @pytest.mark.parametrize(("spec", "axes"), SUMS)
 def test_an_unreduced_array_is_a_stack_that_is_cut_over_the_axes_of_the_sum(spec, axes):
     given = message("OpSharding").FromString(hlo(spec, axes).to_proto().SerializeToString())
-    layout, stacked = layout_of(given, 12, 2)
-    assert stacked
+    made = placing_of_op(given, DEVICES, 2)
+    assert made.stacked
     named = Layout((("x", 2), ("y", 3), ("z", 2)), (axes, *map(names, spec)))
     kind = ArrayType((12, 12), "int32")
-    made = placed(layout, True)
     assert made.stored(kind).shape == (math.prod(dict(named.mesh)[axis] for axis in axes), 12, 12)
     assert made.boxes(kind) == boxes(named, made.stored(kind).shape)
     assert not made.replicated
@@ -89,6 +87,20 @@ def test_an_unreduced_array_is_a_stack_that_is_cut_over_the_axes_of_the_sum(spec
     back.ParseFromString(op_sharding(made).SerializeToString())
     assert xla_client.HloSharding.from_proto(back) == hlo(spec, axes)
     assert placing_of(sharding_proto(made), 2) == made
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3, 2), (3, 2, 1, 0), (1, 2, 3, 0), (0, 2, 1, 3)])
+def test_positions_in_any_order_are_those_of_reordered_devices(order):
+    layout = Layout((("x", 2), ("y", 2)), (("x", "y"),))
+    made = reordered((4, 5, 6, 7), layout, order)
+    kind = ArrayType((8,), "int32")
+    where = made.boxes(kind)
+    assert [where[position] for position in order] == [(((n, n + 2)),) for n in (0, 2, 4, 6)]
+    if made.order:
+        assert made.on == tuple(4 + position for position in order)
+    op = op_sharding(made)
+    assert tuple(op.tile_assignment_devices) == order
+    assert placing_of_op(op, (4, 5, 6, 7), 1) == made
 
 
 @pytest.mark.parametrize("tiles", [[0, 1, 3, 2], [3, 2, 1, 0], [1, 2, 3, 0]])
@@ -100,7 +112,7 @@ def test_devices_in_no_order_are_refused(tiles):
 def test_manual_shardings_are_refused():
     op = message("OpSharding")(type=4)
     with pytest.raises(Inexpressible, match="type 4"):
-        layout_of(op, 4, 1)
+        placing_of_op(op, (0, 1, 2, 3), 1)
 
 
 @pytest.mark.parametrize(

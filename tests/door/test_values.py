@@ -12,7 +12,7 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.door.server import Status
 from pathways_lab.door.shardings import Placing, whole
-from pathways_lab.door.values import Failed, Joined, Whole, joined, shards
+from pathways_lab.door.values import Failed, Joined, Value, Whole, joined, rearranged, shards
 
 KIND = ArrayType((4, 2), "int32")
 DATA = np.arange(8, dtype=np.int32).reshape(4, 2)
@@ -76,6 +76,24 @@ def test_nothing_overwrites_an_array_that_others_are_made_of():
     assert value.given_up
     shards(value, Nowhere())
     assert not value.given_up
+
+
+def test_shards_for_devices_in_another_order_belong_where_they_were():
+    value, _ = array()
+    first, second, third, fourth = shards(value, Nowhere())
+    other = joined(KIND, CUT, [third, second, first, fourth], Nowhere())
+    said = Placing((5, 4, 6, 7), Layout((("a0", 2), ("a1", 2)), (("a0",), ())))
+    for of in (value, other):
+        made = rearranged(of, [1, 0, 2, 3], said, Nowhere())
+        assert set(zip(made.placing.devices, made.placing.boxes(KIND), strict=True)) == {
+            (5, second.box), (4, first.box), (6, third.box), (7, fourth.box),
+        }  # fmt: skip
+        assert made.placing.boxes(KIND) != said.boxes(KIND)
+        assert np.array_equal(*asyncio.run(both(made, of)))
+
+
+async def both(*each: Value) -> list[np.ndarray[Any, Any]]:
+    return [await value.read() for value in each]
 
 
 def test_a_failed_part_fails_the_whole_and_all_its_parts():
