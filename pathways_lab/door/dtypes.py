@@ -45,6 +45,12 @@ def proto(name: str) -> object:
     return kinds(kind=kinds.Kind.Value(f"KIND_{_KINDS[name]}"))
 
 
+def token() -> object:
+    """The ``DTypeProto`` of a token."""
+    kinds = message("DTypeProto")
+    return kinds(kind=kinds.Kind.Value("KIND_TOKEN"))
+
+
 def of_word(word: str) -> str:
     """JAX's name of an element type as MLIR writes it."""
     if word in _WORDS:

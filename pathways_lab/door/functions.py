@@ -138,11 +138,15 @@ class Functions(State):
         named = list(request.result_array_handle)
         if named and len(named) != len(outputs):
             raise Status(INVALID, f"{len(named)} names for {len(outputs)} results")
-        for number, value in zip(named or [0] * len(outputs), outputs, strict=True):
+        for index, (number, value) in enumerate(
+            zip(named or [0] * len(outputs), outputs, strict=True)
+        ):
             number = self._keep(number, value)
             if not named:
                 made.outputs.add(
-                    dtype=dtypes.proto(value.kind.dtype),
+                    dtype=(
+                        dtypes.token() if index in loaded.tokens else dtypes.proto(value.kind.dtype)
+                    ),
                     shape=message("ShapeProto")(dims=value.kind.shape),
                     sharding=shardings.sharding_proto(value.placing),
                     array_handle=number,

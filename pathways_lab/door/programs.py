@@ -53,6 +53,7 @@ class Loaded:
     in_kinds, in_placings, out_kinds, out_placings: arguments and results as the client has them.
     results: so many of its results are the client's; one more only says that it is over.
     module: the StableHLO that the client sent.
+    tokens: numbers of results that are tokens to the client, and empty arrays on the lab.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Loaded:
     calls_python: bool
     results: int
     module: bytes
+    tokens: frozenset[int]
     running: Any = USUAL
 
     @property
@@ -108,9 +110,13 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     sent = module
     try:
         said = jax_modules.read_signature(module)
+        tokens = frozenset[int]()
+        if (said.tokens or said.token_outputs) and not said.calls & jax_callbacks.JAX_TARGETS:
+            tokens = said.token_outputs
+            module = jax_modules.without_tokens(module)
         stacks = jax_modules.stacked(module)
-        if stacks.module is not module:
-            module = stacks.module
+        module = stacks.module
+        if module is not sent:
             said = jax_modules.read_signature(module)
         ins, outs = map(_types, (said.inputs, said.outputs))
     except ValueError as error:
@@ -161,7 +167,7 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
     return Loaded(
         name, devices, code,
         _as_sent(ins, in_placings), in_placings, _as_sent(outs, out_placings), out_placings,
-        bool(calls), results, sent,
+        bool(calls), results, sent, tokens,
     )  # fmt: skip
 
 

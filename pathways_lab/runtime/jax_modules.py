@@ -47,7 +47,7 @@ class Signature:
     that it may overwrite, each with the result that takes its memory, where that is decided.
     partitions, replicas: devices that it is written for.  calls: targets of its custom calls.
     tokens: so many of the first arguments and results are tokens of ordered effects, which are
-    empty arrays to whoever calls it.
+    empty arrays to whoever calls it.  token_outputs: numbers of all results that are tokens.
     reordered_inputs, reordered_outputs: those over a mesh of reordered devices, by number.
     """
 
@@ -59,6 +59,7 @@ class Signature:
     replicas: int
     calls: frozenset[str]
     tokens: int
+    token_outputs: frozenset[int]
     reordered_inputs: Reordered
     reordered_outputs: Reordered
 
@@ -96,6 +97,7 @@ def read_signature(module: bytes) -> Signature:
             _number(about, "mhlo.num_replicas"),
             frozenset(calls),
             sum(str(kind) == _TOKEN for kind in given.inputs),
+            frozenset(n for n, kind in enumerate(given.results) if str(kind) == _TOKEN),
             _reordered(_entries(main, "arg_attrs", given.inputs), parsed),
             _reordered(_entries(main, "res_attrs", given.results), parsed),
         )
@@ -132,6 +134,59 @@ def _tensor(kind: Any) -> tuple[tuple[int, ...], str]:
         return (0,), "i1"
     tensor = ir.RankedTensorType(kind)
     return tuple(tensor.shape), str(tensor.element_type)
+
+
+# --- tokens ---------------------------------------------------------------------------------
+
+
+def without_tokens(module: bytes) -> bytes:
+    """The module with empty arrays for the tokens among its arguments and results.
+
+    For modules that call nothing outside: an order of nothing needs no tokens.
+    """
+    with _mlir.make_ir_context() as context, ir.Location.unknown(context):
+        parsed = _jax.mlir.deserialize_portable_artifact(module)
+        main: Any = ir.SymbolTable(parsed.operation)["main"]
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        empty: Any = ir.RankedTensorType.get([0], ir.IntegerType.get_signless(1))
+        nothing: Any = ir.DenseElementsAttr.get(np.zeros(0, np.bool_), type=empty)
+        body = main.regions[0].blocks[0]
+        inputs = [empty if str(each) == _TOKEN else each for each in kind.inputs]
+        outputs = [empty if str(each) == _TOKEN else each for each in kind.results]
+        for argument, new in zip(list(body.arguments), inputs, strict=True):
+            if new is empty:
+                with ir.InsertionPoint.at_block_begin(body):
+                    argument.replace_all_uses_with(_stablehlo.AfterAllOp([]).result)
+                argument.set_type(empty)
+        end = list(body.operations)[-1]
+        with ir.InsertionPoint(end):
+            for number, new in enumerate(outputs):
+                if new is empty:
+                    end.operands[number] = _stablehlo.ConstantOp(nothing).result
+        _retype(main, inputs, outputs)
+        for which in ("arg_attrs", "res_attrs"):
+            if which in main.attributes:
+                main.attributes[which] = ir.ArrayAttr.get(
+                    [_without(entry, "jax.token") for entry in main.attributes[which]]
+                )
+        return _written(parsed)
+
+
+def _without(entry: Any, name: str) -> Any:
+    attributes: Any = ir.DictAttr(entry)
+    return ir.DictAttr.get({each.name: each.attr for each in attributes if each.name != name})
+
+
+def _retype(main: Any, inputs: list[Any], outputs: list[Any]) -> None:
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+
+
+def _written(parsed: Any) -> bytes:
+    parsed.operation.verify()
+    version = _stablehlo.get_version_from_compatibility_requirement(
+        _stablehlo.StablehloCompatibilityRequirement.WEEK_4
+    )
+    return bytes(_jax.mlir.serialize_portable_artifact(parsed, version, True))
 
 
 # --- unreduced arrays -----------------------------------------------------------------------
@@ -237,15 +292,11 @@ def stacked(module: bytes) -> Stacked:
                 with ir.InsertionPoint(end):
                     end.operands[number] = each.converted(end.operands[number], tensor, True)
                 outputs[number] = end.operands[number].type
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+        _retype(main, inputs, outputs)
         for which, sums in (("arg_attrs", given), ("res_attrs", made)):
             if any(sums):
                 _place(main, which, sums)
-        parsed.operation.verify()
-        version = _stablehlo.get_version_from_compatibility_requirement(
-            _stablehlo.StablehloCompatibilityRequirement.WEEK_4
-        )
-        return Stacked(_jax.mlir.serialize_portable_artifact(parsed, version, True), *found)
+        return Stacked(_written(parsed), *found)
 
 
 def _stack_input(body: Any, number: int, each: _Placed) -> None:

@@ -12,8 +12,11 @@ import jax
 import numpy as np
 import pytest
 from jax import export
+from jax._src.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxlib import _jax
+from jaxlib.mlir import ir
 
 from pathways_lab.runtime import jax_modules, jax_private
 
@@ -44,3 +47,27 @@ def test_the_signature_of_a_module():
 def test_a_module_without_unreduced_arrays_is_left_alone():
     made = module(lambda x: x * 2, ((4, 8), P("x"))).mlir_module_serialized
     assert jax_modules.stacked(made).module is made
+
+
+def artefact(text: str) -> bytes:
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        return bytes(_jax.mlir.serialize_portable_artifact(module, "1.0.0", True))
+
+
+TOKENS = """module @with_tokens {
+  func.func public @main(%arg0: !stablehlo.token {jax.token = true}, %arg1: tensor<2xf32>)
+      -> (!stablehlo.token {jax.token = true}, tensor<2xf32>, !stablehlo.token) {
+    %0 = stablehlo.after_all %arg0 : !stablehlo.token
+    return %arg0, %arg1, %0 : !stablehlo.token, tensor<2xf32>, !stablehlo.token
+  }
+}"""
+
+
+def test_tokens_of_a_module_become_empty_arrays():
+    sent = artefact(TOKENS)
+    said = jax_modules.read_signature(sent)
+    assert (said.tokens, said.token_outputs) == (1, {0, 2})
+    plain = jax_modules.read_signature(jax_modules.without_tokens(sent))
+    assert (plain.tokens, plain.token_outputs) == (0, frozenset())
+    assert (plain.inputs, plain.outputs) == (said.inputs, said.outputs)
