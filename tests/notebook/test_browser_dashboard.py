@@ -92,10 +92,10 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     page = Page(browser, lab, width=1500)
     lab.write("lab.ipynb", ["import os" + START, TRAIN, "%pw_dashboard queues", SPIN])
     page.open("lab.ipynb")
-    page.start("pathways-lab:show")
-    page.page.wait_for_selector(".pathways-panel:visible")
     page.wait_for_kernel()
+    assert not page.page.is_visible(".pathways-panel")
     page.start()
+    page.page.wait_for_selector(".pathways-panel:visible", timeout=120_000)  # by itself
     page.page.wait_for_function(
         "() => document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[3].textContent"
         ".includes('*') && document.querySelector('.jp-OutputArea-output iframe')",

@@ -18,19 +18,22 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine"),
 ]
 
-BEGIN = """async (source) => {
-  const { Panel } = await import("data:text/javascript," + encodeURIComponent(source));
+SCRIPTS = ROOT / "extensions" / "labextensions" / "pathways-lab" / "static"
+
+BEGIN = """async () => {
+  const { Panel } = await import("http://panel.test/panel.js");
   const ask = async (path) => {
     if (!path)
       return { labs: labs.map((name) => ({ name, started: 0, kernels: kernels[name] ?? {} })) };
     const name = path.split("/")[1];
     if (!labs.includes(name) || mute.includes(name)) throw new Error("502");
-    if (path.endsWith("since=1")) return null;
+    const number = window.news ?? 1;
+    if (path.endsWith(`since=${number}`)) return null;
     const client = { name: `client of ${name}`, slices: 0, devices: 0, using: 0 };
-    const devices = [...name].map(() => ({ busy: 0, memory: 0 }));
+    const devices = [...name].map(() => ({ busy: window.busy ?? 0, colour: "#00ff00", memory: 0 }));
     const hosts = [{ name: "island0/host0", kind: "cpu", lost: "", devices }];
     const islands = [{ name: "island0", busy: 0, hosts }];
-    return { number: 1, islands, programs: [], clients: [client], notes: [] };
+    return { number, islands, programs: [], clients: [client], notes: [] };
   };
   const known = { current: () => front, notebook: (number) => `${number}.ipynb` };
   new Panel(document.body, ask, [], () => {}, known).begin();
@@ -43,16 +46,17 @@ class Panel:
 
     def __init__(self, browser: Any) -> None:
         self.page = browser.new_page()
+        page = {"body": "<!DOCTYPE html>", "content_type": "text/html"}
+        self.page.route("**/*", lambda route: route.fulfill(**page))
         self.page.route(
-            "**/*", lambda route: route.fulfill(body="<!DOCTYPE html>", content_type="text/html")
+            "**/*.js", lambda route: route.fulfill(path=SCRIPTS / route.request.url.split("/")[-1])
         )
         self.page.clock.install()
         self.page.goto("http://panel.test/")
 
     def begin(self, *labs: str) -> None:
         self.set(labs)
-        folder = ROOT / "extensions" / "labextensions" / "pathways-lab" / "static"
-        self.page.evaluate(BEGIN, (folder / "panel.js").read_text())
+        self.page.evaluate(BEGIN)
 
     def set(self, labs: tuple[str, ...], mute: tuple[str, ...] = ()) -> None:
         """labs: that are listed, newest first.  mute: those of them that do not answer."""
@@ -184,4 +188,29 @@ def test_no_lab_is_denied_while_it_does_not_answer_yet(browser: Any) -> None:
     panel.page.clock.run_for(2500)
     assert panel.page.is_visible(".pathways-panel-which")
     assert not panel.page.is_visible(".pathways-panel-help")
+    panel.close()
+
+
+GREEN = """() => {
+  const canvas = document.querySelector(".pathways-panel-timeline");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let green = 0;
+  for (let i = 0; i < data.length; i += 4) green += data[i + 1] > 128 && data[i + 3] > 128;
+  return [green / (canvas.width * canvas.height), canvas.clientHeight];
+}"""
+
+
+def test_the_small_timeline_shows_what_devices_did_of_late(browser: Any) -> None:
+    panel = Panel(browser)
+    panel.begin("two")
+    panel.page.clock.run_for(20_000)
+    share, height = panel.page.evaluate(GREEN)
+    assert (share, height) == (0, 3 * 8), "a row for each device, and nothing has run"
+    panel.page.evaluate("() => { window.busy = 1; window.news = 2; }")
+    panel.page.clock.run_for(10_000)
+    share, _ = panel.page.evaluate(GREEN)
+    assert 0.2 < share < 0.4, "ten of thirty seconds"
+    panel.page.clock.run_for(60_000)
+    share, _ = panel.page.evaluate(GREEN)
+    assert share > 0.8, "what was before has left"
     panel.close()

@@ -36,9 +36,17 @@ def as_text(progress: Progress) -> str:
 
 
 def notebook_line() -> Show:
-    """A function that shows progress below the running cell."""
+    """A function that shows progress below the running cell.
+
+    The last line is marked: JupyterLab's extension opens its panel at the first one.
+    """
     put = _place()
-    return lambda progress: put(as_html(progress), as_text(progress))
+
+    def show(progress: Progress) -> None:
+        ready = {"pathways_lab": {"lab": "ready"}} if progress.done >= progress.total else {}
+        put(as_html(progress), as_text(progress), ready)
+
+    return show
 
 
 def line_below_cell() -> Tell:
@@ -47,18 +55,18 @@ def line_below_cell() -> Tell:
     return lambda text: put(f"<span>{html.escape(text)}</span>", text)
 
 
-def _place() -> Callable[[str, str], None]:
-    """One output of the running cell: HTML and plain text, to be replaced."""
+def _place() -> Callable[..., None]:
+    """One output of the running cell: HTML and plain text, to be replaced; with metadata."""
     handles: list[Any] = []
 
-    def show(rich: str, plain: str) -> None:
+    def show(rich: str, plain: str, metadata: dict[str, Any] | None = None) -> None:
         from IPython import display as ipython
 
         data = {"text/html": rich, "text/plain": plain}
         if handles:
-            handles[0].update(data, raw=True)
+            handles[0].update(data, metadata=metadata, raw=True)
         else:
             display: Any = ipython.display
-            handles.append(display(data, raw=True, display_id=True))
+            handles.append(display(data, metadata=metadata, raw=True, display_id=True))
 
     return show

@@ -1,6 +1,8 @@
 // The side panel: islands, programs, clients, buttons.  It knows nothing of JupyterLab: it is
 // given an element, a function that asks the server, and what its buttons do.
 
+import { SPAN, Timeline } from "./timeline.js";
+
 const QUICK = 500; // milliseconds between two questions while things happen
 const SLOW = 2000; // ... and when nothing does, or there is no lab
 const MISSES = 3; // questions without an answer, after which a lab that is still listed has ended
@@ -175,6 +177,10 @@ export class Panel {
     this.help.append(make("p", "", HELP), make("pre", "", START));
     this.body = node.appendChild(make("div", "body"));
     this.notes = this.body.appendChild(make("div", "notes"));
+    const late = this.part("Timeline", `devices, last ${SPAN} s`);
+    this.timeline = new Timeline(late.appendChild(make("canvas", "timeline")));
+    this.timeline.canvas.setAttribute("role", "img");
+    this.timeline.canvas.setAttribute("aria-label", "what devices did of late; the islands below say it in words");
     this.islands = new List(this.part("Islands", "busy, last half second"), () => new Island());
     this.programs = new List(this.part("Programs", "devices in use"), () => new Line());
     this.idle = this.programs.root.appendChild(make("div", "none", "nothing runs"));
@@ -219,7 +225,10 @@ export class Panel {
         if (lab) {
           const news = await this.ask(`/${lab}/pathways-lab/state?since=${this.number}`);
           if (lab === this.lab) this.misses = 0;
-          if (news && lab === this.lab && turn === this.running) this.show(news);
+          if (lab === this.lab && turn === this.running) {
+            if (news) this.show(news);
+            this.timeline.take(news?.islands ?? null, performance.now() / 1000);
+          }
           wait = news ? QUICK : 2 * QUICK;
         }
       } catch {
@@ -307,6 +316,7 @@ export class Panel {
     if (lab === this.lab) return;
     this.lab = lab;
     this.number = this.misses = 0;
+    this.timeline.clear();
     this.help.hidden = !!lab; // it may take a moment to say something
     if (lab) sessionStorage.setItem(SHOWN, lab);
     else this.show(null);

@@ -6,6 +6,8 @@ const PAGES = [
   "overview", "islands", "order", "hosts", "queues", "utilisation", "memory", "graph", "messages", "planned",
 ];
 const CATEGORY = "Pathways Lab";
+const ID = "pathways-lab:panel";
+const OPENED = "pathways-lab:opened"; // where a tab of the browser keeps that the panel was opened
 
 // Two islands of devices; the class lets JupyterLab's theme colour it.
 const ICON = `<svg xmlns="http://www.w3.org/2000/svg" width="16" height="16" viewBox="0 0 24 24">
@@ -22,12 +24,14 @@ export async function plugin(shared, styles) {
   const { Widget } = await shared("@lumino/widgets");
   const { ICommandPalette, MainAreaWidget } = await shared("@jupyterlab/apputils");
   const { ILayoutRestorer } = await shared("@jupyterlab/application");
+  const { INotebookTracker } = await shared("@jupyterlab/notebook");
+  const { ISettingRegistry } = await shared("@jupyterlab/settingregistry");
   const { ServerConnection } = await shared("@jupyterlab/services");
   const { LabIcon } = await shared("@jupyterlab/ui-components");
 
   const icon = new LabIcon({ name: "pathways-lab:islands", svgstr: ICON });
 
-  function activate(app, palette, restorer) {
+  function activate(app, palette, restorer, notebooks, registry) {
     const settings = app.serviceManager.serverSettings;
     const root = `${settings.baseUrl}pathways-lab/labs`;
 
@@ -76,6 +80,17 @@ export async function plugin(shared, styles) {
     app.shell.add(place, "left", { rank: 650 });
     restorer?.add(place, place.id);
 
+    // The first lab that starts opens the panel: with "Run All" the page shows the last cell, and
+    // nothing else would show that devices compute.  Kernels mark the line that says it is ready.
+    const wishes = registry?.load(ID).catch(() => null);
+    notebooks?.widgetAdded.connect((_, { sessionContext }) => {
+      sessionContext.iopubMessage.connect(async (__, { content }) => {
+        if (content.metadata?.pathways_lab?.lab !== "ready" || sessionStorage.getItem(OPENED)) return;
+        sessionStorage.setItem(OPENED, "yes");
+        if ((await wishes)?.composite.openAtStart !== false) app.shell.activateById(place.id);
+      });
+    });
+
     app.commands.addCommand("pathways-lab:show", {
       label: "Pathways Panel",
       icon,
@@ -120,10 +135,10 @@ export async function plugin(shared, styles) {
   }
 
   return {
-    id: "pathways-lab:panel",
+    id: ID,
     description: "The islands, programs and clients of a Pathways lab beside the notebook.",
     autoStart: true,
-    optional: [ICommandPalette, ILayoutRestorer],
+    optional: [ICommandPalette, ILayoutRestorer, INotebookTracker, ISettingRegistry],
     activate,
   };
 }
