@@ -27,6 +27,8 @@ Event    ``host-joined``, ``host-lost``, ``client-joined``, ``client-left``,
          (args plan), ``admitted`` (of a run that had to wait for it: args since,
          waited_for: memory or turn), ``granted``, ``resolved``, ``finished``, ``failed``,
          ``cancelled``,
+         ``compiling`` (a host begins to make a function; args function, slice, waiting: how many
+         it was asked for and has not looked at),
          ``launched`` (a gang was handed to its devices: it shows as open bar),
          ``policy`` (set, refused or removed; args policy and owner: in force
          now, message: why it was refused or removed), ``policy-late`` (it did

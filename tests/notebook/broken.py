@@ -31,6 +31,9 @@ RELOAD = BROWSER + "test_a_second_view_and_a_reload_in_mid_run_show_the_present"
 KEPT = BROWSER + "test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture"
 FOUND = BROWSER + "test_a_gang_and_a_moment_are_found_again_while_a_cell_spins"
 PROGRAM = "tests/notebook/test_browser_lab.py::test_a_program_moves_prints_fails_and_freezes"
+HOLD = BROWSER + "test_a_held_picture_stands_and_then_shows_the_present"
+PANEL_TESTS = "tests/notebook/test_browser_panel.py::"
+PLUGIN = "extensions/labextensions/pathways-lab/static/plugin.js"
 PAGES = (
     "tests/notebook/test_browser_dashboard.py::test_panel_and_pages_move_while_the_kernel_is_busy"
 )
@@ -116,8 +119,31 @@ ALL = (
     ),
     Broken(
         "pause does not hold", NOTEBOOK + "view/page.js",
-        "if (this.paused || !this.document) return;", "if (!this.document) return;",
-        BROWSER + "test_a_held_picture_stands_and_then_shows_the_present",
+        "if (this.paused || !this.document) return;", "if (!this.document) return;", HOLD,
+    ),
+    Broken(
+        "clock: a page does not say that nothing comes", NOTEBOOK + "view/page.js",
+        'this.behind.textContent = late >= LATE ? `${Math.round(late)} s behind` : "";', "", HOLD,
+    ),
+    Broken(
+        "clock: compiling does not go on", NOTEBOOK + "view/page.js",
+        "this.since = Math.min(this.since, now - seconds);", "this.since = now - seconds;", HOLD,
+    ),
+    Broken(
+        "cancel is not answered at once", NOTEBOOK + "view/page.js",
+        'this.state.textContent = this.state.dataset.state = "cancelling";', "",
+        BROWSER + "test_cancel_works_while_a_cell_spins",
+    ),
+    Broken(
+        "side panel does not open by itself", PLUGIN,
+        "if ((await wishes)?.composite.openAtStart !== false) app.shell.activateById(place.id);",
+        "", PAGES,
+    ),
+    Broken(
+        "small timeline stands still", PANEL,
+        "this.timeline.take(news?.islands ?? null, performance.now() / 1000);",
+        "if (news) this.timeline.take(news.islands, performance.now() / 1000);",
+        PANEL_TESTS + "test_the_small_timeline_shows_what_devices_did_of_late",
     ),
     Broken(
         "selection: nothing is framed", NOTEBOOK + "view/page.js",
@@ -145,7 +171,7 @@ ALL = (
         "side panel leaves its lab", PANEL,
         "this.choose(names.includes(known) && !this.silent.has(known) ? known : newest);",
         "this.choose(newest);",
-        "tests/notebook/test_browser_panel.py::test_the_panel_stays_with_a_lab_until_that_ends",
+        PANEL_TESTS + "test_the_panel_stays_with_a_lab_until_that_ends",
     ),
     Broken(
         "dashboard page stands still", NOTEBOOK + "dashboard/dashboard.js",

@@ -48,6 +48,17 @@ print("cancelled" if stop.is_set() else "spun to the end")
 """
 
 
+STUCK = """
+from pathways_lab.timeline.records import Event
+args = dict(function="f", slice=0, waiting=4)
+log.extend([
+    Event("compiling", log.clock(), "island0", "island0/host0", node="forward", args=args)
+])
+time.sleep(1.5)
+view._painter._lock.acquire()
+"""
+"""A function begins to be compiled, and then nothing is drawn any more."""
+
 LONG = 300
 """Training steps that no test sees the end of, however slow the machine is."""
 
@@ -231,6 +242,7 @@ def test_cancel_works_while_a_cell_spins(page: Page) -> None:
     page.show("cancel.ipynb", feed(spin=25.0))
     begun = time.monotonic()
     page.page.click(".pathways-lab-button:has-text('cancel')")
+    assert page.page.inner_text(".pathways-lab-state") == "cancelling", "at once"
     page.wait_for_idle(timeout=40)
     assert time.monotonic() - begun < 10.0, "the cell would have spun for 25 s"
     assert "cancelled" in page.output(0)
@@ -243,7 +255,7 @@ from pathways_lab.notebook.panels import PANELS
 order = PANELS["order"]
 PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at {now:.1f}")
 """
-    page.show("hold.ipynb", noted + feed())
+    page.show("hold.ipynb", noted + feed(), STUCK, command="notebook:run-cell")
     grows(page)
     page.page.click(".pathways-lab-button:has-text('pause')")
     held = page.now()
@@ -258,6 +270,16 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     text = note.inner_text()
     grows(page)
     assert note.inner_text() != text, "what is said above a figure moves with it"
+    # From now on nothing comes: the page says so, and its own clock goes on.
+    page.run_cell(1)
+    compiling = page.page.locator(".pathways-lab-compiling")
+    page.page.locator(".pathways-lab-behind:text-matches('^[2-9] s behind$')").wait_for()
+    said = re.fullmatch(r"compiling forward, 1 of 5, (\d+\.\d) s", compiling.inner_text())
+    assert said is not None
+    page.page.wait_for_timeout(500)
+    later = re.fullmatch(r"compiling forward, 1 of 5, (\d+\.\d) s", compiling.inner_text())
+    assert later is not None
+    assert float(later[1]) >= float(said[1]) + 0.3
 
 
 def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page) -> None:

@@ -200,7 +200,9 @@ def test_what_the_pool_would_swallow_ends_the_host(place: Place, what: str) -> N
     compiler.close()
 
 
-def prepared(compiler: Compiler, made: Code, place: Place) -> Executable | Failure:
+def prepared(
+    compiler: Compiler, made: Code, place: Place, begun: Any = lambda *_: None
+) -> Executable | Failure:
     box: list[Any] = []
     there = threading.Event()
 
@@ -208,7 +210,7 @@ def prepared(compiler: Compiler, made: Code, place: Place) -> Executable | Failu
         box.append(result)
         there.set()
 
-    compiler.prepare(made, place, done)
+    compiler.prepare(made, place, done, begun)
     assert there.wait(60)
     found: Executable | Failure = box[0]
     return found
@@ -217,11 +219,17 @@ def prepared(compiler: Compiler, made: Code, place: Place) -> Executable | Failu
 def test_nothing_is_compiled_twice_for_one_placement() -> None:
     runtime, compiler = CpuRuntime(HOST, 4), Compiler(HOST, no_output(), died)
     made = code_of(lambda x: (x + 1,), [((4,), "float32")], [CUT], [((4,), "float32")], [CUT])
-    first = prepared(compiler, made, runtime.open(SLICE))
+    begun: list[int] = []
+
+    def begin(start: float, waiting: int) -> None:
+        begun.append(waiting)
+
+    first = prepared(compiler, made, runtime.open(SLICE), begin)
     runtime.close(SLICE)
     again = binding(2, (2, 2), [0, 1, 2, 3])  # another slice on the same devices
-    assert prepared(compiler, made, runtime.open(again)) is first
+    assert prepared(compiler, made, runtime.open(again), begin) is first
     assert compiler.compilations == 1
+    assert begun == [0], "what is compiled already is not begun"
     other = binding(3, (2, 2), [3, 2, 1, 0])  # the same devices in another order
     assert prepared(compiler, made, runtime.open(other)) is not first
     assert compiler.compilations == 2

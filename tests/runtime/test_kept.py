@@ -116,6 +116,7 @@ def test_compiled_code_goes_with_the_last_slice_of_its_devices_that_wants_it() -
         lambda *call: posted.put(call),
         lambda slice_id: None,
         lambda binding, code, *_: told.append(code.slice),
+        lambda *_: None,
     )
     one, two = host_kit.binding(1, (1,), [0]), host_kit.binding(2, (1,), [0])
     kind, whole = ((4,), "float32"), host_kit.layout(one, None)

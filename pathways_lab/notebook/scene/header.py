@@ -12,10 +12,13 @@ from dataclasses import dataclass
 class Header:
     """Texts and controls of a live view.
 
-    state: ``"waiting"``, ``"running"``, ``"idle"``, ``"done"`` or ``"failed"``.
+    state: ``"waiting"``, ``"compiling"``, ``"running"``, ``"idle"``, ``"done"`` or ``"failed"``.
     progress: share of what is expected that is done, 0 to 1; below 0: nothing is expected.
     notes: short remarks (emulated devices, dropped records).
     legend: ``(program, ((function, colour), ...))``.
+    late: seconds by which the picture is behind what is known; the page adds those since it came.
+    compiling: a function that hosts make now: its name, which of how many it is, and for how many
+        whole seconds so far, which the page counts on; None: none is made.
     summary: one line for screen readers.
     actions: buttons; the name is what comes back when one is pressed.
     chosen: what is known of the gang that somebody has clicked: ``(label, text)``.
@@ -31,6 +34,8 @@ class Header:
     progress: float = -1.0
     notes: tuple[str, ...] = ()
     legend: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    late: float = 0.0
+    compiling: tuple[str, int, int, int] | None = None
     summary: str = ""
     actions: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str], ...] = ()

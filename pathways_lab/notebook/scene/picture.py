@@ -55,7 +55,7 @@ FOLD = 1_000
 says so."""
 
 BEHIND = 0.5
-"""Seconds of lag that are not worth a remark."""
+"""Seconds of lag that are not told."""
 
 OUTCOMES = ("failed", "cancelled", "finished")
 """How a run may end, worst first."""
@@ -149,6 +149,9 @@ class Picture:
         state = self.outcome or ("running" if active else "idle")
         if not scene.started and not self.outcome:
             state = "waiting"
+        compiling = self._compiling(now)
+        if compiling and not scene.busy:
+            state = "compiling"
         done, all_known = self._counted(scene)
         begun = round(self.since - scene.origin, 3)
         folded = self.present.folded
@@ -160,7 +163,9 @@ class Picture:
             state={"finished": "done"}.get(state, state),
             status=self._status(scene, done, all_known, at),
             progress=round(done / all_known, 3) if all_known and self.wanted.gangs else -1.0,
-            notes=(*self.notes(), *self._coarse(), *self._late(now)),
+            notes=(*self.notes(), *self._coarse()),
+            late=lag if (lag := round(now - self.present.folded, 1)) > BEHIND else 0.0,
+            compiling=compiling,
             legend=legend(completed(self.panels, scene), scene),
             summary=summary(scene, at, self.wanted.title),
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
@@ -209,10 +214,11 @@ class Picture:
             return ()
         return (merged_note(resolution),)
 
-    def _late(self, now: float) -> tuple[str, ...]:
-        """Said when records come faster than they can be drawn."""
-        lag = now - self.present.folded
-        return (f"the picture is {duration(lag)} behind",) if lag > BEHIND else ()
+    def _compiling(self, now: float) -> tuple[str, int, int, int] | None:
+        made = self.scene.compiling.now()
+        if made is None or self._past is not None or self.outcome:
+            return None
+        return made.name, made.number, made.total, int(max(0.0, now - made.since))
 
     def text(self) -> str:
         """The picture as text."""

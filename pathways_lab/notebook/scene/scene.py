@@ -26,6 +26,7 @@ from pathways_lab.timeline.backlog import Backlog
 from pathways_lab.timeline.bars import GANG, Bar, Bars, bars_of, fitting
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.columns import Joined, alike, follows, plain, times
+from pathways_lab.timeline.compiling import Compiling
 from pathways_lab.timeline.flow import Flows
 from pathways_lab.timeline.gangs import GangKey, Gangs
 from pathways_lab.timeline.machine import FEEDS, Lane, Machine, lanes_of
@@ -126,6 +127,7 @@ class Scene:
         self.flows = Flows()
         self.backlog = Backlog(self.flows)
         self.waits = Waits(self.flows)
+        self.compiling = Compiling()
         self.runs: dict[int, RunSeen] = {}
         self._over: deque[tuple[int, int]] = deque()
         self._held = 0
@@ -215,6 +217,7 @@ class Scene:
         self.gangs.add(record)
         self.flows.add(record)
         self.backlog.add(record)
+        self.compiling.add(record)
         self._remember(record, self.waits.add(record))
         if isinstance(record, Span):
             self._span(record)

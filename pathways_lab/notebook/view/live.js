@@ -213,6 +213,11 @@ class Feed {
     }
   }
 
+  // Seconds since the picture is what it is.
+  get age() {
+    return (performance.now() - this.came) / 1000;
+  }
+
   take(snapshot) {
     if (snapshot.frozen) return this.freeze(snapshot);
     if (!this.Bokeh) {
@@ -221,6 +226,7 @@ class Feed {
     }
     if (this.document && snapshot.seq <= this.seq) return;
     this.seq = snapshot.seq;
+    this.came = performance.now();
     this.header = snapshot.header;
     this.document = this.load(JSON.parse(snapshot.document));
     apply(this.document, summed(this.document, [decode(snapshot.changes, snapshot.block)]));
@@ -266,6 +272,7 @@ class Feed {
     if (lists.length) {
       const changes = summed(this.document, lists);
       apply(this.document, changes);
+      this.came = performance.now();
       for (const view of this.views) view.apply(changes);
     }
     if (header && !this.lost) {
@@ -284,7 +291,7 @@ class Feed {
   lose() {
     if (this.lost || this.frozen || !this.header) return;
     this.lost = true;
-    this.header = { ...this.header, state: "kernel gone", actions: [] };
+    this.header = { ...this.header, state: "kernel gone", actions: [], compiling: null };
     for (const view of this.views) view.header(this.header);
   }
 

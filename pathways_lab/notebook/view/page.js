@@ -27,16 +27,22 @@ class Head {
     this.progress = this.root.appendChild(element("progress", "progress"));
     this.progress.setAttribute("aria-label", "share of the gangs that is done");
     this.status = this.root.appendChild(element("span", "status"));
+    this.compiling = this.root.appendChild(element("span", "compiling"));
+    this.behind = this.root.appendChild(element("span", "behind"));
     this.notes = this.root.appendChild(element("span", "notes"));
     this.buttons = this.root.appendChild(element("span", "buttons"));
     this.legend = element("div", "legend");
     this.send = send;
   }
 
-  show(header) {
+  // header: as it came *age* seconds ago.
+  show(header, age) {
     this.title.textContent = header.title;
-    this.state.textContent = header.at === null ? header.state : `at ${header.at.toFixed(2)} s`;
-    this.state.dataset.state = header.state;
+    // What was asked for is under way until the lab says how it ended.
+    const state = this.cancelled && header.actions.includes("cancel") ? "cancelling" : header.state;
+    this.state.textContent = header.at === null ? state : `at ${header.at.toFixed(2)} s`;
+    this.state.dataset.state = state;
+    this.count(header, age);
     this.status.textContent = header.status;
     this.progress.hidden = header.progress < 0;
     if (header.progress >= 0) this.progress.value = header.progress;
@@ -53,11 +59,27 @@ class Head {
     }
   }
 
+  // What goes on with time, also while nothing comes.
+  count(header, age) {
+    const [name, number, total, seconds] = header.compiling ?? [];
+    const now = performance.now() / 1000;
+    if (`${name} ${number}` !== this.made) this.since = now;
+    this.made = `${name} ${number}`;
+    this.since = Math.min(this.since, now - seconds);
+    const took = (now - this.since).toFixed(1);
+    this.compiling.textContent = name ? `compiling ${name}, ${number} of ${total}, ${took} s` : "";
+    const late = header.late + (header.state === "running" && age > LATE ? age : 0);
+    this.behind.textContent = late >= LATE ? `${Math.round(late)} s behind` : "";
+  }
+
   button(name) {
     const made = element("button", "button", name);
     made.title = TITLES[name] ?? "";
     made.onclick = () => {
-      if (name === "cancel") made.disabled = true;
+      if (name === "cancel") {
+        made.disabled = this.cancelled = true;
+        this.state.textContent = this.state.dataset.state = "cancelling";
+      }
       this.send(name);
     };
     return made;
@@ -75,6 +97,9 @@ class Head {
     return entry;
   }
 }
+
+const LATE = 1; // seconds by which a picture may be behind without a word
+const TICK = 200; // milliseconds between two looks at the clock
 
 const TITLES = {
   cancel: "End the runs that this view shows.",
@@ -186,6 +211,9 @@ class View {
       this.head.root, this.head.legend, this.body, this.foot.root, this.foot.chosen, this.foot.text,
     );
     this.paused = false;
+    this.clock = setInterval(() => {
+      if (feed.header && !feed.frozen && !document.hidden) this.head.count(feed.header, feed.age);
+    }, TICK);
     this.fitted = [];
     this.size = new ResizeObserver(() => requestAnimationFrame(() => this.fit()));
     this.size.observe(this.body);
@@ -249,7 +277,7 @@ class View {
   }
 
   header(header) {
-    this.head.show(header);
+    this.head.show(header, this.feed.age);
     this.foot.show(header);
     this.feed.light();
     this.resting = this.paused || header.at !== null;
@@ -391,6 +419,7 @@ class View {
 
   drop() {
     clearInterval(this.reading);
+    clearInterval(this.clock);
     wipe(this.placed);
     this.document = this.placed = undefined;
   }

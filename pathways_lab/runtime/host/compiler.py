@@ -19,6 +19,7 @@ Paper: section 4.2 (registering computations), section 4.5.
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 import traceback
 import warnings
@@ -292,6 +293,7 @@ class Compiler:
         self._host = host
         self._output = output
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
+        self._waiting, self._counting = 0, threading.Lock()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run something else that takes long, such as opening devices."""
@@ -305,13 +307,21 @@ class Compiler:
             self._on_death(error)
 
     def prepare(
-        self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
+        self,
+        code: Code,
+        place: Place,
+        done: Callable[[Executable | Failure, float, float], None],
+        begun: Callable[[float, int], None] = lambda start, waiting: None,
     ) -> None:
         """Compile unless it is compiled; done(result, start, end) is called in a pool thread.
 
         start, end: monotonic seconds of the compilation; equal when there was none.
+        begun: called there before a compilation, with *start* and with the number of functions that
+            wait for a thread of the pool.
         """
-        self._pool.submit(self._guarded, self._prepare, code, place, done)
+        with self._counting:
+            self._waiting += 1
+        self._pool.submit(self._guarded, self._prepare, code, place, done, begun)
 
     def forget(self, footprint: Footprint, function: str) -> None:
         """Keep what it was compiled to for these devices no longer."""
@@ -323,8 +333,14 @@ class Compiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(
-        self, code: Code, place: Place, done: Callable[[Executable | Failure, float, float], None]
+        self,
+        code: Code,
+        place: Place,
+        done: Callable[[Executable | Failure, float, float], None],
+        begun: Callable[[float, int], None],
     ) -> None:
+        with self._counting:
+            self._waiting -= 1
         keys = _keys(code, place)
         footprint = place.footprint
         start = time.monotonic()
@@ -339,6 +355,7 @@ class Compiler:
             while len(footprint.executables) > _KEPT:
                 footprint.executables.pop(next(iter(footprint.executables)))
         if known is None:
+            begun(start, self._waiting)
             self._compile(code, place, future)
         error = future.exception()
         if error is None:

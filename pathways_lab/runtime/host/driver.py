@@ -138,6 +138,7 @@ class HostRim:
             self.reactor.call_soon,
             lambda slice_id: self.desk.opened(slice_id),
             self._compiled,
+            lambda *begun: self.reactor.call_soon(self._compiling, *begun),
         )
         self.desk = Desk(
             name,
@@ -401,6 +402,10 @@ class HostRim:
         if end > start:
             self.reports.record(self._story.compiled(binding, code, start, end, failure))
         self.reports.compiled(code.function, code.slice, temporary, failure)
+        self.reports.due()
+
+    def _compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> None:
+        self.reports.record(self._story.compiling(binding, code, start, waiting))
         self.reports.due()
 
     # --- programs and grants ----------------------------------------------------------------

@@ -184,6 +184,18 @@ class Story:
             },
         )
 
+    def compiling(self, binding: SliceBinding, code: Code, start: float, waiting: int) -> Event:
+        """A function begins to be compiled; so many others wait for that."""
+        return Event(
+            "compiling",
+            start + self._offset(),
+            self._island,
+            self._host,
+            node=code.name,
+            client=binding.client,
+            args={"function": code.function, "slice": code.slice, "waiting": waiting},
+        )
+
     def compiled(
         self, binding: SliceBinding, code: Code, start: float, end: float, failure: Failure | None
     ) -> Span:

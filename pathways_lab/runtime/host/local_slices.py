@@ -37,6 +37,9 @@ from pathways_lab.runtime.host.user_output import Output
 Compiled = Callable[[SliceBinding, Code, "Executable | Failure", float, float], None]
 """Told of every function that was compiled or could not be; seconds of start and end."""
 
+Compiling = Callable[[SliceBinding, Code, float, int], None]
+"""Told in any thread before a function is compiled: seconds of its start, and how many wait."""
+
 
 @dataclass(slots=True)
 class Tenant:
@@ -60,6 +63,7 @@ class Tenants:
 
     post(function, *args): run it in the reactor's thread.
     opened(slice): its devices are known now.  compiled: see :data:`Compiled`.
+    compiling: see :data:`Compiling`.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Tenants:
         post: Callable[..., None],
         opened: Callable[[SliceId], None],
         compiled: Compiled,
+        compiling: Compiling,
     ) -> None:
         self._host = host
         self._runtime = runtime
@@ -78,7 +83,7 @@ class Tenants:
         self._compiler = compiler
         self._post = post
         self._on_opened = opened
-        self._on_compiled = compiled
+        self._on_compiled, self._on_compiling = compiled, compiling
         self._tenants: dict[SliceId, Tenant] = {}
         self._found_in: Callable[[Tenant], dict[str, Executable]] | None = None
 
@@ -270,6 +275,7 @@ class Tenants:
                 lambda result, start, end: self._post(
                     self._compiled, tenant, code, devices, result, start, end
                 ),
+                lambda start, waiting: self._on_compiling(tenant.binding, code, start, waiting),
             )
 
         self.when_open(code.slice, compile_it)
