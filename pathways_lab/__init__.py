@@ -150,6 +150,18 @@ def _open_timeline(timeline: Timeline, *panels: str, **options: Any) -> Any:
     return view_of(timeline, *panels, **options)
 
 
+def _open_door(lab: Lab, name: str) -> Any:
+    from pathways_lab.door import in_process
+
+    return in_process.open_door(lab, name)
+
+
+def _lab_closes(lab: Lab) -> None:
+    if (doors := sys.modules.get("pathways_lab.door.in_process")) is not None:
+        doors.close_of(lab)
+    _close_views(lab)
+
+
 def _close_views(lab: Lab) -> None:
     # Without the module there are no views; nor while another thread is importing it.
     views = sys.modules.get("pathways_lab.notebook.view.view")
@@ -186,9 +198,10 @@ def _plug_in() -> None:
     log.open_view = log.open_view or _open_timeline
     hooks.pages = hooks.pages or PAGES
     hooks.open_dashboard = hooks.open_dashboard or _open_dashboard
+    hooks.open_door = hooks.open_door or _open_door
     hooks.open_view = hooks.open_view or _open_view
     hooks.lab_opened = hooks.lab_opened or kernels.note
-    hooks.lab_closes = hooks.lab_closes or _close_views
+    hooks.lab_closes = hooks.lab_closes or _lab_closes
 
 
 def __getattr__(name: str) -> Any:

@@ -289,6 +289,17 @@ def unchanged(lab: pw.Lab) -> None:
     assert said.stdout.split() == [b"4", b"3"]
 
 
+@shows("Lab.open_door")
+def in_this_process(lab: pw.Lab) -> None:
+    before = jnp.arange(4.0)  # JAX may have been used before
+    pair = lab.slice(2, "x")
+    with lab.open_door() as door:
+        assert jax.devices() == list(door.devices)
+        x = jax.device_put(before, jax.NamedSharding(door.mesh(pair), jax.P("x")))
+        total = jax.jit(jnp.sum)(x * before)  # JAX's own, on the lab
+        assert float(total) == 14.0
+
+
 @shows(
     "Lab.policy", "pw.FIFO", "pw.Priority", "pw.ProportionalShare", "pw.ShortestFirst",
     "pw.Policy", "pw.PolicyView", "pw.Candidate", "pw.Place", "pw.PlaceView", "FIFO.choose",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from pathways_lab.runtime.processes.program_environment import LAB_FILE, NAME, PLATFORM
@@ -23,8 +24,47 @@ from pathways_lab.runtime.processes.program_environment import LAB_FILE, NAME, P
 _PATIENCE = 90.0
 """Seconds that a door may take to open, on a busy machine."""
 
-_doors: list[Any] = []
-"""Processes of this one's doors; each ends with its lifeline."""
+_doors: list[Connected] = []
+"""This process's doors; each process ends with its lifeline."""
+
+
+@dataclass(eq=False)
+class Connected:
+    """JAX's client of a door, the functions that hosts may call, and the door's process."""
+
+    client: Any
+    callables: Any
+    process: Any
+
+    def close(self) -> None:
+        """End the door.  Arrays that are left raise an error when they are read."""
+        import gc
+
+        self.forget_compiled()
+        atexit.unregister(self.forget_compiled)
+        _doors.remove(self)
+        # The client that nothing refers to leaves in peace; another one logs that it was left.
+        self.client = None
+        gc.collect()
+        self.callables.close()
+        self.process.end()
+
+    def forget_compiled(self) -> None:
+        """Destroy what JAX has compiled while the door still answers.
+
+        Else its client writes of each function that it could not be destroyed.
+        """
+        import gc
+
+        import jax
+        import numpy as np
+
+        jax.clear_caches()
+        gc.collect()
+        with contextlib.suppress(Exception):  # a door that is gone has destroyed all of it
+            # Answers come in order: after this one all is destroyed.
+            first = self.client.local_devices()[0]
+            self.client.get_default_layout(np.dtype("float32"), (os.getpid(),), first)
 
 
 def initialize() -> None:
@@ -36,7 +76,15 @@ def initialize() -> None:
 
 
 def open_client() -> Any:
-    """Start a door and connect JAX's client to it.  Raises RuntimeError that says why not."""
+    """Connect JAX's client to a door of its own.  Raises RuntimeError that says why not."""
+    return connect(os.environ[LAB_FILE], os.environ.get(NAME, "")).client
+
+
+def connect(lab: str, name: str) -> Connected:
+    """Start a door to the lab of a lab file, and connect JAX's client to it.
+
+    name: of the program on the lab, or "".  Raises RuntimeError that says why not.
+    """
     import secrets
     from pathlib import Path
 
@@ -60,8 +108,8 @@ def open_client() -> Any:
     child = child_process.spawn(
         "pathways_lab.door.process",
         {
-            "lab": os.environ[LAB_FILE],
-            "name": os.environ.get(NAME, ""),
+            "lab": lab,
+            "name": name,
             "secret": secret.hex(),
             "folder": str(folder),
             "callbacks": callbacks,
@@ -72,7 +120,6 @@ def open_client() -> Any:
         environment={"JAX_PLATFORMS": "cpu", LAB_FILE: ""},
     )
     child.keep()  # JAX's last arrays go after the last object of Python
-    _doors.append(child)
     said = child.hear(_PATIENCE)
     if "refused" in said:
         raise RuntimeError(said["refused"])
@@ -81,23 +128,8 @@ def open_client() -> Any:
     options.connection_timeout_in_seconds = int(_PATIENCE)
     client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
+    made = Connected(client, callables, child)
+    _doors.append(made)
     # Registered after JAX's own, which ends the client: so this comes first.
-    atexit.register(_forget_compiled, client)
-    return client
-
-
-def _forget_compiled(client: Any) -> None:
-    """Destroy what JAX has compiled while the door still answers.
-
-    Else its client writes of each function that it could not be destroyed.
-    """
-    import gc
-
-    import jax
-    import numpy as np
-
-    jax.clear_caches()
-    gc.collect()
-    with contextlib.suppress(Exception):  # a door that is gone has destroyed all of it
-        # Answers come in order: after this one all is destroyed.
-        client.get_default_layout(np.dtype("float32"), (os.getpid(),), client.local_devices()[0])
+    atexit.register(made.forget_compiled)
+    return made

@@ -149,7 +149,8 @@ def without_tokens(module: bytes) -> bytes:
         main: Any = ir.SymbolTable(parsed.operation)["main"]
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         empty: Any = ir.RankedTensorType.get([0], ir.IntegerType.get_signless(1))
-        nothing: Any = ir.DenseElementsAttr.get(np.zeros(0, np.bool_), type=empty)
+        elements: Any = np.zeros(0, np.bool_)
+        nothing: Any = ir.DenseElementsAttr.get(elements, type=empty)
         body = main.regions[0].blocks[0]
         inputs = [empty if str(each) == _TOKEN else each for each in kind.inputs]
         outputs = [empty if str(each) == _TOKEN else each for each in kind.results]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from pathways_lab.client.lab import slice_request
+from pathways_lab.client.lab import hooks, slice_request
 from pathways_lab.client.lab.accounts import Accounts
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.slice_request import bytes_of
@@ -122,6 +122,24 @@ class Sharing:
         """
         self.session.connection.check()
         return environment(self.invite, name)
+
+    def open_door(self, name: str = "") -> Any:
+        """Make this lab's devices those of JAX in this process: ``jax.devices()``.
+
+            with lab.open_door() as door:
+                y = jax.jit(step)(x)                  # on the lab
+                mesh = door.mesh(slice)               # a slice as JAX's mesh
+
+        name: of one more client of the lab, which runs what JAX runs; without one by a number.
+
+        JAX may have been used before: ``jax.devices("cpu")`` are still there, and arrays from
+        before may be arguments of calls on the lab.  ``door.close()``, or the end of the block or
+        of the lab, gives JAX the devices of before.  Raises PathwaysError when a door is open.
+        """
+        self.session.connection.check()
+        if hooks.open_door is None:
+            raise failures.failure("refused", "no door is there", "import pathways_lab as pw")
+        return hooks.open_door(self, name)
 
     def publish(self, name: str, tree: Any) -> None:
         """Let other clients of the lab take *tree* by *name*; nobody can read it otherwise.
