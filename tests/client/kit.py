@@ -1,14 +1,16 @@
 """Slices without a lab, and a lab without a cluster, for tests of the client.
 
 :class:`FakeLab` speaks the real wire protocol on real sockets, in this process:
-a control plane that runs every plan at once (or when told to), on a CPU client
-of its own, with JAX's own ``device_put`` for transfers.
+a control plane that runs every plan at once (or when told to), with JAX's own ``device_put``
+for transfers.  All labs of the process compute on one CPU client: JAX never lets go of a client
+that something was compiled for, nor of its threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pickle
 import tempfile
@@ -43,6 +45,29 @@ from tests.client.edge_kit import Edge
 KEY = b"k" * 32
 DEVICES_PER_HOST = 2
 _numbers = iter(range(1, 1 << 30))
+
+
+@functools.cache
+def local_devices() -> list[Any]:
+    """Eight devices, the same for all tests of this process."""
+    return list(jax_private.make_cpu_client(8).local_devices())
+
+
+@functools.lru_cache(maxsize=256)
+def _exported(
+    blob: bytes, ins: tuple[NamedSharding, ...], outs: tuple[NamedSharding, ...]
+) -> Callable[..., list[Any]]:
+    """One content is compiled once, whichever lab it came to: it calls nothing of a test's."""
+    return _jitted(jax.export.deserialize(bytearray(blob)).call, list(ins), list(outs))
+
+
+def _jitted(
+    function: Callable[..., Any], ins: list[NamedSharding], outs: list[NamedSharding]
+) -> Callable[..., list[Any]]:
+    made: Callable[..., list[Any]] = jax.jit(
+        lambda *arguments: list(function(*arguments)), in_shardings=ins, out_shardings=outs
+    )
+    return made
 
 
 def binding(
@@ -81,7 +106,7 @@ class FakeLab:
         self._waiting: list[Callable[[], None]] = []
         self._late: list[Callable[[], None]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pw-fake-", dir="/tmp")
-        self._devices = jax_private.make_cpu_client(8).local_devices()
+        self._devices = local_devices()
         self._bindings: dict[int, SliceBinding] = {}
         self._blobs: dict[str, Any] = {}
         self._compiled: dict[tuple[str, int], tuple[Any, list[NamedSharding]]] = {}
@@ -405,18 +430,16 @@ class FakeLab:
         return list(made)
 
     def _compile(self, node: Call, fields: dict[str, Any]) -> tuple[Any, list[NamedSharding]]:
-        if fields["kind"] == "export":
-            function = jax.export.deserialize(bytearray(self._blobs[node.function])).call
-        else:
-
-            def wrap(call: Any, numbered: bool, _: Any) -> Any:
-                return lambda *args: call(*args[numbered:])
-
-            function = pickle.loads(self._blobs[node.function]).calling(wrap)
         ins = [self.sharding(node.slice, unpack(Layout, entry)) for entry in fields["in_layouts"]]
         outs = [self.sharding(node.slice, unpack(Layout, entry)) for entry in fields["out_layouts"]]
-        run = jax.jit(lambda *a: list(function(*a)), in_shardings=ins, out_shardings=outs)
-        return run, ins
+        blob = self._blobs[node.function]
+        if fields["kind"] == "export":
+            return _exported(blob, tuple(ins), tuple(outs)), ins
+
+        def wrap(call: Any, numbered: bool, _: Any) -> Any:
+            return lambda *args: call(*args[numbered:])
+
+        return _jitted(pickle.loads(blob).calling(wrap), ins, outs), ins
 
     def _on_declare(self, fields: dict[str, Any], _: Any) -> None:
         pass

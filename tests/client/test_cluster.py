@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client.session import code_registry
-from pathways_lab.runtime import jax_private
 from pathways_lab.timeline.records import Span
+from tests.client.kit import local_devices
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -108,7 +108,7 @@ def test_moves_agree_with_jax_device_put(lab: pw.Lab, case: Any, dtype: str, acr
     assert moved.sharding.is_equivalent_to(target.sharding(to_spec), x.ndim)
     np.testing.assert_array_equal(moved.result(), x)
     # What each device holds is what jax.device_put would give it.
-    local = jax_private.make_cpu_client(8).local_devices()
+    local = local_devices()
     mesh = Mesh(np.array(local[: len(target)]).reshape(to_shape), target.axes)
     there = jax.device_put(x, NamedSharding(mesh, to_spec))
     fetched = moved.session.data.fetch(moved.buffer, moved.type, target, moved.layout)
