@@ -16,6 +16,11 @@ from typing import NamedTuple
 
 from pathways_lab.timeline.records import Event, Record, Sample
 
+LOST = "host-lost"
+
+KINDS = ("compiling", "compile", LOST)
+"""Kinds of records that are folded."""
+
 
 class Making(NamedTuple):
     """A function that is made.
@@ -45,11 +50,10 @@ class Compiling:
 
     def add(self, record: Record) -> None:
         """Fold one record."""
-        if isinstance(record, Sample):
+        if isinstance(record, Sample) or record.kind not in KINDS:
             return
-        if record.kind == "host-lost":
+        if record.kind == LOST:
             self._hosts.pop(record.host, None)
-        if record.kind not in ("compiling", "compile"):
             return
         host = self._hosts.setdefault(record.host, _Host())
         key = str(record.args.get("function", "")), int(record.args.get("slice", -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.scene.picture import Picture, Wanted
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Span
@@ -26,3 +27,27 @@ def test_progress_counts_what_was_submitted_and_not_what_has_a_place() -> None:
     assert shown.look(2.0)[1].status == "1 of 18 gangs done"
     shown.do("clear")
     assert shown.look(2.0)[1].status == "1 of 18 gangs done"
+
+
+def test_a_function_that_is_compiled_is_named_wherever_somebody_looks() -> None:
+    args = {"function": "key", "slice": 1, "waiting": 2}
+    log = Timeline(clock=lambda: 5.0)
+    log.extend([
+        Event("host-joined", 0.0, "i", "i/a", args={"devices": 1}),
+        Event("compiling", 1.5, "i", "i/a", node="forward", args=args),
+    ])  # fmt: skip
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    plots, header = shown.look(5.0)
+    assert (header.state, header.compiling) == ("compiling", ("forward", 1, 3, 3))
+    late = Picture(log, Wanted(origin=4.0, since=4.0))
+    assert late.look(5.0)[1].compiling == header.compiling, "it began before that picture"
+    late.do("clear")
+    assert late.look(5.0)[1].compiling == header.compiling
+    empty = "hosts compile forward before the first gang"
+    assert {plot.empty for plot in plots if plot.empty} == {empty}
+    assert empty in shown.text()
+    assert "compiling forward, 1 of 3, 3 s" in state(shown.scene, [], 5.0)["notes"]
+    log.extend([Span("compile", 1.5, 4.0, "i", "i/a", node="forward", args=args)])
+    header = shown.look(5.0)[1]
+    assert (header.state, header.compiling) == ("waiting", None)
+    assert state(shown.scene, [], 5.0)["notes"] == []

@@ -27,9 +27,17 @@ def state(scene: Scene, clients: Iterable[str], now: float) -> dict[str, Any]:
         "islands": [_island(scene, island, shares) for island in scene.machine.islands],
         "clients": [_client(scene, client, shares) for client in clients],
         "programs": _programs(scene, shares),
-        "notes": ["emulated devices"] if scene.machine.emulated else [],
+        "notes": _notes(scene, now),
         "dropped": scene.dropped,
     }
+
+
+def _notes(scene: Scene, now: float) -> list[str]:
+    notes = ["emulated devices"] if scene.machine.emulated else []
+    if making := scene.compiling.now():
+        seconds = int(max(0.0, now - making.since))
+        notes.append(f"compiling {making.name}, {making.number} of {making.total}, {seconds} s")
+    return notes
 
 
 def _island(scene: Scene, island: str, shares: dict[Lane, float]) -> dict[str, Any]:

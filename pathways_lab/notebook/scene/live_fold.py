@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from pathways_lab.notebook.scene.device_state import Waiting
 from pathways_lab.notebook.scene.palette import palette_of
 from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.timeline.compiling import KINDS, Compiling
 from pathways_lab.timeline.gangs import Gang, Gangs
 from pathways_lab.timeline.log import Timeline, items_within, within
 from pathways_lab.timeline.packed import Item, Packed, Row, single
@@ -62,6 +63,7 @@ class Present:
         origin = origin if origin is not None else first
         self.since = max(origin, since if since is not None else now - window)
         self.scene = self.blank(origin)
+        self.scene.compiling = self._compiling()
         gangs = map(_gang_known, timeline.items)
         newest = max((at for at in gangs if at < self.since), default=None)
         self.scene.earlier = None if newest is None else self.since - newest
@@ -78,6 +80,18 @@ class Present:
         for record in self.timeline.kept:
             scene.flows.add(record)
         return scene
+
+    def _compiling(self) -> Compiling:
+        """The functions that hosts had begun to make before the picture begins."""
+        seen = Compiling()
+        for item in self.timeline.items:
+            if (
+                isinstance(item, Span | Event)
+                and item.kind in KINDS
+                and known_at(item) < self.since
+            ):
+                seen.add(item)
+        return seen
 
     @property
     def behind(self) -> bool:
@@ -130,6 +144,7 @@ class Present:
         other.scene = self.blank(self.scene.origin)
         standing, over = still(batch.items, now)
         other.scene.gangs.leave_out(over)
+        other.scene.compiling = other._compiling()
         for lane, waiting in self.scene.waiting.items():
             other.scene.waiting[lane] = Waiting(ended=waiting.ended)
         other.scene.add(standing, now)

@@ -44,6 +44,8 @@ def nothing(scene: Scene) -> str:
     """Why there is no gang to be shown; "" when there is one."""
     if scene.started:
         return ""
+    if making := scene.compiling.now():
+        return f"hosts compile {making.name} before the first gang"
     if scene.earlier is None:
         return "waiting for the first gang"
     return f"no gang yet: the last one ended {duration(scene.earlier)} before this picture begins"
