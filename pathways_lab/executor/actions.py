@@ -109,7 +109,7 @@ class Refuse:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """Steps from *first* on are over on this host, one after the other.
 

@@ -23,7 +23,7 @@ from typing import Any
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.executor.actions import Key, Launch, Report
-from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, PENDING
+from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, PENDING, Slot
 from pathways_lab.executor.order import Order
 from pathways_lab.executor.run_values import Values
 from pathways_lab.executor.steps import Run, Segment
@@ -115,8 +115,8 @@ class Segments:
             values.book.devices(call.slice),
             values.book.locals_on(call.slice),
             tuple([values.value(run, v) for v in stretch.externals]),
-            {v: values.value(run, v) for part in stretch.parts for _, v in part.exports},
-            max([self.temporary.get((p.call.function, call.slice), 0) for p in stretch.parts]),
+            {v: values.value(run, v) for v in stretch.exports},
+            max([self.temporary.get((f, call.slice), 0) for f in stretch.functions]),
             seq,
             code in self.alone or code in self.first_alone,
             code in self.first_alone,
@@ -157,21 +157,26 @@ class Segments:
             )
         )
         self._take_memory(segment, copies)
-        for part in stretch.parts:
-            cause = segment.cause(part) if segment.lost else None
+        for part in stretch.parts if segment.lost else ():
+            cause = segment.cause(part)
             if cause is not None:
                 segment.lost.update(dict.fromkeys(part.outputs, cause))
-            for _, value in part.exports:
-                segment.outputs[value].become(FAILED if cause else ISSUED, cause)
+                for _, value in part.exports:
+                    segment.outputs[value].become(FAILED, cause)
+        for slot in segment.outputs.values():
+            if slot.state == PENDING:
+                slot.become(ISSUED)
         self._order.handed(segment)
 
     def _take_memory(self, segment: Segment, copies: frozenset[int]) -> None:
         """Exactly what it needed room for; zeros take as much as what they stand for."""
-        buffers, growth = self._values.buffers, segment.growth()
-        segment.held = segment.temporary + segment.stretch.inner + max(-growth, 0)
+        buffers, stretch, given = self._values.buffers, segment.stretch, list[Slot]()
+        segment.held = segment.temporary + stretch.inner
         for slot in segment.inputs:
             buffers.count(slot)
-        given = [slot for p, slot in segment.donated.items() if p not in copies]
+        if stretch.first.donated:
+            segment.held += max(-segment.growth(), 0)
+            given = [slot for p, slot in segment.donated.items() if p not in copies]
         for slot in given:
             buffers.uncount(slot)
         for slot in segment.outputs.values():

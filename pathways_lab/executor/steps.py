@@ -86,8 +86,7 @@ class Segment:
     number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
-        slots = (*self.inputs, *self.outputs.values())
-        self.room = self.temporary + self.stretch.inner + sum(s.value.nbytes for s in slots)
+        self.room = self.temporary + self.stretch.made + self.stretch.read
 
     @property
     def key(self) -> Key:
@@ -129,9 +128,11 @@ class Segment:
 
     def growth(self) -> int:
         """Bytes of what it makes beyond those of the inputs in whose memory that is made."""
-        made = self.stretch.inner + sum(slot.value.nbytes for slot in self.outputs.values())
+        if not self.stretch.first.donated:
+            return self.stretch.made
         copies = self.copies
-        return made - sum(s.value.nbytes for p, s in self.donated.items() if p not in copies)
+        given = sum(s.value.nbytes for p, s in self.donated.items() if p not in copies)
+        return self.stretch.made - given
 
     def need(self) -> int:
         """Bytes of what it makes beyond donated inputs, and of inputs not on devices yet."""
@@ -144,7 +145,7 @@ class Segment:
     @property
     def spoiled(self) -> bool:
         """Whether something that it reads or makes has no value."""
-        return bool(self.lost) or any(slot.state == FAILED for slot in self.inputs)
+        return bool(self.lost) or FAILED in [slot.state for slot in self.inputs]
 
     def cause(self, part: Part, failure: Failure | None = None) -> Failure | None:
         """Why a part has no results: what was known before, a lost input, or its own failure."""

@@ -54,15 +54,21 @@ class Stretch:
 
     externals: values from outside; the first cells are theirs, in this order.
     later: cells of those that the first part does not read.
-    cells: how many there are.  inner: bytes per device of values that nobody else sees.
+    exports: values that outlive it.  functions: those of its gangs.
+    cells: how many there are.  inner: bytes per device of values that nobody else sees;
+    made: of all that it makes; read: of its externals.
     seen: positions of parts that touch what others know.
     """
 
     parts: tuple[Part, ...]
     externals: tuple[ValueId, ...]
+    exports: tuple[ValueId, ...]
     later: tuple[int, ...]
+    functions: tuple[str, ...]
     cells: int
     inner: int
+    made: int
+    read: int
     seen: tuple[int, ...]
 
     @property
@@ -138,8 +144,12 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
     return Stretch(
         tuple(parts),
         externals,
+        tuple(v for part in parts for _, v in part.exports),
         tuple(cell for cell in range(len(externals)) if cell not in at_once),
+        tuple(dict.fromkeys(call.function for _, call in gangs)),
         len(cells),
         sum(plan.values[v].nbytes for v in made - outlive),
+        sum(plan.values[v].nbytes for v in made),
+        sum(plan.values[v].nbytes for v in externals),
         tuple(at for at, p in enumerate(parts) if p.exports or p.releases or p.frees),
     )

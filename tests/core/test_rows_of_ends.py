@@ -1,8 +1,9 @@
-"""Hosts say of gangs one after the other that they ended: the same as one by one."""
+"""A segment of n gangs that ends is n segments of one: the same commands, whatever fails."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from pathways_lab.core.control import Control
 from pathways_lab.core.diagnosis.invariants import check
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import (
     BuffersDropped,
     ClientJoined,
@@ -18,6 +20,8 @@ from pathways_lab.core.messages import (
     HostJoined,
     HostReport,
     ProgramRegistered,
+    RunEnded,
+    RunsGivenUp,
     RunSubmitted,
     SliceRequested,
 )
@@ -28,10 +32,13 @@ from tests.core.test_economy import chain
 
 HOSTS = ("i/h000", "i/h001")
 STEPS = 12
+BROKEN, STUCK = Failure("execute", "broke"), Failure("stuck", "hangs")
 
 
-def reports(rng: random.Random, run: int, rows: bool) -> Iterator[HostReport]:
-    """Two hosts come to the end of a run, each at its own pace."""
+def reports(rng: random.Random, run: int, rows: bool) -> Iterator[Event]:
+    """Two hosts come to the end of a run, each at its own pace; gangs fail, and it is given up."""
+    fails = {(host, step) for host in HOSTS for step in range(STEPS) if rng.random() < 0.02}
+    given_up = rng.randrange(40)
     at = dict.fromkeys(HOSTS, 0)
     while any(step < STEPS for step in at.values()):
         host = rng.choice([h for h in HOSTS if at[h] < STEPS])
@@ -39,7 +46,10 @@ def reports(rng: random.Random, run: int, rows: bool) -> Iterator[HostReport]:
         at[host] = last
         times = tuple(rng.choice([0.0, 0.001, 0.002]) for _ in range(first, last))
         one = tuple((run, step, (s,)) for step, s in enumerate(times, first))
-        yield HostReport(0.0, "r", host, ((run, first, times),) if rows else one)
+        failed = tuple((run, step, BROKEN) for step in range(first, last) if (host, step) in fails)
+        yield HostReport(0.0, "r", host, ((run, first, times),) if rows else one, failed)
+        if given_up in range(first, last):
+            yield RunsGivenUp(0.0, "watchdog", (run,), STUCK)
 
 
 def played(seed: int, rows: bool) -> list[Any]:
@@ -72,9 +82,13 @@ def played(seed: int, rows: bool) -> list[Any]:
     return told
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_row_of_ends_leads_to_the_same_commands(seed: int) -> None:
-    assert played(seed, rows=True) == played(seed, rows=False)
+def test_a_segment_of_n_that_ends_leads_to_the_same_commands_as_n_of_one() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(60):
+        told = played(seed, rows=True)
+        assert told == played(seed, rows=False)
+        outcomes.update(c.outcome for said in told for c in said if isinstance(c, RunEnded))
+    assert min(outcomes["finished"], outcomes["failed"]) > 15
 
 
 def test_the_comparison_notices_an_end_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
-
 from pathways_lab.core.diagnosis.stall import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.program import Call
@@ -127,11 +125,9 @@ class SegmentJob:
         self.lossy = False
         self.unread: dict[int, Exception] = {}
         self.free = isinstance(launch.stamp, Work) and launch.stamp.free
-        self.special = (
-            launch.first
-            or bool(launch.stretch.first.donated)
-            or any(each is not None and each.alone for each in self.executables)
-        )
+        only = self.executables[0] if len(self.parts) == 1 else None
+        alone = only is not None and only.alone
+        self.special = alone or launch.first or bool(self.parts[0].call.donated)
         self._explain = explain
         self._meet = meet
 
@@ -308,7 +304,9 @@ class Piece:
         seen = len(self._ends)
         known = 0 if self.segment.special else seen
         try:
-            jax.block_until_ready([each for each in self._receipts[:known] if each is not None])
+            for each in self._receipts[:known]:
+                if each is not None:
+                    each.block_until_ready()
         except Exception:
             known = 0
         for at in range(known, len(self._receipts)):
@@ -332,7 +330,8 @@ class Piece:
         if error is not None:
             raise error  # a bug: what goes wrong with a part is noted with that part
         self._receipts.clear()
-        self._failures = {at: self.segment.failure(at, e) for at, e in sorted(self._errors.items())}
+        for at, raised in sorted(self._errors.items()):
+            self._failures[at] = self.segment.failure(at, raised)
         self.segment.on_over(self, times)
 
     @property
