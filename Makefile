@@ -32,7 +32,7 @@ demo: $(VENV)/.notebook compiled  ## run the quickstart headless and leave the e
 	@$(BIN)/python -m pathways_lab demo $(ARGS)
 
 test: $(VENV)/.dev compiled  ## run all tests (ARGS="-m 'not cluster and not browser'" for the pure ones)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev  ## style of the code
 	$(BIN)/ruff check .

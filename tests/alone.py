@@ -1,4 +1,5 @@
-"""Tests that have the machine for themselves, although others run in a second process.
+"""Tests that have the machine for themselves, although others run in a second process; and
+in which order the processes take the files.
 
 Problem: some tests look at how long things took, or wait for what gives up early; what a
 second process of tests does meanwhile makes them fail.  Groups of pytest-xdist do not help:
@@ -10,7 +11,7 @@ Rule: who wants to be alone waits for the tests under way, and nobody starts pas
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -37,3 +38,17 @@ def _locked(path: Path, how: int) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def turns_of_files(tests: Iterable[tuple[Path, set[str]]]) -> dict[Path, int]:
+    """When each file of *tests* (file, marks) has its turn, where processes share the files.
+
+    Whole files are dealt out: fast ones last, so that all processes end together.  Tests that
+    are alone wait for what others are doing, so they come when the others do what is short.
+    """
+    turns: dict[Path, int] = {}
+    for path, marks in tests:
+        turn = 1 if "alone" in marks else 0 if marks & {"cluster", "browser"} else 2
+        before = turns.get(path, turn)
+        turns[path] = 1 if 1 in (turn, before) else min(turn, before)
+    return turns

@@ -24,7 +24,7 @@ from hypothesis import settings
 
 from pathways_lab.transport.addresses import private_folder, remove_folder
 from tests.acceptance.strikes import hear_interrupts
-from tests.alone import machine
+from tests.alone import machine, turns_of_files
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MAC_CHROME = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
@@ -115,9 +115,13 @@ def quiet_children() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first; browser tests become skips where there is no browser."""
+    """Fast tests first, and of several processes the slow files; no browser test without one."""
+    marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
     order = {"browser": 3, "alone": 2, "cluster": 1}
-    items.sort(key=lambda item: max((order.get(m.name, 0) for m in item.iter_markers()), default=0))
+    items.sort(key=lambda item: max((order.get(name, 0) for name in marks[item]), default=0))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        turns = turns_of_files((item.path, marks[item]) for item in items)
+        items.sort(key=lambda item: turns[item.path])
     if find_chromium() is None:
         for item in items:
             if item.get_closest_marker("browser"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
-from tests.alone import ROOM, machine
+from tests.alone import ROOM, machine, turns_of_files
 from tests.runtime.processes import until
 
 
@@ -59,6 +60,13 @@ def test_this_test_is_not_alone():
 @pytest.mark.alone
 def test_this_test_is_alone():
     assert locked(ROOM, fcntl.LOCK_SH)
+
+
+def test_of_several_processes_none_is_left_over_with_what_takes_long():
+    tests = [("a", set()), ("b", {"cluster"}), ("c", {"alone"}), ("b", set()), ("c", {"cluster"})]
+    assert turns_of_files((Path(name), marks) for name, marks in tests) == {
+        Path("b"): 0, Path("c"): 1, Path("a"): 2,
+    }  # fmt: skip
 
 
 def locked(path, how=fcntl.LOCK_EX):
