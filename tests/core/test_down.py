@@ -54,6 +54,17 @@ def test_a_lost_slice_that_is_bound_again_waits_too() -> None:
     assert told(script, SliceBound)[before].binding.slice == where
 
 
+def test_the_remedy_is_that_of_the_worker_where_a_restart_would_not_help() -> None:
+    script = Script(islands=1)
+    event = HostDown(script.time, "down", HOST, "island0", WHY, remedy="mend its worker")
+    script.send(event)
+    script.send(HostLost(script.time, "lost", HOST, WHY))
+    ask(script, 77)
+    (refused,) = told(script, Refused)
+    assert "mend its worker" in str(refused.failure)
+    assert "restart" not in str(refused.failure)
+
+
 @pytest.mark.parametrize("end", ["given up", "late", "gone"])
 def test_the_wait_has_an_end_with_the_reason(end: str) -> None:
     script = Script(islands=1)

@@ -108,6 +108,8 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
             later = client.communicate("\n")[0]
             assert "west/late is down" in later
             assert "was not started on late: the lab has JAX" in later
+            assert "mend its worker" in later
+            assert "lab.restart" not in later
         with group.client("note", CONNECT.replace("WORKERS", "5"), PYTHONPATH=other) as client:
             assert "the lab at tls://10.77.0.1:8786 has JAX" in (said := client.communicate()[0])
             assert "and this client 0.1" in said

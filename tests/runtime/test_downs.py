@@ -13,6 +13,7 @@ from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.program.program import Line
 from pathways_lab.runtime.cluster.death_reports import DeathReports
 from pathways_lab.runtime.cluster.device_supervisor import Change
+from pathways_lab.runtime.control_plane.directory import LEFT_OUT
 from pathways_lab.transport.codec import unpack
 from tests.runtime.rim_kit import ONE, Lab
 
@@ -98,6 +99,22 @@ def test_one_that_is_given_up_is_named_by_stuck_and_started_by_word(lab: Lab) ->
     assert event.until > lab.now
     lab.say(1, "restart", id=3, name="nowhere")
     assert "nowhere" in str(lab.clients[0].of("answered")[-1]["failure"])
+
+
+def test_one_that_is_left_out_is_named_and_no_restart_is_recommended(lab: Lab) -> None:
+    """Its worker lacks something: nothing that an owner does in the lab would help."""
+    started: list[tuple[str, str]] = []
+    lab.rim.downs._start = lambda *whom: started.append(whom)
+    why = "was not started on late: the lab has JAX 0.10"
+    report(lab, "left out", pid=0, code=None, reason=why)
+    (down,) = (told["told"] for told in lab.clients[0].of("topology")[-1]["down"])
+    assert f"{why}; mend its worker" in down
+    assert "restart" not in down
+    event = next(e for e in reversed(lab.core.events) if isinstance(e, em.HostDown))
+    assert event.remedy == LEFT_OUT
+    assert event.until == 0.0
+    lab.say(1, "restart", id=2, name="i0")
+    assert started == []
 
 
 def test_only_owners_restart(lab: Lab) -> None:

@@ -96,6 +96,7 @@ class HostDown:
     reason: why it ended, and what it was doing.
     compiling: what it was compiling, if that may have ended it.
     how: the end itself: ``"was ended by signal 6 ..."``.
+    remedy: what helps where no other one is started; empty: an owner restarts it.
     """
 
     time: float
@@ -106,6 +107,7 @@ class HostDown:
     until: float = 0.0
     compiling: tuple[Compiling, ...] = ()
     how: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Down:
-    """A host without a device process.  until: see :class:`HostDown`."""
+    """A host without a device process.  until: see :class:`HostDown`.  remedy: what helps then."""
 
     island: str
     reason: str
     until: float
+    remedy: str
 
 
 @dataclass(slots=True)
@@ -128,7 +129,8 @@ class ResourceManager:
 
     def fall(self, event: HostDown) -> None:
         """The device process of a host has ended."""
-        self.down[event.host] = _Down(event.island, event.reason, event.until)
+        remedy = event.remedy or _START.format(island=event.island)
+        self.down[event.host] = _Down(event.island, event.reason, event.until, remedy)
         self.version += 1
 
     def forget_down(self, host: str) -> None:
@@ -157,7 +159,7 @@ class ResourceManager:
     def remedy(self, host: str) -> str:
         """For what was on a lost host."""
         down = self.down.get(host)
-        return AGAIN if down is None or down.until else f"{_START.format(island=down.island)}"
+        return AGAIN if down is None or down.until else down.remedy
 
     def lose_slices(self, slices: Iterable[SliceId], failure: Failure) -> list[SliceRecord]:
         """Nothing computes on these any more; returns those that were not lost before."""
@@ -421,8 +423,7 @@ class ResourceManager:
         islands = self.islands()
         down = {h: d for h, d in self.down.items() if request.island in (None, d.island)}
         lines = [f"{host} is down: {down[host].reason}" for host in sorted(down, key=_natural)]
-        given_up = [d.island for d in down.values() if not d.until]
-        start = _START.format(island=given_up[0]) if given_up else ""
+        start = next((d.remedy for d in down.values() if not d.until), "")
         if not islands or request.island not in (None, *islands):
             if lines:
                 return Failure(

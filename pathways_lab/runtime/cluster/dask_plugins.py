@@ -426,7 +426,7 @@ class HostsPlugin(WorkerPlugin):
         reports.attach(worker)
         reason = f"was not started on {socket.gethostname()}: {error}"
         # The worker's own number: there may be a host of that name, and it is none of its.
-        reports.changed(Change("given up", os.getpid(), reason=reason))
+        reports.changed(Change("left out", os.getpid(), reason=reason))
 
     def _changed(self, change: Change) -> None:
         self._reports.changed(change)

@@ -43,7 +43,7 @@ class DeathReports:
 
     def changed(self, change: Change) -> None:
         """Any thread."""
-        if change.state in ("died", "given up"):
+        if change.state in ("died", "given up", "left out"):
             report = {**self._who, **dataclasses.asdict(change)}
             if self._worker is None:
                 self._waiting.append(report)

@@ -103,7 +103,8 @@ def label(name: str) -> str:
 class Change:
     """A change in the state of a device process.
 
-    state: ``"died"``: another one is started; ``"given up"``: none is.
+    state: ``"died"``: another one is started; ``"given up"``: none is, until an owner says so;
+        ``"left out"``: none ever was, for the worker does not suit the lab.
     pid: of the incarnation, 0 for one that could not be started.
     code: its exit code, None for such a one.
     reason: one sentence, without a subject.  words: the end of its log.
@@ -111,7 +112,7 @@ class Change:
     compiling: what it was compiling, see :func:`pathways_lab.runtime.host.compile_marks.read`.
     """
 
-    state: Literal["ready", "died", "given up", "retired"]
+    state: Literal["ready", "died", "given up", "left out", "retired"]
     pid: int = 0
     code: int | None = None
     reason: str = ""

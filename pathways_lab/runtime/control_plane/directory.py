@@ -35,6 +35,8 @@ OWN_ISLANDS = (
     " trust the network between them"
 )
 GIVEN_UP = "it was given up: lab.restart({!r}) starts it again"
+LEFT_OUT = "mend its worker and start that again: the lab goes on without it meanwhile"
+"""The remedy for a worker that does not suit the lab; nothing that the lab does would help."""
 _OURS = re.compile(r"control|policy|kernel-\d+")
 
 
@@ -104,6 +106,7 @@ class Fallen:
     """A host whose device process has ended, and whose worker lives.
 
     again: another process is being started.  reason: a sentence.
+    remedy: what helps where none is started; empty: an owner restarts it.
     """
 
     name: str
@@ -111,12 +114,13 @@ class Fallen:
     worker: str
     reason: str
     again: bool
+    remedy: str = ""
 
     @property
     def told(self) -> str:
         """Why, and what comes of it."""
-        how = "it is being started again" if self.again else GIVEN_UP.format(self.island)
-        return f"{self.reason}; {how}"
+        how = self.remedy or GIVEN_UP.format(self.island)
+        return f"{self.reason}; {'it is being started again' if self.again else how}"
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from pathways_lab.core import messages as m
 from pathways_lab.core.diagnosis.overdue import Overdue
 from pathways_lab.core.messages import elastic as em
-from pathways_lab.runtime.control_plane.directory import Fallen, Registry
+from pathways_lab.runtime.control_plane.directory import LEFT_OUT, Fallen, Registry
 from pathways_lab.runtime.host.compile_marks import told as compiling_of
 from pathways_lab.timeline.records import Event
 
@@ -115,7 +115,8 @@ class Downs:
             return
         if there is not None:
             self.losing(name, now)
-        left, again = self._left.get(name, _Left()), report["state"] != "given up"
+        left, again = self._left.get(name, _Left()), report["state"] == "died"
+        remedy = LEFT_OUT if report["state"] == "left out" else ""
         compiling = compiling_of(report["compiling"])
         reason = f"its device process {report['reason']}"
         reason += "".join(f", while it compiled {c.name!r}, at {c.line.told}" for c in compiling)
@@ -124,7 +125,7 @@ class Downs:
         if report["asked"] or report["code"] not in _OF_ITSELF:
             compiling = ()
         known = self._rim.registry.down.get(name)
-        fallen = Fallen(name, report["island"], report["worker_name"], told, again)
+        fallen = Fallen(name, report["island"], report["worker_name"], told, again, remedy)
         self._fall(fallen, now, compiling, report["reason"])
         if there is not None:
             self._rim.host_lost(name, reason)
@@ -154,7 +155,7 @@ class Downs:
         """
         registry = self._rim.registry
         there = [h for h in registry.hosts.values() if name in (h.name, h.island)]
-        down = [d for d in registry.down.values() if name in (d.name, d.island)]
+        down = [d for d in registry.down.values() if name in (d.name, d.island) and not d.remedy]
         for host in there:
             self._rim.restart_host(host.name, why)
         for fallen in down:
@@ -173,9 +174,8 @@ class Downs:
     ) -> None:
         self._rim.registry.down[fallen.name] = fallen
         until = now + _BACK_SECONDS if fallen.again else 0.0
-        cause = f"{fallen.name}:down"
-        self._rim.happened(
-            em.HostDown(
-                now, cause, fallen.name, fallen.island, fallen.reason, until, compiling, how
-            )
-        )
+        event = em.HostDown(
+            now, f"{fallen.name}:down", fallen.name, fallen.island, fallen.reason, until,
+            compiling, how, fallen.remedy,
+        )  # fmt: skip
+        self._rim.happened(event)
