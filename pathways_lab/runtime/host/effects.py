@@ -277,13 +277,8 @@ class Carrier:
         job, ends = piece.segment, piece.ends(times)
         taken = list(map(sub, ends.ends, ends.starts))
         actions = self._launcher.done(job.launch.key, taken, ends.failures)
-        first = job.parts[ends.first].index
-        spoiled = {
-            step - first
-            for a in actions
-            if isinstance(a, Report) and a.run == job.launch.run
-            for step in a.failures
-        }
+        report = next(action for action in actions if isinstance(action, Report))
+        spoiled = {step - report.first for step in report.failures}
         if job.laps:
             for lap in self._story.laps(job, bool(spoiled)):
                 self._reports.record(lap)
