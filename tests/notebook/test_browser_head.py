@@ -1,0 +1,115 @@
+"""The head of a live view in a browser and without JupyterLab: what it says by its own clock.
+
+Laws: it says at once that a cancellation is under way, counts on how long a function is compiled,
+and says that its picture is old, though nothing comes from the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from pathways_lab.notebook.scene.header import Header
+from pathways_lab.notebook.view import PAGE
+from tests.notebook.jupyter import ROOT, chromium
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine"),
+]
+
+VIEWS = ROOT / "pathways_lab" / "notebook" / "view"
+
+BEGIN = """async () => {
+  const { Head } = await import("http://head.test/head.js");
+  window.sent = [];
+  window.head = new Head((name) => sent.push(name));
+  document.body.append(head.root);
+}"""
+
+
+class Shown:
+    """A head on a page of its own, with a clock of its own."""
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_page()
+        script = "\n".join((VIEWS / name).read_text() for name in PAGE) + "\nexport { Head };\n"
+        answers = {
+            "http://head.test/": ("<!DOCTYPE html>", "text/html"),
+            "http://head.test/head.js": (script, "text/javascript"),
+        }
+
+        def answer(route: Any) -> None:
+            body, kind = answers[route.request.url]
+            route.fulfill(body=body, content_type=kind)
+
+        self.page.route("**/*", answer)
+        self.page.clock.install()
+        self.page.goto("http://head.test/")
+        self.page.evaluate(BEGIN)
+        self.page.clock.pause_at(datetime(2100, 1, 1))
+
+    def show(self, age: float = 0.0, **header: Any) -> None:
+        self.page.evaluate(
+            "([header, age]) => head.show(header, age)", [asdict(Header(**header)), age]
+        )
+
+    def count(self, age: float, **header: Any) -> None:
+        self.page.evaluate(
+            "([header, age]) => head.count(header, age)", [asdict(Header(**header)), age]
+        )
+
+    def says(self, name: str) -> str:
+        text: str = self.page.inner_text(f".pathways-lab-{name}")
+        return text
+
+
+@pytest.fixture
+def head(browser: Any) -> Iterator[Shown]:
+    made = Shown(browser)
+    yield made
+    made.page.close()
+
+
+def test_a_cancellation_is_told_at_once_and_until_it_has_happened(head: Shown) -> None:
+    head.show(state="running", actions=("cancel", "clear"))
+    head.page.click("button:has-text('cancel')")
+    assert head.says("state") == "cancelling"
+    assert head.page.evaluate("sent") == ["cancel"]
+    head.show(state="running", actions=("cancel", "clear"))
+    assert head.says("state") == "cancelling", "nothing has come of it yet"
+    head.show(state="cancelled")
+    assert head.says("state") == "cancelled"
+
+
+def test_how_long_a_function_is_compiled_goes_on_and_never_back(head: Shown) -> None:
+    first: dict[str, Any] = {"state": "compiling", "compiling": ("forward", 2, 6, 1)}
+    head.show(**first)
+    assert head.says("compiling") == "compiling forward, 2 of 6, 1.0 s"
+    head.page.clock.run_for(900)
+    head.count(0.9, **first)
+    assert head.says("compiling") == "compiling forward, 2 of 6, 1.9 s"
+    head.show(**first)
+    assert head.says("compiling") == "compiling forward, 2 of 6, 1.9 s", "the kernel counts seconds"
+    head.page.clock.run_for(100)
+    head.show(state="compiling", compiling=("backward", 3, 6, 0))
+    assert head.says("compiling") == "compiling backward, 3 of 6, 0.0 s"
+    head.show(state="running")
+    assert head.says("compiling") == ""
+
+
+def test_an_old_picture_of_what_runs_says_so(head: Shown) -> None:
+    head.show(state="running")
+    assert head.says("behind") == ""
+    head.count(3.2, state="running")
+    assert head.says("behind") == "3 s behind"
+    head.count(3.2, state="running", late=2.0)
+    assert head.says("behind") == "5 s behind", "the kernel's part, and the page's"
+    head.count(60.0, state="idle")
+    assert head.says("behind") == "", "what stands is not late"
+    head.show(state="running")
+    assert head.says("behind") == ""
