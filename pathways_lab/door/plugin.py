@@ -91,7 +91,7 @@ def connect(lab: str, name: str) -> Connected:
     from jax.extend.backend import ifrt_proxy
 
     from pathways_lab.door.callbacks import Callables
-    from pathways_lab.runtime import jax_callbacks
+    from pathways_lab.runtime import jax_backends, jax_callbacks
     from pathways_lab.runtime.processes import child_process
     from pathways_lab.transport.addresses import private_folder
 
@@ -127,6 +127,7 @@ def connect(lab: str, name: str) -> Connected:
     options.initialization_data = {SECRET: secret}
     options.connection_timeout_in_seconds = int(_PATIENCE)
     client = ifrt_proxy.get_client(f"grpc://{said['address']}", options)
+    jax_backends.carry_arrays_across()
     jax_callbacks.keep_callables(client, callables.keep, callables.drop)
     made = Connected(client, callables, child)
     _doors.append(made)

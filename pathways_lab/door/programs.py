@@ -114,8 +114,12 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
         if (said.tokens or said.token_outputs) and not said.calls & jax_callbacks.JAX_TARGETS:
             tokens = said.token_outputs
             module = jax_modules.without_tokens(module)
-        stacks = jax_modules.stacked(module)
-        module = stacks.module
+        stacks = jax_modules.Stacked(
+            module, (False,) * len(said.inputs), (False,) * len(said.outputs)
+        )
+        if said.unreduced:
+            stacks = jax_modules.stacked(module)
+            module = stacks.module
         if module is not sent:
             said = jax_modules.read_signature(module)
         ins, outs = map(_types, (said.inputs, said.outputs))

@@ -5,7 +5,8 @@ to them.  A notebook imports JAX, tries something, and then starts a lab.
 
 How: the client becomes a backend under a name, and the default one; all that JAX remembers of
 backends and of compiled functions is forgotten.  Arrays from before stay where they are.  A call
-that takes such an array and arrays of the new backend gets a copy of it through host memory.
+that takes such an array and arrays of the new backend gets a copy of it through host memory; JAX
+does this for no client that is not its own.
 
 Rule for maintainers: a door to private JAX as :mod:`.jax_private` is, for this only; a test in
 ``tests/door/test_in_process.py`` shows all of it.
@@ -15,6 +16,7 @@ Paper: section 3 ("a plug-in replacement for JAX's backend").
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,17 +39,13 @@ def enter(name: str, client: Any) -> Callable[[], None]:
         raise RuntimeError(f"JAX has a backend {name!r} already in this process")
     state: Any = vars(_xla_bridge)
     before = state["_default_backend"]
-    handlers: Any = _pxla.shard_arg_handlers
-    handler: _Handler = handlers[_array.ArrayImpl]
     known[name] = client
     state["_default_backend"] = client
-    handlers[_array.ArrayImpl] = _across(handler, handlers[np.ndarray])
     _forget()
 
     def leave() -> None:
         known.pop(name, None)
         state["_default_backend"] = before
-        handlers[_array.ArrayImpl] = handler
         _forget()
 
     return leave
@@ -65,8 +63,12 @@ def _client(sharding: Any) -> Any:
     return next(iter(sharding._internal_device_list)).client
 
 
-def _across(handler: _Handler, from_host: _Handler) -> _Handler:
-    """A handler that takes arrays of another client through host memory, and others as before."""
+@functools.cache
+def carry_arrays_across() -> None:
+    """From now on calls and copies take arrays of any client, through host memory if need be."""
+    handlers: Any = _pxla.shard_arg_handlers
+    handler: _Handler = handlers[_array.ArrayImpl]
+    from_host: _Handler = handlers[np.ndarray]
 
     def shard(xs: Any, shardings: Any, layouts: Any, semantics: Any) -> Sequence[Any]:
         foreign = [
@@ -76,10 +78,9 @@ def _across(handler: _Handler, from_host: _Handler) -> _Handler:
         if not any(foreign):
             return handler(xs, shardings, layouts, semantics)
         made: list[Any] = []
-        for one, *given in zip(foreign, xs, shardings, layouts, semantics, strict=True):
-            x, *where = given
+        for one, x, *where in zip(foreign, xs, shardings, layouts, semantics, strict=True):
             call = from_host if one else handler
             made += call([np.asarray(x) if one else x], *([each] for each in where))
         return made
 
-    return shard
+    handlers[_array.ArrayImpl] = shard

@@ -49,6 +49,7 @@ class Signature:
     tokens: so many of the first arguments and results are tokens of ordered effects, which are
     empty arrays to whoever calls it.  token_outputs: numbers of all results that are tokens.
     reordered_inputs, reordered_outputs: those over a mesh of reordered devices, by number.
+    unreduced: some of its arguments or results are sums of what devices hold.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Signature:
     token_outputs: frozenset[int]
     reordered_inputs: Reordered
     reordered_outputs: Reordered
+    unreduced: bool
 
 
 def read_signature(module: bytes) -> Signature:
@@ -74,8 +76,11 @@ def read_signature(module: bytes) -> Signature:
         about = parsed.operation.attributes
         main: Any = ir.SymbolTable(parsed.operation)["main"]
         given = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        meshes = dict(_meshes(parsed))
+        ins = _entries(main, "arg_attrs", given.inputs)
+        outs = _entries(main, "res_attrs", given.results)
         donors: dict[int, int | None] = {}
-        for number, named in enumerate(_entries(main, "arg_attrs", given.inputs)):
+        for number, named in enumerate(ins):
             if named is not None and "tf.aliasing_output" in named:
                 donors[number] = ir.IntegerAttr(named["tf.aliasing_output"]).value
             elif named is not None and "jax.buffer_donor" in named:
@@ -98,13 +103,13 @@ def read_signature(module: bytes) -> Signature:
             frozenset(calls),
             sum(str(kind) == _TOKEN for kind in given.inputs),
             frozenset(n for n, kind in enumerate(given.results) if str(kind) == _TOKEN),
-            _reordered(_entries(main, "arg_attrs", given.inputs), parsed),
-            _reordered(_entries(main, "res_attrs", given.results), parsed),
+            _reordered(ins, meshes),
+            _reordered(outs, meshes),
+            any(_sum(entry, meshes) for entry in (*ins, *outs)),
         )
 
 
-def _reordered(entries: list[Any], parsed: Any) -> Reordered:
-    meshes = dict(_meshes(parsed))
+def _reordered(entries: list[Any], meshes: dict[str, Any]) -> Reordered:
     all_placed = [None if entry is None else _placed(entry, meshes) for entry in entries]
     return {
         number: (Layout(tuple(placed.mesh.items()), placed.dimensions), placed.order)
@@ -278,8 +283,6 @@ def stacked(module: bytes) -> Stacked:
         given = [_sum(entry, meshes) for entry in _entries(main, "arg_attrs", kind.inputs)]
         made = [_sum(entry, meshes) for entry in _entries(main, "res_attrs", kind.results)]
         found = [tuple(each is not None for each in sums) for sums in (given, made)]
-        if not any(map(any, found)):
-            return Stacked(module, *found)
         body = main.regions[0].blocks[0]
         inputs, outputs = list(kind.inputs), list(kind.results)
         for number, each in enumerate(given):

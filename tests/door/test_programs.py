@@ -61,6 +61,18 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     assert len({gang.client for gang in gangs}) == 2
 
 
+def test_libraries_over_jax_train_on_the_lab_as_on_cpu_devices(lab):
+    """To the bit, what they save included."""
+    alone = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    with lab.door() as variables:
+        scripts = [begin("with_libraries.py", **each) for each in (variables, alone)]
+        said = [script.communicate(timeout=300) for script in scripts]
+    assert [script.returncode for script in scripts] == [0, 0], said
+    (there, _), (here, _) = said
+    assert there == here
+    assert "devices 4" in there
+
+
 def test_callbacks_run_in_the_script(lab):
     with lab.door() as variables:
         script = begin("with_callbacks.py", **variables)

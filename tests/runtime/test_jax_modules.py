@@ -44,9 +44,14 @@ def test_the_signature_of_a_module():
         jax_modules.read_signature(b"anything")
 
 
-def test_a_module_without_unreduced_arrays_is_left_alone():
-    made = module(lambda x: x * 2, ((4, 8), P("x"))).mlir_module_serialized
-    assert jax_modules.stacked(made).module is made
+def test_unreduced_arrays_are_known_by_the_signature_and_gone_when_stacked():
+    plain = module(lambda x: x * 2, ((4, 8), P("x"))).mlir_module_serialized
+    assert not jax_modules.read_signature(plain).unreduced
+    made = module(lambda x: x + x, ((8,), P(unreduced={"x"}))).mlir_module_serialized
+    assert jax_modules.read_signature(made).unreduced
+    stacked = jax_modules.stacked(made)
+    assert (stacked.inputs, stacked.outputs) == ((True,), (False,))
+    assert not jax_modules.read_signature(stacked.module).unreduced
 
 
 def artefact(text: str) -> bytes:
