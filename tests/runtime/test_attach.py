@@ -523,7 +523,7 @@ def test_clients_hear_why_a_worker_that_comes_is_no_host(worker: Mock, jax: str,
         asyncio.run(plugin.setup(worker))
     ((topic, report),) = [call.args for call in worker.log_event.call_args_list]
     assert topic == TOPIC
-    assert (report["name"], report["state"]) == ("island1/d", "given up")
+    assert (report["name"], report["state"]) == ("island1/d", "left out")
     assert report["reason"] == f"was not started on {socket.gethostname()}: {raised.value}"
     assert plugin.failure == str(raised.value)
 
