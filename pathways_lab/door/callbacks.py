@@ -8,7 +8,9 @@ of its door.  The code that travels to a host holds :class:`Remote` functions, w
 there and wait for arrays.  Each thread of a host has a connection, and each connection a thread
 of the program, so a slow function holds up nothing but its own gang.
 
-Rule for maintainers: arrays travel as bytes with shape and type, and nothing is unpickled.
+Rule for maintainers: arrays travel as bytes with shape and type, and nothing is unpickled.  A
+peer that does not know the secret, or says what is no call, loses its connection and holds up
+nobody.
 Hosts unpickle :class:`Remote`, so this module imports nothing but what every host has.
 """
 
@@ -20,7 +22,13 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from typing import Any
 
 import ml_dtypes  # noqa: F401  NumPy knows JAX's types by it
@@ -94,7 +102,8 @@ class Callables:
         self._known: dict[int, Callable[..., Any]] = {}
         self._numbers = itertools.count(1)
         self._closed = False
-        self._listener = Listener(address, family="AF_UNIX", backlog=64, authkey=secret)
+        self._secret = secret
+        self._listener = Listener(address, family="AF_UNIX", backlog=64)
         threading.Thread(target=self._accept, name="callbacks", daemon=True).start()
 
     def keep(self, function: Callable[..., Any]) -> int:
@@ -114,15 +123,17 @@ class Callables:
 
     def _accept(self) -> None:
         while not self._closed:
-            # Whoever does not know the secret is not let in, and the next one is waited for.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(OSError):
                 link = self._listener.accept()
                 threading.Thread(
                     target=self._serve, args=(link,), name="callback", daemon=True
                 ).start()
 
     def _serve(self, link: Connection) -> None:
-        with contextlib.suppress(OSError, EOFError):
+        # Whatever is wrong with a connection ends it, and nothing else.
+        with contextlib.suppress(Exception), link:
+            deliver_challenge(link, self._secret)
+            answer_challenge(link, self._secret)
             while True:
                 head, arguments = _receive(link)
                 try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import socket
+import threading
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -63,6 +65,31 @@ def test_nobody_calls_without_the_secret(folder, callables):
     with pytest.raises(AuthenticationError):
         Client(str(folder / "callbacks"), family="AF_UNIX", authkey=b"another")
     assert remote(folder, number)() == ()
+
+
+def test_who_says_nothing_holds_up_nobody(folder, callables):
+    number = callables.keep(lambda: ())
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(folder / "callbacks"))
+        assert remote(folder, number)() == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"no JSON", b"[]", b"{}", b'{"call": 1, "ordered": false, "arrays": [["f4,(2", [1]]]}',
+     b'{"call": 1, "ordered": false, "arrays": [["float32", [-7, 3]]]}'],
+)  # fmt: skip
+def test_what_is_no_call_ends_its_connection_and_no_other(folder, callables, said, monkeypatch):
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    number = callables.keep(lambda: ())
+    with Client(str(folder / "callbacks"), family="AF_UNIX", authkey=SECRET) as link:
+        link.send_bytes(said)
+        with pytest.raises((EOFError, ConnectionError)):  # noqa: PT012  it may end before or after
+            link.send_bytes(b"1234567")
+            link.recv_bytes()
+    assert remote(folder, number)() == ()
+    assert not raised
 
 
 def test_a_program_that_is_gone_is_an_error_that_says_so(folder):
