@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 import pathways_lab as pw
@@ -17,6 +20,14 @@ from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 HERE = Path(__file__).parent
+_ANOTHER_ACCOUNT = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
+"""A program that connects to a socket as nobody."""
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +87,47 @@ def test_libraries_over_jax_train_on_the_lab_as_on_cpu_devices(lab):
 def test_callbacks_run_in_the_script(lab):
     with lab.door() as variables:
         script = begin("with_callbacks.py", **variables)
-        out, err = script.communicate(timeout=120)
+        said = []
+        while not (said and said[-1].startswith("error")):
+            said.append(script.stdout.readline())
+            assert said[-1], script.communicate()
+        pid, log, address, secret = script.stdout.readline().split()
+        key = json.loads(Path(variables["PATHWAYS_LAB_DOOR"]).read_text())["control"]["key"]
+        see_no_secret((secret, key), script.pid, int(pid), Path(log))
+        for name in ("door", "callbacks"):
+            see_no_way_in(Path(address).with_name(name))
+        out, err = script.communicate("\n", timeout=120)
     assert script.returncode == 0, err
-    first, second, *others = out.splitlines()
+    first, second, *others = "".join([*said, out]).splitlines()
     assert first == f"{[2.0 * n + 1 for n in range(8)]} [(8,)]"
     assert second == f"{[2.0 * n for n in range(8)]} {[(2,)] * 4 + [(8,)]}"
     before, *others, after = others
     assert (before, after) == ("compiled: 1", "compiled at the end: 0")
     assert others == ["noted 0", "noted 1", "noted 2", "the sum is 28.0", "error: True"]
+
+
+def see_no_secret(secrets: Sequence[str], script: int, door: int, log: Path) -> None:
+    """In process lists, environments and the log of a script and its door."""
+    lists = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+    seen = [
+        str(lists),
+        log.read_text(),
+        *[str(psutil.Process(p).environ()) for p in (script, door)],
+    ]
+    for secret in secrets:
+        assert len(secret) >= 32
+        assert not any(secret in each for each in seen)
+
+
+def see_no_way_in(socket_path: Path) -> None:
+    """For other accounts: the folder of a door's socket is of this one, and of no other."""
+    assert socket_path.is_socket()
+    about = socket_path.parent.stat()
+    assert (stat.S_IMODE(about.st_mode), about.st_uid) == (0o700, os.getuid())
+    if os.getuid() == 0:
+        other = [sys.executable, "-c", _ANOTHER_ACCOUNT, str(socket_path)]
+        tried = subprocess.run(other, capture_output=True, text=True)
+        assert "PermissionError" in tried.stderr, tried
 
 
 def test_errors_are_errors_and_the_process_lives():

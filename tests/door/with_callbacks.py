@@ -1,12 +1,17 @@
 """A script whose functions call back into it."""
 
 import atexit
+import gc
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
+
+from pathways_lab.door import plugin
+from pathways_lab.door.callbacks import Callables
 
 state = []
 # JAX ends its client after this; what it has compiled is forgotten before.
@@ -45,3 +50,8 @@ try:
     print(jax.jit(lambda x: jax.pure_callback(refused, x, x))(x))
 except jax.errors.JaxRuntimeError as error:
     print("error:", "ValueError: not this one" in str(error))
+# For whoever looks at what other accounts can see.
+(callables,) = [each for each in gc.get_objects() if isinstance(each, Callables)]
+(door,) = plugin._doors
+print(door.pid, door.log, callables._listener.address, callables._secret.hex(), flush=True)
+sys.stdin.readline()
