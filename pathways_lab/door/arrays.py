@@ -5,7 +5,9 @@ Rule for maintainers: a method for each kind of request, named as it; see :mod:`
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,18 @@ import numpy as np
 
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.program.array_types import shard_bytes
 from pathways_lab.door import dtypes, shardings, values
 from pathways_lab.door.messages import message
-from pathways_lab.door.server import INTERNAL, INVALID, UNIMPLEMENTED, Reply, Status
+from pathways_lab.door.server import (
+    EXHAUSTED,
+    INTERNAL,
+    INVALID,
+    ROOM,
+    UNIMPLEMENTED,
+    Reply,
+    Status,
+)
 from pathways_lab.door.shardings import Placing
 from pathways_lab.door.state import State
 from pathways_lab.door.values import Failed, Value, Whole
@@ -26,21 +37,38 @@ class Arrays(State):
     """The part of a session that has to do with arrays."""
 
     def _typed(self, dtype: Any, shape: Any, sharding: Any) -> tuple[ArrayType, Placing]:
-        dims = tuple(shape.dims)
-        return ArrayType(dims, dtypes.of_kind(dtype)), shardings.placing_of(sharding, len(dims))
+        """Raises Status for what is no array on devices of the lab."""
+        kind = ArrayType(tuple(shape.dims), dtypes.of_kind(dtype))
+        placing = shardings.placing_of(sharding, len(kind.shape))
+        self._check_devices(placing.devices)
+        try:
+            shard_bytes(kind.shape, kind.dtype, placing.layout)
+        except ValueError as error:
+            raise Status(INVALID, str(error)) from None
+        return kind, placing
 
     def _specified(self, spec: Any) -> tuple[ArrayType, Placing]:
         return self._typed(spec.dtype, spec.shape, spec.sharding)
 
-    def _host_array(self, buffer: Any) -> np.ndarray[Any, Any]:
-        """The bytes that the client sent, as an array."""
+    def _host_array(self, buffer: Any, kind: ArrayType) -> np.ndarray[Any, Any]:
+        """The bytes that the client sent, as an array of that type, and of no other."""
+        said = ArrayType(tuple(buffer.shape.dims), dtypes.of_kind(buffer.dtype))
         data = self._buffers.take(buffer.host_buffer_handle)
-        element = element_of(dtypes.of_kind(buffer.dtype)).dtype
-        shape = tuple(buffer.shape.dims)
-        strides = tuple(buffer.byte_strides.strides) if buffer.HasField("byte_strides") else None
-        if any(s < 0 for s in strides or ()):
-            raise Status(INVALID, "an array with a negative stride")
-        return np.ndarray(shape, element, data, 0, strides)
+        if said != kind:
+            raise Status(INVALID, f"bytes of {said} for an array of {kind}")
+        _check_size(kind)
+        element = element_of(kind.dtype).dtype
+        strides = _dense(kind.shape, element.itemsize)
+        if buffer.HasField("byte_strides"):
+            strides = tuple(buffer.byte_strides.strides)
+        if len(strides) != len(kind.shape) or any(step < 0 for step in strides):
+            raise Status(INVALID, f"strides {strides!s:.200} of an array of {kind}")
+        # NumPy's own check overflows.
+        last = sum((n - 1) * step for n, step in zip(kind.shape, strides, strict=True))
+        if 0 not in kind.shape and last + element.itemsize > len(data):
+            text = f"{len(data):,} bytes for {kind} with the strides {strides!s:.200}"
+            raise Status(INVALID, text)
+        return np.ndarray(kind.shape, element, data, 0, strides)
 
     def _put(self, kind: ArrayType, placing: Placing, data: np.ndarray[Any, Any]) -> Value:
         place = self.slice_of(placing.on)
@@ -50,55 +78,71 @@ class Arrays(State):
 
     def _make_arrays_from_host_buffer_shards_request(self, request: Any, reply: Reply) -> Any:
         made = message("MakeArraysFromHostBufferShardsResponse")()
-        numbers = list(request.array_handles) or [0] * len(request.specs)
-        for number, spec in zip(numbers, request.specs, strict=True):
-            parts = [self._host_array(buffer) for buffer in spec.host_buffers]
+        for number, spec in _named(request.array_handles, request.specs):
             kind, placing = self._specified(spec.array_spec)
-            found, stored = placing.boxes(kind), placing.stored(kind).shape
-            if len(parts) == 1 and parts[0].shape == stored:
-                data = parts[0]
-            else:
-                data = np.empty(stored, parts[0].dtype)
-                for part, where in zip(parts, spec.addressable_shard_indices, strict=True):
-                    data[index(found[where.indices[0]])] = part
+            data = self._whole_array(spec, kind, placing)
             made.array_handles.append(self._keep(number, self._put(kind, placing, data)))
         return made
 
+    def _whole_array(self, spec: Any, kind: ArrayType, placing: Placing) -> Any:
+        """The lab's value for an array of which the client sent the parts."""
+        found, stored = placing.boxes(kind), placing.stored(kind)
+        _check_size(stored)
+        held = [tuple(where.indices) for where in spec.addressable_shard_indices]
+        if sorted(n for each in held for n in each) != [*range(len(found))] or not all(held):
+            raise Status(INVALID, f"shards {held} of an array on {len(found)} devices")
+        if len(spec.host_buffers) != len(held):
+            raise Status(INVALID, f"bytes of {len(spec.host_buffers)} shards of {len(held)}")
+        parts = []
+        for buffer, (device, *_) in zip(spec.host_buffers, held, strict=True):
+            # A summand comes without the dimension in which they are stacked.
+            box = found[device][1:] if placing.stacked else found[device]
+            shape = tuple(stop - start for start, stop in box)
+            parts.append(self._host_array(buffer, ArrayType(shape, kind.dtype)))
+        if parts[0].shape == stored.shape:
+            return parts[0]
+        data = np.empty(stored.shape, parts[0].dtype)
+        for part, (device, *_) in zip(parts, held, strict=True):
+            data[index(found[device])] = part
+        return data
+
     def _make_array_from_host_buffer_request(self, request: Any, reply: Reply) -> Any:
-        data = self._host_array(request)
         kind, placing = self._typed(request.dtype, request.shape, request.sharding)
+        data = self._host_array(request, kind)
         number = self._keep(request.array_handle, self._put(kind, placing, data))
         return message("MakeArrayFromHostBufferResponse")(array_handle=number)
 
     def _make_error_arrays_request(self, request: Any, reply: Reply) -> Any:
         made = message("MakeErrorArraysResponse")()
-        why = Status(request.error.code or INTERNAL, request.error.message)
-        numbers = list(request.array_handles) or [0] * len(request.array_specs)
-        for number, spec in zip(numbers, request.array_specs, strict=True):
+        code = request.error.code if request.error.code in _CODES else INTERNAL
+        why = Status(code, request.error.message or "an array that its program made as an error")
+        for number, spec in _named(request.array_handles, request.array_specs):
             kind, placing = self._specified(spec)
             made.array_handles.append(self._keep(number, Failed(kind, placing, why)))
         return made
 
     def _assemble_array_from_single_device_arrays_request(self, request: Any, reply: Reply) -> Any:
         parts = [self._value(number) for number in request.single_device_array_handles]
-        shape = tuple(request.shape.dims)
-        dtype = parts[0].kind.dtype if parts else dtypes.of_kind(request.dtype)
-        placing = shardings.placing_of(request.sharding, len(shape))
+        dtype = dtypes.proto(parts[0].kind.dtype) if parts else request.dtype
+        kind, placing = self._typed(dtype, request.shape, request.sharding)
         if len(parts) != len(placing.devices):
             raise Status(INVALID, f"{len(parts)} shards for {len(placing.devices)} devices")
-        value = values.joined(ArrayType(shape, dtype), placing, parts, self)
+        for part, box in zip(parts, placing.boxes(kind), strict=True):
+            own = box[1:] if placing.stacked else box
+            wanted = ArrayType(tuple(stop - start for start, stop in own), kind.dtype)
+            if part.kind != wanted:
+                raise Status(INVALID, f"a shard of {part.kind} where {wanted} is one of {kind}")
+        value = values.joined(kind, placing, parts, self)
         self._consume(request.copy_semantics, request.single_device_array_handles)
         made = message("AssembleArrayFromSingleDeviceArraysResponse")
         return made(array_handle=self._keep(request.result_handle, value))
 
     def _disassemble_into_single_device_arrays_request(self, request: Any, reply: Reply) -> Any:
         found = values.shards(self._value(request.array_handle), self)
-        numbers = list(request.result_handles) or [0] * len(found)
-        if len(numbers) != len(found):
-            raise Status(INVALID, f"{len(numbers)} names for {len(found)} shards")
+        named = _named(request.result_handles, found)
         self._consume(request.copy_semantics, [request.array_handle])
         made = message("DisassembleIntoSingleDeviceArraysResponse")()
-        made.array_handles.extend(map(self._keep, numbers, found))
+        made.array_handles.extend(self._keep(number, shard) for number, shard in named)
         return made
 
     def _remap_arrays_request(self, request: Any, reply: Reply) -> Any:
@@ -106,18 +150,19 @@ class Arrays(State):
         given = [self._value(number) for number in request.array_handles]
         taken: list[dict[int, tuple[Value, int]]] = [{} for _ in plan.output_specs]
         for one in plan.mappings:
-            source, target = (
-                itertools.chain.from_iterable(map(range, *ends))
-                for ends in (
-                    (one.from_start, one.from_end, one.from_step),
-                    (one.to_start, one.to_end, one.to_step),
-                )
+            if not (0 <= one.in_array < len(given) and 0 <= one.out_array < len(taken)):
+                raise Status(INVALID, f"array {one.in_array} or {one.out_array}, of which none is")
+            value = given[one.in_array]
+            source = _places(one.from_start, one.from_end, one.from_step, value.placing.devices)
+            target = _places(one.to_start, one.to_end, one.to_step, self._owned)
+            if len(source) != len(target):
+                raise Status(INVALID, f"{len(source)} shards for {len(target)} places")
+            taken[one.out_array].update(
+                {place: (value, number) for number, place in zip(source, target, strict=True)}
             )
-            for number, place in zip(source, target, strict=True):
-                taken[one.out_array][place] = given[one.in_array], number
-        numbers = list(request.result_handles) or [0] * len(taken)
         made = message("RemapArraysResponse")()
-        for number, spec, found in zip(numbers, plan.output_specs, taken, strict=True):
+        described = zip(plan.output_specs, taken, strict=True)
+        for number, (spec, found) in _named(request.result_handles, list(described)):
             kind, placing = self._specified(spec)
             if sorted(found) != list(range(len(placing.devices))):
                 raise Status(INVALID, f"{len(found)} shards for {len(placing.devices)} devices")
@@ -143,10 +188,13 @@ class Arrays(State):
         if request.HasField("memory_kind") and request.memory_kind not in ("", "device"):
             raise Status(UNIMPLEMENTED, f"copy_arrays_request: memory kind {request.memory_kind!r}")
         made = message("CopyArraysResponse")()
-        numbers = list(request.result_handles) or [0] * len(request.array_handles)
-        for number, given in zip(numbers, request.array_handles, strict=True):
+        for number, given in _named(request.result_handles, request.array_handles):
             value = self._value(given)
             devices = tuple(request.device_ids) or value.placing.devices
+            self._check_devices(devices)
+            if len(devices) != len(value.placing.devices):
+                have = len(value.placing.devices)
+                raise Status(INVALID, f"a copy on {len(devices)} devices of an array on {have}")
             placing = replace(value.placing, devices=devices)
             made.array_handles.append(self._keep(number, self._moved(value, placing)))
         self._consume(request.copy_semantics, request.array_handles)
@@ -154,13 +202,16 @@ class Arrays(State):
 
     def _reshard_arrays_request(self, request: Any, reply: Reply) -> Any:
         made = message("ReshardArraysResponse")()
-        numbers = list(request.result_handles) or [0] * len(request.array_handles)
-        for number, given, spec in zip(
-            numbers, request.array_handles, request.array_specs, strict=True
-        ):
-            _, placing = self._specified(spec)
-            value = self._moved(self._value(given), placing)
-            made.array_handles.append(self._keep(number, value))
+        if len(request.array_specs) != len(request.array_handles):
+            count = len(request.array_handles)
+            raise Status(INVALID, f"{len(request.array_specs)} types for {count} arrays")
+        named = _named(request.result_handles, request.array_handles)
+        for (number, given), spec in zip(named, request.array_specs, strict=True):
+            kind, placing = self._specified(spec)
+            value = self._value(given)
+            if value.kind != kind:
+                raise Status(INVALID, f"an array of {value.kind}, said to be {kind}")
+            made.array_handles.append(self._keep(number, self._moved(value, placing)))
         self._consume(request.copy_semantics, request.array_handles)
         return made
 
@@ -184,12 +235,14 @@ class Arrays(State):
             if value.placing.stacked:
                 raise Status(INVALID, "an unreduced array is read shard by shard")
             data = await value.read()
+            _check_dense(data, strides)
             self._buffers.put(number, strided(data, strides))
             return message("CopyToHostBufferResponse")()
 
         def answered(result: Any) -> None:
-            if isinstance(result, Exception):
-                self._buffers.put(number, result)
+            if isinstance(result, Status):
+                with contextlib.suppress(Status):  # it may be that there is no room
+                    self._buffers.put(number, result)
             reply(result)
 
         try:
@@ -201,8 +254,7 @@ class Arrays(State):
 
     def _delete_array_request(self, request: Any, reply: Reply) -> Any:
         for number in request.array_handle:
-            self._arrays.pop(number, None)
-            self._deleted.add(number)
+            self._delete(number)
         return message("DeleteArrayResponse")(deletion_future_handle=self._future(None))
 
     def _is_array_deleted_request(self, request: Any, reply: Reply) -> Any:
@@ -216,6 +268,53 @@ class Arrays(State):
             self._deleted.discard(number)
             self._unmade.pop(number, None)
         return message("DestructArrayResponse")()
+
+
+_CODES = range(1, 17)
+"""Codes of a status that says why."""
+
+
+def _named(names: Sequence[int], given: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Pairs of the client's number, or 0, and what it is for.  Raises Status."""
+    if names and len(names) != len(given):
+        raise Status(INVALID, f"{len(names)} names for {len(given)} arrays")
+    return list(zip(names or [0] * len(given), given, strict=True))
+
+
+def _places(
+    starts: Sequence[int], ends: Sequence[int], steps: Sequence[int], of: Sequence[object]
+) -> list[int]:
+    """The shards that a remap plan names.  of: one entry for each there is.  Raises Status."""
+    if not len(starts) == len(ends) == len(steps):
+        raise Status(INVALID, "shards of an array, named by ends of different numbers")
+    ranges = list(zip(starts, ends, steps, strict=True))
+    if any(not 0 <= start <= end <= len(of) or step < 1 for start, end, step in ranges):
+        raise Status(INVALID, f"shards {ranges!s:.200} of an array on {len(of)} devices")
+    return [n for each in ranges for n in range(*each)]
+
+
+def _check_size(kind: ArrayType) -> None:
+    """Raises Status when an array has too many bytes to be made here."""
+    if kind.nbytes > ROOM:
+        raise Status(EXHAUSTED, f"an array of {kind.nbytes:,} bytes, where {ROOM:,} are the most")
+
+
+def _check_dense(data: np.ndarray[Any, Any], strides: tuple[int, ...] | None) -> None:
+    """Raises Status unless an array's bytes lie close together with those strides."""
+    if strides is None or data.size == 0:
+        return
+    order = sorted(range(data.ndim), key=lambda n: -strides[n]) if len(strides) == data.ndim else []
+    wanted = _dense([data.shape[n] for n in order], data.itemsize)
+    steps = [strides[n] for n in order if data.shape[n] > 1]
+    dense = [step for n, step in zip(order, wanted, strict=True) if data.shape[n] > 1]
+    if len(order) != data.ndim or steps != dense:
+        text = f"strides {strides!s:.200} of an array of {data.dtype}{data.shape}"
+        raise Status(INVALID, text)
+
+
+def _dense(shape: Sequence[int], size: int) -> tuple[int, ...]:
+    """The strides of an array whose elements lie close together, of C's order."""
+    return tuple(size * math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
 def strided(data: np.ndarray[Any, Any], strides: tuple[int, ...] | None) -> bytes:

@@ -32,7 +32,10 @@ class UnknownType(ValueError):
 def of_kind(proto: object) -> str:
     """JAX's name of a ``DTypeProto``."""
     number = getattr(proto, "kind", 0)
-    word = message("DTypeProto").Kind.Name(number).removeprefix("KIND_")
+    try:
+        word = message("DTypeProto").Kind.Name(number).removeprefix("KIND_")
+    except ValueError:
+        word = str(number)
     for name, kind in _KINDS.items():
         if kind == word:
             return name

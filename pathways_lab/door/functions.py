@@ -36,8 +36,8 @@ class Functions(State):
             raise Status(UNIMPLEMENTED, "compile_request: host callbacks are not served")
         devices = options.devices_of(request.compile_options.data)
         self.slice_of(devices)
+        number = self._new(0)
         loaded = programs.load(request.program.data, devices, self._kind, self._remote)
-        number = next(self._numbers)
         self._programs[number] = loaded
         made = message("CompileResponse")(
             loaded_executable_handle=number,
@@ -132,12 +132,12 @@ class Functions(State):
 
     def _loaded_executable_execute_request(self, request: Any, reply: Reply) -> Any:
         loaded = self._program(request.loaded_executable_handle)
+        named = list(request.result_array_handle)
+        if named and len(named) != loaded.results:
+            raise Status(INVALID, f"{len(named)} names for {loaded.results} results")
         made_all = self._run(request, loaded)
         outputs = made_all[: loaded.results]
         made = message("LoadedExecutableExecuteResponse")()
-        named = list(request.result_array_handle)
-        if named and len(named) != len(outputs):
-            raise Status(INVALID, f"{len(named)} names for {len(outputs)} results")
         for index, (number, value) in enumerate(
             zip(named or [0] * len(outputs), outputs, strict=True)
         ):
@@ -161,6 +161,10 @@ class Functions(State):
         """One call: one gang, whatever it takes and returns."""
         kept = set(request.execute_options.non_donatable_input_indices)
         given = [self._value(number) for number in request.args_handles]
+        if [value.kind for value in given] != list(loaded.in_kinds):
+            kinds = [value.kind for value in given], loaded.in_kinds
+            said, takes = ([*map(str, each)] for each in kinds)
+            raise Status(INVALID, f"{loaded.name} takes {takes!s:.500}, and not {said!s:.500}")
         consumed = [n for n in loaded.donated if n not in kept]
         overwritten = tuple(n for n in consumed if given[n].given_up)
         try:

@@ -21,9 +21,10 @@ def devices_of(data: bytes) -> tuple[int, ...]:
         _check(name, value)
     build = options.executable_build_options
     if build.HasField("device_assignment"):
-        return tuple(
-            int(each.replica_device_ids[0]) for each in build.device_assignment.computation_devices
-        )
+        named = [each.replica_device_ids for each in build.device_assignment.computation_devices]
+        if any(len(each) != 1 for each in named):
+            raise Status(INVALID, "a device assignment with other than one replica of each part")
+        return tuple(int(device) for (device,) in named)
     return (max(build.device_ordinal, 0),)
 
 

@@ -43,6 +43,8 @@ from pathways_lab.runtime.devices import spec_of
 _FOREIGN = frozenset(("CustomSPMDPartitioning", "InspectSharding"))
 """Custom calls that point into the memory of the client's process."""
 _CALLBACK = "callback"
+_LONGEST = 2000
+"""Characters of what MLIR says of a module."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +125,17 @@ def load(module: bytes, devices: tuple[int, ...], kind: str, remote: Remotely) -
         if module is not sent:
             said = jax_modules.read_signature(module)
         ins, outs = map(_types, (said.inputs, said.outputs))
-    except ValueError as error:
-        raise Status(INVALID, f"compile_request: {error}") from None
-    _check(said, len(devices))
+        _check(said, len(devices))
+        read = jax_private.read_lowered(
+            module, [len(t.shape) for t in ins], [len(t.shape) for t in outs]
+        )
+    except (Status, dtypes.UnknownType):
+        raise
+    except Exception as error:  # MLIR raises anything, for anything
+        text = f"compile_request: no module that JAX makes: {type(error).__name__}: {error}"
+        raise Status(INVALID, text[:_LONGEST]) from None
     calls = said.calls & jax_callbacks.JAX_TARGETS
     ends = bool(calls) and not outs
-    read = jax_private.read_lowered(
-        module, [len(t.shape) for t in ins], [len(t.shape) for t in outs]
-    )
     moved_ins = _reordered(said.reordered_inputs, devices)
     moved_outs = _reordered(said.reordered_outputs, devices)
     named = [
@@ -227,8 +232,10 @@ def _calling(module: bytes, blob: bytes, remote: Remotely, ends: bool, tokens: i
         callbacks = jax_callbacks.numbered(
             module, remote, lambda word: dtype_of(dtypes.of_word(word))
         )
-    except ValueError as error:
-        raise Status(INVALID, f"compile_request: {error}") from None
+    except Exception as error:  # MLIR raises anything, with the traceback in its text
+        said = str(error).strip().splitlines()[-1][:_LONGEST]
+        text = f"compile_request: a callback that JAX has not made: {said}"
+        raise Status(INVALID, text) from None
     ordered = jax_callbacks.ORDERED[:tokens]
     # JAX leaves out calls without results and without effects.
     unordered = jax_callbacks.UNORDERED if callbacks else ()

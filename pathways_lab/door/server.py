@@ -5,7 +5,8 @@ So each answer is checked before it leaves, each request gets one, and nothing i
 whoever does not know the secret.
 
 How: one session is a two-way stream, whose requests one thread takes in order; answers leave in
-any order.  Bytes of arrays travel beside it, by numbers that the client chooses.
+any order.  Bytes of arrays travel beside it, by numbers that the client chooses.  A request that
+does not parse ends its session, and bytes that nobody fetches take no more than a part of memory.
 
 Rule for maintainers: nothing about arrays here.  A handler answers through *reply*, once, now or
 later and in any thread; what it raises is an error status that names the request.
@@ -15,20 +16,28 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import grpc
+import psutil
+from google.protobuf.message import DecodeError
 
 from pathways_lab.door import messages
 from pathways_lab.door.messages import message
 
+log = logging.getLogger("pathways_lab.door")
+"""Faults of the door itself, and nothing else; they are in the log of its process."""
+
 VERSIONS = range(16, 26)
 """Versions of the protocol that this server knows."""
+SERDES = range(4)
+"""Versions of what messages carry as bytes."""
 SECRET = "pathways-lab-secret"
 _STORE = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 _SESSION = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
@@ -37,8 +46,16 @@ _STREAMS = 64
 """Threads: one for each stream of bytes under way, and one for the session."""
 _PATIENCE = 600.0
 """Seconds that bytes may take to follow what speaks of them."""
+_SESSIONS = 8
+"""Most sessions at once: a program has one, and the streams of bytes need threads too."""
+_UNREAD = 10_000
+"""Most answers that wait for a client to read them: until then it is not served further."""
+ROOM = psutil.virtual_memory().total // 2
+"""Most bytes of arrays on their way between a client and the lab."""
+_EACH = 1024
+"""Bytes that even empty ones take."""
 
-INVALID, NOT_FOUND, INTERNAL, UNAVAILABLE, UNIMPLEMENTED = 3, 5, 13, 14, 12
+INVALID, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 3, 5, 8, 12, 13, 14
 """Codes of a status."""
 
 
@@ -69,31 +86,98 @@ class Buffers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[int, Future[bytes]] = {}
+        self._sizes: dict[int, int] = {}
+        self._taken = 0
+        self._ended = False
 
-    def at(self, number: int) -> Future[bytes]:
-        """The bytes of that number, there or not yet."""
+    def put(self, number: int, data: bytes | Status) -> None:
+        """They are there, or will never be.  Raises Status when there is no room for them."""
+        size = _EACH + (0 if isinstance(data, Status) else len(data))
         with self._lock:
-            return self._known.setdefault(number, Future())
+            future = self._known.setdefault(number, Future())
+            if future.done() or self._ended:
+                return
+            if self._taken + size > ROOM:
+                # Who waits for them hears it; nobody else can.
+                del self._known[number]
+                text = f"{self._taken:,} bytes of arrays are on their way, {size:,} are too many"
+                future.set_exception(why := Status(EXHAUSTED, text))
+                raise why
+            self._sizes[number] = size
+            self._taken += size
+            if isinstance(data, Status):
+                future.set_exception(data)
+            else:
+                future.set_result(data)
 
-    def put(self, number: int, data: bytes | Exception) -> None:
-        """They are there, or will never be."""
-        future = self.at(number)
-        if future.done():
-            return
-        if isinstance(data, Exception):
-            future.set_exception(data)
-        else:
-            future.set_result(data)
+    def wait(self, number: int) -> bytes:
+        """The bytes of that number, which may come later.  Raises Status when they do not."""
+        with self._lock:
+            if self._ended:
+                raise Status(UNAVAILABLE, "this session has ended")
+            future = self._known.setdefault(number, Future())
+        try:
+            return future.result(_PATIENCE)
+        except TimeoutError:
+            self.forget(number)
+            text = f"the bytes {number} have not come within {_PATIENCE:g} s"
+            raise Status(NOT_FOUND, text) from None
 
     def take(self, number: int) -> bytes:
-        """Wait for them, once."""
-        data = self.at(number).result(_PATIENCE)
+        """The same, once."""
+        data = self.wait(number)
         self.forget(number)
         return data
 
     def forget(self, number: int) -> None:
         with self._lock:
             self._known.pop(number, None)
+            self._taken -= self._sizes.pop(number, 0)
+
+    def end(self) -> None:
+        """The session has ended: nobody waits for bytes any more."""
+        with self._lock:
+            self._ended = True
+            for future in self._known.values():
+                if not future.done():
+                    future.set_exception(Status(UNAVAILABLE, "this session has ended"))
+            self._known.clear()
+            self._sizes.clear()
+
+
+class Answers:
+    """Answers of one session that have not left yet."""
+
+    def __init__(self) -> None:
+        self._left: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+
+    def put(self, answer: Any) -> None:
+        with self._changed:
+            self._left.append(answer)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """No more will come; nobody waits."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def await_room(self) -> None:
+        """Wait until the client has read enough of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._left) < _UNREAD)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or self._left)
+                if not self._left:
+                    return
+                answer = self._left.popleft()
+                self._changed.notify_all()
+            yield answer
 
 
 def checked(kind: str, answer: Any) -> Any:
@@ -121,11 +205,27 @@ def answer_to(operation: int, kind: str, result: Any) -> Any:
     except Exception as error:
         made.Clear()
         made.response_metadata.op_id = operation
-        code = error.code if isinstance(error, Status) else INTERNAL
-        made.response_metadata.status.code = code
-        text = str(error) if isinstance(error, Status) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, Status):
+            log.exception("the answer to %s", kind)
+            error = Status(INTERNAL, f"{type(error).__name__}: {error}")
+        made.response_metadata.status.code = error.code
+        text = str(error)
         made.response_metadata.status.message = text or kind
         return made
+
+
+_KNOWN = {"protocol_version": VERSIONS, "ifrt_serdes_version_number": SERDES}
+
+
+def _said(context: Any, key: str, kind: str) -> Any:
+    """The message that the metadata of a call have under a key; an empty one without it."""
+    for name, value in context.invocation_metadata():
+        if name == key:
+            try:
+                return message(kind).FromString(value)
+            except DecodeError:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{key} holds no {kind}")
+    return message(kind)()
 
 
 class Door:
@@ -182,43 +282,56 @@ class Door:
 
     def _version(self, request: Any, context: Any) -> Any:
         least, most = request.min_version, request.max_version
-        chosen = min(most.protocol_version, VERSIONS[-1])
-        if chosen < max(least.protocol_version, VERSIONS[0]):
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this door speaks versions {VERSIONS[0]} to {VERSIONS[-1]} of the protocol, and"
-                f" the client {least.protocol_version} to {most.protocol_version}",
-            )
         answer = message("GrpcGetVersionResponse")()
-        answer.version.protocol_version = chosen
-        answer.version.ifrt_serdes_version_number = most.ifrt_serdes_version_number
+        for name, known in _KNOWN.items():
+            first, last = getattr(least, name), getattr(most, name)
+            chosen = min(last, known[-1])
+            if chosen < max(first, known[0]):
+                context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"this door speaks {name} {known[0]} to {known[-1]}, and the client"
+                    f" {first} to {last}",
+                )
+            setattr(answer.version, name, chosen)
         return answer
 
     # --- sessions -------------------------------------------------------------------------
 
     def _session(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        self._check_secret(context)
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        buffers = Buffers()
+        self._check_session(context)
+        answers, buffers = Answers(), Buffers()
         number = int.from_bytes(os.urandom(7))
         with self._lock:
-            self._sessions[number] = buffers
+            full = len(self._sessions) >= _SESSIONS
+            if not full:
+                self._sessions[number] = buffers
+        if full:
+            text = f"this door has {_SESSIONS} sessions, and no more at once"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         handler = self._open(buffers)
 
         def serve() -> None:
-            with contextlib.suppress(Exception):  # the stream was cut
+            with contextlib.suppress(Exception):  # the stream was cut, or has no request
                 for request in requests:
+                    answers.await_room()
                     self._serve(number, handler, request, answers.put)
-            answers.put(None)
+            answers.end()
 
+        def over() -> None:
+            # What waits for the client waits no longer.
+            buffers.end()
+            answers.end()
+
+        context.add_callback(over)
         thread = threading.Thread(target=serve, name="session", daemon=True)
         thread.start()
         try:
-            while (answer := answers.get()) is not None:
-                yield answer
+            yield from answers
         finally:
             with self._lock:
                 self._sessions.pop(number, None)
+            over()
+            thread.join()
             handler.end()
 
     def _serve(self, number: int, handler: Handler, request: Any, put: Reply) -> None:
@@ -237,14 +350,15 @@ class Door:
         except Exception as error:
             reply(error)
 
-    def _check_secret(self, context: Any) -> None:
-        said = b""
-        for key, value in context.invocation_metadata():
-            if key == _SESSION:
-                told = message("GrpcIfrtSessionMetadata").FromString(value)
-                said = told.initialization_data.attributes[SECRET].string_value
+    def _check_session(self, context: Any) -> None:
+        told = _said(context, _SESSION, "GrpcIfrtSessionMetadata")
+        said = told.initialization_data.attributes[SECRET].string_value
         if not hmac.compare_digest(said, self._secret):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this session does not know the secret")
+        for name, known in _KNOWN.items():
+            if getattr(told.version, name) not in known:
+                text = f"a session of {name} {getattr(told.version, name)}, which nobody agreed on"
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     # --- bytes beside it ------------------------------------------------------------------
 
@@ -257,25 +371,28 @@ class Door:
         return found
 
     def _store(self, parts: Iterator[Any], context: Any) -> Any:
-        told = None
-        for key, value in context.invocation_metadata():
-            if key == _STORE:
-                told = message("GrpcHostBufferStoreMetadata").FromString(value)
-        if told is None:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no {_STORE}")
-            raise AssertionError
+        told = _said(context, _STORE, "GrpcHostBufferStoreMetadata")
         buffers = self._buffers(told.session_id, context)
-        data = b"".join([part.data for part in parts])
-        if len(data) != told.buffer_size:
-            context.abort(grpc.StatusCode.DATA_LOSS, f"{len(data)} bytes of {told.buffer_size}")
-        buffers.put(told.handle, data)
+        come, data = 0, []
+        for part in parts:
+            data.append(part.data)
+            come += len(part.data)
+            if come > min(told.buffer_size, ROOM):
+                break
+        if come != told.buffer_size:
+            text = f"{come:,} bytes have come where {told.buffer_size:,} were to come"
+            context.abort(grpc.StatusCode.DATA_LOSS, text)
+        try:
+            buffers.put(told.handle, b"".join(data))
+        except Status as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return message("GrpcHostBufferStoreResponse")()
 
     def _lookup(self, request: Any, context: Any) -> Iterator[Any]:
         buffers = self._buffers(request.session_id, context)
         try:
-            data = buffers.at(request.handle).result(_PATIENCE)
-        except Exception as error:
+            data = buffers.wait(request.handle)
+        except Status as error:
             context.abort(grpc.StatusCode.ABORTED, str(error))
             return
         made = message("GrpcHostBufferLookupResponse")

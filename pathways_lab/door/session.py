@@ -8,11 +8,13 @@ Rule for maintainers: a request whose name has no method is an error status that
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 from pathways_lab.client.code.export import PLATFORMS
+from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door.arrays import Arrays
 from pathways_lab.door.functions import Functions
 from pathways_lab.door.messages import message
@@ -32,9 +34,7 @@ class Session(Arrays, Functions):
             answer = served(request, reply)
         except Exception as error:
             why = self._status(kind, error)
-            for number in _names(request):
-                # The client goes on with the arrays that this was to make.
-                self._unmade[number] = why
+            self._make_none(_names(request), why)
             raise why from None
         if answer is not None:
             reply(answer)
@@ -45,9 +45,13 @@ class Session(Arrays, Functions):
             if awaited is not None:
                 awaited.close()
         self._arrays.clear()
+        self._unmade.clear()
         self._futures.clear()
         self._programs.clear()
         self._prepared.clear()
+        for place in self._slices.values():
+            with contextlib.suppress(PathwaysError):  # the lab may have gone before
+                place.release()
 
     # --- devices --------------------------------------------------------------------------
 
@@ -80,15 +84,15 @@ class Session(Arrays, Functions):
         return made
 
     def _get_default_device_assignment_request(self, request: Any, reply: Reply) -> Any:
-        made = message("GetDefaultDeviceAssignmentResponse")()
-        assignment = made.device_assignment
-        assignment.replica_count = request.num_replicas
-        assignment.computation_count = request.num_partitions
-        if request.num_replicas * request.num_partitions > len(self._owned):
+        if not 0 < request.num_replicas * request.num_partitions <= len(self._owned):
             text = (
                 f"{request.num_replicas} x {request.num_partitions} devices of {len(self._owned)}"
             )
             raise Status(INVALID, text)
+        made = message("GetDefaultDeviceAssignmentResponse")()
+        assignment = made.device_assignment
+        assignment.replica_count = request.num_replicas
+        assignment.computation_count = request.num_partitions
         for partition in range(request.num_partitions):
             entry = assignment.computation_devices.add()
             entry.replica_device_ids.extend(

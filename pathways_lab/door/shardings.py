@@ -74,7 +74,9 @@ class Placing:
         return not any(self.layout.spec)
 
 
-REPLICATED, OTHER, UNREDUCED = 0, 3, 6
+_DIMENSIONS = 64
+"""Most dimensions of NumPy."""
+REPLICATED, MAXIMAL, OTHER, UNREDUCED = 0, 1, 3, 6
 """Types of an OpSharding."""
 
 
@@ -123,7 +125,8 @@ def layout_of_tiles(tiles: np.ndarray[Any, Any], count: int, ndim: int) -> Layou
         axis(above)
     spec = tuple(tuple(names[stride, d] for stride, _ in loops) for d, loops in enumerate(cuts))
     layout = Layout(tuple(mesh), spec)
-    if not np.array_equal(tiles_of(layout).reshape((*flat.shape, -1)).min(axis=-1), flat):
+    same = tiles_of(layout).reshape((*flat.shape, -1))
+    if not np.array_equal(np.sort(same), np.sort(tiles.reshape(same.shape))):
         raise Inexpressible(f"tiles {tiles.tolist()} are no mesh of {count} devices")
     return layout
 
@@ -191,12 +194,17 @@ def placing_of_op(op: Any, devices: tuple[int, ...], ndim: int) -> Placing:
     if op.type != OTHER or op.HasField("named_sharding"):
         raise Inexpressible(f"an OpSharding of type {op.type} places nothing over a mesh")
     dims = list(op.tile_assignment_dimensions)
-    if op.iota_reshape_dims:
-        tiles = np.arange(math.prod(op.iota_reshape_dims)).reshape(list(op.iota_reshape_dims))
-        tiles = tiles.transpose(list(op.iota_transpose_perm))
+    iota, perm = list(op.iota_reshape_dims), list(op.iota_transpose_perm)
+    size = math.prod(iota) if iota else len(op.tile_assignment_devices)
+    if size != count or math.prod(dims) != count or not ndim <= len(dims) <= _DIMENSIONS:
+        raise Inexpressible(f"{size} tiles in {len(dims)} dimensions for {count} devices")
+    if min(*iota, *dims, 1) < 1 or sorted(perm) != [*range(len(iota))]:
+        raise Inexpressible(f"tiles {iota} in the order {perm}")
+    if iota:
+        tiles = np.arange(count).reshape(iota).transpose(perm)
     else:
         tiles = np.array(list(op.tile_assignment_devices))
-    if sorted(tiles.flat) != list(range(count)) or math.prod(dims) != count or len(dims) < ndim:
+    if sorted(tiles.flat) != list(range(count)):
         raise Inexpressible(f"{tiles.size} tiles for {count} devices")
     others = list(op.last_tile_dims)
     if any(kind not in (REPLICATED, UNREDUCED) for kind in others):
@@ -247,7 +255,12 @@ _EVEN = "xla::ifrt::ConcreteEvenSharding"
 
 
 def placing_of(sharding: Any, ndim: int) -> Placing:
-    """The placing that a ``ShardingProto`` means for an array of so many dimensions."""
+    """The placing that a ``ShardingProto`` means for an array of so many dimensions.
+
+    Raises Inexpressible.
+    """
+    if ndim > _DIMENSIONS:
+        raise Inexpressible(f"arrays of {ndim} dimensions: {_DIMENSIONS} are the most")
     kind, data = sharding.serialized_sharding.type_name, sharding.serialized_sharding.data
     if kind == _SINGLE:
         single = message("SingleDeviceShardingProto").FromString(data)
@@ -262,9 +275,12 @@ def placing_of(sharding: Any, ndim: int) -> Placing:
         even = message("ConcreteEvenShardingProto").FromString(data)
         _check_memory(even)
         devices = tuple(even.devices.device_ids)
-        cuts = [
-            a // b if b else 1 for a, b in zip(even.shape.dims, even.shard_shape.dims, strict=True)
-        ]
+        dims, parts = list(even.shape.dims), list(even.shard_shape.dims)
+        if not len(dims) == len(parts) == ndim or min(*dims, *parts, 0) < 0:
+            raise Inexpressible(f"shards {parts} of an array {dims} of {ndim} dimensions")
+        cuts = [a // b if b else 1 for a, b in zip(dims, parts, strict=True)]
+        if not math.prod(cuts) or len(devices) % math.prod(cuts):
+            raise Inexpressible(f"shards {parts} of an array {dims} on {len(devices)} devices")
         tiles = np.arange(len(devices)).reshape(*cuts, -1)
         return Placing(devices, layout_of_tiles(tiles, len(devices), ndim))
     raise Inexpressible(f"shardings of the kind {kind!r} are not served")

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Sequence
+from collections.abc import Container, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
@@ -24,6 +26,7 @@ from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.door import dtypes
 from pathways_lab.door.programs import Loaded, Remotely
 from pathways_lab.door.server import (
+    EXHAUSTED,
     INTERNAL,
     INVALID,
     NOT_FOUND,
@@ -32,12 +35,17 @@ from pathways_lab.door.server import (
     Buffers,
     Reply,
     Status,
+    log,
 )
 from pathways_lab.door.shardings import Inexpressible
 from pathways_lab.door.values import Value
 
 _OWN = 1 << 60
 """From here on numbers are the server's; the client counts from one."""
+_MOST = 1 << 20
+"""Most numbers that mean something to a client."""
+_SLICES = 1 << 12
+"""Most sequences of devices that a client computes on."""
 DONATE = 3
 """ARRAY_COPY_SEMANTICS_DONATE_INPUT."""
 
@@ -80,8 +88,7 @@ class State:
         known = self._slices.get(devices)
         if known is not None and known.state != "lost" and not known.released:
             return known
-        if not devices or any(not 0 <= d < len(self._owned) for d in devices):
-            raise Status(INVALID, f"devices {devices}: the lab has {len(self._owned)}")
+        self._check_devices(devices)
         islands = dict.fromkeys(self._owned[d][0] for d in devices)
         if len(islands) > 1:
             raise Status(
@@ -90,6 +97,8 @@ class State:
                 f" {' and '.join(islands)}: an island's devices compute together, those of two"
                 " do not. Make a mesh of jax.devices() of one island (device.island)",
             )
+        if len(self._slices) >= _SLICES:
+            raise Status(EXHAUSTED, f"{_SLICES:,} sequences of devices are in use")
         request = SliceRequest(
             (len(devices),),
             ("d",),
@@ -98,6 +107,14 @@ class State:
         )
         made = self._slices[devices] = self._lab._bound(request, True)
         return made
+
+    def _check_devices(self, devices: Sequence[int]) -> None:
+        """Raises Status unless the lab has them, and each is named once."""
+        count = len(self._owned)
+        if not devices or any(not 0 <= d < count for d in devices):
+            raise Status(INVALID, f"devices {str(devices)[:200]}: the lab has {count}")
+        if len({*devices}) != len(devices):
+            raise Status(INVALID, f"devices {str(devices)[:200]}: one is named twice")
 
     def _status(self, kind: str, error: Exception) -> Status:
         gone = self._lab.session.connection.closed
@@ -116,9 +133,34 @@ class State:
         asyncio.run_coroutine_threadsafe(answering(), self._loop)
 
     def _future(self, work: Coroutine[Any, Any, Any] | None, number: int = 0) -> int:
-        number = number or next(self._numbers)
+        try:
+            number = self._new(number, self._futures)
+        except Status:
+            if work is not None:
+                work.close()
+            raise
         self._futures[number] = work
         return number
+
+    def _new(self, number: int, *known: Container[int]) -> int:
+        """A number that the client has chosen, or one of the server's.  Raises Status."""
+        if number >= _OWN or any(number in each for each in known):
+            raise Status(INVALID, f"the number {number} means something already")
+        if self._full():
+            raise Status(EXHAUSTED, f"this program has {_MOST:,} arrays, functions and futures")
+        return number or next(self._numbers)
+
+    def _full(self) -> bool:
+        numbers = len(self._arrays) + len(self._unmade) + len(self._deleted)
+        return numbers + len(self._futures) + len(self._programs) >= _MOST
+
+    def _make_none(self, numbers: Sequence[int], why: Status) -> None:
+        """The client goes on with arrays of these numbers, which will never be there."""
+        for number in numbers:
+            if self._full():
+                return
+            if number < _OWN and number not in self._arrays:
+                self._unmade[number] = why
 
     def _value(self, number: int) -> Value:
         if number in self._unmade:
@@ -132,15 +174,19 @@ class State:
 
     def _keep(self, number: int, value: Value) -> int:
         """Under the client's number, or one of the server's."""
-        number = number or next(self._numbers)
+        number = self._new(number, self._arrays, self._unmade, self._deleted)
         self._arrays[number] = value
         return number
+
+    def _delete(self, number: int) -> None:
+        """An array's memory is given up; its number goes on to say so."""
+        if self._arrays.pop(number, None) is not None or number in self._unmade:
+            self._deleted.add(number)
 
     def _consume(self, semantics: int, numbers: Sequence[int]) -> None:
         if semantics == DONATE:
             for number in numbers:
-                self._arrays.pop(number, None)
-                self._deleted.add(number)
+                self._delete(number)
 
 
 async def all_ended(waited: Sequence[Value]) -> None:
@@ -161,8 +207,13 @@ def status_of(kind: str, error: Exception) -> Status:
         return error
     if isinstance(error, PathwaysError):
         return Status(UNAVAILABLE if error.failure.kind == "lost" else INTERNAL, _told(error))
+    if isinstance(error, MemoryError):
+        return Status(EXHAUSTED, f"{kind}: the door has no memory for it: {error}")
+    if isinstance(error, DecodeError):
+        return Status(INVALID, f"{kind}: bytes that are no message of the protocol: {error}")
     if isinstance(error, Inexpressible | dtypes.UnknownType):
         return Status(UNIMPLEMENTED, f"{kind}: {error}")
+    log.error("%s", kind, exc_info=error)
     return Status(INTERNAL, f"{kind}: {type(error).__name__}: {error}")
 
 
