@@ -270,8 +270,11 @@ class Requests:
         return made
 
     def _learn_assemble_array_from_single_device_arrays(self, asked: Any, answer: Any) -> None:
+        part, _ = self._of(asked.single_device_array_handles[0])
+        kind = ArrayType(tuple(asked.shape.dims), part.dtype)
         self._consumed(asked, asked.single_device_array_handles)
-        self._learned(answer.array_handle, asked)
+        placing = shardings.placing_of(asked.sharding, len(kind.shape))
+        self.arrays[answer.array_handle] = kind, placing
 
     def _consumed(self, asked: Any, numbers: Sequence[int]) -> None:
         if asked.copy_semantics == 3:
