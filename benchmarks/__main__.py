@@ -15,6 +15,7 @@ import time
 from benchmarks.harness.child import ROOT
 
 SHORT = {
+    "arrays": ["--arrays", "1", "64", "--devices", "1", "--rounds", "3", "--budget", "0.1"],
     "dispatch": ["--hosts", "2", "--rounds", "3", "--budget", "0.1"],
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],

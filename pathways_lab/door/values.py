@@ -28,6 +28,7 @@ from pathways_lab.client.functions.jit import CompiledFunction
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program import calls
 from pathways_lab.client.session.handles import Handle
+from pathways_lab.core.errors import PathwaysError
 from pathways_lab.door.shardings import Placing, placing_of_boxes, whole
 from pathways_lab.runtime.arrays import index
 
@@ -105,8 +106,9 @@ class Whole(Value):
             reading.add_done_callback(lambda _: self._forget())
 
     async def ended(self) -> None:
-        await self._handle.session.ended(self._handle.buffer)
-        self._handle.buffer  # noqa: B018  raises when it has failed
+        await self._handle.session.ended(self._handle.pending)
+        if (failure := self._handle.failure) is not None:
+            raise PathwaysError(failure)
 
 
 class Shard(Value):

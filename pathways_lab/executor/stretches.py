@@ -58,6 +58,7 @@ class Stretch:
     cells: how many there are.  inner: bytes per device of values that nobody else sees;
     made: of all that it makes; read: of its externals.
     seen: positions of parts that touch what others know.
+    bundled: some of its values are bundles.
     """
 
     parts: tuple[Part, ...]
@@ -70,6 +71,7 @@ class Stretch:
     made: int
     read: int
     seen: tuple[int, ...]
+    bundled: bool = False
 
     @property
     def first(self) -> Call:
@@ -152,4 +154,5 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
         sum(plan.values[v].nbytes for v in made),
         sum(plan.values[v].nbytes for v in externals),
         tuple(at for at, p in enumerate(parts) if p.exports or p.releases or p.frees),
+        any(plan.values[v].leaves for v in cells),
     )

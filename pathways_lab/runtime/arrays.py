@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from pathways_lab.core.program import bundles
 from pathways_lab.core.program.array_types import ELEMENT_BYTES
 from pathways_lab.core.program.layout import Box, Layout, boxes, shard_shape
 from pathways_lab.core.program.program import Value
@@ -239,15 +240,20 @@ def here(value: Value, array: jax.Array, place: Place) -> jax.Array:
     return join(value, place, shards_of(array, place))
 
 
-def zeros(value: Value, place: Place) -> jax.Array:
-    """Zeros in the shape of a value that is missing."""
+def zeros(value: Value, place: Place) -> Any:
+    """Zeros in the shape of a value that is missing; of a bundle a list of them."""
+    if value.leaves:
+        return [zeros(each, place) for each in bundles.arrays_of([value])]
     kind = physical_of(value)
     blank = np.zeros(kind.shard, kind.dtype)
     return join(value, place, dict.fromkeys(place.numbers, blank))
 
 
-def copied(value: Value, array: jax.Array, place: Place) -> jax.Array:
-    """The same array in memory of its own."""
+def copied(value: Value, array: Any, place: Place) -> Any:
+    """The same array, or the same ones of a bundle, in memory of its own."""
+    if value.leaves:
+        own = zip(bundles.arrays_of([value]), array, strict=True)
+        return [copied(leaf, each, place) for leaf, each in own]
     shards = {number: jnp.copy(shard) for number, shard in shards_of(array, place).items()}
     return join(value, place, shards)
 
@@ -296,16 +302,71 @@ def argument(data: Any, value: Value, place: Callable[[], Place]) -> OnDemand:
     return OnDemand(value, cut, place)
 
 
-def upload(parts: Mapping[int, Any], value: Value, place: Place) -> OnDemand:
-    """An array whose shards a client sent, by device number.  Raises ValueError as well."""
+def upload(parts: Mapping[int, Any], value: Value, place: Place) -> OnDemand | list[OnDemand]:
+    """An array whose shards a client sent, by device number.  Raises ValueError as well.
+
+    A part of a bundle holds the shards of all its arrays, one after the other.
+    """
+    if value.leaves:
+        made, at = [], 0
+        for leaf in bundles.arrays_of([value]):
+            own = {n: memoryview(data)[at : at + leaf.nbytes] for n, data in parts.items()}
+            made.append(_uploaded(own, leaf, place))
+            at += leaf.nbytes
+        if any(memoryview(data).nbytes != at for data in parts.values()):
+            raise ValueError(f"a part of a bundle of {at} bytes has more of them")
+        return made
+    return _uploaded(parts, value, place)
+
+
+def _uploaded(parts: Mapping[int, Any], value: Value, place: Place) -> OnDemand:
     kind = physical_of(value)
     shards = {n: from_bytes(data, kind.shard, kind.dtype) for n, data in parts.items()}
     return OnDemand(value, lambda place: shards, lambda: place)
 
 
+def at_home(payload: Any) -> dict[int, Any] | None:
+    """The bytes of shards in the host's own memory, as :func:`upload` takes them.
+
+    None when they are on their devices.
+    """
+    own = [x.shards() if isinstance(x, OnDemand) else None for x in spread([payload])]
+    if any(shards is None for shards in own):
+        return None
+    parts = [shards for shards in own if shards is not None]
+    if len(parts) == 1:
+        return {n: as_bytes(shard) for n, shard in parts[0].items()}
+    return {n: b"".join([as_bytes(shards[n]) for shards in parts]) for n in parts[0]}
+
+
 def resolved(payload: Any) -> jax.Array | None:
     """The array behind a slot's payload, on its devices; None when it has none."""
     return payload.array() if isinstance(payload, OnDemand) else payload
+
+
+def spread(payloads: Sequence[Any]) -> list[Any]:
+    """The arrays of payloads: a bundle's is a list of them."""
+    found: list[Any] = []
+    for payload in payloads:
+        if isinstance(payload, list):
+            found += payload
+        else:
+            found.append(payload)
+    return found
+
+
+def gathered(arrays: list[Any], values: Sequence[Value]) -> list[Any]:
+    """The inverse: payloads of these values."""
+    found: list[Any] = []
+    at = 0
+    for value in values:
+        if value.leaves:
+            found.append(arrays[at : at + len(value.leaves)])
+            at += len(value.leaves)
+        else:
+            found.append(arrays[at])
+            at += 1
+    return found
 
 
 def index(box: Box, origin: Box | None = None) -> tuple[slice, ...]:

@@ -72,7 +72,7 @@ class Function:
     parcels: ClassVar[tuple[int, int]] = 0, 1
     function: str
     slice: Id
-    kind: Literal["export", "callbacks"]
+    kind: Literal["export", "callbacks", "apart"]
     name: str
     in_layouts: _Layouts
     out_layouts: _Layouts

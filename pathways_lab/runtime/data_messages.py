@@ -21,8 +21,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.array_types import DEVICES, DIMENSIONS, shard_bytes
+from pathways_lab.core.program.bundles import is_bundle
 from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import Value
+from pathways_lab.core.program.program import Leaf, Value
 from pathways_lab.transport.codec import Within, pack_fields
 from pathways_lab.transport.edge import Door, Number, Plain, Size
 
@@ -38,7 +39,9 @@ _Box = Annotated[tuple[tuple[Size, Size], ...], Within(0, DIMENSIONS)]
 class Put(Plain):
     """Shards of an upload, or of a value whose slice moves; the buffers are their bytes.
 
-    devices: whose shards these are, one per buffer.
+    devices: whose shards these are, one per buffer; of a bundle those of its arrays, one after
+        the other.
+    leaves: the arrays of a bundle.
     generation: of the slice's binding for which the devices were chosen.
     """
 
@@ -50,16 +53,21 @@ class Put(Plain):
     layout: Layout
     devices: tuple[Device, ...] = ()
     generation: Number = 0
+    leaves: tuple[Leaf, ...] = ()
 
     def __post_init__(self) -> None:
         _check_distinct(self.devices)
-        shard_bytes(self.shape, self.dtype, self.layout)
+        value = self.value  # raises ValueError for what is no array
+        if self.leaves and not is_bundle(value):
+            raise ValueError("a bundle is described otherwise than its arrays")
 
     @property
     def value(self) -> Value:
-        """The array that all shards make."""
-        nbytes = shard_bytes(self.shape, self.dtype, self.layout)
-        return Value(self.shape, self.dtype, self.slice, self.layout, nbytes)
+        """The array that all shards make, or the bundle."""
+        described = self.shape, self.dtype, self.slice, self.layout
+        arrays = self.leaves or (Leaf(self.shape, self.dtype, self.layout),)
+        nbytes = sum([shard_bytes(each.shape, each.dtype, each.layout) for each in arrays])
+        return Value(*described, nbytes, leaves=self.leaves)
 
     def parts(self, buffers: Sequence[T]) -> dict[int, T]:
         """Shards by device.  Raises ValueError when there is not one for each."""
@@ -71,6 +79,7 @@ class Ask(Plain):
     """A client wants shards of a buffer, or without devices to hear when it is there.
 
     id: goes back with the answer.
+    leaf: which array of a bundle.
     ticket: what allows a buffer of another client's.
     slice, generation: where the client believes the buffer to be; 0: not said.
     """
@@ -81,6 +90,7 @@ class Ask(Plain):
     ticket: bytes | None = None
     slice: Number = 0
     generation: Number = 0
+    leaf: Number = 0
 
     def __post_init__(self) -> None:
         _check_distinct(self.devices)
@@ -114,11 +124,16 @@ DATA: Door = {"put": Put, "fetch": Ask, "piece": Part, "parted": Parted}
 
 
 def upload_fields(
-    buffer: int, slice_id: int, shape: Sequence[int], dtype: str, layout: Layout | None
+    buffer: int,
+    slice_id: int,
+    shape: Sequence[int],
+    dtype: str,
+    layout: Layout | None,
+    leaves: tuple[Leaf, ...] = (),
 ) -> dict[str, Any]:
-    """The fields of a :class:`Put` of this array, for no device yet."""
+    """The fields of a :class:`Put` of this array, or bundle, for no device yet."""
     assert layout is not None
-    return pack_fields(Put(buffer, slice_id, tuple(shape), dtype, layout))
+    return pack_fields(Put(buffer, slice_id, tuple(shape), dtype, layout, leaves=leaves))
 
 
 def _check_distinct(devices: tuple[int, ...]) -> None:

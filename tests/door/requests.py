@@ -221,6 +221,23 @@ class Requests:
         kind = ArrayType(tuple(spec.shape.dims), dtypes.of_kind(spec.dtype))
         self.arrays[number] = kind, shardings.placing_of(spec.sharding, len(kind.shape))
 
+    def _remap_arrays_request(self) -> Any:
+        number = self._some()
+        kind, placing = self._of(number)
+        count = len(placing.devices)
+        made = message("RemapArraysRequest")(
+            array_handles=[number],
+            copy_semantics=self._copied(),
+            result_handles=[next(self._numbers)],
+        )
+        made.plan.input_specs.append(spec_of(kind, placing))
+        made.plan.output_specs.append(spec_of(kind, placing))
+        mapping = made.plan.mappings.add(in_array=0, out_array=0)
+        for name, value in (("start", 0), ("end", count), ("step", 1)):
+            getattr(mapping, f"from_{name}").append(value)
+            getattr(mapping, f"to_{name}").append(value)
+        return made
+
     def _make_arrays_from_host_buffer_shards_request(self) -> Any:
         made = message("MakeArraysFromHostBufferShardsRequest")()
         for _ in range(self._rng.choice((1, 1, 2))):

@@ -263,7 +263,7 @@ def messages(lab: Lab, stay: int = 0) -> list[Said]:
         ask(buffer=number + 10),
         ask(buffer=number + 10, devices=[], slice=two, generation=0),
         ask(buffer=number + 99),
-        ask(buffer=theirs, ticket=ticket_of(lab.key, theirs, EVE)),
+        ask(buffer=theirs, ticket=ticket_of(lab.key, theirs, EVE), leaf=0),
         ask(buffer=number + 14, slice=high | 3),
         part(target=1, source=0, box=((0, 4),), sent=1.5),
         part(failure=Failure("execute", "it failed")),

@@ -18,6 +18,7 @@ from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Command, Event, Grant
 from pathways_lab.core.program.array_types import shard_bytes
+from pathways_lab.core.program.bundles import APART, apart, arrays_of
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.lowering import lower
 from pathways_lab.core.program.program import Call, Line, Plan, Program, Signature, Value
@@ -122,13 +123,14 @@ class HostPeer(Peer):
 
     def _program(self, fields: dict[str, Any]) -> None:
         plan = self.plans[fields["plan"][1]] = unpack(Plan, fields["plan"])
-        for value in plan.values:
+        for value in arrays_of(plan.values):
             assert value.layout is not None
             assert shard_bytes(value.shape, value.dtype, value.layout) == value.nbytes
         for node in (step.node for step in plan.steps):
             if isinstance(node, Call) and node.slice in self.bound:
                 known = self.functions[node.function, node.slice]
-                assert len(known["in_types"]) == len(node.inputs)
+                given = arrays_of([plan.values[v] for v in node.inputs])
+                assert len(known["in_types"]) == len(given)
 
     def _grant(self, fields: dict[str, Any]) -> None:
         grant = unpack_fields(Grant, {**fields, "host": self.name})
@@ -328,7 +330,7 @@ class Lab:
         assert not registry.arguments
         assert not registry.leases
         assert not self.rim.races
-        assert len(registry.functions) == len(registry.blobs) == len(registry.devices) == 2
+        assert len(registry.functions) == len(registry.blobs) == 2 * len(registry.devices) == 4
         assert isinstance(registry.policy, FIFO)
         self.rim.diary.flush()
         for record in single(record_encoding.read_packed(bob.peer.records)):
@@ -351,6 +353,21 @@ def plan_of(number: int) -> Plan:
     signature = Signature("f", where, (LAYOUT,), (LAYOUT,))
     call = Call("f", where, (0,), (1,), (), "f", Line("a.py", 1, "f(x)"))
     return lower(Program(f"of {number}", values, (call,), (0,), (1,), {"f": signature}))
+
+
+APART_OF_TWO = {
+    "function": "g", "kind": APART, "donated": [0, 1],
+    **{f"{side}_layouts": [pack(LAYOUT)] * 2 for side in ("in", "out")},
+    **{f"{side}_types": [LEAF] * 2 for side in ("in", "out")},
+}  # fmt: skip
+"""The other fields of the function that takes a bundle of two apart."""
+
+
+@functools.lru_cache(maxsize=8)
+def apart_of(number: int) -> Plan:
+    """The program that calls it."""
+    arrays = [Value((4,), "uint8", number << 32 | 1, LAYOUT, 4, name) for name in ("a", "b")]
+    return apart("apart", "g", arrays, Line("a.py", 1, "f(x)"))
 
 
 def run_of(number: int, run: int, output: int, given: int | None = None) -> dict[str, Any]:
@@ -380,4 +397,6 @@ def beginning(number: int, island: str) -> list[Said]:
         ("slice", {"slice": where, "request": request, "wait": True}, []),
         ("function", function_of(where), [b"code"]),
         ("program", {"plan": pack(plan_of(number))}, []),
+        ("function", {**function_of(where), **APART_OF_TWO}, [b""]),
+        ("program", {"plan": pack(apart_of(number))}, []),
     ]

@@ -245,6 +245,11 @@ RUN: dict[str, Any] = {
         ("function", announcement(ONE), "code of the function"),
         ("function", {**announcement(ONE), "donated": [1]}, "donates an argument"),
         ("function", {**announcement(ONE), "in_types": []}, "not as many"),
+        (
+            "function",
+            {**announcement(ONE), "kind": "apart", "out_types": [[[2], "float32"]]},
+            "not those that come out",
+        ),
         ("function", {**announcement(ONE), "in_types": [[[1], "float33"]]}, "'float33' is not"),
         ("slice", {"slice": ONE + 8, "request": pack(SliceRequest((), ()))}, "1 to 3 axes"),
         ("slice", {"slice": ONE + 8, "request": pack(SliceRequest((-1,), ("x",)))}, "cannot be"),

@@ -61,6 +61,7 @@ class CompiledFunction:
     """A Python function that runs as one sharded computation on one slice.
 
     slice: where it runs; None when the arguments decide.
+    has_static: values of some arguments are part of the code.
     repeats: what the outermost scope keeps of calls, by what they look like.
     """
 
@@ -91,6 +92,7 @@ class CompiledFunction:
             in_shardings = tuple(in_shardings)
         self._in, self._out, self._kwargs = in_shardings, out_shardings, kwargs_sharding
         self._static = (static_argnums, static_argnames)
+        self.has_static = self._static != (None, None)
         self._roles = Roles(
             function, static_argnums, static_argnames, donate_argnums, donate_argnames
         )

@@ -47,7 +47,7 @@ class Immediate:
     ) -> Any:
         """Run one call now; a pytree of handles."""
         leaves, tree = tree_flatten((args, kwargs))
-        like = [x.placed if type(x) is Handle else None for x in leaves]
+        like = [x.placed if type(x) is Handle else host_type(x) for x in leaves]
         at = source_lines.place_of_caller()
         key: tuple[Any, ...] = (at, tree, *like)
         try:
@@ -56,14 +56,13 @@ class Immediate:
             # Parts that cannot be hashed: whether they may be is seen to later.
             key, known = (), None
         if known is not None and known.context == trace_context():
-            prepared = known.prepared
-            handles = session_of(prepared.place).repeat(prepared, known.order, leaves)
+            handles = known.call(leaves)
             return handles[0] if known.tree is None else tree_unflatten(known.tree, handles)
         call = function.bind(args, kwargs)
         prepared, session = _prepared(call, at)
         handles = session.call(prepared, call.leaves)
-        if key and None not in like and _repeatable(prepared):
-            again = _Repeat(prepared, call.body.out_tree)
+        if key and None not in like and not function.has_static:
+            again = _Repeat(prepared, call)
             function.repeats = with_new(function.repeats, key, again)
         return tree_unflatten(call.body.out_tree, handles)
 
@@ -83,28 +82,34 @@ class Immediate:
 
 
 class _Repeat:
-    """The prepared call of handles only, when there has been one from that line before.
+    """The prepared call of such arguments, when there has been one from that line before.
 
-    order: which argument each input of the program is.  tree: of the results; None: one handle.
+    tree: of the results; None: one handle.
     context: JAX's at that call.  It is compared and no part of the key, whose hash would cost
     more; a line seldom has several.
     """
 
-    def __init__(self, prepared: Prepared, tree: Any) -> None:
+    def __init__(self, prepared: Prepared, call: BoundCall) -> None:
         self.prepared = prepared
-        self.order = [s.index for ref in prepared.inputs if isinstance(s := ref.source, Argument)]
-        self.tree = None if tree == _ONE else tree
+        self.tree = None if call.body.out_tree == _ONE else call.body.out_tree
         self.context = trace_context()
+        self._given = [n for n, leaf in enumerate(call.leaves) if type(leaf) is not Handle]
+        self._order = [s.index for ref in prepared.inputs if isinstance(s := ref.source, Argument)]
+        self._plain = not self._given and len(self._order) == len(prepared.inputs)
+        if prepared.donated or prepared.may_have_bundles:
+            self._plain = False
 
     @property
     def released(self) -> bool:
         return self.prepared.released
 
-
-def _repeatable(prepared: Prepared) -> bool:
-    """Whether nothing goes in but what it is called with, and all that stays as it is."""
-    own = all(isinstance(ref.source, Argument) for ref in prepared.inputs)
-    return own and not prepared.donated
+    def call(self, leaves: Sequence[Any]) -> list[Handle]:
+        """Run it."""
+        session = session_of(self.prepared.place)
+        if self._plain:
+            return session.repeat(self.prepared, self._order, leaves)
+        failures.check_values([leaves[n] for n in self._given], node=self.prepared.name)
+        return session.call(self.prepared, leaves)
 
 
 def _prepared(call: BoundCall, at: source_lines.Place | None) -> tuple[Prepared, Session]:

@@ -30,9 +30,11 @@ from pathways_lab.client.lab import stats
 from pathways_lab.client.lab.devices import Placed, Slice
 from pathways_lab.client.lab.run_options import USUAL, Running
 from pathways_lab.client.session import failures
+from pathways_lab.client.session.habits import FEW, Habit
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program import legality, lowering
+from pathways_lab.core.program import bundles, legality, lowering
+from pathways_lab.core.program.bundles import Ranges
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import (
     Call,
@@ -96,6 +98,14 @@ class Ref:
         assert self.layout is not None, "a prepared program has all layouts"
         return self.slice.placed(self.type, self.layout)
 
+    @property
+    def value(self) -> Value:
+        """The same for the core."""
+        assert self.layout is not None, "a value has a layout once it is numbered"
+        nbytes = shard_bytes(self.type, self.layout)
+        kind = self.type
+        return Value(kind.shape, kind.dtype, self.slice.id, self.layout, nbytes, self.name)
+
 
 @dataclass(eq=False)
 class CallNode:
@@ -134,6 +144,9 @@ class Prepared:
     donated: plan inputs that a run consumes, each with the failure of whoever uses it afterwards.
     slices: all that it uses, also those where only calls without any value run.
     tested: the same programs with tests, by what they are tested for.
+    habit: which results are passed on side by side.
+    results: of each plan output, the range of *outputs* that it is; () where each is one.
+    variants: see :mod:`pathways_lab.client.program.bundled`.
     """
 
     name: str
@@ -146,11 +159,28 @@ class Prepared:
 
     slices: tuple[Slice, ...] = ()
     tested: dict[frozenset[str], Prepared] = field(default_factory=dict)
+    habit: Habit = field(default_factory=Habit)
+    results: Ranges = ()
+    variants: dict[object, Prepared] = field(default_factory=dict)
 
     @functools.cached_property
     def made(self) -> tuple[tuple[Placed, str], ...]:
         """Type and place of each output, and its name."""
         return tuple((ref.placed, ref.name) for ref in self.outputs)
+
+    @functools.cached_property
+    def may_have_bundles(self) -> bool:
+        """Whether it is one call of its arguments, with enough of them, or of results."""
+        if max(len(self.inputs), len(self.outputs)) < FEW:
+            return False
+        sources = [ref.source for ref in self.inputs]
+        own = all(isinstance(s, Argument) and s.index == n for n, s in enumerate(sources))
+        return own and bundles.may_have_bundles(self.plan)
+
+    @functools.cached_property
+    def arrays(self) -> int:
+        """How many go in and come out."""
+        return len(self.inputs) + len(self.outputs)
 
     @functools.cached_property
     def place(self) -> Slice:
@@ -184,6 +214,7 @@ class Prepared:
                 plan=replace(self.plan, key=key, steps=steps),
                 functions=tuple((code, place) for code, _, place in functions),
                 tested={},
+                variants={},
             )
         return self.tested[check]
 
@@ -427,10 +458,5 @@ class _Builder:
         if ref.source is not None:
             self.inputs.append(ref)
         number = self.numbers[ref] = len(self.values)
-        self.values.append(
-            Value(
-                ref.type.shape, ref.type.dtype, ref.slice.id, ref.layout,
-                shard_bytes(ref.type, ref.layout), ref.name,
-            )
-        )  # fmt: skip
+        self.values.append(ref.value)
         return number

@@ -42,6 +42,8 @@ from pathways_lab.transport.deferred_signals import HeldBack
 
 MOST = 128
 """Calls that leave together."""
+ARRAYS = 4096
+"""Arguments and results of calls that leave together: a plan names each of them."""
 PAUSE = 200e-6
 """Seconds without a call that end a burst."""
 SHORT, FEW = 16, 32
@@ -151,7 +153,9 @@ class Calls:
             if not self._entries:
                 self._since = now
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload, tag))
-            if over or len(self._entries) >= MOST or not connection.under_way:
+            calls = len(self._entries)
+            full = calls >= MOST or calls * prepared.arrays >= ARRAYS
+            if over or full or not connection.under_way:
                 self._flush(whole=over)
             if self._entries and not self._ticking:
                 self._ticking = True

@@ -30,6 +30,7 @@ from pathways_lab.client.session.code_registry import Registered
 from pathways_lab.client.session.host_completion import Witnesses
 from pathways_lab.client.session.pending import (
     Buffer,
+    Bundle,
     Racing,
     Run,
     Watch,
@@ -76,6 +77,8 @@ class Connection:
     traffic: counters.  steps: of runs that were submitted and are not over.
     on_records, on_output, on_policy: called in the reactor's thread.
     gone: what calls when a handle is gone; it only enqueues.
+    thinned: bundles of which some handles are gone, and how many were left at the last tick.
+    on_tick(): called now and then, in the reactor's thread.
     flush(drops=False): send what waits to be sent together, and with *drops* the ids
         of dropped handles; these never before anything that waits.
     over(): called when everything that was submitted is over.
@@ -110,6 +113,7 @@ class Connection:
         self.on_closed: Callable[[Failure], None] = lambda _: None
         self.flush: Flush = lambda drops=False: None
         self.over: Callable[[], None] = lambda: None
+        self.on_tick: Callable[[], None] = lambda: None
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self.steps = self._vouched = 0
@@ -118,6 +122,7 @@ class Connection:
         self.following = Following()
         self.racing = Racing()
         self._dropped: deque[int | Watch] = deque()
+        self.thinned: dict[Bundle, int] = {}
         self.gone: Callable[[Watch], None] = self._dropped.append
         # Not send(): calls that wait may have to register too.
         self.registered = Registered(self._send)
@@ -211,7 +216,14 @@ class Connection:
                 found = self._dropped.popleft()
             except IndexError:
                 break
-            dropped.append(found.id if isinstance(found, Watch) else found)
+            if not isinstance(found, Watch):
+                dropped.append(found)
+            elif (bundle := found.bundle) is None:
+                dropped.append(found.id)
+            elif (last := bundle.lost(found)) is not None:
+                dropped.append(last)
+            elif bundle.left == len(bundle.watches) - 1:
+                self.thinned[bundle] = 0
         return dropped
 
     def forget(self, dropped: Iterable[int]) -> None:
@@ -232,6 +244,7 @@ class Connection:
             with contextlib.suppress(PathwaysError):
                 if self._dropped:
                     self.flush(drops=True)
+                self.on_tick()
                 self._witnesses.forget(self.registered.tidy())
 
     def release_slice(self, slice_id: SliceId) -> None:

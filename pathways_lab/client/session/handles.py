@@ -28,7 +28,7 @@ from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.functions.operators import Operators
 from pathways_lab.client.lab.devices import Placed, Slice
 from pathways_lab.client.session.connection import Connection
-from pathways_lab.client.session.pending import Buffer, Watch
+from pathways_lab.client.session.pending import Buffer, Bundle, Watch
 from pathways_lab.client.session.transfers import DataLinks, Fetch
 from pathways_lab.client.session.waiting import Pending
 from pathways_lab.core.errors import Failure, PathwaysError
@@ -49,6 +49,8 @@ class Home(Protocol):
     async def ended(self, entry: Pending) -> None: ...
 
     def cancel(self, *handles: Handle) -> Any: ...
+
+    def take_apart(self, bundle: Bundle) -> None: ...
 
 
 _KEEP = 64 * 1024
@@ -74,7 +76,12 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     placed: its type, its slice and how it is cut.
     name: what it is called in views and errors.
+    bundle: with which it shares the buffer, if it does.  place: which of its arrays it is.
     """
+
+    _fetch: Fetch | None = None
+    _value: Any = None
+    _ended: Failure | None = None
 
     # NumPy leaves operators with handles to the handle.
     __array_priority__ = 200
@@ -85,16 +92,20 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         buffer: Buffer,
         placed: Placed,
         name: str = "",
+        bundle: Bundle | None = None,
+        place: int = 0,
     ) -> None:
         self.placed = placed
         self.name = name
         self._session = session
         self._buffer = buffer
-        self._fetch: Fetch | None = None
-        self._value: Any = None
-        self._ended: Failure | None = None
-        buffer.handle = Watch(self, session.connection.gone)
-        buffer.handle.id = buffer.id
+        self._bundle = bundle
+        self._watch = watch = Watch(self, session.connection.gone)
+        watch.id, watch.bundle, watch.place = buffer.id, bundle, place
+        if bundle is None:
+            buffer.handle = watch
+        else:
+            bundle.watches.append(watch)
 
     # --- what is known at once ----------------------------------------------------
 
@@ -156,7 +167,7 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
     @property
     def state(self) -> str:
         """``"pending"``, ``"ready"``, ``"failed"`` or ``"dead"`` (donated or deleted)."""
-        if self._ended is not None:
+        if self._consumed is not None:
             return "dead"
         if not self._buffer.done:
             return "pending"
@@ -164,12 +175,17 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     def is_ready(self) -> bool:
         """Whether its value, or that it has none, is known: nothing here would wait."""
-        return self._ended is not None or self._buffer.done
+        return self._consumed is not None or self._buffer.done
 
     @property
     def failure(self) -> Failure | None:
         """Why it will never have a value, as far as known."""
-        return self._ended or self._buffer.failure
+        return self._consumed or self._buffer.failure
+
+    @property
+    def _consumed(self) -> Failure | None:
+        bundle = self._bundle
+        return self._ended or (bundle.ended if bundle is not None else None)
 
     # --- the value ------------------------------------------------------------------
 
@@ -205,7 +221,9 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     def _fetching(self) -> Fetch:
         if self._fetch is None or self._fetch.failure is not None or self._fetch.moved:
-            self._fetch = self._session.data.fetch(self._buffer, self.type, self.slice, self.layout)
+            self._fetch = self._session.data.fetch(
+                self._buffer, self.type, self.slice, self.layout, self._watch.place
+            )
         return self._fetch
 
     def _finish(self, fetch: Fetch) -> Any:
@@ -319,14 +337,34 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     @property
     def buffer(self) -> Buffer:
-        """The buffer, for a run that reads it.  Raises PathwaysError when it is dead."""
+        """The buffer, for a run that reads it: of this array alone.
+
+        Raises PathwaysError when it is dead.
+        """
         self._check()
+        if self._bundle is not None:
+            self._session.take_apart(self._bundle)
+        return self._buffer
+
+    @property
+    def pending(self) -> Buffer:
+        """The buffer, to wait for it: other arrays of the same call may share it."""
         return self._buffer
 
     @property
     def buffer_id(self) -> int:
         """The number of its buffer on the wire and in the timeline."""
         return self._buffer.id
+
+    def alone(self, buffer: Buffer) -> None:
+        """It has a buffer of its own from now on, with the array that it had."""
+        watch = self._watch
+        watch.id, watch.bundle, watch.place = buffer.id, None, 0
+        self._buffer, self._bundle = buffer, None
+        buffer.handle = watch
+        if self._fetch is not None and not self._fetch.done:
+            self._fetch.moved = True
+            self._session.connection.board.settle((self._fetch,), None)
 
     @property
     def session(self) -> Home:
@@ -335,12 +373,14 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
 
     def delete(self) -> None:
         """Free the array now, without waiting for the last reference to go."""
-        if self._ended is None:
+        if self._consumed is None:
+            if self._bundle is not None:
+                self._session.take_apart(self._bundle)
             end([self], Failure("refused", f"this handle ({self.type}) was deleted"))
 
     def is_deleted(self) -> bool:
         """Whether it was deleted or donated."""
-        return self._ended is not None
+        return self._consumed is not None
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -389,6 +429,14 @@ def end(handles: Sequence[Handle], why: Failure) -> None:
     open_ = [handle._buffer for handle in handles if not handle._buffer.done]
     if open_:
         connection.board.settle(open_, why)
+
+
+def end_bundle(bundle: Bundle, why: Failure, connection: Connection) -> None:
+    """The same for all handles of a bundle: a call consumes their arrays."""
+    bundle.ended, bundle.over = why, True
+    connection.drop(bundle.buffer.id)
+    if not bundle.buffer.done:
+        connection.board.settle((bundle.buffer,), why)
 
 
 def _fetched(tree: Any) -> Any:

@@ -7,12 +7,15 @@ Paper: section 4.2 (client).
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from pathways_lab.client.session.habits import Habit
 from pathways_lab.client.session.waiting import Pending
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Plan
 from pathways_lab.core.slices.topology import SliceBinding
 
@@ -21,10 +24,16 @@ _NOBODY: frozenset[str] = frozenset()
 
 class Watch(weakref.ref[Any]):
     """Calls something when a buffer's handle is gone, of any thread's, also while garbage is
-    collected.  id: of the buffer."""
+    collected.
 
-    __slots__ = ("id",)
+    id: of the buffer; 0: of a bundle's array, it was noted that the handle is gone.
+    bundle: of which the handle is an array, if it is.  place: which one.
+    """
+
+    __slots__ = ("bundle", "id", "place")
     id: int
+    bundle: Bundle | None
+    place: int
 
 
 class Buffer(Pending):
@@ -35,12 +44,13 @@ class Buffer(Pending):
     witnesses: hosts that together know when it is there, if any do.  asked: they were.
     fed: a host computation makes it (:mod:`pathways_lab.client.feeds.feed`).
     shared: it was published, so others may have it.
-    handle: watches its handle, once there is one.
+    handle: watches its handle, or those of a bundle, once there is one.
+    habit: of the function that made it, if it has many results.  place: which one it is.
     """
 
     __slots__ = (
-        "__weakref__", "asked", "fed", "handle", "id", "run", "shared", "stored", "ticket",
-        "witnesses",
+        "__weakref__", "asked", "fed", "habit", "handle", "id", "place", "run", "shared", "stored",
+        "ticket", "witnesses",
     )  # fmt: skip
 
     def __init__(self, identity: int, run: int) -> None:
@@ -50,7 +60,68 @@ class Buffer(Pending):
         self.ticket: bytes | None = None
         self.witnesses: frozenset[str] = _NOBODY
         self.asked = self.fed = self.shared = False
-        self.handle: Watch | None = None
+        self.handle: Watch | Bundle | None = None
+        self.habit: Habit | None = None
+        self.place = 0
+
+
+class Maker(Protocol):
+    """A program that makes bundles (:class:`pathways_lab.client.program.graph.Prepared`)."""
+
+    @property
+    def habit(self) -> Habit: ...
+
+
+class Bundle:
+    """Results of one call that have one buffer.
+
+    maker: the program that made them.  first: which of its results is the first of them.
+    watches: of their handles, in their order.  left: so many handles are there.
+    over: it is no bundle any more: dropped, donated or taken apart.
+    ended: why its arrays are gone, if they were consumed.
+    """
+
+    __slots__ = ("buffer", "ended", "first", "left", "maker", "over", "watches")
+
+    def __init__(self, buffer: Buffer, maker: Maker, first: int) -> None:
+        self.buffer = buffer
+        self.maker = maker
+        self.first = first
+        self.watches: list[Watch] = []
+        self.left = 0
+        self.over = False
+        self.ended: Failure | None = None
+
+    @property
+    def habit(self) -> Habit:
+        """The habit of the function that made it."""
+        return self.maker.habit
+
+    def at(self, leaves: Sequence[Any], position: int) -> bool:
+        """Whether all its handles follow each other in *leaves* from *position* on."""
+        if self.over:
+            return False
+        try:
+            found = [leaf._watch for leaf in leaves[position : position + len(self.watches)]]
+        except AttributeError:
+            return False
+        # By identity: equal ones would be compared by the arrays of their handles.
+        return len(found) == len(self.watches) and all(map(operator.is_, found, self.watches))
+
+    def lost(self, watch: Watch) -> int | None:
+        """One of its handles is gone: the number of its buffer if that was the last one."""
+        self.left -= 1
+        watch.id = 0
+        if self.left or self.over:
+            return None
+        self.over = True
+        return self.buffer.id
+
+    def cut(self) -> None:
+        """The handles that are gone have gone another way than the others: remember where."""
+        gone = [not watch.id for watch in self.watches]
+        ends = [n for n in range(1, len(gone)) if gone[n] != gone[n - 1]]
+        self.habit.cut([self.first + n for n in ends])
 
 
 class Run(Pending):

@@ -28,12 +28,14 @@ import numpy as np
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.array_types import SMALL, ArrayType, shard_bytes
 from pathways_lab.client.lab.devices import Placed, Slice
+from pathways_lab.client.program.bundled import apart, with_bundles
 from pathways_lab.client.program.graph import Argument, Constant, Held, Prepared, Ref
 from pathways_lab.client.session import failures, lateness
 from pathways_lab.client.session.call_batching import Calls
 from pathways_lab.client.session.connection import Connection
-from pathways_lab.client.session.handles import Handle, end
-from pathways_lab.client.session.pending import Buffer
+from pathways_lab.client.session.habits import FEW, learn
+from pathways_lab.client.session.handles import Handle, end, end_bundle
+from pathways_lab.client.session.pending import Buffer, Bundle
 from pathways_lab.client.session.transfers import DataLinks
 from pathways_lab.client.session.upload_limit import Large, Room
 from pathways_lab.client.session.waiting import Pending
@@ -67,7 +69,9 @@ class Session:
         self._calls = Calls(connection)
         self.room = Room(connection)
         self._uploading = threading.Lock()
+        self._splitting = threading.RLock()
         connection.on_output = self._printed
+        connection.on_tick = self._take_thinned_apart
 
     # --- runs -------------------------------------------------------------------------
 
@@ -77,7 +81,10 @@ class Session:
         Raises PathwaysError when a handle is dead or a slice was released.
         """
         prepared = self._as_wanted(prepared)
-        binder, buffers = self._bind(prepared, leaves)
+        self._check(prepared)
+        binder = _Binder(self, leaves)
+        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
+        self._check_donation(prepared, buffers)
         with HeldBack():
             self.connection.registered.add(prepared)
             made = self.connection.submit(prepared.plan, buffers, binder.arguments, binder.payload)
@@ -87,7 +94,14 @@ class Session:
     def call(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
         """The same for a call outside of programs: it may be sent together with later ones."""
         prepared = self._as_wanted(prepared)
-        binder, buffers = self._bind(prepared, leaves)
+        self._check(prepared)
+        binder = _Binder(self, leaves)
+        if prepared.may_have_bundles:
+            prepared, buffers = self._bind_bundles(prepared, binder)
+        else:
+            numbered = enumerate(prepared.inputs)
+            buffers = [binder.bind(prepared, number, ref) for number, ref in numbered]
+        self._check_donation(prepared, buffers)
         donate = functools.partial(binder.donate, prepared) if prepared.donated else None
         with HeldBack():
             made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
@@ -96,7 +110,7 @@ class Session:
     def repeat(
         self, prepared: Prepared, order: Sequence[int], leaves: Sequence[Handle]
     ) -> list[Handle]:
-        """The same where all inputs are handles, none of which is donated.
+        """The same where all inputs are handles, few, and none of them is donated.
 
         order: which of *leaves* each input is.
         """
@@ -114,18 +128,83 @@ class Session:
         self.connection.make_room(prepared.plan)
         prepared.check()
 
-    def _bind(
-        self, prepared: Prepared, leaves: Sequence[Any]
-    ) -> tuple[_Binder, list[Buffer | None]]:
-        self._check(prepared)
-        binder = _Binder(self, leaves)
-        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
-        if prepared.donated:
-            self._check_donation(prepared, buffers)
-        return binder, buffers
+    def _bind_bundles(
+        self, prepared: Prepared, binder: _Binder
+    ) -> tuple[Prepared, list[Buffer | None]]:
+        """The call in the form that its arguments and its habit ask for, and its inputs."""
+        found = self._bundles_in(binder.leaves)
+        given = tuple([(at, at + len(bundle.watches)) for at, bundle in found.items()])
+        buffers: list[Buffer | None] = []
+        at = 0
+        while at < len(binder.leaves):
+            bundle = found.get(at)
+            if bundle is None:
+                buffers.append(binder.bind(prepared, len(buffers), prepared.inputs[at]))
+                at += 1
+            else:
+                buffers.append(binder.take(len(buffers), bundle))
+                at += len(bundle.watches)
+        learn(buffers)
+        return with_bundles(prepared, given, prepared.habit.ranges), buffers
+
+    def _bundles_in(self, leaves: Sequence[Any]) -> dict[int, Bundle]:
+        """By position, the bundles that are passed whole; the others are taken apart."""
+        found: dict[int, Bundle] = {}
+        at = 0
+        while at < len(leaves):
+            leaf = leaves[at]
+            bundle: Bundle | None = leaf._bundle if type(leaf) is Handle else None
+            if bundle is None or bundle.over or leaf.session is not self:
+                at += 1
+            elif bundle.at(leaves, at) and bundle not in found.values():
+                found[at] = bundle
+                at += len(bundle.watches)
+            else:
+                self.take_apart(bundle)
+                found, at = {}, 0
+        return found
+
+    def take_apart(self, bundle: Bundle) -> None:
+        """Give the arrays of a bundle buffers of their own; those without a handle go."""
+        connection = self.connection
+        with self._splitting, HeldBack():
+            if bundle.over:
+                return
+            bundle.over = True
+            connection.thinned.pop(bundle, None)
+            bundle.habit.taken_apart()
+            last = bundle.first + len(bundle.watches)
+            assert isinstance(bundle.maker, Prepared)
+            whole, prepared = bundle.buffer, apart(bundle.maker, bundle.first, last)
+            made = self._calls.add(prepared, [whole], donate=lambda: connection.drop(whole.id))
+            there = whole.done and whole.failure is None
+            for place, (buffer, watch) in enumerate(zip(made, bundle.watches, strict=True)):
+                buffer.habit, buffer.place = bundle.habit, bundle.first + place
+                buffer.done = buffer.done or there
+                handle = watch()
+                if handle is not None:
+                    handle.alone(buffer)
+                elif watch.id:  # it is in the queue of those that are gone
+                    watch.id, watch.bundle = buffer.id, None
+                else:
+                    connection.drop(buffer.id)
+
+    def _take_thinned_apart(self) -> None:
+        """Bundles that are used in part: what has no handle for a while is freed."""
+        thinned = self.connection.thinned
+        for bundle, left in tuple(thinned.items()):
+            if bundle.over or not bundle.left:
+                del thinned[bundle]
+            elif bundle.left == left:
+                bundle.cut()
+                self.take_apart(bundle)
+            else:
+                thinned[bundle] = bundle.left
 
     def _check_donation(self, prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
         """Raises PathwaysError while the handles are as they were."""
+        if not prepared.donated:
+            return
         passed = Counter(buffers)
         shared: dict[int, tuple[Buffer, Failure]] = {}
         for number, why in prepared.donated.items():
@@ -152,10 +231,27 @@ class Session:
     ) -> list[Handle]:
         if large:
             self.room.take(made, large)
-        return [
-            Handle(self, buffer, placed, name)
-            for buffer, (placed, name) in zip(made, prepared.made, strict=True)
-        ]
+        if not prepared.results:
+            handles = [
+                Handle(self, buffer, placed, name)
+                for buffer, (placed, name) in zip(made, prepared.made, strict=True)
+            ]
+            if len(made) >= FEW:
+                for place, buffer in enumerate(made):
+                    buffer.habit, buffer.place = prepared.habit, place
+            return handles
+        handles = []
+        for buffer, (first, last) in zip(made, prepared.results, strict=True):
+            if last == first + 1:
+                handles.append(Handle(self, buffer, *prepared.made[first]))
+                buffer.habit, buffer.place = prepared.habit, first
+                continue
+            bundle = buffer.handle = Bundle(buffer, prepared, first)
+            for place, (placed, name) in enumerate(prepared.made[first:last]):
+                handles.append(Handle(self, buffer, placed, name, bundle, place))
+            bundle.left = last - first
+            prepared.habit.made(1)
+        return handles
 
     def put(self, leaf: Any, kind: ArrayType, on: Slice, layout: Layout, name: str = "") -> Handle:
         """A host array on the devices of a slice."""
@@ -195,7 +291,7 @@ class Session:
         run and of the runs that it waits for.
         """
         self.connection.flush()
-        self.data.hurry(handle.buffer)
+        self.data.hurry(handle.pending)
         what = f"the value of {handle.name or 'the handle'} ({handle.type})"
         begun, left = time.monotonic(), timeout
         try:
@@ -210,7 +306,7 @@ class Session:
                     left = max(0.0, begun + timeout - time.monotonic())
         except KeyboardInterrupt:
             with contextlib.suppress(PathwaysError):
-                self.connection.cancel([handle.buffer])
+                self.connection.cancel([handle.pending])
             raise
 
     async def ended(self, entry: Pending) -> None:
@@ -281,6 +377,7 @@ class _Binder:
         self.payload: list[bytes] = []
         self.arguments: dict[int, int] = {}
         self.handles: dict[int, Handle] = {}
+        self.bundles: dict[int, Bundle] = {}
         self.large: list[Large] = []
         self._places: dict[int, int] = {}
 
@@ -311,11 +408,20 @@ class _Binder:
             self._places[source.index] = self.arguments[number]
         return None
 
+    def take(self, number: int, bundle: Bundle) -> Buffer:
+        """The buffer of an input that is a whole bundle.  Raises PathwaysError if it failed."""
+        if bundle.buffer.failure is not None:
+            raise PathwaysError(bundle.buffer.failure)
+        self.bundles[number] = bundle
+        return bundle.buffer
+
     def donate(self, prepared: Prepared) -> None:
         """Handles whose arrays the run consumes are dead from now on."""
         gone: dict[int, tuple[Failure, list[Handle]]] = {}  # by identity: to hash one is slow
         for number, why in prepared.donated.items():
             handle = self.handles.get(number)
+            if (bundle := self.bundles.get(number)) is not None:
+                end_bundle(bundle, why, self.session.connection)
             if handle is not None:
                 gone.setdefault(id(why), (why, []))[1].append(handle)
         for why, handles in gone.values():

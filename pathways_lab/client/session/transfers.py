@@ -113,8 +113,13 @@ class DataLinks:
 
     # --- down ---------------------------------------------------------------------
 
-    def fetch(self, buffer: Buffer, kind: ArrayType, on: Slice, layout: Layout) -> Fetch:
-        """Ask for the whole array; hosts answer as soon as it is there."""
+    def fetch(
+        self, buffer: Buffer, kind: ArrayType, on: Slice, layout: Layout, place: int = 0
+    ) -> Fetch:
+        """Ask for the whole array; hosts answer as soon as it is there.
+
+        place: which one it is of a bundle.
+        """
         binding = on.binding
         where = tuple(host for host, _ in binding.devices)
         cover = layouts.cover(layout, kind.shape, where)
@@ -125,7 +130,9 @@ class DataLinks:
         self._fetched = buffer
         self._connection.flush()
         for host in hosts:
-            self._ask(fetch, host, {"slice": on.id, "generation": binding.generation})
+            self._ask(
+                fetch, host, {"slice": on.id, "generation": binding.generation, "leaf": place}
+            )
             self._connection.traffic.fetches += 1
         self._hear(fetch, buffer.witnesses.difference(hosts))
         return fetch

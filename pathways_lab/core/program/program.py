@@ -71,10 +71,21 @@ called: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a bundle (:mod:`pathways_lab.core.program.bundles`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
-    """One logical array.  slice and layout are None only before placement.
+    """One logical array, or a bundle.  slice and layout are None only before placement.
 
     nbytes: bytes of ONE device's shard.
+    leaves: the arrays of a bundle, in their order; of an array there are none.
     """
 
     shape: tuple[int, ...]
@@ -83,6 +94,7 @@ class Value:
     layout: Layout | None
     nbytes: int
     name: str = ""
+    leaves: tuple[Leaf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

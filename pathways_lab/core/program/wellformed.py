@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.array_types import shard_bytes
+from pathways_lab.core.program.bundles import is_bundle
 from pathways_lab.core.program.functions import FunctionKey
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.legality import inputs_of, outputs_of
-from pathways_lab.core.program.program import Call, Node, Plan, SliceId, ValueId
+from pathways_lab.core.program.program import Call, Node, Plan, SliceId, Value
 
 Leaf = tuple[tuple[int, ...], str, Layout]
 """Shape, type and layout of one array."""
@@ -60,10 +61,13 @@ def check_values(
         if value.layout is None:
             continue
         count = devices.get(value.slice) if value.slice is not None else None
-        leaf = value.shape, value.dtype, value.layout
-        wrong = wrong_leaves((leaf,), count)
-        if not wrong and shard_bytes(*leaf) != value.nbytes:
-            wrong = f"a shard has {shard_bytes(*leaf):,} bytes, and not {value.nbytes:,}"
+        leaves = _leaves(value)
+        wrong = wrong_leaves(leaves, count)
+        nbytes = 0 if wrong else sum([shard_bytes(*leaf) for leaf in leaves])
+        if not wrong and nbytes != value.nbytes:
+            wrong = f"a shard has {nbytes:,} bytes, and not {value.nbytes:,}"
+        if not wrong and value.leaves and not is_bundle(value):
+            wrong = "a bundle is described otherwise than its arrays"
         if wrong:
             return Failure(
                 "refused",
@@ -79,7 +83,7 @@ def check_values(
                 "refused", f"node {node.name!r} {wrong}", program=plan.name, node=node.name,
                 line=node.line,
             )  # fmt: skip
-    if any(_leaf(plan, v) is None for v in plan.inputs if 0 <= v < len(plan.values)):
+    if any(plan.values[v].layout is None for v in plan.inputs if 0 <= v < len(plan.values)):
         return Failure(
             "refused", f"an input of plan {plan.name!r} has no layout", program=plan.name
         )
@@ -90,12 +94,14 @@ def _wrong_node(plan: Plan, node: Node, functions: Mapping[FunctionKey, Types]) 
     values = (*inputs_of(node), *outputs_of(node))
     if any(not 0 <= v < len(plan.values) for v in values):
         return ""  # legality says it
-    given = [_leaf(plan, v) for v in inputs_of(node)]
-    made = [_leaf(plan, v) for v in outputs_of(node)]
-    if None in given or None in made:
+    if any(plan.values[v].layout is None for v in values):
         return "has arguments or results without a layout"
+    given = [leaf for v in inputs_of(node) for leaf in _leaves(plan.values[v])]
+    made = [leaf for v in outputs_of(node) for leaf in _leaves(plan.values[v])]
     if not isinstance(node, Call):
-        alike = {(leaf[0], leaf[1]) for leaf in (*given, *made) if leaf is not None}
+        if any(plan.values[v].leaves for v in values):
+            return "transfers a bundle"
+        alike = {(leaf[0], leaf[1]) for leaf in (*given, *made)}
         return "" if len(alike) == 1 else "changes the shape or type of what it transfers"
     types = functions.get((node.function, node.slice))
     if types is None:
@@ -105,6 +111,9 @@ def _wrong_node(plan: Plan, node: Node, functions: Mapping[FunctionKey, Types]) 
     return ""
 
 
-def _leaf(plan: Plan, number: ValueId) -> Leaf | None:
-    value = plan.values[number]
-    return None if value.layout is None else (value.shape, value.dtype, value.layout)
+def _leaves(value: Value) -> tuple[Leaf, ...]:
+    """The arrays of a value with a layout; of most there is one."""
+    assert value.layout is not None
+    if value.leaves:
+        return tuple([(leaf.shape, leaf.dtype, leaf.layout) for leaf in value.leaves])
+    return ((value.shape, value.dtype, value.layout),)

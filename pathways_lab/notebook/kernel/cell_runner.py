@@ -99,7 +99,7 @@ class NotebookProgram:
         done = Done(assigned.pop(VALUE, None))
         for name, value in assigned.items():
             self._names[name] = at_home(value, self._names, self._away)
-        done.buffers = [handle.buffer for handle in handles_in([*assigned.values(), done.value])]
+        done.buffers = [handle.pending for handle in handles_in([*assigned.values(), done.value])]
         return done
 
     def __call__(self, **changed: Any) -> Any:

@@ -21,6 +21,7 @@ from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.programs import ProgramsDropped
 from pathways_lab.core.messages.uploads import UploadLost
 from pathways_lab.core.messages.windows import WindowChosen
+from pathways_lab.core.program.bundles import APART
 from pathways_lab.core.program.program import Call
 from pathways_lab.core.program.wellformed import Types, check_values, wrong_leaves
 from pathways_lab.core.scheduling import tags
@@ -138,6 +139,8 @@ def _function(letter: _Letter) -> m.Event:
             )
     types = _types(message, subject)
     wrong = wrong_leaves((*types.inputs, *types.outputs), registry.devices.get(slice_id))
+    if not wrong and message.kind == APART and types.inputs != types.outputs:
+        wrong = "the arrays of a bundle are not those that come out of it"
     if wrong:
         raise Rejected(subject, f"{message.name!r}: {wrong}")
     announced, known = pack_fields(message), registry.functions.get((key, slice_id))

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.bundles import leaf
 from pathways_lab.core.program.program import SliceId, Value
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action, Serve
@@ -83,12 +84,16 @@ class _Upload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A question of a client: some shards of a buffer.  slice: where it is, or 0: not said."""
+    """A question of a client: some shards of a buffer.
+
+    slice: where it is, or 0: not said.  leaf: which array of a bundle.
+    """
 
     link: Link
     id: int
     devices: tuple[int, ...]
     slice: SliceId = 0
+    leaf: int = 0
 
 
 class Desk:
@@ -155,7 +160,7 @@ class Desk:
             if not parts.keys() <= set(range(len(moved.devices))):
                 devices = f"devices {sorted(parts)}, and has {len(moved.devices)}"
                 raise ValueError(f"an upload for slice {put.slice} is for its {devices}")
-            self.send_on(moved, _fields_of(put), parts)
+            self.send_on(moved, fields_of(put.buffer, put.value), parts)
             return
         self._put(_Letter(link, put, buffers))
 
@@ -252,10 +257,9 @@ class Desk:
         moved = self.moved.get(value.slice)
         if moved is not None and generation < moved.generation:
             # The slice has moved while its bytes were being put together.
-            if isinstance(result, arrays.OnDemand) and (shards := result.shards()) is not None:
-                fields = upload_fields(buffer, value.slice, value.shape, value.dtype, value.layout)
-                parts = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
-                self.send_on(moved, fields, parts)
+            parts = None if isinstance(result, Failure) else arrays.at_home(result)
+            if parts is not None:
+                self.send_on(moved, fields_of(buffer, value), parts)
             return
         if self._where(value.slice) is not None:
             self._carry_out(self._launcher.uploaded(buffer, value, result))
@@ -285,7 +289,10 @@ class Desk:
         Nothing was known of these devices when they came: what is for others is dropped.
         """
         letters = self._take_early(binding.slice)
-        early = [(_fields_of(each.put), each.put.parts(each.buffers)) for each in letters]
+        early = [
+            (fields_of(each.put.buffer, each.put.value), each.put.parts(each.buffers))
+            for each in letters
+        ]
         devices = set(range(len(binding.devices)))
         return [(fields, parts) for fields, parts in early if parts.keys() <= devices]
 
@@ -319,7 +326,7 @@ class Desk:
             raise ValueError(f"this ticket does not let client {link.holder} read {buffer}")
         if self._asked[link] >= _ASKED:
             raise ValueError(f"{_ASKED:,} questions of client {link.holder} are open already")
-        fetch = self._asking(Fetch(link, ask.id, ask.devices, ask.slice))
+        fetch = self._asking(Fetch(link, ask.id, ask.devices, ask.slice, ask.leaf))
         moved = self.moved.get(ask.slice)
         if moved is not None and ask.generation < moved.generation:
             self._answer(fetch, "fetch-moved", {"binding": pack(moved)}, [])
@@ -349,19 +356,27 @@ class Desk:
         place = self._where(serve.slot.value.slice)
         if not isinstance(place, Place):
             released = Failure("lost", "the slice of the buffer was released")
-            self._served(serve, place or released)
+            self._served(serve, serve.slot.value, place or released)
+            return
+        value, payload = serve.slot.value, serve.slot.payload
+        if value.leaves and fetch.leaf < len(value.leaves):
+            value, payload = leaf(value, fetch.leaf), payload[fetch.leaf]
+        elif value.leaves or fetch.leaf:
+            count = len(value.leaves)
+            wrong = Failure("refused", f"array {fetch.leaf} of a buffer that has {count or 1}")
+            self._served(serve, value, wrong)
             return
         self._exchange.submit(
             self._exchange.read,
-            serve.slot.payload,
+            payload,
             place,
             fetch.devices,
-            lambda result: self._served(serve, result),
-            nbytes=serve.slot.value.nbytes * len(fetch.devices),
+            lambda result: self._served(serve, value, result),
+            nbytes=value.nbytes * len(fetch.devices),
         )
 
-    def _served(self, serve: Serve, result: list[memoryview] | Failure) -> None:
-        value, fetch = serve.slot.value, serve.fetch
+    def _served(self, serve: Serve, value: Value, result: list[memoryview] | Failure) -> None:
+        fetch = serve.fetch
         assert isinstance(fetch, Fetch)
         if isinstance(result, Failure):
             self.refuse(fetch, serve.slot.failure or result)
@@ -475,6 +490,7 @@ class Desk:
                     self._wait(letter)
 
 
-def _fields_of(put: Put) -> dict[str, Any]:
-    """The description of a message's array, for any devices."""
-    return upload_fields(put.buffer, put.slice, put.shape, put.dtype, put.layout)
+def fields_of(buffer: int, value: Value) -> dict[str, Any]:
+    """The description of a value that is uploaded, for any devices."""
+    assert value.slice is not None
+    return upload_fields(buffer, value.slice, value.shape, value.dtype, value.layout, value.leaves)

@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.bundles import APART
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Line, SliceId
 from pathways_lab.runtime import arrays, emulated, jax_callbacks, nan_checks
@@ -58,7 +59,8 @@ Types = tuple[tuple[tuple[int, ...], str], ...]
 class Code:
     """A compiled function as it travels, for one slice.
 
-    function: key of its content.  kind: ``"export"``, or ``"callbacks"``: with what it calls.
+    function: key of its content.  kind: ``"export"``, or ``"callbacks"``: with what it calls,
+        or :data:`pathways_lab.core.program.bundles.APART`, which has no code.
     donated: positions of leaves that it may overwrite.
     loop: set where hosts repeat it by themselves.
     checks: what its gangs are tested for (:data:`pathways_lab.runtime.nan_checks.TESTS`).
@@ -149,6 +151,44 @@ class Repeating(Executable):
         return run(self._step, self._loop, arguments)
 
 
+class Apart(Executable):
+    """The arrays of a bundle, one by one: nothing is computed, and no memory taken."""
+
+    def __init__(self) -> None:
+        self.gangs = Gangs({})
+        self.calls_python = self.alone = False
+        self.check = None
+        self.seconds = 0.0
+        self.temporary = 0
+
+    def launch_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        pass
+
+    def __call__(self, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
+        return list(arguments), Passed(arguments[0])
+
+
+class Passed:
+    """The receipt of arrays that were made before: over when the first of them is there.
+
+    One that was donated meanwhile is.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def is_ready(self) -> bool:
+        return self._array.is_deleted() or bool(self._array.is_ready())
+
+    def block_until_ready(self) -> Passed:
+        try:
+            self._array.block_until_ready()
+        except RuntimeError:
+            if not self._array.is_deleted():
+                raise
+        return self
+
+
 def _callable(code: Code, wrap: jax_callbacks.Wrap) -> Callable[..., Any]:
     """The flat function; calls only from within a computation."""
     if _holds(code) and not emulated.register():
@@ -170,6 +210,8 @@ def _holds(code: Code) -> bool:
 
 def compile_code(code: Code, place: Place, output: Output) -> Executable:
     """Compile for the devices of *place*.  Raises whatever is wrong with the function."""
+    if code.kind == APART:
+        return Apart()
     started = time.monotonic()
     ins = [arrays.physical(*t, layout) for t, layout in _pairs(code.in_types, code.in_layouts)]
     outs = [arrays.physical(*t, layout) for t, layout in _pairs(code.out_types, code.out_layouts)]

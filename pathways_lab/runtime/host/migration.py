@@ -23,15 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.bundles import arrays_of
 from pathways_lab.core.program.program import SliceId, Value
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.actions import Action
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.executor.local_array import READY, Slot
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.data_messages import upload_fields
 from pathways_lab.runtime.devices import Place
-from pathways_lab.runtime.host.client_io import Desk
+from pathways_lab.runtime.host.client_io import Desk, fields_of
 from pathways_lab.runtime.host.local_slices import Tenants
 from pathways_lab.runtime.host.peers import Peers
 from pathways_lab.runtime.host.reports import Reports
@@ -80,7 +80,7 @@ class Parking:
         slots = self._slots(slice_id) if isinstance(place, Place) else {}
         for slot in slots.values():
             self._launcher.buffers.use(slot)
-        payloads = [slot.payload for slot in slots.values()]
+        payloads = arrays.spread([slot.payload for slot in slots.values()])
         self._exchange.submit(
             self._exchange.take_home,
             payloads,
@@ -106,9 +106,12 @@ class Parking:
             for slot in slots:
                 buffers.release(slot)
             return self._lost(slice_id, homes.message)
-        for slot, shards in zip(slots, homes, strict=True):
+        values = [slot.value for slot in slots]
+        leaves = zip(arrays_of(values), homes, strict=True)
+        parked = [self._home(slice_id, value, shards) for value, shards in leaves]
+        for slot, payload in zip(slots, arrays.gathered(parked, values), strict=True):
             if slot.payload is not None:
-                slot.payload = self._home(slice_id, slot.value, shards)
+                slot.payload = payload
                 buffers.uncount(slot)
             buffers.release(slot)
         self._carry_out(self._launcher.free(()))  # there is room for what waited
@@ -125,10 +128,9 @@ class Parking:
         slice_id = binding.slice
         values: list[tuple[int, Value, Shards]] = []
         for number, slot in self._slots(slice_id).items():
-            shards = slot.payload.shards() if isinstance(slot.payload, arrays.OnDemand) else None
-            if shards is None:
+            data = arrays.at_home(slot.payload)
+            if data is None:
                 return self._lost(slice_id, f"a value of it was not parked on {self._host}")
-            data = {n: arrays.as_bytes(shard) for n, shard in shards.items()}
             values.append((number, slot.value, data))
         values += self._desk.unfinished(slice_id)
         early = self._desk.take_early(binding)
@@ -139,8 +141,7 @@ class Parking:
         self._desk.moved[slice_id] = binding
         self._desk.redirect(binding)
         for number, value, parts in values:
-            fields = upload_fields(number, slice_id, value.shape, value.dtype, value.layout)
-            self._send(binding, fields, parts)
+            self._send(binding, fields_of(number, value), parts)
         for fields, parts in early:
             self._send(binding, fields, parts)
         self._reports.moved(slice_id)

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 from pathways_lab.core.diagnosis.stall import LAUNCHED, QUEUED, WAITING, Seen
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.core.program.program import Call
+from pathways_lab.core.program.bundles import arrays_of
+from pathways_lab.core.program.program import Call, Value
 from pathways_lab.executor.actions import Key, Launch
 from pathways_lab.executor.local_array import Slot
 from pathways_lab.executor.steps import Segment
@@ -139,7 +140,7 @@ class SegmentJob:
             array = None
             try:
                 if cell not in self.launch.lost:
-                    array = gathered(slot, self.place)
+                    array = taken(slot, self.place)
             except Exception as error:
                 self.unread[cell] = error
             self.cells[cell] = array
@@ -167,6 +168,13 @@ class SegmentJob:
             found.append(array)
         return found
 
+    def made(self, at: int, results: list[Any]) -> list[Any]:
+        """The results of a part, those of a bundle together."""
+        if not self.launch.stretch.bundled:
+            return results
+        values = self.launch.plan.values
+        return arrays.gathered(results, [values[v] for v in self.parts[at].call.outputs])
+
     def prepare(self, at: int, executable: Executable) -> None:
         """Before the launch of a special gang."""
         if executable.calls_python:
@@ -192,7 +200,9 @@ class SegmentJob:
         if executable.calls_python and executable.gangs.errors:
             raise CallbackError(*executable.gangs.errors[0])
         if executable.check is not None and not self.launch.lost:
-            inputs, outputs = ([values[v] for v in many] for many in (call.inputs, call.outputs))
+            inputs, outputs = (
+                arrays_of([values[v] for v in many]) for many in (call.inputs, call.outputs)
+            )
             nan_checks.complain(receipt, call, inputs, outputs, self.place.binding)
 
     def failure(self, at: int, error: BaseException) -> Failure:
@@ -233,6 +243,7 @@ class Piece:
             segment.fill()
         cells, outputs, clock = segment.cells, segment.launch.outputs, time.monotonic
         receipts, ends, returned = self._receipts, self._ends, self._returned
+        bundled = segment.launch.stretch.bundled
         seen, now = 0, clock()
         until, soon = now + SECONDS, now + AWAITED_SECONDS
         for part, executable in zip(segment.parts[at:], segment.executables[at:], strict=True):
@@ -243,7 +254,12 @@ class Piece:
                 receipt = self._special(at, executable)
             else:
                 try:
-                    results, receipt = executable([cells[cell] for cell in part.inputs])
+                    given = [cells[cell] for cell in part.inputs]
+                    if bundled:
+                        given = arrays.spread(given)
+                    results, receipt = executable(given)
+                    if bundled:
+                        results = segment.made(at, results)
                     for cell, result in zip(part.outputs, results, strict=True):
                         cells[cell] = result
                     for position, value in part.exports:
@@ -277,8 +293,9 @@ class Piece:
                 raise missing(part.call, segment.host)
             if not lacks or segment.launch.together:
                 segment.prepare(at, executable)
-                results, receipt = executable(segment.arguments(at))
+                results, receipt = executable(arrays.spread(segment.arguments(at)))
                 if not lacks:
+                    results = segment.made(at, results)
                     for cell, result in zip(part.outputs, results, strict=True):
                         segment.cells[cell] = result
                     for position, value in part.exports:
@@ -377,14 +394,21 @@ def outwait(receipt: Any, doomed: Callable[[], Failure | None]) -> None:
         time.sleep(_LOOK)
 
 
-def gathered(slot: Slot, place: Place) -> Any:
-    """The array of a slot, or None when there is none."""
-    array = slot.payload
-    if isinstance(array, arrays.OnDemand):
-        array = array.array()
-    if array is not None and place.renewed:
-        array = arrays.here(slot.value, array, place)
-    return array
+def taken(slot: Slot, place: Place) -> Any:
+    """The array of a slot, of a bundle a list of them; None when there is none."""
+    payload = slot.payload
+    if type(payload) is list:
+        if place.renewed or isinstance(payload[0], arrays.OnDemand):
+            own = zip(arrays_of([slot.value]), payload, strict=True)
+            payload = [_on_devices(value, each, place) for value, each in own]
+        return payload
+    return payload if payload is None else _on_devices(slot.value, payload, place)
+
+
+def _on_devices(value: Value, payload: Any, place: Place) -> Any:
+    array = arrays.resolved(payload)
+    assert array is not None
+    return arrays.here(value, array, place) if place.renewed else array
 
 
 def progress(segments: Iterable[Segment], jobs: Mapping[Key, SegmentJob]) -> Iterator[Seen]:

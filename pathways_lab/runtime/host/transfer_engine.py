@@ -371,11 +371,13 @@ class Exchange:
         value: Value,
         place: Place,
         parts: dict[int, Any],
-        done: Callable[[arrays.OnDemand | Failure], None],
+        done: Callable[[arrays.OnDemand | list[arrays.OnDemand] | Failure], None],
     ) -> None:
         """All bytes of an upload for this host are here, by device number."""
         try:
-            result: arrays.OnDemand | Failure = arrays.upload(parts, value, place)
+            result: arrays.OnDemand | list[arrays.OnDemand] | Failure = arrays.upload(
+                parts, value, place
+            )
         except Exception as error:
             result = self._problem(error)
         self._post(done, result)
