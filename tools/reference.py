@@ -33,7 +33,7 @@ OURS = {
     "Account.add", "Account.settle", "Accounts.of", "CapturedProgram.ready", "Chaos.close",
     "Checking.before", "Checking.session", "Comparison.bundle", "CompiledFunction.as_jit",
     "CompiledFunction.bind", "CompiledFunction.ready", "Dcn.of", "Handle.buffer",
-    "Handle.buffer_id", "Handle.session", "Lab.rebind_slice",
+    "Handle.alone", "Handle.buffer_id", "Handle.pending", "Handle.session", "Lab.rebind_slice",
     "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice", "Machine.release_slice",
     "Machine.session", "Machine.slice_state", "Memory.of", "OnStuck.wrong", "Planned.seen",
     "ProgramFunction.ready", "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of",
