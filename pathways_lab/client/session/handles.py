@@ -48,6 +48,8 @@ class Home(Protocol):
 
     async def ended(self, entry: Pending) -> None: ...
 
+    def flush_outputs(self) -> None: ...
+
     def cancel(self, *handles: Handle) -> Any: ...
 
     def take_apart(self, bundle: Bundle) -> None: ...
@@ -195,7 +197,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         Raises PathwaysError when it failed.  Ctrl-C cancels, of its run and of those that it
         waits for, what is not granted.
         """
-        self._session.wait(self, lambda: self._buffer.done, None)
+        if self._buffer.done:  # of hundreds of arrays only the first is waited for
+            self._session.flush_outputs()
+        else:
+            self._session.wait(self, lambda: self._buffer.done, None)
         self._check()
         return self
 
