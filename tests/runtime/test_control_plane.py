@@ -166,7 +166,7 @@ def test_leaving_and_crashing_become_events(lab: Lab) -> None:
     assert link.peer["client"] == "other"
     with pytest.raises(Refused, match="connected already"):
         lab.connect(role="client", name="other", pid=3)
-    host.send("report", {"finished": "nonsense"})
+    host.send("report", {"ended": "nonsense"})
     until(lambda: watcher.of("topology") and not watcher.of("topology")[-1]["islands"])
     lost = [e for e in lab.core.events if isinstance(e, m.HostLost)]
     assert "malformed message 'report'" in lost[0].reason
