@@ -79,7 +79,7 @@ class Ask(Plain):
     """A client wants shards of a buffer, or without devices to hear when it is there.
 
     id: goes back with the answer.
-    leaf: which array of a bundle.
+    leaf: which array, where the buffer is a bundle.
     ticket: what allows a buffer of another client's.
     slice, generation: where the client believes the buffer to be; 0: not said.
     """

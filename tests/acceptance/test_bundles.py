@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import pathways_lab as pw
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session.handles import Handle
-from pathways_lab.core.errors import PathwaysError
+from pathways_lab.core.errors import Failure, PathwaysError
 
 pytestmark = pytest.mark.cluster
 MANY = 24
@@ -134,8 +135,6 @@ def test_memory_of_dropped_arrays_is_given_back(lab: Lab, s: Any) -> None:
 
 
 def until(done: Any) -> None:
-    import time
-
     for _ in range(400):
         if done():
             return
@@ -199,6 +198,68 @@ def test_bundles_are_suspended_and_resumed_elsewhere(lab: Lab) -> None:
     lab.resume(name)
     tree, _ = step(tree, 1)
     assert values(tree) == [n + 4 for n in range(MANY)]
+
+
+def test_a_call_whose_bundle_another_thread_takes_apart_has_the_arrays(
+    lab: Lab, s: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, tree = bundled(s)
+    session, bundle = lab.session, tree[0]._bundle
+    assert bundle is not None
+    checked = session._check_donation
+
+    def meanwhile(*args: Any) -> None:
+        session.take_apart(bundle)
+        checked(*args)
+
+    monkeypatch.setattr(session, "_check_donation", meanwhile)
+    new, _ = step(tree, 1)
+    assert values(new) == [n + 4 for n in range(MANY)]
+    assert values(tree) == [n + 3 for n in range(MANY)]
+
+
+def test_an_array_that_is_asked_for_while_its_bundle_is_taken_apart_is_the_right_one(
+    lab: Lab, s: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tree = bundled(s)
+    session, bundle = lab.session, tree[0]._bundle
+    assert bundle is not None
+    fetch = session.data.fetch
+
+    def meanwhile(buffer: Any, *args: Any) -> Any:
+        session.take_apart(bundle)
+        tree[0].block_until_ready()
+        s_other = pw.jit(lambda x: x, on=s)(tree[0])
+        s_other.block_until_ready()  # the bundle is gone on its host
+        return fetch(buffer, *args)
+
+    monkeypatch.setattr(session.data, "fetch", meanwhile)
+    assert tree[5].result()[0] == 8
+
+
+def test_a_bundle_that_cannot_be_taken_apart_stays_one(
+    lab: Lab, s: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, tree = bundled(s)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise PathwaysError(Failure("refused", "not now"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.session._calls, "add", fail)
+        with pytest.raises(PathwaysError, match="not now"):
+            pw.jit(lambda x: x * 2, on=s)(tree[3])
+    assert values(pw.jit(lambda x: x * 2, on=s)(tree[3])) == [12]
+    new, _ = step(tree, 1)
+    assert values(new) == [n + 4 for n in range(MANY)]
+
+
+def test_calls_with_bundles_are_cancelled_with_their_function(lab: Lab, s: Any) -> None:
+    step, tree = bundled(s)
+    assert len({plan.key for (prepared,) in [step.ready] for plan in prepared.plans}) == 3
+    submitted = {plan.key for run in lab.session.connection.runs for plan in run.plans}
+    assert submitted <= {plan.key for prepared in step.ready for plan in prepared.plans}
+    assert values(tree) == [n + 3 for n in range(MANY)]
 
 
 def test_arrays_of_a_bundle_are_looked_at_for_nans(lab: Lab, s: Any) -> None:

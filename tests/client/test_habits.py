@@ -52,6 +52,8 @@ def test_a_function_whose_bundles_come_apart_too_often_makes_no_more() -> None:
     assert habit.ranges
     habit.taken_apart()
     assert not habit.ranges
+    learn(made(habit, 1, 20))
+    assert not habit.ranges
 
 
 def test_a_function_whose_bundles_come_apart_seldom_goes_on() -> None:

@@ -2,8 +2,8 @@
 
 Problem: the same call takes single arrays at first, and bundles once its habits are known.
 
-Rule for maintainers: only a program of one call has such variants; each is made once and kept
-with the program.  Code is the same for all of them.
+Rule for maintainers: only a program of one call has such variants; the last few are kept with
+the program.  Code is the same for all of them.
 
 Paper: section 4.2 (one bookkeeping entry per logical buffer).
 """
@@ -19,6 +19,9 @@ from pathways_lab.core.program import bundles
 from pathways_lab.core.program.bundles import APART, Ranges
 from pathways_lab.core.program.program import Call
 
+_KEPT = 32
+"""Variants of a program that are kept: how arrays are passed may change with every call."""
+
 
 def with_bundles(prepared: Prepared, given: Ranges, made: Ranges) -> Prepared:
     """The same with bundles in place of these arguments and results."""
@@ -26,6 +29,8 @@ def with_bundles(prepared: Prepared, given: Ranges, made: Ranges) -> Prepared:
         return prepared
     found = prepared.variants.get((given, made))
     if found is None:
+        if len(prepared.variants) >= _KEPT:
+            prepared.variants.clear()
         heads = bundles.in_ranges(range(len(prepared.inputs)), given)
         firsts = bundles.in_ranges(range(len(prepared.outputs)), made)
         ends = (*firsts[1:], len(prepared.outputs))
@@ -36,13 +41,14 @@ def with_bundles(prepared: Prepared, given: Ranges, made: Ranges) -> Prepared:
             donated={n: gone[head] for n, head in enumerate(heads) if head in gone},
             results=tuple(zip(firsts, ends, strict=True)),
             tested={},
+            variants={},
         )
     return found
 
 
 def apart(prepared: Prepared, first: int, last: int) -> Prepared:
     """The program that gives these results, which are a bundle, buffers of their own."""
-    found = prepared.variants.get((first, last))
+    found = prepared.parts.get((first, last))
     if found is None:
         refs = prepared.outputs[first:last]
         call = prepared.plan.steps[0].node
@@ -53,7 +59,7 @@ def apart(prepared: Prepared, first: int, last: int) -> Prepared:
         key = hashlib.sha256(f"{APART} {types} {layouts}".encode()).hexdigest()[:32]
         every = tuple(range(len(refs)))
         code = Executable(key, APART, b"", name, types, types, layouts, layouts, every, call.line)
-        found = prepared.variants[first, last] = replace(
+        found = prepared.parts[first, last] = replace(
             prepared,
             name=name,
             plan=bundles.apart(name, key, [ref.value for ref in refs], call.line),
@@ -64,5 +70,6 @@ def apart(prepared: Prepared, first: int, last: int) -> Prepared:
             results=(),
             tested={},
             variants={},
+            parts={},
         )
     return found

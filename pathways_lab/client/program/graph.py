@@ -34,7 +34,7 @@ from pathways_lab.client.session.habits import FEW, Habit
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program import bundles, legality, lowering
-from pathways_lab.core.program.bundles import Ranges
+from pathways_lab.core.program.bundles import Range, Ranges
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import (
     Call,
@@ -146,7 +146,7 @@ class Prepared:
     tested: the same programs with tests, by what they are tested for.
     habit: which results are passed on side by side.
     results: of each plan output, the range of *outputs* that it is; () where each is one.
-    variants: see :mod:`pathways_lab.client.program.bundled`.
+    variants, parts: see :mod:`pathways_lab.client.program.bundled`.
     """
 
     name: str
@@ -161,7 +161,8 @@ class Prepared:
     tested: dict[frozenset[str], Prepared] = field(default_factory=dict)
     habit: Habit = field(default_factory=Habit)
     results: Ranges = ()
-    variants: dict[object, Prepared] = field(default_factory=dict)
+    variants: dict[tuple[Ranges, Ranges], Prepared] = field(default_factory=dict)
+    parts: dict[Range, Prepared] = field(default_factory=dict)
 
     @functools.cached_property
     def made(self) -> tuple[tuple[Placed, str], ...]:
@@ -194,8 +195,9 @@ class Prepared:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """All that a call of it may have run: its plan, and those with tests."""
-        return self.plan, *(other.plan for other in self.tested.values())
+        """All that a call of it may have run: its plan, and those with tests and with bundles."""
+        others = (*self.tested.values(), *self.variants.values())
+        return self.plan, *(plan for other in others for plan in other.plans)
 
     def checked(self, check: frozenset[str]) -> Prepared:
         """The same program, every gang of which is tested for what is no number."""
@@ -215,6 +217,7 @@ class Prepared:
                 functions=tuple((code, place) for code, _, place in functions),
                 tested={},
                 variants={},
+                parts={},
             )
         return self.tested[check]
 

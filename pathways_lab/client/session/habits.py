@@ -39,24 +39,26 @@ class Habit:
         self._seen: list[Range] = []
         self._cuts: set[int] = set()
         self._made = self._apart = 0
+        self._none = False
 
     def together(self, first: int, last: int) -> None:
         """The results in this range were passed on as consecutive arguments of one call."""
-        if last - first >= FEW and (first, last) not in self._seen:
-            self._seen.append((first, last))
-            self.cut((first, last))
+        if last - first < FEW or self._none:
+            return
+        seen: list[Range] = []
+        for begin, end in sorted([*self._seen, (first, last)]):
+            if seen and begin <= seen[-1][1]:
+                seen[-1] = seen[-1][0], max(end, seen[-1][1])
+            else:
+                seen.append((begin, end))
+        self._seen = seen
+        self.cut((first, last))
 
     def cut(self, positions: Iterable[int]) -> None:
         """No bundle reaches across these."""
         self._cuts.update(positions)
-        seen: list[Range] = []
-        for first, last in sorted(self._seen):
-            if seen and first <= seen[-1][1]:
-                seen[-1] = seen[-1][0], max(last, seen[-1][1])
-            else:
-                seen.append((first, last))
         found: list[Range] = []
-        for first, last in seen:
+        for first, last in self._seen:
             ends = [first, *sorted(c for c in self._cuts if first < c < last), last]
             found += [(a, b) for a, b in pairwise(ends) if b - a >= FEW]
         self.ranges = tuple(found)
@@ -69,7 +71,7 @@ class Habit:
         """A bundle was taken apart."""
         self._apart += 1
         if self._apart > FEW and self._apart * _OFTEN > self._made:
-            self.ranges, self._seen = (), []
+            self.ranges, self._seen, self._none = (), [], True
 
 
 class Result(Protocol):

@@ -217,8 +217,12 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         while True:
             fetch = self._fetching()
             self._session.wait(self, self._arrived, timeout)
-            if not fetch.moved:
+            if not self._elsewhere(fetch):
                 return self._finish(fetch)
+
+    def _elsewhere(self, fetch: Fetch) -> bool:
+        """Whether to ask again: its slice has moved, or it has left its bundle meanwhile."""
+        return fetch.moved or (fetch.failure is not None and fetch.buffer is not self._buffer)
 
     def _arrived(self) -> bool:
         fetch, buffer = self._fetch, self._buffer
@@ -262,7 +266,7 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
             await self._session.ended(self._buffer)
             if self._buffer.failure is None:
                 await self._session.ended(fetch)
-            if not fetch.moved or self._buffer.failure is not None:
+            if not self._elsewhere(fetch) or self._buffer.failure is not None:
                 return self._finish(fetch)
 
     def copy_to_host_async(self) -> None:
@@ -364,7 +368,7 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
     def alone(self, buffer: Buffer) -> None:
         """It has a buffer of its own from now on, with the array that it had."""
         watch = self._watch
-        watch.id, watch.bundle, watch.place = buffer.id, None, 0
+        watch.id, watch.bundle = buffer.id, None
         self._buffer, self._bundle = buffer, None
         buffer.handle = watch
         if self._fetch is not None and not self._fetch.done:

@@ -27,7 +27,8 @@ class Watch(weakref.ref[Any]):
     collected.
 
     id: of the buffer; 0: of a bundle's array, it was noted that the handle is gone.
-    bundle: of which the handle is an array, if it is.  place: which one.
+    bundle: of which the handle is an array, if it is.  place: which one, for good: another
+        thread may be asking for the array while the bundle is taken apart.
     """
 
     __slots__ = ("bundle", "id", "place")

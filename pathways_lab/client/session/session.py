@@ -95,13 +95,27 @@ class Session:
         """The same for a call outside of programs: it may be sent together with later ones."""
         prepared = self._as_wanted(prepared)
         self._check(prepared)
-        binder = _Binder(self, leaves)
         if prepared.may_have_bundles:
-            prepared, buffers = self._bind_bundles(prepared, binder)
-        else:
-            numbered = enumerate(prepared.inputs)
-            buffers = [binder.bind(prepared, number, ref) for number, ref in numbered]
+            return self._call_with_bundles(prepared, leaves)
+        binder = _Binder(self, leaves)
+        buffers = [binder.bind(prepared, number, ref) for number, ref in enumerate(prepared.inputs)]
         self._check_donation(prepared, buffers)
+        return self._add(prepared, binder, buffers)
+
+    def _call_with_bundles(self, prepared: Prepared, leaves: Sequence[Any]) -> list[Handle]:
+        """The same where arguments and results may be bundles."""
+        while True:
+            binder = _Binder(self, leaves)
+            form, buffers = self._bind_bundles(prepared, binder)
+            self._check_donation(form, buffers)
+            with self._splitting:
+                # Another thread may have taken one apart meanwhile.
+                if not any(bundle.over for bundle in binder.bundles.values()):
+                    return self._add(form, binder, buffers)
+
+    def _add(
+        self, prepared: Prepared, binder: _Binder, buffers: Sequence[Buffer | None]
+    ) -> list[Handle]:
         donate = functools.partial(binder.donate, prepared) if prepared.donated else None
         with HeldBack():
             made = self._calls.add(prepared, buffers, binder.arguments, binder.payload, donate)
@@ -149,20 +163,20 @@ class Session:
 
     def _bundles_in(self, leaves: Sequence[Any]) -> dict[int, Bundle]:
         """By position, the bundles that are passed whole; the others are taken apart."""
-        found: dict[int, Bundle] = {}
+        found: dict[Bundle, int] = {}
         at = 0
         while at < len(leaves):
             leaf = leaves[at]
             bundle: Bundle | None = leaf._bundle if type(leaf) is Handle else None
             if bundle is None or bundle.over or leaf.session is not self:
                 at += 1
-            elif bundle.at(leaves, at) and bundle not in found.values():
-                found[at] = bundle
+            elif bundle not in found and bundle.at(leaves, at):
+                found[bundle] = at
                 at += len(bundle.watches)
             else:
                 self.take_apart(bundle)
-                found, at = {}, 0
-        return found
+                found.pop(bundle, None)
+        return {at: bundle for bundle, at in found.items()}
 
     def take_apart(self, bundle: Bundle) -> None:
         """Give the arrays of a bundle buffers of their own; those without a handle go."""
@@ -170,13 +184,17 @@ class Session:
         with self._splitting, HeldBack():
             if bundle.over:
                 return
-            bundle.over = True
-            connection.thinned.pop(bundle, None)
-            bundle.habit.taken_apart()
             last = bundle.first + len(bundle.watches)
             assert isinstance(bundle.maker, Prepared)
             whole, prepared = bundle.buffer, apart(bundle.maker, bundle.first, last)
-            made = self._calls.add(prepared, [whole], donate=lambda: connection.drop(whole.id))
+            bundle.over = True
+            try:
+                made = self._calls.add(prepared, [whole], donate=lambda: connection.drop(whole.id))
+            except BaseException:
+                bundle.over = False  # its arrays have no other buffers
+                raise
+            connection.thinned.pop(bundle, None)
+            bundle.habit.taken_apart()
             there = whole.done and whole.failure is None
             for place, (buffer, watch) in enumerate(zip(made, bundle.watches, strict=True)):
                 buffer.habit, buffer.place = bundle.habit, bundle.first + place
@@ -192,14 +210,19 @@ class Session:
     def _take_thinned_apart(self) -> None:
         """Bundles that are used in part: what has no handle for a while is freed."""
         thinned = self.connection.thinned
-        for bundle, left in tuple(thinned.items()):
-            if bundle.over or not bundle.left:
-                del thinned[bundle]
-            elif bundle.left == left:
-                bundle.cut()
-                self.take_apart(bundle)
-            else:
-                thinned[bundle] = bundle.left
+        if not thinned or not self._splitting.acquire(blocking=False):
+            return  # the reactor's thread waits for nobody
+        try:
+            for bundle, left in tuple(thinned.items()):
+                if bundle.over or not bundle.left:
+                    del thinned[bundle]
+                elif bundle.left == left:
+                    bundle.cut()
+                    self.take_apart(bundle)
+                else:
+                    thinned[bundle] = bundle.left
+        finally:
+            self._splitting.release()
 
     def _check_donation(self, prepared: Prepared, buffers: Sequence[Buffer | None]) -> None:
         """Raises PathwaysError while the handles are as they were."""

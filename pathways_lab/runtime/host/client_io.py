@@ -86,7 +86,7 @@ class _Upload:
 class Fetch:
     """A question of a client: some shards of a buffer.
 
-    slice: where it is, or 0: not said.  leaf: which array of a bundle.
+    slice: where it is, or 0: not said.  leaf: which array, where it is a bundle.
     """
 
     link: Link
@@ -359,13 +359,12 @@ class Desk:
             self._served(serve, serve.slot.value, place or released)
             return
         value, payload = serve.slot.value, serve.slot.payload
-        if value.leaves and fetch.leaf < len(value.leaves):
+        if value.leaves:
+            if fetch.leaf >= (count := len(value.leaves)):
+                wrong = Failure("refused", f"array {fetch.leaf} of a bundle that has {count}")
+                self._served(serve, value, wrong)
+                return
             value, payload = leaf(value, fetch.leaf), payload[fetch.leaf]
-        elif value.leaves or fetch.leaf:
-            count = len(value.leaves)
-            wrong = Failure("refused", f"array {fetch.leaf} of a buffer that has {count or 1}")
-            self._served(serve, value, wrong)
-            return
         self._exchange.submit(
             self._exchange.read,
             payload,
