@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,12 @@ class OpenDoor:
         self.lab = lab
         os.environ.update({n: value for n, value in SETTINGS.items() if n.startswith("IFRT_")})
         try:
-            with lab.door() as variables:
-                self._connected = plugin.connect(variables[LAB_FILE], name)
-            self._leave = jax_backends.enter(PLATFORM, self._connected.client)
+            with ExitStack() as undone:
+                with lab.door() as variables:
+                    self._connected = plugin.connect(variables[LAB_FILE], name)
+                undone.callback(self._connected.close)
+                self._leave = jax_backends.enter(PLATFORM, self._connected.client)
+                undone.pop_all()
         except RuntimeError as error:
             raise failures.failure("refused", f"no door opens: {error}", "see the reason") from None
         self.devices: tuple[Any, ...] = tuple(self._connected.client.devices())

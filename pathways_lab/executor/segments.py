@@ -175,7 +175,7 @@ class Segments:
         for slot in segment.inputs:
             buffers.count(slot)
         if stretch.first.donated:
-            segment.held += max(-segment.growth(), 0)
+            segment.held += max(-segment.growth(copies), 0)
             given = [slot for p, slot in segment.donated.items() if p not in copies]
         for slot in given:
             buffers.uncount(slot)
@@ -183,9 +183,10 @@ class Segments:
             buffers.count(slot)
         if segment.held:
             self._values.memory.take(segment.locals, segment.held)
+        why = segment.donation(self._values.host) if given else None
         for slot in given:
             if not slot.lacking:
-                slot.become(DONATED, segment.donation(self._values.host))
+                slot.become(DONATED, why)
 
     def done(self, key: Key, times: Sequence[float], failures: Mapping[int, Failure]) -> None:
         """So many more gangs of the segment with this first step are over.

@@ -126,11 +126,10 @@ class Segment:
 
     # --- memory ---------------------------------------------------------------------------
 
-    def growth(self) -> int:
+    def growth(self, copies: frozenset[int]) -> int:
         """Bytes of what it makes beyond those of the inputs in whose memory that is made."""
         if not self.stretch.first.donated:
             return self.stretch.made
-        copies = self.copies
         given = sum(s.value.nbytes for p, s in self.donated.items() if p not in copies)
         return self.stretch.made - given
 
@@ -138,7 +137,7 @@ class Segment:
         """Bytes of what it makes beyond donated inputs, and of inputs not on devices yet."""
         missing = {slot for slot in self.inputs if not slot.counted}
         arriving = sum(slot.value.nbytes for slot in missing)
-        return arriving + max(self.growth(), 0) + self.temporary
+        return arriving + max(self.growth(self.copies), 0) + self.temporary
 
     # --- failures -------------------------------------------------------------------------
 

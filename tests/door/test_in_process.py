@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import pathways_lab as pw
+from pathways_lab.door import in_process
 
 pytestmark = pytest.mark.cluster
 SCRIPT = Path(__file__).parent / "after_jax.py"
@@ -32,3 +35,19 @@ def test_jax_computes_on_the_lab_between_the_opening_and_the_closing_of_a_door(t
     assert again == "twice: True"
     assert gone == "gone: UNAVAILABLE"
     assert end == "end"
+
+
+def test_a_door_that_cannot_become_a_backend_is_closed_again(monkeypatch):
+    closed = []
+    connected = SimpleNamespace(client=None, close=lambda: closed.append(True))
+
+    def enter(*_):
+        raise RuntimeError("JAX has a backend of this name already")
+
+    monkeypatch.setattr(in_process.plugin, "connect", lambda *_: connected)
+    monkeypatch.setattr(in_process.jax_backends, "enter", enter)
+    lab = SimpleNamespace(name="lab", door=lambda: nullcontext({in_process.LAB_FILE: "file"}))
+    with pytest.raises(pw.PathwaysError, match="no door opens: JAX has a backend"):
+        in_process.open_door(lab, "")
+    assert closed == [True]
+    assert in_process._open is None
