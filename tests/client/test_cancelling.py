@@ -40,7 +40,10 @@ def test_a_handle_is_cancelled_and_says_so(fake: FakeLab, double: Any) -> None:
     assert fake.count("cancel") == 1, "of what is known nobody is asked"
 
 
-def test_a_call_that_has_not_left_yet_is_cancelled_too(fake: FakeLab, double: Any) -> None:
+def test_a_call_that_has_not_left_yet_is_cancelled_too(
+    fake: FakeLab, double: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast(monkeypatch)
     fake.held = True
     made = [double(V) for _ in range(12)]
     waits = [each for each in made if not each._buffer.run]
