@@ -209,6 +209,8 @@ def placing_of_op(op: Any, devices: tuple[int, ...], ndim: int) -> Placing:
     others = list(op.last_tile_dims)
     if any(kind not in (REPLICATED, UNREDUCED) for kind in others):
         raise Inexpressible("a sharding with manual dimensions")
+    if ndim + len(others) > len(dims):
+        raise Inexpressible(f"{len(others)} kinds of tiles beside {ndim} of {len(dims)} dimensions")
     tiles = tiles.reshape(dims)
     stacked = UNREDUCED in others
     if stacked:

@@ -306,8 +306,11 @@ class Requests:
         return made(array_handle=number, copy_semantics=self._copied(), result_handles=names)
 
     def _learn_disassemble_into_single_device_arrays(self, asked: Any, answer: Any) -> None:
-        kind, placing = self._of(asked.array_handle)
+        known = self.arrays.get(asked.array_handle)
         self._consumed(asked, [asked.array_handle])
+        if known is None:  # the change named an array that this client has forgotten
+            return
+        kind, placing = known
         found = boxes(placing.layout, kind.shape)
         for number, box, device in zip(answer.array_handles, found, placing.devices, strict=True):
             shape = tuple(stop - start for start, stop in box)

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
@@ -113,6 +115,32 @@ def test_manual_shardings_are_refused():
     op = message("OpSharding")(type=4)
     with pytest.raises(Inexpressible, match="type 4"):
         placing_of_op(op, (0, 1, 2, 3), 1)
+
+
+SIZES = st.lists(st.sampled_from((1, 1, 2, 2, 4, -1, 3)), max_size=4)
+
+
+@given(
+    dims=SIZES,
+    order=st.permutations(range(4)) | st.lists(st.integers(-1, 4), max_size=5),
+    iota=SIZES,
+    perm=st.permutations(range(2)) | st.lists(st.integers(-1, 3), max_size=3),
+    last=st.lists(st.sampled_from((0, 6, 6, 4)), max_size=3),
+    ndim=st.integers(0, 3),
+)
+@example(dims=[2, 2], order=[0, 1, 2, 3], iota=[], perm=[], last=[6], ndim=2)
+def test_a_sharding_places_an_array_on_each_device_or_is_refused(
+    dims, order, iota, perm, last, ndim
+):
+    op = message("OpSharding")(
+        type=3, tile_assignment_dimensions=dims, tile_assignment_devices=order,
+        iota_reshape_dims=iota, iota_transpose_perm=perm, last_tile_dims=last,
+    )  # fmt: skip
+    try:
+        found = placing_of_op(op, (5, 6, 7, 8), ndim)
+    except Inexpressible:
+        return
+    assert len(found.boxes(ArrayType((8,) * ndim, "float32"))) == 4
 
 
 @pytest.mark.parametrize(
