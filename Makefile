@@ -12,7 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 # What an installation is made from. Source files are not: it is editable.
 INPUTS := pyproject.toml constraints.txt $(wildcard extensions/jupyter-config/*.json) \
-  $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*)
+  $(wildcard extensions/labextensions/*/*.json extensions/labextensions/*/static/*) \
+  $(wildcard extensions/labextensions/*/schemas/*/*)
 
 # Processes of tests; those that look at time run while the others wait.
 WORKERS ?= 2

@@ -316,7 +316,12 @@ def _export(
         uses_global_constants=False,
         _get_vjp=None,
     )
-    return bytes(made.serialize())
+    try:
+        return bytes(made.serialize())
+    except KeyError as unknown:
+        dtype = unknown.args[0]
+        text = f"computations that take or return arrays of {dtype}: jax.export cannot write it"
+        raise Status(UNIMPLEMENTED, text) from None
 
 
 def _aval(kind: ArrayType) -> ShapedArray:
