@@ -26,7 +26,7 @@ from pathways_lab.transport.edge import Count, Door, Id, Number, Plain, Seconds,
 from pathways_lab.transport.framing import TO_CONTROL
 
 _Layouts = tuple[Annotated[Layout, PACKED], ...]
-_Types = tuple[tuple[tuple[Count, ...], str], ...]
+_Types = tuple[tuple[tuple[Size, ...], str], ...]
 """Shape and JAX type name per leaf."""
 
 

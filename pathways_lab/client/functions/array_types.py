@@ -25,7 +25,8 @@ import numpy as np
 
 from pathways_lab.client.functions.flat import Narrow
 from pathways_lab.client.session import failures
-from pathways_lab.core.program.layout import Layout, shard_shape
+from pathways_lab.core.program import array_types
+from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime import arrays as made
 from pathways_lab.runtime.arrays import dtype_of, element_of, is_key, key_implementation
 
@@ -118,8 +119,13 @@ def nbytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def shard_bytes(kind: ArrayType, layout: Layout) -> int:
-    """Bytes of one device's shard."""
-    return nbytes(shard_shape(layout, kind.shape), kind.dtype)
+    """Bytes of one device's shard.  Raises PathwaysError for more than any machine has."""
+    try:
+        return array_types.shard_bytes(kind.shape, kind.dtype, layout)
+    except ValueError as error:
+        raise failures.capture_failure(
+            f"{kind} is no array of a lab: {error}", "make smaller arrays, or cut them over devices"
+        ) from None
 
 
 def no_array(leaf: Any, what: str) -> Exception:

@@ -62,7 +62,9 @@ def shard_bytes(shape: tuple[int, ...], dtype: str, layout: Layout) -> int:
         raise ValueError(f"{layout} names an axis twice, or one that the mesh does not have")
     for length, axes in zip(shape, layout.spec, strict=True):
         parts = math.prod([sizes[axis] for axis in axes])
-        if not 0 <= length <= SHARD_BYTES or length % parts:
+        if not 0 <= length <= SHARD_BYTES:
+            raise ValueError(f"a dimension of {length:,} elements: it has 0 to {SHARD_BYTES:,}")
+        if length % parts:
             raise ValueError(f"a dimension of {length} cannot be cut into {parts} equal parts")
         if size and (size := size * (length // parts)) > SHARD_BYTES:
             raise ValueError(f"a shard of more than {SHARD_BYTES:,} bytes")
