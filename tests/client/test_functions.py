@@ -16,12 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client.lab import stats
-from pathways_lab.core.program.layout import Layout
-from pathways_lab.core.program.program import NO_LINE
 from pathways_lab.runtime import jax_private
-from pathways_lab.runtime.client_messages import CLIENTS
-from pathways_lab.transport.codec import pack
-from pathways_lab.transport.edge import parsed
 from tests.client.kit import FakeLab, a_slice
 
 
@@ -82,23 +77,6 @@ def test_dtypes_and_shapes(fake: FakeLab, dtype: str, shape: tuple[int, ...]) ->
     for leaf in made:
         assert leaf.dtype == x.dtype
         np.testing.assert_array_equal(leaf.result(), x)
-
-
-def test_the_lab_judges_a_dimension_of_any_length() -> None:
-    """An honest message parses, or its client would lose the lab for a shape."""
-    whole = pack(Layout((("x", 1),), ((),)))
-    fields = {
-        "function": "f", "slice": 1, "kind": "export", "name": "zeros", "in_layouts": [],
-        "out_layouts": [whole], "in_types": [], "out_types": [[[1 << 40], "int8"]], "donated": [],
-        "line": pack(NO_LINE), "loop": None, "checks": [],
-    }  # fmt: skip
-    assert parsed(CLIENTS, "function", fields, [b""]).out_types == (((1 << 40,), "int8"),)
-
-
-def test_a_dimension_that_no_machine_has_is_refused_where_it_is_made(fake: FakeLab) -> None:
-    made = pw.jit(lambda: jnp.zeros((1 << 62,), jnp.int8), on=fake.slice(1))
-    with pytest.raises(pw.PathwaysError, match=r"int8.* is no array of a lab: a dimension of 4,6"):
-        made()
 
 
 @pytest.mark.parametrize("value", [3, 2.5, True, 1 + 2j, np.float64(2), np.int64(7)], ids=repr)

@@ -6,11 +6,17 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pathways_lab as pw
 from pathways_lab.client.session import call_batching, code_registry
+from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.program import NO_LINE
+from pathways_lab.runtime.client_messages import CLIENTS
+from pathways_lab.transport.codec import pack
+from pathways_lab.transport.edge import parsed
 from tests.client.kit import FakeLab, fast
 from tests.runtime.processes import until
 
@@ -158,3 +164,20 @@ def test_a_released_slice_takes_what_was_registered_along(fake: FakeLab, at_once
     gc.collect()
     until(lambda: len(known._users) == 1, 20)
     assert not fake.count("forget"), "the slice was all that had to be said"
+
+
+def test_the_lab_judges_a_dimension_of_any_length() -> None:
+    """An honest message parses, or its client would lose the lab for a shape."""
+    whole = pack(Layout((("x", 1),), ((),)))
+    fields = {
+        "function": "f", "slice": 1, "kind": "export", "name": "zeros", "in_layouts": [],
+        "out_layouts": [whole], "in_types": [], "out_types": [[[1 << 40], "int8"]], "donated": [],
+        "line": pack(NO_LINE), "loop": None, "checks": [],
+    }  # fmt: skip
+    assert parsed(CLIENTS, "function", fields, [b""]).out_types == (((1 << 40,), "int8"),)
+
+
+def test_a_dimension_that_no_machine_has_is_refused_where_it_is_made(fake: FakeLab) -> None:
+    made = pw.jit(lambda: jnp.zeros((1 << 62,), jnp.int8), on=fake.slice(1))
+    with pytest.raises(pw.PathwaysError, match=r"int8.* is no array of a lab: a dimension of 46"):
+        made()

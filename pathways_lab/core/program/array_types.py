@@ -63,7 +63,7 @@ def shard_bytes(shape: tuple[int, ...], dtype: str, layout: Layout) -> int:
     for length, axes in zip(shape, layout.spec, strict=True):
         parts = math.prod([sizes[axis] for axis in axes])
         if not 0 <= length <= SHARD_BYTES:
-            raise ValueError(f"a dimension of {length:,} elements: it has 0 to {SHARD_BYTES:,}")
+            raise ValueError(f"a dimension of {length} elements: {SHARD_BYTES} are the most")
         if length % parts:
             raise ValueError(f"a dimension of {length} cannot be cut into {parts} equal parts")
         if size and (size := size * (length // parts)) > SHARD_BYTES:
