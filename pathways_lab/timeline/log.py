@@ -441,7 +441,11 @@ class Timeline:
     # --- questions --------------------------------------------------------------------
 
     def story(self, run: int | None = None, step: int | None = None) -> list[Record]:
-        """Everything known about one run, or one gang of it, oldest first."""
+        """Everything known about one run, or one gang of it, oldest first.
+
+        run: as in the records, or as views count: a client's own number, where no other's is.
+        Raises TypeError for what is no number, and KeyError for one that no run has.
+        """
         return queries.story(self.records, run, step)
 
     @property
@@ -487,7 +491,7 @@ class Timeline:
     def planned(self, run: int) -> planned.Planned:
         """One run as an ideal machine does it against what happened, and where the gap went.
 
-        run: as in the records, or as views count: a client's own number, where no other's is.
+        run: as for :meth:`story`.
         """
         return planned.planned(self._with_kept(), run)
 

@@ -309,16 +309,11 @@ def planned(records: Iterable[Record], run: int) -> Planned:
     """One run of *records* as planned against what happened.
 
     run: its number, or its client's own where no other client has one of that number.
-    Raises KeyError: no gang of it.
+    Raises as :func:`.queries.run_meant` does.
     """
     ranked = sorted(records, key=known_order)
-    runs = {r.run for r in ranked if isinstance(r, Span) and r.kind == "gang"}
-    meant = [run] if run in runs else sorted(number for number in runs if own(number) == run)
-    if not meant:
-        raise KeyError(f"no gang of run {run} is known")
-    if len(meant) > 1:
-        raise KeyError(f"{len(meant)} clients have a run {run}: one of {meant} must be named")
-    (run,) = meant
+    gangs = [r.run for r in ranked if isinstance(r, Span) and r.kind == "gang"]
+    run = queries.run_meant(run, gangs, "gang")
     flows = Flows()
     fold, seen = Waits(flows), RunSeen(run)
     others: list[Span] = []

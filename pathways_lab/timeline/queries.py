@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pathways_lab.timeline.gangs import Gang, Gangs
 from pathways_lab.timeline.machine import Lane, Machine, lanes_of
-from pathways_lab.timeline.records import Event, Record, Sample, Span
+from pathways_lab.timeline.records import Event, Record, Sample, Span, own
 
 
 def time_of(record: Record) -> float:
@@ -24,10 +24,33 @@ def time_of(record: Record) -> float:
     return record.start if isinstance(record, Span) else record.time
 
 
+def run_meant(run: object, known: Iterable[int], of: str = "record") -> int:
+    """The run of *known* whose number, or whose client's own number for it, is *run*.
+
+    of: what of a run is known.  Raises TypeError for what is no number, and KeyError where no run
+    has it, or those of several clients do.
+    """
+    if isinstance(run, bool) or not isinstance(run, int):
+        raise TypeError(f"{run!r:.80} is no number of a run; lab.timeline.runs lists all runs")
+    runs = set(known)
+    meant = [run] if run in runs else sorted(number for number in runs if own(number) == run)
+    if not meant:
+        raise KeyError(f"no {of} of run {run} is known; lab.timeline.runs lists all runs")
+    if len(meant) > 1:
+        raise KeyError(f"{len(meant)} clients have a run {run}: one of {meant} must be named")
+    return meant[0]
+
+
 def story(
     records: Iterable[Record], run: int | None = None, step: int | None = None
 ) -> list[Record]:
-    """Everything known about one run, or one gang of it, oldest first."""
+    """Everything known about one run, or one gang of it, oldest first.
+
+    Raises as :func:`run_meant` does.
+    """
+    records = list(records)
+    if run is not None:
+        run = run_meant(run, [r.run for r in records if not isinstance(r, Sample)])
     found = [
         r
         for r in records

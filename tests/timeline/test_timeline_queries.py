@@ -22,7 +22,7 @@ from pathways_lab.timeline.bars import (
 from pathways_lab.timeline.busy import Busy, recent, utilisation
 from pathways_lab.timeline.gangs import Gangs
 from pathways_lab.timeline.machine import Lane, natural
-from pathways_lab.timeline.records import Event, Record, Span
+from pathways_lab.timeline.records import Event, Record, Span, own
 from tests.notebook.synthetic import Cluster, training
 
 RUN = (1 << 32) + 1
@@ -151,6 +151,16 @@ def test_the_story_of_a_run_and_of_a_gang() -> None:
     assert [r.kind for r in of_gang if isinstance(r, Span | Event)] == [
         "granted", "launched", "gang",
     ]  # fmt: skip
+
+
+def test_a_story_is_of_a_run_that_is_known() -> None:
+    records = training(2)
+    assert queries.story(records, own(RUN)) == queries.story(records, RUN)
+    with pytest.raises(KeyError, match="no record of run 99 is known"):
+        queries.story(records, 99)
+    for wrong in ("1", True, 1.0):
+        with pytest.raises(TypeError, match=f"{wrong!r} is no number of a run"):
+            queries.story(records, wrong)  # type: ignore[arg-type]
 
 
 def test_one_message_for_a_run() -> None:
