@@ -48,6 +48,7 @@ from pathways_lab.door.session import Session
 from tests.door import labs
 from tests.door.changes import Changes
 from tests.door.labs import Behind
+from tests.door.modules import Load, read_elsewhere
 from tests.door.requests import KIND, Requests, artefact, codes, shape_of
 from tests.door.wire import Refused, Stream, Wire, of_secret, of_store
 from tests.runtime import fuzz_command
@@ -458,16 +459,18 @@ class Fuzz:
 
 
 @contextlib.contextmanager
-def fuzzing(seed: int, lab: Callable[[], AbstractContextManager[Behind]]) -> Iterator[Fuzz]:
-    """A fuzzer, and what is behind its doors."""
-    with listening() as heard, lab() as behind, hurried(), limited():
+def fuzzing(
+    seed: int, lab: Callable[[], AbstractContextManager[Behind]], load: Load = programs.load
+) -> Iterator[Fuzz]:
+    """A fuzzer, and what is behind its doors, which read modules by *load*."""
+    with listening() as heard, lab() as behind, hurried(load), limited():
         yield Fuzz(seed, behind, heard)
 
 
 @contextlib.contextmanager
-def hurried() -> Iterator[None]:
+def hurried(load: Load) -> Iterator[None]:
     """Bytes that do not come are not waited for, few have room, and a module is read once."""
-    read = functools.lru_cache(1000)(programs.load)
+    read = functools.lru_cache(1000)(load)
     with (
         mock.patch.object(server, "_PATIENCE", 0.002),
         mock.patch.object(server, "ROOM", _ROOM // 4),
@@ -492,13 +495,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = fuzz_command.parser(__doc__)
     parser.add_argument("--real", action="store_true", help="a lab with processes and devices")
     chosen = parser.parse_args(arguments)
-    with fuzzing(chosen.seed, labs.real if chosen.real else labs.made_up) as fuzz:
+    lab = labs.real if chosen.real else labs.made_up
+    with (
+        read_elsewhere(programs.load) as (load, fatal),
+        fuzzing(chosen.seed, lab, load) as fuzz,
+    ):
         tried = fuzz_command.drive(fuzz, chosen.inputs, fuzz.round)
         evil = fuzz.evil
         print(
             f"{tried}: {evil.answered.total():,} answered, {evil.refused.total():,} refused with a"
             f" reason, {evil.others:,} beside sessions ({evil.turned_away:,} turned away),"
-            f" {evil.unreadable:,} no requests; nothing raised; two other clients did"
+            f" {evil.unreadable:,} no requests; nothing raised; {fatal.count} modules ended the"
+            " process that read them in the place of their sender's door; two other clients did"
             f" {2 * fuzz.rounds:,} calls, all right",
             flush=True,
         )

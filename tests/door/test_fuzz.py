@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from pathways_lab.door import arrays, functions, server
-from pathways_lab.door.server import Buffers
+from pathways_lab.door.server import Buffers, Status
 from pathways_lab.door.session import Session
 from pathways_lab.door.state import State
 from tests.door import labs
 from tests.door.fuzz import ROUND, Broken, Fuzz, fuzzing
+from tests.door.modules import read_elsewhere
 
 
 @pytest.fixture
@@ -36,6 +38,24 @@ def test_wrong_requests_raise_nothing_and_nobody_else_notices(fuzz: Fuzz) -> Non
 def test_every_request_that_is_served_is_made(fuzz: Fuzz) -> None:
     served = {name[1:] for name in dir(Session) if name.endswith("_request")}
     assert served == {*fuzz.evil.requests.kinds()}
+
+
+def _ends(module: bytes, *_: Any) -> None:
+    if module == b"fatal":
+        os.abort()
+    if module == b"wrong":
+        raise Status(server.INVALID, "wrong")
+
+
+def test_a_module_that_ends_its_reader_is_counted_and_ends_nobody_else() -> None:
+    with read_elsewhere(_ends) as (load, fatal):
+        for _ in range(2):
+            with pytest.raises(Status, match="ends the process"):
+                load(b"fatal", (0,), "cpu", None)
+            with pytest.raises(Status, match="wrong"):
+                load(b"wrong", (0,), "cpu", None)
+            assert load(b"right", (0,), "cpu", None) is None
+    assert fatal.count == 2
 
 
 # --- what it finds --------------------------------------------------------------------------
