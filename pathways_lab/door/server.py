@@ -55,7 +55,8 @@ ROOM = psutil.virtual_memory().total // 2
 _EACH = 1024
 """Bytes that even empty ones take."""
 
-INVALID, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 3, 5, 8, 12, 13, 14
+CANCELLED, INVALID, NOT_FOUND, EXHAUSTED = 1, 3, 5, 8
+UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
 """Codes of a status."""
 
 

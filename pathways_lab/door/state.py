@@ -26,6 +26,7 @@ from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.door import dtypes
 from pathways_lab.door.programs import Loaded, Remotely
 from pathways_lab.door.server import (
+    CANCELLED,
     EXHAUSTED,
     INTERNAL,
     INVALID,
@@ -201,12 +202,21 @@ async def all_ended(waited: Sequence[Value]) -> None:
         raise failure
 
 
+_CODES = {
+    "lost": UNAVAILABLE,
+    "memory": EXHAUSTED,
+    "stalemate": EXHAUSTED,
+    "cancelled": CANCELLED,
+}
+"""By the kind of a failure; JAX's own errors of these kinds begin with the same words."""
+
+
 def status_of(kind: str, error: Exception) -> Status:
     """Any error as a status that names the request or the reason."""
     if isinstance(error, Status):
         return error
     if isinstance(error, PathwaysError):
-        return Status(UNAVAILABLE if error.failure.kind == "lost" else INTERNAL, _told(error))
+        return Status(_CODES.get(error.failure.kind, INTERNAL), _told(error))
     if isinstance(error, MemoryError):
         return Status(EXHAUSTED, f"{kind}: the door has no memory for it: {error}")
     if isinstance(error, DecodeError):

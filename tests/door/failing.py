@@ -20,6 +20,10 @@ try:
     jax.pmap(lambda x: x + 1)(jnp.zeros(len(jax.devices())))
 except jax.errors.JaxRuntimeError as error:
     print("spans:", error)
+try:
+    jnp.zeros((1 << 33,), jnp.uint8).block_until_ready()
+except jax.errors.JaxRuntimeError as error:
+    print("too large:", str(error).splitlines()[0])
 y = jnp.sin(jnp.arange(3.0))
 print("value:", y.tolist(), flush=True)
 sys.stdin.readline()

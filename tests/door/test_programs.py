@@ -157,5 +157,6 @@ def test_errors_are_errors_and_the_process_lives():
     assert said[0] == "donated: RuntimeError\n"
     assert said[1] == "overwritten: 3\n"
     assert said[2].startswith("spans: UNIMPLEMENTED: one computation or array on 2 devices")
+    assert said[3].startswith("too large: RESOURCE_EXHAUSTED: a run of 'broadcast_in_dim' needs")
     assert "lost: UNAVAILABLE" in out
     assert out.endswith("alive\n")
