@@ -9,13 +9,16 @@ import pytest
 
 from tests.notebook.jupyter import Lab, Page, chromium
 
+ARGUMENTS = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+"""The browser knows no machine but this one."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        made = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
         yield made
         made.close()
 
@@ -32,5 +35,5 @@ def page(browser: Any, lab: Lab) -> Iterator[Page]:
     """A page that must have asked for nothing from outside this machine."""
     made = Page(browser, lab)
     yield made
-    made.shutdown()
+    made.close()
     assert made.blocked == [], "requests wanted to leave this machine"

@@ -1,8 +1,8 @@
 """A real JupyterLab on loopback and a real Chromium, for browser tests.
 
 Everything is isolated: own configuration, runtime and data folders, no
-extensions but what the installation has, and in the browser every request that
-would leave the machine is blocked and remembered.
+extensions but what the installation has; the browser finds no other machine, and every
+request for one is remembered.  Pages of one server share what they have loaded.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Lab:
             f"--LabApp.user_settings_dir={folder / 'settings'}",
             f"--LabApp.extra_labextensions_path={ROOT / 'extensions' / 'labextensions'}",
         ]  # fmt: skip
+        self._pages: Any = None
         self.log = (folder / "server.log").open("wb")
         self.process = subprocess.Popen(
             command, cwd=self.work, env=environment, stdout=self.log, stderr=subprocess.STDOUT,
@@ -109,6 +110,12 @@ class Lab:
                 time.sleep(0.1)
         text = (self.folder / "server.log").read_text()
         raise RuntimeError(f"JupyterLab did not start:\n{text[-2000:]}")
+
+    def new_page(self, browser: Any) -> Any:
+        """An empty page that finds in the browser's cache what pages before it have loaded."""
+        if self._pages is None:
+            self._pages = browser.new_context()
+        return self._pages.new_page()
 
     def write(self, name: str, cells: Sequence[str]) -> None:
         (self.work / name).write_text(json.dumps(notebook(cells)))
@@ -146,20 +153,19 @@ class Page:
         self.lab = lab
         self.blocked: list[str] = []
         self.console: list[str] = []
-        self.page = browser.new_page(viewport={"width": width, "height": height})
-        self.page.route(re.compile(r"^(?!data:|blob:)"), self._route)
+        self.page = lab.new_page(browser)
+        self.page.set_viewport_size({"width": width, "height": height})
+        # To listen is cheap: a route would ask Python about each file, and switch the cache off.
+        self.page.on("request", lambda request: self._requested(request.url))
         self.page.on(
             "console",
             lambda message: self.console.append(message.text) if message.type == "error" else None,
         )
         self.page.on("pageerror", lambda error: self.console.append(str(error)))
 
-    def _route(self, route: Any) -> None:
-        if route.request.url.startswith(f"{self.lab.url}/"):
-            route.continue_()
-        else:
-            self.blocked.append(route.request.url)
-            route.abort()
+    def _requested(self, url: str) -> None:
+        if not url.startswith((f"{self.lab.url}/", "data:", "blob:")):
+            self.blocked.append(url)
 
     def open(self, name: str) -> None:
         self.page.goto(f"{self.lab.url}/lab/tree/{name}?reset")
@@ -371,6 +377,11 @@ class Page:
             "async () => { await window.jupyterapp?.shell.currentWidget?.sessionContext"
             "?.shutdown(); }"
         )
+
+    def close(self) -> None:
+        """End the kernel, and the page itself, which would go on asking the server."""
+        self.shutdown()
+        self.page.close()
 
     def restart(self) -> None:
         """Restart the kernel of the open notebook."""

@@ -234,7 +234,7 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
         assert page.attribute("data-scripts") == "kernel"
         assert page.blocked == []
     finally:
-        page.shutdown()
+        page.close()
         bare.close()
 
 

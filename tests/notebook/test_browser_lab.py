@@ -134,7 +134,7 @@ def test_a_program_moves_prints_fails_and_freezes(browser: Any, lab: Lab, tmp_pa
     assert error["ename"] == "PathwaysError"
     assert "if y.sum() > 1" in text
     assert "site-packages" not in text
-    page.shutdown()
+    page.close()
 
 
 def test_without_the_server_extension_too(browser: Any, tmp_path: Path) -> None:
@@ -150,5 +150,5 @@ def test_without_the_server_extension_too(browser: Any, tmp_path: Path) -> None:
         time.sleep(0.5)
         assert page.blocked == []
     finally:
-        page.shutdown()
+        page.close()
         bare.close()
