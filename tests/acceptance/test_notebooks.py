@@ -1,4 +1,8 @@
-"""Every notebook that ships is executed from top to bottom, and keeps what it showed."""
+"""Every notebook that ships is executed from top to bottom, and keeps what it showed.
+
+XLA optimises little meanwhile: half of what some notebooks take is the compilation of functions
+that then run a few times.  What optimised code computes is the matter of other tests.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,11 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
+def test_notebook_runs_from_top_to_bottom(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It raises where it says so only; live views have become static pictures of bounded size."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     assert demo.run(name, tmp_path) == 0
     executed = nbformat.read(tmp_path / name, as_version=4)
     pictures = 0
