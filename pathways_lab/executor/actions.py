@@ -34,7 +34,7 @@ class Launch:
     together: other hosts launch them too, so each is launched, with zeros for lost inputs;
     else a gang that lacks an input is not.
     outputs: slots of what it exports, by value.
-    copies: positions of donated inputs that somebody else still names: give a copy away.
+    copies: cells of donated inputs that somebody else still names: give a copy away.
     first: no gang of this function was launched on this slice before.
     seq: the place of its first gang in the island's order.
     last: its last gang is the last step of its run here.  followers: who waits until it is over.

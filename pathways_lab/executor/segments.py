@@ -9,8 +9,8 @@ them long, some of one gang; :mod:`pathways_lab.runtime.host.segment_job` launch
 on a device queue.  A long stretch whose gangs might wait for different things when it is
 granted is taken apart.
 
-Rule for maintainers: one way for all lengths; only a stretch of one donates, calls back
-into Python or meets other hosts first.
+Rule for maintainers: one way for all lengths; only a stretch of one calls back into
+Python or meets other hosts first.
 
 Paper: section 4.5 (parallel asynchronous dispatch).
 """
@@ -23,7 +23,7 @@ from typing import Any
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, SliceId
 from pathways_lab.executor.actions import Key, Launch, Report
-from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, PENDING, Slot
+from pathways_lab.executor.local_array import DONATED, FAILED, ISSUED, PENDING
 from pathways_lab.executor.order import Order
 from pathways_lab.executor.run_values import Values
 from pathways_lab.executor.steps import Run, Segment
@@ -94,11 +94,10 @@ class Segments:
         for slot in (*segment.inputs, *segment.outputs.values()):
             self._values.buffers.use(slot)
         self._order.add(segment)
-        if segment.stretch.first.donated:
-            for slot in segment.donated.values():
-                for reader in slot.readers:
-                    reader.when_over.append(lambda: self._order.less(segment))
-                    segment.waits += 1
+        for cell in segment.stretch.gives:
+            for reader in segment.inputs[cell].readers:
+                reader.when_over.append(lambda: self._order.less(segment))
+                segment.waits += 1
         self._order.less(segment)
         return segment.stretch.parts[-1].index + 1
 
@@ -129,6 +128,9 @@ class Segments:
         if len(stretch.parts) == 1:
             return True
         together = all(inputs[cell].state != PENDING for cell in stretch.later)
+        if stretch.gives and together:
+            at_once = stretch.parts[0].gives
+            together = not any(inputs[c].readers for c in stretch.gives if c not in at_once)
         return together and self._values.memory.plenty(segment)
 
     def hand_over(self, segment: Segment) -> None:
@@ -170,23 +172,24 @@ class Segments:
 
     def _take_memory(self, segment: Segment, copies: frozenset[int]) -> None:
         """Exactly what it needed room for; zeros take as much as what they stand for."""
-        buffers, stretch, given = self._values.buffers, segment.stretch, list[Slot]()
-        segment.held = segment.temporary + stretch.inner
+        buffers, stretch = self._values.buffers, segment.stretch
+        segment.held = segment.temporary + segment.growth(copies) - stretch.kept
         for slot in segment.inputs:
             buffers.count(slot)
-        if stretch.first.donated:
-            segment.held += max(-segment.growth(copies), 0)
-            given = [slot for p, slot in segment.donated.items() if p not in copies]
-        for slot in given:
-            buffers.uncount(slot)
+        for cell in stretch.gives:
+            if cell not in copies:
+                segment.held += stretch.sizes[cell]
+                buffers.uncount(segment.inputs[cell])
         for slot in segment.outputs.values():
             buffers.count(slot)
         if segment.held:
             self._values.memory.take(segment.locals, segment.held)
-        why = segment.donation(self._values.host) if given else None
-        for slot in given:
-            if not slot.lacking:
-                slot.become(DONATED, why)
+        for part in stretch.parts if stretch.gives else ():
+            given = [c for c in part.gives if c < len(segment.inputs) and c not in copies]
+            why = segment.donation(part, self._values.host) if given else None
+            for cell in given:
+                if not segment.inputs[cell].lacking:
+                    segment.inputs[cell].become(DONATED, why)
 
     def done(self, key: Key, times: Sequence[float], failures: Mapping[int, Failure]) -> None:
         """So many more gangs of the segment with this first step are over.

@@ -20,7 +20,7 @@ from pathways_lab.core.program.program import Transfer, ValueId
 from pathways_lab.executor.actions import Key
 from pathways_lab.executor.local_array import FAILED, Reader, Slot
 from pathways_lab.executor.local_plans import Reading
-from pathways_lab.executor.stretches import Part, Stretch
+from pathways_lab.executor.stretches import Part, Stretch, growth
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +86,7 @@ class Segment:
     number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
-        self.room = self.temporary + self.stretch.made + self.stretch.read
+        self.room = self.temporary + self.stretch.most + self.stretch.read
 
     @property
     def key(self) -> Key:
@@ -96,23 +96,18 @@ class Segment:
     # --- donation -------------------------------------------------------------------------
 
     @property
-    def donated(self) -> dict[int, Slot]:
-        """Donated inputs, by their positions in the call."""
-        part = self.stretch.parts[0]
-        return {p: self.inputs[part.inputs[p]] for p in part.call.donated}
-
-    @property
     def copies(self) -> frozenset[int]:
-        """Donated inputs that another buffer or another input names: they must survive."""
-        part = self.stretch.parts[0]
-        if not part.call.donated:
+        """Cells of donated inputs that another buffer or another input names: they survive."""
+        inputs, gives = self.inputs, self.stretch.gives
+        if not gives:
             return frozenset()
-        named = Counter([self.inputs[cell] for cell in part.inputs])
-        return frozenset([p for p, s in self.donated.items() if len(s.buffers) > 1 or named[s] > 1])
+        named = Counter(inputs)
+        found = [c for c in gives if len(inputs[c].buffers) > 1 or named[inputs[c]] > 1]
+        return frozenset(found)
 
-    def donation(self, host: str) -> Failure:
-        """The answer to a request for an array that it was given."""
-        call = self.stretch.first
+    def donation(self, part: Part, host: str) -> Failure:
+        """The answer to a request for an array that a part was given."""
+        call = part.call
         return Failure(
             "execute",
             f"the array was donated to {call.name or 'a compiled function'}, "
@@ -127,17 +122,15 @@ class Segment:
     # --- memory ---------------------------------------------------------------------------
 
     def growth(self, copies: frozenset[int]) -> int:
-        """Bytes of what it makes beyond those of the inputs in whose memory that is made."""
-        if not self.stretch.first.donated:
-            return self.stretch.made
-        given = sum(s.value.nbytes for p, s in self.donated.items() if p not in copies)
-        return self.stretch.made - given
+        """Bytes of what it makes beyond what it makes in donated arrays."""
+        stretch = self.stretch
+        return growth(stretch.parts, stretch.sizes, copies) if copies else stretch.grows
 
     def need(self) -> int:
         """Bytes of what it makes beyond donated inputs, and of inputs not on devices yet."""
         missing = {slot for slot in self.inputs if not slot.counted}
         arriving = sum(slot.value.nbytes for slot in missing)
-        return arriving + max(self.growth(self.copies), 0) + self.temporary
+        return arriving + self.growth(self.copies) + self.temporary
 
     # --- failures -------------------------------------------------------------------------
 

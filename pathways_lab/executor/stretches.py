@@ -9,9 +9,12 @@ that is made and dropped inside of one is a *cell*, a number in a list, and
 only the launching thread ever sees it.  To the launcher a stretch in
 progress is one unit in the order (:class:`pathways_lab.executor.steps.Segment`).
 
-A gang that donates, calls back into Python, or must meet other hosts before is a
-stretch by itself; transfers are in none.  Where a stretch begins and ends may
-differ between the hosts of a slice: the order of their launches does not.
+A gang that calls back into Python, or must meet other hosts before is a stretch by
+itself; transfers are in none.  Where a stretch begins and ends may differ between the
+hosts of a slice: the order of their launches does not.
+
+A gang that donates is like any other, for a donated value has no later reader.  Its results
+take the bytes of what it was given, so a loop that donates its state adds nothing to them.
 
 Rule for maintainers: pure, and worked out once.
 
@@ -20,7 +23,7 @@ Paper: section 4.5 (parallel asynchronous dispatch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.program.program import Call, Plan, ValueId
@@ -36,6 +39,7 @@ class Part:
     exports: positions in its outputs, and the values that outlive the stretch.
     releases: cells of values from outside that no later part reads.
     frees: values that others know too, and that die with it.
+    gives: cells that it donates.  made: bytes per device of its outputs.
     """
 
     index: int
@@ -46,6 +50,8 @@ class Part:
     exports: tuple[tuple[int, ValueId], ...]
     releases: tuple[int, ...]
     frees: tuple[ValueId, ...]
+    gives: tuple[int, ...]
+    made: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,10 @@ class Stretch:
     externals: values from outside; the first cells are theirs, in this order.
     later: cells of those that the first part does not read.
     exports: values that outlive it.  functions: those of its gangs.
-    cells: how many there are.  inner: bytes per device of values that nobody else sees;
-    made: of all that it makes; read: of its externals.
+    gives: cells of externals that it donates.
+    sizes: bytes per device, by cell.  read: of its externals; kept: of its exports;
+        grows: of what it makes beyond what it makes in donated arrays; most: the same if all
+        that it is given from outside must survive.
     seen: positions of parts that touch what others know.
     bundled: some of its values are bundles.
     """
@@ -66,10 +74,12 @@ class Stretch:
     exports: tuple[ValueId, ...]
     later: tuple[int, ...]
     functions: tuple[str, ...]
-    cells: int
-    inner: int
-    made: int
+    gives: tuple[int, ...]
+    sizes: tuple[int, ...]
     read: int
+    kept: int
+    grows: int
+    most: int
     seen: tuple[int, ...]
     bundled: bool = False
 
@@ -77,6 +87,18 @@ class Stretch:
     def first(self) -> Call:
         """The call of the first part."""
         return self.parts[0].call
+
+
+def growth(parts: Sequence[Part], sizes: Sequence[int], copies: Collection[int]) -> int:
+    """Bytes of what they make beyond what they make in donated arrays.
+
+    sizes: by cell.  copies: cells that survive their donation.
+    """
+    found = 0
+    for part in parts:
+        given = sum([sizes[cell] for cell in part.gives if cell not in copies])
+        found += max(part.made - given, 0)
+    return found
 
 
 def stretches(
@@ -100,7 +122,7 @@ def _ranges(
         for index in range(first, last)
         if ours[index] and isinstance(node := plan.steps[index].node, Call)
     }
-    joins = {i: call.slice for i, call in gangs.items() if plain(call) and not call.donated}
+    joins = {i: call.slice for i, call in gangs.items() if plain(call)}
     begin = first
     while begin < last:
         end = begin + 1
@@ -127,6 +149,7 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
     last_use: dict[ValueId, int] = {}
     for index, call in gangs:
         last_use.update(dict.fromkeys((*call.inputs, *call.outputs), index))
+    sizes = tuple(plan.values[v].nbytes for v in cells)
     parts = []
     for index, call in gangs:
         over = sorted(cells[v] for v, at in last_use.items() if at == index)
@@ -140,8 +163,11 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
                 tuple((p, v) for p, v in enumerate(call.outputs) if v in outlive),
                 tuple(cell for cell in over if cell < len(externals)),
                 tuple(v for v in plan.steps[index].frees if v in outlive or v not in made),
+                tuple(cells[call.inputs[p]] for p in call.donated),
+                sum(plan.values[v].nbytes for v in call.outputs),
             )
         )
+    gives = tuple(cell for part in parts for cell in part.gives if cell < len(externals))
     at_once = set(parts[0].inputs)
     return Stretch(
         tuple(parts),
@@ -149,10 +175,12 @@ def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
         tuple(v for part in parts for _, v in part.exports),
         tuple(cell for cell in range(len(externals)) if cell not in at_once),
         tuple(dict.fromkeys(call.function for _, call in gangs)),
-        len(cells),
-        sum(plan.values[v].nbytes for v in made - outlive),
-        sum(plan.values[v].nbytes for v in made),
-        sum(plan.values[v].nbytes for v in externals),
+        gives,
+        sizes,
+        sum(sizes[: len(externals)]),
+        sum(plan.values[v].nbytes for v in outlive),
+        growth(parts, sizes, ()),
+        growth(parts, sizes, gives),
         tuple(at for at, p in enumerate(parts) if p.exports or p.releases or p.frees),
         any(plan.values[v].leaves for v in cells),
     )

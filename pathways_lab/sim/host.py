@@ -186,7 +186,7 @@ class Host:
 
     def _hand_over(self, launch: Launch) -> None:
         stretch, run, seq = launch.stretch, launch.run, launch.seq
-        devices, cells = self.local[stretch.first.slice], [None] * stretch.cells
+        devices, cells = self.local[stretch.first.slice], [None] * len(stretch.sizes)
         self.lanes.setdefault(launch.lane, Lane()).waiting.extend(
             Part(self, launch, run, part.index, part.call, devices, seq + at, at, cells)
             for at, part in enumerate(stretch.parts)

@@ -44,11 +44,11 @@ DOOM = Failure("deadlock", "these wait for each other for ever")
 def waited(receipt: Receipt, *, free: bool, doomed: Failure | None = None) -> list[str]:
     """What goes wrong with a gang alone that is launched, doomed perhaps, and waited for."""
     call: Any = SimpleNamespace(function="f", name="f", donated=(), line=Line())
-    parts = (Part(0, call, (), (), (), (), (), ()),)
-    stretch = SimpleNamespace(parts=parts, cells=0, first=call, bundled=False)
+    parts = (Part(0, call, (), (), (), (), (), (), (), 0),)
+    stretch = SimpleNamespace(parts=parts, sizes=(), gives=(), first=call, bundled=False)
     launch: Any = SimpleNamespace(
         stamp=Work(0.0, 0.0, free=free), stretch=stretch, first=False, inputs=(), outputs={},
-        plan=SimpleNamespace(name="p"),
+        copies=frozenset(), plan=SimpleNamespace(name="p"),
     )  # fmt: skip
 
     def execute(arguments: list[Any]) -> Any:

@@ -10,7 +10,7 @@ launched one by one; the device queue goes on with the rest of the segment at on
 
 Where other hosts launch the same gangs, each gang is launched, with zeros for lost
 inputs.  Else a gang that lacks an input is not launched.  A gang with something special
-(a donation, callbacks, a first meeting) is a segment by itself, and so is a whole loop.
+(callbacks, a first meeting) is a segment by itself, and so is a whole loop.
 
 Rule for maintainers: a job touches payloads only between its hand-over to the device
 queue and its end; until then the launcher keeps its slots alive.  No gang of a segment over
@@ -122,20 +122,20 @@ class SegmentJob:
         self.laps: tuple[Lap, ...] = ()
         self.doomed: Failure | None = None
         self.executables = [executables.get(part.call.function) for part in self.parts]
-        self.cells: list[Any] = [None] * launch.stretch.cells
+        self.cells: list[Any] = [None] * len(launch.stretch.sizes)
         self.lossy = False
         self.unread: dict[int, Exception] = {}
         self.free = isinstance(launch.stamp, Work) and launch.stamp.free
         only = self.executables[0] if len(self.parts) == 1 else None
         alone = only is not None and only.alone
-        self.special = alone or launch.first or bool(self.parts[0].call.donated)
+        self.special = alone or launch.first
         self._explain = explain
         self._meet = meet
 
     # --- in the queue's threads -----------------------------------------------------------
 
     def fill(self) -> None:
-        """Take what comes from outside."""
+        """Take what comes from outside, for ever if it is given away."""
         for cell, slot in enumerate(self.launch.inputs):
             array = None
             try:
@@ -146,6 +146,9 @@ class SegmentJob:
             self.cells[cell] = array
             if array is None:
                 self.cells[cell], self.lossy = _LOST, True
+        for cell in self.launch.stretch.gives:
+            if cell not in self.launch.copies:
+                self.launch.inputs[cell].payload = None
 
     def lacks(self, at: int) -> bool:
         """Whether a part has to do without an input."""
@@ -159,11 +162,11 @@ class SegmentJob:
         """The inputs of a part: zeros for those that are lost, copies of those to be kept."""
         part, values, place = self.parts[at], self.launch.plan.values, self.place
         found = []
-        for position, (cell, value) in enumerate(zip(part.inputs, part.call.inputs, strict=True)):
+        for cell, value in zip(part.inputs, part.call.inputs, strict=True):
             array = self.cells[cell]
             if array is _LOST:
                 array = arrays.zeros(values[value], place)
-            if position in self.launch.copies:
+            if cell in self.launch.copies and cell in part.gives:
                 array = arrays.copied(values[value], array, place)
             found.append(array)
         return found
@@ -181,14 +184,6 @@ class SegmentJob:
             executable.gangs.key, executable.gangs.errors = self.launch.key, []
         if self.launch.first:
             self._meet(self.place, self.parts[at].call)
-
-    def give(self, at: int) -> None:
-        """Forget what a gang was given."""
-        part = self.parts[at]
-        for position in part.call.donated:
-            if position not in self.launch.copies:
-                self.cells[part.inputs[position]] = None
-                self.launch.inputs[part.inputs[position]].payload = None
 
     def look(self, at: int, receipt: Any) -> None:
         """Read the receipt of a special gang.  Raises the error that it tells of."""
@@ -244,13 +239,14 @@ class Piece:
         cells, outputs, clock = segment.cells, segment.launch.outputs, time.monotonic
         receipts, ends, returned = self._receipts, self._ends, self._returned
         bundled = segment.launch.stretch.bundled
+        special = segment.special or bool(segment.launch.copies)
         seen, now = 0, clock()
         until, soon = now + SECONDS, now + AWAITED_SECONDS
         for part, executable in zip(segment.parts[at:], segment.executables[at:], strict=True):
             segment.called.append(now)
             receipt = None
             doomed = segment.doomed is not None
-            if segment.special or segment.lossy or doomed or executable is None:
+            if special or segment.lossy or doomed or executable is None:
                 receipt = self._special(at, executable)
             else:
                 try:
@@ -306,7 +302,6 @@ class Piece:
             self._errors[at] = error
         if lacks or error is not None:
             segment.lose(at)
-        segment.give(at)
         return receipt
 
     def rest(self) -> Piece | None:
