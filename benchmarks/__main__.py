@@ -16,6 +16,7 @@ from benchmarks.harness.child import ROOT
 
 SHORT = {
     "arrays": ["--arrays", "1", "64", "--devices", "1", "--rounds", "3", "--budget", "0.1"],
+    "step": ["--models", "GPT, 2 layers", "--devices", "1", "--rounds", "3", "--budget", "0.1"],
     "dispatch": ["--hosts", "2", "--rounds", "3", "--budget", "0.1"],
     "pipeline": ["--rounds", "3", "--budget", "0.05"],
     "crossover": ["--hosts", "2", "--rounds", "3", "--budget", "0.1", "--most", "16"],

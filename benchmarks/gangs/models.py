@@ -1,0 +1,206 @@
+"""Training steps of real models, each forward, backward and update as one donated function.
+
+Language models of 2, 4 and 12 layers (:mod:`pathways_lab.workloads.language`) and a multilayer
+perceptron, with optax's adamw.  Their state is dozens to hundreds of arrays; examples are cut over
+the devices, everything else is copied to all of them.  Plain JAX runs a step in its one process
+on as many devices as the lab's host has, the lab on one host.
+
+Rule for maintainers: both systems get the same functions, and their first losses are compared
+with those of plain JAX on one device before anything is timed.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.harness.child import Served, serve
+
+LAYERS = {f"GPT, {blocks} layers": blocks for blocks in (2, 4, 12)}
+MLP = "MLP, 4 layers"
+MODELS = (*LAYERS, MLP)
+EXAMPLES = 8
+FIRST = 3
+"""So many losses are compared."""
+CLOSE = 1e-4
+"""As far as sums over several devices may differ, relative."""
+
+
+def model(case: str) -> tuple[Callable[..., Any], Any, Any]:
+    """The step ``(state, batch) -> (state, loss)`` of a case, its first state and its batch."""
+    import jax
+    import numpy as np
+    import optax
+
+    from pathways_lab.workloads import language
+
+    loss: Callable[..., Any]
+    if case in LAYERS:
+        size = language.Size(LAYERS[case], width=64, hidden=256, heads=4, context=32)
+        own: Any = language.parameters(size)
+        batch = next(language.batches(size, EXAMPLES))
+
+        def loss(own: Any, symbols: Any, labels: Any) -> Any:
+            return language.plain_loss(size, own, symbols, labels)
+
+    else:
+        rng = np.random.default_rng(0)
+        own = [
+            {"w": (rng.normal(size=(128, 128)) / 11).astype(np.float32), "b": np.zeros(128, "f4")}
+            for _ in range(4)
+        ]
+        x = rng.normal(size=(EXAMPLES * 8, 128)).astype(np.float32)
+        batch = x, np.tanh(x)
+
+        def loss(own: Any, x: Any, y: Any) -> Any:
+            for layer in own:
+                x = jax.nn.tanh(x @ layer["w"] + layer["b"])
+            return ((x - y) ** 2).mean()
+
+    adamw = optax.adamw(1e-3)
+
+    def step(state: Any, batch: Any) -> Any:
+        own, moments = state
+        value, gradients = jax.value_and_grad(loss)(own, *batch)
+        changes, moments = adamw.update(gradients, moments, own)
+        return (optax.apply_updates(own, changes), moments), value
+
+    moments = jax.tree.map(np.asarray, adamw.init(own))
+    return step, (own, moments), batch
+
+
+def first_losses(case: str) -> list[float]:
+    """Those of plain JAX on one device."""
+    import jax
+
+    step, state, batch = model(case)
+    step, found = jax.jit(step), []
+    for _ in range(FIRST):
+        state, loss = step(state, batch)
+        found.append(float(loss))
+    return found
+
+
+def arrays(case: str) -> int:
+    """How many arrays its state has."""
+    import jax
+
+    return len(jax.tree.leaves(model(case)[1]))
+
+
+class Training(abc.ABC):
+    """A child that times steps.  expected: the first losses of each case."""
+
+    def __init__(self, devices: int, expected: dict[str, Sequence[float]]) -> None:
+        self.devices = devices
+        self._expected = expected
+        self._running: dict[str, Any] = {}
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Open the devices."""
+
+    @abc.abstractmethod
+    def put(self, tree: Any, *spec: str) -> Any:
+        """Arrays on all devices, whole or cut."""
+
+    @abc.abstractmethod
+    def jit(self, step: Any) -> Any:
+        """The compiled function, which may overwrite its state."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """End everything."""
+
+    def round(self, case: str, units: int) -> tuple[float, float]:
+        """So many steps, none waited for but the last.  Raises RuntimeError for a wrong loss."""
+        import jax
+
+        if case not in self._running:
+            self._running[case] = self._begun(case)
+        step, state, batch = self._running[case]
+        begun = time.perf_counter()
+        for _ in range(units):
+            state, loss = step(state, batch)
+        jax.block_until_ready((state, loss))
+        seconds = time.perf_counter() - begun
+        self._running[case] = step, state, batch
+        return seconds, units
+
+    def _begun(self, case: str) -> tuple[Any, Any, Any]:
+        import numpy as np
+
+        function, state, batch = model(case)
+        step, state, batch = self.jit(function), self.put(state), self.put(batch, "x")
+        found = []
+        for _ in range(FIRST):
+            state, loss = step(state, batch)
+            found.append(float(np.asarray(loss)))
+        if not np.allclose(found, self._expected[case], rtol=CLOSE):
+            raise RuntimeError(f"losses of {case}: {found}, not {self._expected[case]}")
+        return step, state, batch
+
+
+class PlainTraining(Training):
+    """JAX in this process."""
+
+    def start(self) -> None:
+        import jax
+        import numpy as np
+
+        jax.config.update("jax_num_cpu_devices", self.devices)
+        self._mesh = jax.sharding.Mesh(np.array(jax.devices()[: self.devices]), ("x",))
+
+    def put(self, tree: Any, *spec: str) -> Any:
+        import jax
+
+        sharding = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.device_put(tree, sharding)
+
+    def jit(self, step: Any) -> Any:
+        import jax
+
+        whole = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
+        return jax.jit(step, donate_argnums=(0,), out_shardings=whole)
+
+    def stop(self) -> None:
+        """Its devices end with the process."""
+
+
+class LabTraining(Training):
+    """One host of a lab."""
+
+    def start(self) -> None:
+        import pathways_lab as pw
+
+        self._lab = pw.start(
+            islands=1, hosts_per_island=1, devices_per_host=self.devices, progress=False
+        )
+        self._slice = self._lab.slice(self.devices)
+
+    def put(self, tree: Any, *spec: str) -> Any:
+        import jax
+
+        import pathways_lab as pw
+
+        return pw.device_put(tree, self._slice.sharding(jax.sharding.PartitionSpec(*spec)))
+
+    def jit(self, step: Any) -> Any:
+        import pathways_lab as pw
+
+        whole = self._slice.sharding()
+        return pw.jit(step, on=self._slice, donate_argnums=(0,), out_shardings=whole)
+
+    def stop(self) -> None:
+        self._lab.close()
+
+
+def make(system: str, devices: int, expected: dict[str, Sequence[float]]) -> Served:
+    """The child for a system."""
+    return {"jax": PlainTraining, "lab": LabTraining}[system](devices, expected)
+
+
+if __name__ == "__main__":
+    serve(make)

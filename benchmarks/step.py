@@ -1,0 +1,49 @@
+"""Training steps of real models, beside plain JAX in one process.
+
+    python -m benchmarks.step [--models "GPT, 2 layers" "MLP, 4 layers"] [--devices 1 4]
+
+A step is forward, backward and update with optax's adamw, as one function that overwrites its
+state: language models of 2, 4 and 12 layers and a multilayer perceptron, on one device and on four
+of one host (:mod:`benchmarks.gangs.models`).  First losses are those of plain JAX on one device, or
+the system is left out.  The two systems take turns, and the one whose turn it is not is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.gangs.models import MODELS, arrays, first_losses
+from benchmarks.harness.child import Child
+from benchmarks.harness.command import arguments, settings
+from benchmarks.harness.report import Report, publish
+from benchmarks.harness.rounds import measure
+
+JAX, LAB = "JAX, one process", "lab"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """One table for each number of devices."""
+    parser = arguments(__doc__, rounds=9, budget=0.5)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
+    chosen = parser.parse_args(argv)
+    how = settings(chosen)
+    cases = [MODELS[-1]] if how.quick else chosen.models
+    expected = {case: first_losses(case) for case in cases}
+    notes = [f"Arrays of its state: {', '.join(f'{case}: {arrays(case)}' for case in cases)}."]
+    for devices in chosen.devices:
+        systems = [
+            Child(
+                name, "benchmarks.gangs.models", cases,
+                system=system, devices=devices, expected=expected,
+            )
+            for name, system in ((JAX, "jax"), (LAB, "lab"))
+        ]  # fmt: skip
+        measured = measure(systems, cases, rounds=how.rounds, budget=how.budget, seed=how.seed)
+        title = f"training steps, {devices} device{'s' * (devices > 1)} of one host"
+        report = Report(f"step-{devices}", title, "step", measured, JAX, notes=notes)
+        publish(report, how.folder)
+
+
+if __name__ == "__main__":
+    main()
