@@ -1,6 +1,8 @@
 """A notebook kernel that has used JAX before it opens a door: argument 1 is a lab file."""
 
+import gc
 import sys
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +55,9 @@ except jax.errors.JaxRuntimeError as error:
     print("gone:", str(error)[:11])
 with lab.open_door() as door:
     assert jnp.ones(2).devices() == {door.devices[0]}
+    client = weakref.ref(door.devices[0].client)
     lab.close()
     assert [d.platform for d in jax.devices()] == ["cpu"]
+gc.collect()
+print("left:", client())  # it would go on looking for work, at a tenth of a core
 print("end")

@@ -30,10 +30,11 @@ def test_jax_computes_on_the_lab_between_the_opening_and_the_closing_of_a_door(t
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    clients, again, gone, end = done.stdout.splitlines()
+    clients, again, gone, left, end = done.stdout.splitlines()
     assert "kernel" in clients
     assert again == "twice: True"
     assert gone == "gone: UNAVAILABLE"
+    assert left == "left: None"
     assert end == "end"
 
 
