@@ -128,19 +128,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no Chromium on this machine"))
 
 
-def pytest_collection_finish() -> None:
-    """What was imported stays, so looking for garbage need not look there each time."""
+def keep_what_is_left() -> None:
+    """What is imported or cached stays, so looking for garbage need not look there each time."""
     gc.collect()
     gc.freeze()
 
 
+def pytest_collection_finish() -> None:
+    """Before the first test."""
+    keep_what_is_left()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: to wait is not the test's own time
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """What looks at time runs while the other processes of tests wait."""
     if item.get_closest_marker("cluster"):
         gc.collect()  # errors that were caught keep the handles of their frames
     with machine(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
+        done = yield
+    if nextitem is not None and nextitem.path != item.path:
+        keep_what_is_left()  # the fixtures of the file are gone
+    return done
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
