@@ -149,6 +149,31 @@ def test_a_deleted_array_is_gone_and_no_other(s: Any) -> None:
     assert values([*tree[:3], *tree[4:]]) == [n + 3 for n in range(MANY) if n != 3]
 
 
+@pytest.mark.parametrize("donate", [False, True])
+def test_arrays_between_the_calls_of_a_program_are_one_value(
+    lab: Lab, s: Any, donate: bool
+) -> None:
+    step = step_of(s, donate)
+
+    @pw.program
+    def program(tree: list[Any]) -> tuple[list[Any], list[Any]]:
+        losses = []
+        for _ in range(3):
+            tree, loss = step(tree, 1)
+            losses.append(loss)
+        return tree, losses
+
+    plan = program.capture(start(s)).prepared.plan
+    assert sorted(len(value.leaves) for value in plan.values)[-3:] == [0, MANY, MANY]
+    for _ in range(2):
+        tree, losses = program(start(s))
+        assert values(tree) == [n + 3 for n in range(MANY)]
+        assert values(losses) == [4 * sum(n + count for n in range(MANY)) for count in (0, 1, 2)]
+        assert tree[7].result()[0] == 10
+    with lab.check_nans():
+        assert values(program(start(s))[0]) == [n + 3 for n in range(MANY)]
+
+
 def test_programs_and_publications_take_single_arrays(lab: Lab, s: Any) -> None:
     _, tree = bundled(s)
 

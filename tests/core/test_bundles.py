@@ -12,6 +12,7 @@ from pathways_lab.core.program.bundles import (
     apart,
     arrays_of,
     bundle,
+    gathered,
     in_ranges,
     is_bundle,
     may_have_bundles,
@@ -91,6 +92,81 @@ def test_plans_of_one_call_may_have_bundles_and_others_may_not() -> None:
     assert not may_have_bundles(replace(plain, steps=(step, step)))
     swapped = replace(step.node, inputs=(1, 0, 2))
     assert not may_have_bundles(replace(plain, steps=(replace(step, node=swapped),)))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Plan:
+    """Calls of results of earlier ones, often of many side by side, and transfers of some."""
+    values, nodes, alive = [array(n + 1) for n in range(4)], [], list[list[int]]([[0, 1, 2, 3]])
+    for number in range(draw(st.integers(1, 5))):
+        given: list[int] = []
+        for _ in range(draw(st.integers(1, 3))):
+            among = draw(st.sampled_from(alive))
+            begin = draw(st.integers(0, len(among) - 1))
+            given += among[begin : begin + draw(st.integers(1, 6))]
+        donated = set(draw(st.sampled_from(alive))) if draw(st.booleans()) else set()
+        at = tuple(p for p, v in enumerate(given) if v in donated and given.count(v) == 1)
+        gone = {given[p] for p in at}
+        made = list(range(len(values), len(values) + draw(st.integers(1, 6))))
+        values += [array(v + 1) for v in made]
+        nodes.append(Call(f"f{number}", SLICE, tuple(given), tuple(made), at, f"f{number}"))
+        alive = [left for many in [*alive, made] if (left := [v for v in many if v not in gone])]
+        if not alive:
+            break
+        if draw(st.booleans()):
+            moved = draw(st.sampled_from(draw(st.sampled_from(alive))))
+            nodes.append(Transfer(moved, len(values), "moved"))
+            alive.append([len(values)])
+            values.append(values[moved])
+    left = [v for many in alive for v in many if v > 3]
+    outputs = draw(st.lists(st.sampled_from(left), unique=True, max_size=4)) if left else []
+    return planned(Program("p", tuple(values), tuple(nodes), (0, 1, 2, 3), tuple(outputs)))
+
+
+@given(programs())
+def test_calls_between_which_arrays_are_gathered_take_and_give_the_same(plain: Plan) -> None:
+    assert check_plan(plain) is None
+    plan = gathered(plain, 2)
+    assert check_plan(plan) is None
+    assert [plan.values[v] for v in plan.inputs] == [plain.values[v] for v in plain.inputs]
+    assert [plan.values[v] for v in plan.outputs] == [plain.values[v] for v in plain.outputs]
+    for step, before in zip(plan.steps, plain.steps, strict=True):
+        new, old = step.node, before.node
+        for attribute in ("inputs", "outputs") if isinstance(old, Call) else ("input", "output"):
+            found, wanted = (
+                [of.values[v] for v in (n if isinstance(n, tuple) else (n,))]
+                for of, n in ((plan, getattr(new, attribute)), (plain, getattr(old, attribute)))
+            )
+            assert arrays_of(found) == wanted
+        ends = [
+            arrays_of([of.values[v] for v in s.frees]) for of, s in ((plan, step), (plain, before))
+        ]
+        assert sorted(ends[0], key=repr) == sorted(ends[1], key=repr)
+        if isinstance(old, Call):
+            assert isinstance(new, Call)
+            taken = arrays_of([plan.values[new.inputs[p]] for p in new.donated])
+            assert taken == [plain.values[old.inputs[p]] for p in old.donated]
+    assert gathered(plan, 2) is plan or len(plan.values) < len(plain.values)
+
+
+def test_arrays_between_two_calls_are_a_bundle_unless_one_goes_another_way() -> None:
+    first = Call("f", SLICE, (0,), (1, 2, 3, 4), (), "f")
+    second = Call("g", SLICE, (1, 2, 3, 4), (5,), (0, 1, 2, 3), "g")
+
+    def between(*nodes: Call | Transfer, outputs: tuple[int, ...] = (5,), least: int = 2) -> int:
+        """How many arrays one bundle has at most."""
+        values = tuple(array(n + 1) for n in range(7))
+        plan = gathered(planned(Program("p", values, nodes, (0,), outputs)), least)
+        return max(len(value.leaves) for value in plan.values)
+
+    assert between(first, second) == 4
+    assert between(first, second, least=5) == 0
+    assert between(first, replace(second, donated=(0, 1, 2))) == 3
+    assert between(first, replace(second, inputs=(1, 3, 2, 4))) == 0
+    assert between(first, replace(second, donated=()), outputs=(5, 2)) == 2
+    assert between(first, Transfer(3, 6, "copy"), replace(second, donated=())) == 2
+    read = Call("h", SLICE, (4,), (6,), (), "h")
+    assert between(first, read, second) == 3
 
 
 def test_a_bundle_comes_apart_into_its_arrays() -> None:

@@ -261,7 +261,7 @@ def prepare(
         builder.signatures,
     )
     stats.work.lowered += 1
-    plan = lowering.lower(program, sequential=sequential)
+    plan = bundles.gathered(lowering.lower(program, sequential=sequential), FEW)
     places = [ref.slice for ref in builder.numbers]
     places += [node.slice for node in nodes if isinstance(node, CallNode)]
     return Prepared(

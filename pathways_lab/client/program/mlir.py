@@ -21,6 +21,7 @@ from pathways_lab.client.code.export import Executable
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.graph import Prepared
 from pathways_lab.client.session import failures
+from pathways_lab.core.program import lowering
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.program import Call, SliceId, Value
 from pathways_lab.runtime import jax_private
@@ -40,7 +41,7 @@ def mpmd(prepared: Prepared) -> str:
 class _Printer:
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
-        self._plan = prepared.plan
+        self._plan = lowering.lower(prepared.program)  # MLIR knows single arrays only
         self._slices = {on.id: on for on in prepared.slices}
         self._meshes: dict[tuple[SliceId, tuple[tuple[str, int], ...]], str] = {}
         self._fragments: dict[Code, tuple[str, Fragment]] = {}
