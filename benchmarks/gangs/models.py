@@ -24,6 +24,11 @@ MODELS = (*LAYERS, MLP)
 EXAMPLES = 8
 FIRST = 3
 """So many losses are compared."""
+AHEAD = 8
+"""Every so many steps the loop waits for the loss of so many steps before.
+
+More than 32 launches ahead on several devices, JAX's process ends: its threads starve each other.
+"""
 CLOSE = 1e-4
 """As far as sums over several devices may differ, relative."""
 
@@ -115,21 +120,26 @@ class Training(abc.ABC):
         """End everything."""
 
     def round(self, case: str, units: int) -> tuple[float, float]:
-        """So many steps, none waited for but the last.  Raises RuntimeError for a wrong loss."""
+        """So many steps, in a loop that looks at its losses now and then."""
         import jax
 
         if case not in self._running:
             self._running[case] = self._begun(case)
         step, state, batch = self._running[case]
         begun = time.perf_counter()
-        for _ in range(units):
+        earlier = None
+        for number in range(1, units + 1):
             state, loss = step(state, batch)
+            if number % AHEAD == 0:
+                jax.block_until_ready(earlier)
+                earlier = loss
         jax.block_until_ready((state, loss))
         seconds = time.perf_counter() - begun
         self._running[case] = step, state, batch
         return seconds, units
 
     def _begun(self, case: str) -> tuple[Any, Any, Any]:
+        """The step, its state and its batch.  Raises RuntimeError for wrong losses."""
         import numpy as np
 
         function, state, batch = model(case)
