@@ -24,6 +24,8 @@ INSIDE = {
 """Messages that travel as bytes of a ``Serialized``, by its type's name."""
 _MANY = (2, 2, 2, 2, 2, 50, 50, 50, 3000)
 _LONGEST = 9000
+_LARGEST = 32 << 20
+"""Bytes of a message: it is in a process several times, as objects of many times its size."""
 _FEW, _MOST, _DEEP = 0.85, 4, 3
 """How often a field that is set is taken; so many are set in what was empty, and so deep."""
 
@@ -38,11 +40,11 @@ class Changes:
         self._depth = 0
 
     def changed(self, given: Any) -> Any:
-        """A copy with one thing changed, at any depth."""
+        """A copy with one thing changed, at any depth; the same where that is too large."""
         made = type(given)()
         made.CopyFrom(given)
         self._change(made)
-        return made
+        return given if made.ByteSize() > _LARGEST else made
 
     def damaged(self, data: bytes) -> bytes:
         """Bytes, some of them others, or cut off."""
