@@ -178,7 +178,12 @@ class Passed:
         self._array = array
 
     def is_ready(self) -> bool:
-        return self._array.is_deleted() or bool(self._array.is_ready())
+        try:
+            return bool(self._array.is_ready())
+        except RuntimeError:  # it is donated, perhaps while it was asked
+            if not self._array.is_deleted():
+                raise
+            return True
 
     def block_until_ready(self) -> Passed:
         try:
