@@ -20,7 +20,7 @@ from pathways_lab.core.program.program import Value
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import CpuRuntime, Place
 from pathways_lab.runtime.host import compile_marks
-from pathways_lab.runtime.host.compiler import Code, Compiler, Executable, compile_code
+from pathways_lab.runtime.host.compiler import Code, Compiler, Executable, Passed, compile_code
 from pathways_lab.runtime.host.user_output import Output
 from tests.runtime.host_kit import (
     HOST,
@@ -439,3 +439,23 @@ def test_what_is_being_compiled_can_be_read_by_whoever_outlives_it(
     assert compile_marks.read(tmp_path) == []
     (tmp_path / "compiling-7").write_text("[half of")
     assert compile_marks.read(tmp_path) == []
+
+
+class Donated:
+    """An array that is donated while somebody asks whether it is there."""
+
+    deleted = False
+
+    def is_deleted(self) -> bool:
+        return self.deleted
+
+    def is_ready(self) -> bool:
+        assert not self.deleted, "a deleted array is not asked: that may end the process"
+        self.deleted = True
+        raise RuntimeError("Array has been deleted")
+
+
+def test_arrays_that_were_made_before_are_there_also_when_they_are_donated_meanwhile() -> None:
+    receipt = Passed(Donated())
+    assert receipt.is_ready()
+    assert receipt.is_ready()

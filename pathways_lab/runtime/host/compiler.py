@@ -178,9 +178,12 @@ class Passed:
         self._array = array
 
     def is_ready(self) -> bool:
+        # Asked first: is_ready() of an array after its delete() ends the process (jaxlib 0.10.2).
+        if self._array.is_deleted():
+            return True
         try:
             return bool(self._array.is_ready())
-        except RuntimeError:  # it is donated, perhaps while it was asked
+        except RuntimeError:  # it was donated while it was asked
             if not self._array.is_deleted():
                 raise
             return True
