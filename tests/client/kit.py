@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import pickle
 import tempfile
@@ -30,7 +31,7 @@ from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Layout, boxes
-from pathways_lab.core.program.program import Call, Plan
+from pathways_lab.core.program.program import Call, Plan, Value
 from pathways_lab.core.scheduling.policies import FIFO
 from pathways_lab.core.slices.topology import SliceBinding, SliceRequest
 from pathways_lab.runtime import jax_private
@@ -85,6 +86,11 @@ def a_slice(*shape: int, axes: tuple[str, ...] | None = None, island: str = "isl
     """A slice without a lab: for everything that happens before a run."""
     names = axes or ("x", "y", "z")[: len(shape)]
     return Slice(binding(shape, names, 1 << 32 | next(_numbers), island))
+
+
+def _arrays(value: Value, held: Any) -> list[Any]:
+    """The arrays of a bundle, or the one of another value."""
+    return held if value.leaves else [held]
 
 
 class FakeLab:
@@ -410,8 +416,13 @@ class FakeLab:
                 )
                 self._end(fields, failure)
                 return
-            results = self._call(node, [values[v] for v in node.inputs])
-            values.update(zip(node.outputs, results, strict=True))
+            given = [array for v in node.inputs for array in _arrays(plan.values[v], values[v])]
+            results = iter(self._call(node, given))
+            for v in node.outputs:
+                leaves = plan.values[v].leaves
+                values[v] = (
+                    list(itertools.islice(results, len(leaves))) if leaves else next(results)
+                )
         for buffer, place in zip(fields["outputs"], plan.outputs, strict=True):
             self.arrays[buffer] = values[place]
         self._end(fields, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -135,9 +136,15 @@ def test_a_bad_word_waits_for_the_whole_story(fake: FakeLab, told: Any, monkeypa
 
 
 def test_who_waits_for_each_call_need_not_ask(fake: FakeLab, told: Any, monkeypatch: Any) -> None:
-    told().block_until_ready()
+    def waited() -> bool:
+        told().block_until_ready()
+        return fake.session.data._waiting
+
+    until(waited)
     fake.settle()
-    monkeypatch.setattr(fake, "_end", lambda *_: fake._answer_fetches())
+    # Not before somebody waits: else the next call would have to ask.
+    later = functools.partial(fake._control.call_later, 0.05, fake._answer_fetches)
+    monkeypatch.setattr(fake, "_end", lambda *_: later())
     asked = fake.fetches
     for _ in range(3):
         told().block_until_ready()
