@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.gangs.one_host import lab_and_slice, plain_mesh
 from benchmarks.harness.child import Served, serve
 
 LAYERS = {f"GPT, {blocks} layers": blocks for blocks in (2, 4, 12)}
@@ -157,11 +158,7 @@ class PlainTraining(Training):
     """JAX in this process."""
 
     def start(self) -> None:
-        import jax
-        import numpy as np
-
-        jax.config.update("jax_num_cpu_devices", self.devices)
-        self._mesh = jax.sharding.Mesh(np.array(jax.devices()[: self.devices]), ("x",))
+        self._mesh = plain_mesh(self.devices)
 
     def put(self, tree: Any, *spec: str) -> Any:
         import jax
@@ -183,12 +180,7 @@ class LabTraining(Training):
     """One host of a lab."""
 
     def start(self) -> None:
-        import pathways_lab as pw
-
-        self._lab = pw.start(
-            islands=1, hosts_per_island=1, devices_per_host=self.devices, progress=False
-        )
-        self._slice = self._lab.slice(self.devices)
+        self._lab, self._slice = lab_and_slice(self.devices)
 
     def put(self, tree: Any, *spec: str) -> Any:
         import jax

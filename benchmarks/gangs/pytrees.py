@@ -15,6 +15,7 @@ import abc
 import time
 from typing import Any
 
+from benchmarks.gangs.one_host import lab_and_slice, plain_mesh
 from benchmarks.harness.child import Served, serve
 
 HOW = ("donated", "kept", "waited")
@@ -88,10 +89,8 @@ class PlainSteps(Steps):
 
     def start(self) -> None:
         import jax
-        import numpy as np
 
-        jax.config.update("jax_num_cpu_devices", self.devices)
-        mesh = jax.sharding.Mesh(np.array(jax.devices()[: self.devices]), ("x",))
+        mesh = plain_mesh(self.devices)
         self._sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def put(self, value: Any) -> Any:
@@ -112,12 +111,7 @@ class LabSteps(Steps):
     """One host of a lab."""
 
     def start(self) -> None:
-        import pathways_lab as pw
-
-        self._lab = pw.start(
-            islands=1, hosts_per_island=1, devices_per_host=self.devices, progress=False
-        )
-        self._slice = self._lab.slice(self.devices)
+        self._lab, self._slice = lab_and_slice(self.devices)
 
     def put(self, value: Any) -> Any:
         import pathways_lab as pw

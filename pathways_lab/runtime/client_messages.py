@@ -22,11 +22,11 @@ from pathways_lab.core.scheduling.policies import BuiltIn
 from pathways_lab.core.scheduling.tags import Data
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.transport.codec import PACKED, Within
-from pathways_lab.transport.edge import Count, Door, Id, Number, Plain, Seconds, Size
+from pathways_lab.transport.edge import Count, Door, Id, Length, Number, Plain, Seconds, Size
 from pathways_lab.transport.framing import TO_CONTROL
 
 _Layouts = tuple[Annotated[Layout, PACKED], ...]
-_Types = tuple[tuple[tuple[Size, ...], str], ...]
+_Types = tuple[tuple[tuple[Length, ...], str], ...]
 """Shape and JAX type name per leaf."""
 
 

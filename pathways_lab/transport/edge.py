@@ -29,6 +29,8 @@ Id = Annotated[int, Within(1, (1 << 63) - 1)]
 Count = Annotated[int, Within(0, (1 << 31) - 1)]
 Size = Annotated[int, Within(0, (1 << 63) - 1)]
 """Bytes."""
+Length = Annotated[int, Within(0, (1 << 63) - 1)]
+"""Elements along a dimension: an array is judged by its bytes, where they are known."""
 Seconds = Annotated[float, Within(0.0, 1e12)]
 Number = Annotated[int, Within(0, (1 << 63) - 1)]
 """By which a client knows its question; 0: it waits for no answer."""
