@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 import types
@@ -60,9 +61,32 @@ def read_flags() -> None:
 def make_cpu_client(devices: int) -> Any:
     """A CPU client with *devices* devices, beside the global backend, not in it.
 
-    ``NPROC`` and ``XLA_FLAGS`` are read by the first client of the process.
+    The first client of the process reads ``XLA_FLAGS``, each reads ``NPROC``: the threads that
+    compute in it.  One device has as many as plain JAX gives it; with more than there are
+    processors its matrix products take a tenth longer.
     """
-    return xla_client.make_cpu_client(asynchronous=True, num_devices=devices)
+    with _THREADS:
+        before = os.environ.get("NPROC")
+        os.environ["NPROC"] = str(threads_of(devices))
+        try:
+            return xla_client.make_cpu_client(asynchronous=True, num_devices=devices)
+        finally:
+            if before is None:
+                del os.environ["NPROC"]
+            else:
+                os.environ["NPROC"] = before
+
+
+_THREADS = threading.Lock()
+
+
+def threads_of(devices: int) -> int:
+    """How many threads a client with *devices* CPU devices needs at least.
+
+    Computations on several devices wait for each other in collectives: those of one call, and one
+    call that waits to launch the next, must find threads at once, or the client stands still.
+    """
+    return max(os.cpu_count() or 1, 2 if devices == 1 else 2 * devices + 2)
 
 
 _AGES = 10**8

@@ -16,7 +16,7 @@ from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.core.program.program import Call, Plan
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.executor.launcher import Launcher
-from pathways_lab.runtime.cluster.device_supervisor import arenas
+from pathways_lab.runtime.cluster.device_supervisor import heaps
 from pathways_lab.runtime.control_plane.record_stream import Broadcast
 from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
 from pathways_lab.runtime.host.compiler import Compiler
@@ -221,9 +221,9 @@ def test_device_processes_share_few_heaps_unless_a_user_wants_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    assert arenas() == {"MALLOC_ARENA_MAX": "2"}
+    assert heaps()["MALLOC_ARENA_MAX"] == "2"
     monkeypatch.setitem(os.environ, "MALLOC_ARENA_MAX", "7")
-    assert arenas() == {"MALLOC_ARENA_MAX": "7"}
+    assert heaps()["MALLOC_ARENA_MAX"] == "7"
 
 
 def test_what_a_host_noted_of_a_program_goes_with_it() -> None:

@@ -51,9 +51,8 @@ _FLUSH_SECONDS = 0.2
 def set_environment(platform: str, devices: int | None, stand_in: bool = False) -> None:
     """The environment that JAX reads when it is imported and when its clients are made.
 
-    A client's thread pool has ``NPROC`` threads; computations on all devices,
-    and one call that waits to launch the next, must find threads at once, or
-    the client stands still.  A user's own ``XLA_FLAGS`` come last, and so win.
+    ``NPROC`` is for clients that span hosts; others have what they need
+    (:func:`.jax_private.make_cpu_client`).  A user's own ``XLA_FLAGS`` come last, and so win.
     """
     cores = os.cpu_count() or 1
     os.environ["NPROC"] = str(max(cores, 2 * (devices or cores) + 2))
