@@ -7,9 +7,12 @@ looking must be slowed down in time, or memory grows without bound.
 
 How: a call leaves at once while nothing is under way, and where calls do not come fast: a
 kernel that computes between them, or draws, keeps the interpreter from the thread that would
-learn that nothing is under way any more.  Else the call waits for others: until there are
+learn that nothing is under way any more.  Where devices have work for long
+(:mod:`pathways_lab.client.session.backlog`), calls need not come fast: training steps of hundreds
+of arrays take the kernel longer than a pause.  Else the call waits for others: until there are
 :data:`MOST`, or as many as in the last burst, if that was a short one; until anything else is
-sent or waited for, until everything under way is over, or :data:`SOON`.  Calls that leave together
+sent or waited for, until everything under way is over, or :data:`SOON`, or a :data:`PART` of the
+time for which devices have work.  Calls that leave together
 are one run of one plan, in which values whose handles are gone already are
 values between two steps.  Such a plan is made when the same calls come in the
 same way for the second time, and kept; in a loop that is every time, since runs are
@@ -51,7 +54,9 @@ SHORT, FEW = 16, 32
 pause may be the scheduler's noise.  And only while fewer than FEW steps are under way: with more,
 cluster or kernel are slow already."""
 SOON = 0.002
-"""Seconds for which a call waits for others at most, unless the interpreter is busy."""
+"""Seconds for which a call waits for others at most, unless its devices have work for longer."""
+PART = 0.25
+"""Of the time for which they have work a call waits at most, so that it is ahead of them still."""
 _CALLS = 1024
 """Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096
@@ -108,7 +113,7 @@ class Calls:
         self._connection = connection
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
-        self._since = 0.0
+        self._until = 0.0
         self._burst = Burst()
         self._ticking = self._flushing = False
         self._plans: dict[Shape, Plan] = {}
@@ -150,16 +155,18 @@ class Calls:
             outputs = tuple([connection.new_buffer() for _ in prepared.plan.outputs])
             now = time.monotonic()
             over = self._burst.over(now, connection.steps)
+            patience = PART * connection.backlog.seconds(prepared.place.id)
             if not self._entries:
-                self._since = now
+                self._until = now + max(SOON, patience)
             self._entries.append(Entry(prepared, inputs, outputs, arguments, payload, tag))
             calls = len(self._entries)
             full = calls >= MOST or calls * prepared.arrays >= ARRAYS
+            over = over and patience <= SOON
             if over or full or not connection.under_way:
                 self._flush(whole=over)
             if self._entries and not self._ticking:
                 self._ticking = True
-                connection.reactor.call_later(SOON, self._tick)
+                connection.reactor.call_later(self._until - now, self._tick)
         return outputs
 
     def flush(self, drops: bool = False) -> None:
@@ -182,11 +189,11 @@ class Calls:
 
     def _tick(self) -> None:
         with self._lock:
-            if self._since + SOON <= time.monotonic():
+            if self._until <= time.monotonic():
                 self._flush(whole=False)
             self._ticking = bool(self._entries)
             if self._ticking:
-                left = self._since + SOON - time.monotonic()
+                left = self._until - time.monotonic()
                 self._connection.reactor.call_later(max(left, 0.0), self._tick)
 
     def _send_alone(
@@ -221,7 +228,7 @@ class Calls:
                 del entries[:count]
                 if entries and not whole:
                     self._entries[:0] = entries
-                    self._since = time.monotonic()
+                    self._until = time.monotonic() + SOON
                     self._connection.drop(*gone)
                     break
         except BaseException as error:

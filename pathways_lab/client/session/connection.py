@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import os
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pathways_lab.client.lab.stats import Traffic
 from pathways_lab.client.lab.tags import NOTHING, Tag, current
 from pathways_lab.client.session import failures
+from pathways_lab.client.session.backlog import Backlog
 from pathways_lab.client.session.code_registry import Registered
 from pathways_lab.client.session.host_completion import Witnesses
 from pathways_lab.client.session.pending import (
@@ -74,7 +76,7 @@ class Connection:
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
     tag: of runs of which nothing else is said.
-    traffic: counters.  steps: of runs that were submitted and are not over.
+    traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
     on_records, on_output, on_policy: called in the reactor's thread.
     gone: what calls when a handle is gone; it only enqueues.
     thinned: bundles of which some handles are gone, and how many were left at the last tick.
@@ -117,6 +119,7 @@ class Connection:
         self._buffers: dict[int, Buffer] = {}
         self._runs: dict[int, Run] = {}
         self.steps = self._vouched = 0
+        self.backlog = Backlog()
         self._witnesses = Witnesses()
         self.questions: Questions = Questions(self)
         self.following = Following()
@@ -289,6 +292,7 @@ class Connection:
         )
         run = self._runs[identity] = Run(identity, waits, outputs, parts or (plan,))
         self.steps += run.steps
+        self.backlog.began(plan.slices, run.steps)
         fields = {
             "run": identity,
             "plan": plan.key,
@@ -384,6 +388,7 @@ class Connection:
         if run is not None:
             run.inputs = ()  # before anybody is told that it is over
             self.steps -= run.steps
+            self.backlog.ended(time.monotonic(), run.plans[0].slices, run.steps)
             self._vouched -= run.vouched
             if run.hear:
                 self.expect_no_more(run.outputs[0], run.hear)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.runtime.cluster.device_supervisor import heaps, device_configuration
+from pathways_lab.runtime.cluster.device_supervisor import device_configuration, heaps
 from pathways_lab.runtime.cluster.start_control_plane import ControlSettings
 from pathways_lab.runtime.processes.child_copies import can_fork
 from pathways_lab.runtime.processes.child_process import Child, ChildDied, spawn
