@@ -93,6 +93,9 @@ def test_every_wrong_target_says_what_to_do(
         attach()
     with pytest.raises(PathwaysError, match=r"there is no lab file .*absent.json"):
         attach(str(tmp_path / "absent.json"))
+    with pytest.raises(PathwaysError, match=r"there is no lab file .*there:8786") as caught:
+        attach("there:8786")
+    assert 'write "tcp://there:8786"' in str(caught.value)
     (tmp_path / "other.json").write_text(json.dumps({"control": 3}))
     with pytest.raises(PathwaysError, match="is not a lab file"):
         attach(tmp_path / "other.json")
@@ -123,11 +126,20 @@ def test_who_waits_for_an_address_is_told_for_what_and_until_when(
         told: list[str] = []
         with pytest.raises(PathwaysError, match=f"{where}' cannot be reached: .*{why}"):
             attach(where, timeout=patience, tell=told.append)
-        assert [text.partition(",")[0] for text in told] == [
+        assert [re.split(r",| \(.*Connection refused\)", text)[0] for text in told] == [
             f"waiting for a Dask scheduler at {where}",
             f"waited in vain for a Dask scheduler at {where}",
         ]
         assert re.search(r"until \d\d:\d\d:\d\d; Ctrl-C ends the wait", told[0])
+
+
+def test_a_program_that_is_no_scheduler_is_called_that_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        web = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 " * 9))
+        web.start()
+        with pytest.raises(PathwaysError, match="what answers there is no Dask scheduler"):
+            attach(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=20.0)
+        web.join()
 
 
 def test_who_interrupts_that_wait_leaves_nothing_behind(

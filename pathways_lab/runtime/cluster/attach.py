@@ -22,6 +22,7 @@ import ipaddress
 import json
 import math
 import os
+import re
 import secrets
 import socket
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Wishes
-from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, knock, waiting
+from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, first_cause, knock, waiting
 from pathways_lab.runtime.cluster.start_progress import Tell
 from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS
 from pathways_lab.transport import addresses, versions
@@ -114,10 +115,10 @@ def read_lab_file(path: str | Path) -> ControlAddress:
         addresses.parse(address := str(control["address"]))
         return ControlAddress(address, key, control["tls"], holder, dashboard)
     except FileNotFoundError:
-        raise _error(
-            f"there is no lab file {str(Path(path).absolute())!r}",
-            "check the path, or ask the owner of the lab for a file (lab.invite(path))",
-        ) from None
+        remedy = "check the path, or ask the owner of the lab for a file (lab.invite(path))"
+        if re.fullmatch(r"[\w.-]+:\d+", str(path)):
+            remedy = f'for a Dask scheduler write "tcp://{path}", or "tls://{path}"'
+        raise _error(f"there is no lab file {str(Path(path).absolute())!r}", remedy) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _error(
             f"{str(path)!r} is not a lab file: {error!r}",
@@ -239,7 +240,8 @@ def _client_of(
         # Dask raises TypeError for a tls:// address without credentials.
         raise _error(
             f"the Dask scheduler at {target!r:.80} cannot be reached: {error}{_why(error)}",
-            "check the address, and for tls:// Dask's configuration of certificates",
+            "check the address (a scheduler's log says it; its dashboard has another port), and for"
+            " tls:// Dask's configuration of certificates",
         ) from error
 
 
@@ -390,9 +392,7 @@ def _install_hosts(client: distributed.Client, plugin: Any) -> list[str]:
 
 def _why(error: Exception) -> str:
     """The cause of failure of Dask's last attempt, which its own words leave out."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = first_cause(error)
     return "" if str(cause) in str(error) else f": {cause}"
 
 

@@ -29,16 +29,18 @@ def knock(address: str, security: Any, seconds: float, tell: Tell) -> None:
     """Return when a Dask scheduler answers at *address*.
 
     Raises OSError when none does within so many seconds, and TypeError or ValueError for
-    what can be no address.
+    what can be no address, or where something else answers.
     """
     loop = asyncio.new_event_loop()
-    task = loop.create_task(_meet(address, security, seconds))
+    refusals: list[BaseException] = []
+    task = loop.create_task(_meet(address, security, seconds, refusals))
     thread = threading.Thread(target=_run, args=(loop, task), name="knocking", daemon=True)
     thread.start()
     try:
         thread.join(PATIENCE)
         if thread.is_alive():
-            with waiting(f"a Dask scheduler at {address}", seconds - PATIENCE, tell):
+            why = f" ({refusals[-1]})" if refusals else ""
+            with waiting(f"a Dask scheduler at {address}{why}", seconds - PATIENCE, tell):
                 thread.join()
                 task.result()
     finally:
@@ -61,27 +63,44 @@ def waiting(what: str, seconds: float, tell: Tell) -> Iterator[None]:
         tell(f"{outcome} {what}")
 
 
-async def _meet(address: str, security: Any, seconds: float) -> None:
+def first_cause(error: BaseException) -> BaseException:
+    """Of what came of it in the end."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+async def _meet(
+    address: str, security: Any, seconds: float, refusals: list[BaseException]
+) -> None:
+    """refusals: takes why attempts failed."""
     from distributed.comm.core import connect
 
     arguments = security.get_connection_args("client")
-    refused: BaseException | None = None
+    # The first is short, so that there is a reason to tell.
+    patience = min(PATIENCE, seconds) / 2
     try:
         async with asyncio.timeout(seconds):
             while True:
                 try:
                     # Dask's own limit is for the connection, and not for the answer. It says
                     # only of what the last attempt failed, which the limit may have cut short.
-                    comm = await connect(address, timeout=seconds / 4, **arguments)
+                    comm = await connect(address, timeout=patience, **arguments)
                     break
                 except OSError as error:
                     if error.__cause__ is None:
                         raise
                     if not isinstance(error.__cause__, TimeoutError):
-                        refused = error.__cause__
+                        refusals.append(first_cause(error))
+                except (TypeError, ValueError):
+                    raise
+                except Exception:
+                    # Dask takes the first bytes for lengths: even a MemoryError may come of them.
+                    raise ValueError("what answers there is no Dask scheduler") from None
+                patience = seconds / 4
     except TimeoutError:
-        if refused is not None:
-            raise OSError(f"no connection within {seconds:g} s") from refused
+        if refusals:
+            raise OSError(f"no connection within {seconds:g} s") from refusals[-1]
         raise OSError(f"nobody has answered for {seconds:g} s") from None
     comm.abort()
 
