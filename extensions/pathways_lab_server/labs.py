@@ -48,14 +48,27 @@ def labs() -> list[dict[str, Any]]:
     ``kernels``: when those that have it opened it, by their numbers."""
     found: dict[str, float] = {}
     kernels: dict[str, dict[str, float]] = {}
+    listening = _listening()
     for folder in folders():
         for path in folder.glob(f"pwlab-*/{SOCKET}"):
             made = _made(path)
-            if made is not None:
+            if made is not None and (listening is None or str(path) in listening):
                 found[path.parent.name] = made
                 kernels[path.parent.name] = _kernels(path.parent)
     newest = sorted(found, key=lambda name: -found[name])
     return [{"name": n, "started": found[n], "kernels": kernels[n]} for n in newest]
+
+
+def _listening() -> set[str] | None:
+    """Sockets on which a program listens; None where the system does not say (macOS).
+
+    A lab that was killed, or a machine that was switched off, leaves its socket behind.
+    """
+    try:
+        lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    return {fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8}
 
 
 def _kernels(folder: Path) -> dict[str, float]:

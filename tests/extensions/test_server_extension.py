@@ -231,6 +231,8 @@ def test_a_lab_that_is_gone_is_said_to_be(server, lab):
         (lab.folder / SOCKET).unlink()
         dead.bind(str(lab.folder / SOCKET))
     assert get(f"{server}pathways-lab/labs/{lab.name}/pathways")[0] == 502
+    if Path("/proc/net/unix").exists():
+        assert lab.name not in listed(server), "it was killed, and left its socket"
 
 
 def test_the_server_process_stays_light():

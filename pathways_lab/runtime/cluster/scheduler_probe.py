@@ -70,9 +70,7 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-async def _meet(
-    address: str, security: Any, seconds: float, refusals: list[BaseException]
-) -> None:
+async def _meet(address: str, security: Any, seconds: float, refusals: list[BaseException]) -> None:
     """refusals: takes why attempts failed."""
     from distributed.comm.core import connect
 
