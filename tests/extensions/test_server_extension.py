@@ -162,8 +162,9 @@ class Lab(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def server_close(self) -> None:
-        self.shutdown()
-        super().server_close()
+        if self.fileno() >= 0:
+            self.shutdown()
+            super().server_close()
         shutil.rmtree(self.folder)
 
 
@@ -232,6 +233,8 @@ def test_a_lab_that_is_gone_is_said_to_be(server, lab):
         dead.bind(str(lab.folder / SOCKET))
     assert get(f"{server}pathways-lab/labs/{lab.name}/pathways")[0] == 502
     if Path("/proc/net/unix").exists():
+        lab.shutdown()
+        lab.socket.close()
         assert lab.name not in listed(server), "it was killed, and left its socket"
 
 
