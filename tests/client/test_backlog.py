@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pathways_lab as pw
+from pathways_lab.client.session import call_batching
 from pathways_lab.client.session.backlog import Backlog
+from tests.client.kit import FakeLab
 
 ON = (3,)
 
@@ -62,3 +66,36 @@ def test_it_keeps_what_is_under_way_and_little_else(runs: list[tuple[int, int]])
         backlog.ended(float(now), (slice_id,), steps)
     assert len(backlog._queues) <= 64
     assert all(queue.steps == 0 for queue in backlog._queues.values())
+
+
+def test_calls_wait_for_each_other_while_their_devices_have_work_for_long(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of hundreds of arrays takes the kernel longer than a pause."""
+    monkeypatch.setattr(call_batching, "PAUSE", 0.0)
+    step, backlog = pw.jit(lambda x: x + 1, on=fake.slice(2)), fake.connection.backlog
+    x = np.zeros(4, np.float32)
+
+    def sent(calls: int) -> int:
+        """So many messages leave for so many calls of one line."""
+        nonlocal x
+        before = len(fake.of("submit"))
+        for _ in range(calls):
+            x = step(x)
+        fake.settle()
+        return len(fake.of("submit")) - before
+
+    sent(1)
+    x.block_until_ready()
+    sent(1)
+    x.block_until_ready()
+    fake.held = True
+    assert sent(2) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fake.connection), "under_way", True)
+        patch.setattr(backlog, "seconds", lambda slice_id: 1000.0)
+        assert sent(4) == 0, "they wait, though each comes after a pause"
+    assert sent(1) > 0
+    fake.held = False
+    fake.release()
+    assert x.result().tolist() == [9.0] * 4

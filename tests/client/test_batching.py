@@ -164,38 +164,6 @@ def test_who_calls_from_time_to_time_waits_for_nobody(
     assert x.result().tolist() == [10.0] * 4
 
 
-def test_calls_wait_for_each_other_while_their_devices_have_work_for_long(
-    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of hundreds of arrays takes the kernel longer than a pause."""
-    monkeypatch.setattr(call_batching, "PAUSE", 0.0)
-    step, backlog = pw.jit(lambda x: x + 1, on=fake.slice(2)), fake.connection.backlog
-    x = np.zeros(4, np.float32)
-
-    def sent(calls: int) -> int:
-        """So many messages leave for so many calls of one line."""
-        nonlocal x
-        before = len(fake.of("submit"))
-        for _ in range(calls):
-            x = step(x)
-        fake.settle()
-        return len(fake.of("submit")) - before
-
-    sent(1)
-    x.block_until_ready()
-    sent(1)
-    x.block_until_ready()
-    fake.held = True
-    assert sent(2) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(backlog, "seconds", lambda slice_id: 1000.0)
-        assert sent(4) == 0, "they wait, though each comes after a pause"
-    assert sent(1) > 0
-    fake.held = False
-    fake.release()
-    assert x.result().tolist() == [9.0] * 4
-
-
 def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way(
     fake: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,11 @@
-"""How long the devices of a slice have work for: calls may wait for each other that long.
+"""A slice's backlog in seconds: calls may wait for each other as long as devices have work.
 
 Problem: a call that waits for others costs its devices nothing while they have work, and a message
 for each call costs as much for a training step of 50 ms as for a gang of 50 us.  How long a
 step takes only its end tells, and ends are told in groups.
 
 How: the time between the ends of runs on a slice, over the last few of them and as long as the
-slice does not run dry.  Of a slice that did, the last such time is remembered.  One step is taken
+slice does not run dry.  The last such time of a slice that did is remembered.  One step is taken
 for almost over.
 
 Rule for maintainers: an estimate may be wrong; so a call leaves in any case when nothing is under

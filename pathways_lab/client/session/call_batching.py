@@ -56,7 +56,7 @@ cluster or kernel are slow already."""
 SOON = 0.002
 """Seconds for which a call waits for others at most, unless its devices have work for longer."""
 PART = 0.25
-"""Of the time for which they have work a call waits at most, so that it is ahead of them still."""
+"""The share of the time for which they have work that a call waits at most."""
 _CALLS = 1024
 """Calls in all plans that are made for a slice: cluster and client keep them, some KB for each."""
 _SEEN = 4096

@@ -64,7 +64,7 @@ def waiting(what: str, seconds: float, tell: Tell) -> Iterator[None]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Of what came of it in the end."""
+    """The exception at the end of a chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
