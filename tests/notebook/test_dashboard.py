@@ -188,6 +188,35 @@ def test_pages_give_way_on_a_busy_machine_and_take_turns(
     assert (0.010 * len(drawn) / 8.0 <= 1.2 * 2 * cpu_budget.LEAST) == (spare == 0.0)
 
 
+@pytest.mark.parametrize(("spare", "soon"), [(2.0, True), (0.0, False)])
+def test_records_that_came_faster_than_a_page_asks_are_taken_in_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, spare: float, soon: bool
+) -> None:
+    """Some 0.3 s of folding are over within 3 s on an idle machine, and go on on a busy one."""
+    playing = Playing()
+    playing.play(0.2)
+    watch = Slow(playing.timeline, monkeypatch)
+    monkeypatch.setattr(process, "spare", lambda: spare)
+    monkeypatch.setattr(process, "COUNT", 2)
+    gallery = process.Gallery(watch)  # type: ignore[arg-type]
+    present = gallery.feed(("islands",)).picture.present
+    monkeypatch.setattr(process, "FOLD", 10)
+    collect = present.collect
+
+    def slow(now: float, most: int = 0) -> None:
+        watch.used += 0.025
+        collect(now, most)
+
+    monkeypatch.setattr(present, "collect", slow)
+    playing.play(1.0)
+    present.collect(playing.now, 10)
+    assert present.folded < 0.5
+    end = watch.now + 3.0
+    while watch.now < end:
+        watch.now += gallery.go_on()
+    assert (present.folded > 0.8) is soon
+
+
 # --- the side panel's data ---------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@ every kernel is busy, cost little, and end when nobody looks any more.
 
 How: a page asks for what follows the number that it has, and that is when it is
 drawn: what nobody looks at costs nothing, what several pages show is drawn once.
-On a busy machine that is seldom, for all pages in turn.  No request waits for
+Records that came faster than a page asks are taken in between two questions.
+On a busy machine both is seldom, for all pages in turn.  No request waits for
 anything: browsers have few connections to a server, and JupyterLab needs them too.
 
 Rule for maintainers: GETs only, nothing that changes the lab; all addresses
@@ -31,6 +32,7 @@ from pathways_lab.notebook.dashboard.state import state
 from pathways_lab.notebook.dashboard.watch import Watch
 from pathways_lab.notebook.panels import DEFAULT
 from pathways_lab.notebook.scene.live_fold import Present
+from pathways_lab.notebook.scene.picture import FOLD
 from pathways_lab.notebook.view import PAGE
 from pathways_lab.notebook.view.cpu_budget import Pace
 from pathways_lab.notebook.view.machine_load import COUNT, give_way, spare
@@ -126,6 +128,22 @@ class Gallery:
             self._due = now + (rest or PERIOD)
             self._turn += not rest
         return self._turn
+
+    def go_on(self) -> float:
+        """Take in what came faster than it was asked for, as far as the machine has time for it.
+
+        The result: seconds until the next time.
+        """
+        present = self._present
+        if present is None or not present.behind:
+            return PERIOD
+        rest = self._pace.rest(time.monotonic(), spare())
+        if not rest:
+            begun = time.thread_time()
+            present.collect(present.timeline.clock(), FOLD)
+            self._pace.spent(time.thread_time() - begun)
+            rest = self._pace.rest(time.monotonic(), spare())
+        return max(PERIOD / 4, 2 * rest)  # drawing has its turn as well
 
     def state(self, since: int) -> bytes:
         """The side panel's data with their number, as JSON; nothing when that is *since*."""
@@ -258,7 +276,7 @@ async def serve(listener: socket.socket, control: ControlAddress) -> None:
     listener.setblocking(False)
     server.add_sockets([listener])
     while not watch.ended and time.monotonic() - gallery.asked < LINGER:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(gallery.go_on())
     # Requests from now on wait for the next process.
     server.stop()
     await server.close_all_connections()
