@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.array_types import DEVICES, DIMENSIONS, shard_bytes
 from pathways_lab.core.program.bundles import is_bundle
-from pathways_lab.core.program.layout import Layout
+from pathways_lab.core.program.layout import Box, Layout
 from pathways_lab.core.program.program import Leaf, Value
 from pathways_lab.transport.codec import Within, pack_fields
 from pathways_lab.transport.edge import Door, Number, Plain, Size
@@ -41,6 +41,7 @@ class Put(Plain):
 
     devices: whose shards these are, one per buffer; of a bundle those of its arrays, one after
         the other.
+    sources: by device, which of the buffers is its shard, where devices have the same one.
     leaves: the arrays of a bundle.
     generation: of the slice's binding for which the devices were chosen.
     """
@@ -54,9 +55,12 @@ class Put(Plain):
     devices: tuple[Device, ...] = ()
     generation: Number = 0
     leaves: tuple[Leaf, ...] = ()
+    sources: tuple[Device, ...] = ()
 
     def __post_init__(self) -> None:
         _check_distinct(self.devices)
+        if self.sources and len(self.sources) != len(self.devices):
+            raise ValueError(f"{len(self.devices)} devices have {len(self.sources)} sources")
         value = self.value  # raises ValueError for what is no array
         if self.leaves and not is_bundle(value):
             raise ValueError("a bundle is described otherwise than its arrays")
@@ -70,8 +74,12 @@ class Put(Plain):
         return Value(*described, nbytes, leaves=self.leaves)
 
     def parts(self, buffers: Sequence[T]) -> dict[int, T]:
-        """Shards by device.  Raises ValueError when there is not one for each."""
-        return dict(zip(self.devices, buffers, strict=True))
+        """Shards by device.  Raises ValueError when there is not one for each, or one too many."""
+        if not self.sources:
+            return dict(zip(self.devices, buffers, strict=True))
+        if {*self.sources} != {*range(len(buffers))}:
+            raise ValueError(f"{len(buffers)} buffers are not the sources {self.sources}")
+        return {d: buffers[n] for d, n in zip(self.devices, self.sources, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,15 @@ def upload_fields(
     """The fields of a :class:`Put` of this array, or bundle, for no device yet."""
     assert layout is not None
     return pack_fields(Put(buffer, slice_id, tuple(shape), dtype, layout, leaves=leaves))
+
+
+def distinct(boxes: Sequence[Box]) -> tuple[list[Box], tuple[int, ...]]:
+    """The boxes without those that come again, and the sources: which of them each one is.
+
+    No sources where none comes again.
+    """
+    found = {box: number for number, box in enumerate(dict.fromkeys(boxes))}
+    return list(found), tuple([found[box] for box in boxes]) if len(found) < len(boxes) else ()
 
 
 def _check_distinct(devices: tuple[int, ...]) -> None:

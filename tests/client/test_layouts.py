@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_lab as pw
 from pathways_lab.client.code import layouts
 from pathways_lab.client.functions.array_types import ArrayType, shard_bytes
+from pathways_lab.client.session.transfers import DataLinks
 from pathways_lab.core.program.layout import boxes, intersect, shard_shape
 from tests.client.kit import FakeLab, a_slice
 
@@ -130,3 +131,24 @@ def test_entries_that_do_not_fit_are_counted_in_the_users_words(fake: FakeLab) -
     with pytest.raises(pw.PathwaysError, match=r"at key path in_shardings\[0\]") as caught:
         tree({"a": np.ones(4)})
     assert "tree_map" not in str(caught.value)
+
+
+def test_bytes_that_devices_of_a_host_have_in_common_travel_once(
+    fake: FakeLab, monkeypatch: Any
+) -> None:
+    sent: list[int] = []
+    send = DataLinks._send
+
+    def counted(self: Any, host: str, op: str, fields: Any, buffers: Any = ()) -> None:
+        sent.append(sum([memoryview(data).nbytes for data in buffers]))
+        send(self, host, op, fields, buffers)
+
+    monkeypatch.setattr(DataLinks, "_send", counted)
+    on, x = fake.slice(4, axes="a"), np.arange(8.0, dtype=np.float32)
+    hosts = on.binding.by_host
+    assert len(hosts) < 4
+    for spec, parts in ((P(), 1), (P("a"), len(hosts))):
+        handle = pw.device_put(x, on.sharding(spec)).block_until_ready()
+        assert sent == [x.nbytes // parts for _ in hosts]
+        assert handle.result().tolist() == x.tolist()
+        sent.clear()

@@ -260,6 +260,7 @@ def messages(lab: Lab, stay: int = 0) -> list[Said]:
         put(12, two, [0, 1], [full, full]),
         put(13, high | 2, [0, 1], [half, half], generation=2),
         put(14, high | 3, [0], [half]),
+        put(15, two, [0, 1], [full], sources=[0, 0]),
         ask(buffer=number + 10),
         ask(buffer=number + 10, devices=[], slice=two, generation=0),
         ask(buffer=number + 99),

@@ -14,7 +14,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.array_types import ELEMENT_BYTES
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.data_messages import Ask, Part, Put, upload_fields
+from pathways_lab.runtime.data_messages import Ask, Part, Put, distinct, upload_fields
 from pathways_lab.transport.codec import pack_fields, unpack_fields
 from tests.runtime.mutate import STRANGE, Mutator
 
@@ -48,6 +48,20 @@ def test_the_fields_of_an_upload_are_those_of_its_message() -> None:
     put = MESSAGES[0]
     fields = upload_fields(put.buffer, put.slice, put.shape, put.dtype, put.layout)
     assert unpack_fields(Put, {**fields, "devices": [0, 1], "generation": 3}) == put
+
+
+def test_devices_that_have_the_same_shard_share_its_bytes() -> None:
+    boxes = [((0, 2),), ((2, 4),), ((0, 2),)]
+    own, sources = distinct(boxes)
+    assert (own, sources) == (boxes[:2], (0, 1, 0))
+    assert distinct(boxes[:2]) == (boxes[:2], ())
+    put = dataclasses.replace(MESSAGES[0], devices=(4, 5, 6), sources=sources)
+    assert put.parts(["a", "b"]) == {4: "a", 5: "b", 6: "a"}
+    for buffers in ([], ["a"], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match="buffers are not the sources"):
+            put.parts(buffers)
+    with pytest.raises(ValueError, match="2 devices have 3 sources"):
+        dataclasses.replace(put, devices=(4, 5))
 
 
 @pytest.mark.parametrize("message", MESSAGES)

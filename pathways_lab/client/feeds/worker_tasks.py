@@ -35,7 +35,7 @@ from pathways_lab.client.code import source_lines
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.layout import Box, Layout, boxes
 from pathways_lab.core.program.program import Line
-from pathways_lab.runtime.data_messages import upload_fields
+from pathways_lab.runtime.data_messages import distinct, upload_fields
 from pathways_lab.transport import tls
 from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.link import Link
@@ -244,14 +244,15 @@ class _Deliveries:
             )
             fields["generation"] = parcel.generation
             for host, address, devices in parcel.hosts:
-                parts = _parts(data, [places[device] for device in devices])
+                own, sources = distinct([places[device] for device in devices])
+                parts = [_part(data, box) for box in own]
                 nbytes += sum([part.nbytes for part in parts])
                 link = self._link(host, address)
                 answer = _Answer(link)
                 number = next(self._numbers)
                 self._open[number] = answer
                 answers.append(answer)
-                link.send("put", {**fields, "devices": list(devices)}, parts)
+                link.send("put", {**fields, "devices": list(devices), "sources": sources}, parts)
                 # Answered when it is there: without devices nothing is sent back.
                 link.send("fetch", {"id": number, "buffer": parcel.buffer, "devices": []})
         for answer in answers:
@@ -316,11 +317,7 @@ class _Answer:
         self.lost = ""
 
 
-def _parts(data: np.ndarray[Any, Any], places: Sequence[Box]) -> list[memoryview]:
-    """The bytes of each place, once for places that are alike."""
-    made: dict[Box, memoryview] = {}
-    for place in places:
-        if place not in made:
-            part = np.ascontiguousarray(data[tuple(slice(a, b) for a, b in place)])
-            made[place] = part.reshape(-1).view(np.uint8).data
-    return [made[place] for place in places]
+def _part(data: np.ndarray[Any, Any], place: Box) -> memoryview:
+    """The bytes of a place."""
+    part = np.ascontiguousarray(data[tuple(slice(a, b) for a, b in place)])
+    return part.reshape(-1).view(np.uint8).data

@@ -35,7 +35,7 @@ from pathways_lab.core.program.layout import Box, Layout, boxes
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.arrays import element_of, index
-from pathways_lab.runtime.data_messages import upload_fields
+from pathways_lab.runtime.data_messages import distinct, upload_fields
 from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.codec import pack, unpack
 from pathways_lab.transport.link import Link, LinkClosed
@@ -99,15 +99,12 @@ class DataLinks:
         description["generation"] = binding.generation
         for host, devices in binding.by_host.items():
             self._uploads.setdefault(host, weakref.WeakSet()).add(buffer)
-            copies: dict[Box, np.ndarray[Any, Any]] = {}
-            for device in devices:
-                if places[device] not in copies:
-                    copies[places[device]] = layouts.shard(data, places[device])
+            own, sources = distinct([places[device] for device in devices])
             self._send(
                 host,
                 "put",
-                {**description, "devices": devices},
-                [_bytes(copies[places[device]]) for device in devices],
+                {**description, "devices": devices, "sources": sources},
+                [_bytes(layouts.shard(data, box)) for box in own],
             )
             connection.traffic.uploads += 1
 
