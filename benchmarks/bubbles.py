@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import pathways_lab as pw
-from pathways_lab.pipeline.automatic import SCHEDULES
 from pathways_lab.pipeline.emulation import held
+from pathways_lab.pipeline.schedules import SCHEDULES
 from pathways_lab.timeline.records import Span
 
 EXAMPLES = 2

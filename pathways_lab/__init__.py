@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from pathways_lab.notebook.reports.timelines import compare_timelines
     from pathways_lab.notebook.reports.training_comparison import compare
+    from pathways_lab.pipeline import mpmd
     from pathways_lab.pipeline.automatic import pipeline
     from pathways_lab.pipeline.islands import data_parallel
     from pathways_lab.runtime.emulated import emulated
@@ -82,6 +83,7 @@ __all__ = [
     "jit",
     "load",
     "make_virtual_device_set",
+    "mpmd",
     "patched",
     "pipeline",
     "pmap",
@@ -127,6 +129,7 @@ _HOMES = {
     "jit": "client.functions.jit",
     "load": "timeline.log",
     "make_virtual_device_set": "client.lab.virtual",
+    "mpmd": "pipeline.mpmd",
     "patched": "client.functions.jax_patch",
     "pipeline": "pipeline",
     "pmap": "client.functions.pmap",
@@ -214,8 +217,8 @@ def __getattr__(name: str) -> Any:
         importlib.import_module("pathways_lab.client.lab.lab")
     if home.startswith(("client.", "pipeline", "timeline")):
         _plug_in()
-    # A package of that name is called like its main function.
-    value = globals()[name] = module if home == name else getattr(module, name)
+    # A package of that name is a name of its own.
+    value = globals()[name] = module if hasattr(module, "__path__") else getattr(module, name)
     return value
 
 

@@ -18,7 +18,7 @@ SURFACE = {
     # compiled functions, programs, data
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
     # models
-    *("pipeline", "data_parallel"),
+    *("mpmd", "pipeline", "data_parallel"),
     # checkpoints
     *("save", "restore", "Saving"),
     # whose gangs go first
@@ -66,6 +66,7 @@ def test_every_name_can_be_had_and_is_documented(name):
 def test_names_that_are_offered_are_public():
     assert set(dir(pw)) == SURFACE
     assert set(dir(pw.pipeline)) == set(pw.pipeline.__all__)
+    assert set(dir(pw.mpmd)) == set(pw.mpmd.__all__)
     assert callable(pw.pipeline)
     assert inspect.signature(pw.pipeline) == inspect.signature(pw.pipeline.pipeline)
 

@@ -17,22 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.timeline.records import Span
+from tools.examples_of_training import dense
 from tools.showing import PREFACE, all_examples, by_name, shows
 
 __all__ = ["PREFACE", "all_examples", "by_name"]
-
-
-def dense(weights: Any, a: Any) -> Any:
-    return jnp.tanh(a @ weights)
-
-
-def error(y: Any, labels: Any) -> Any:
-    return jnp.mean((y - labels) ** 2)
 
 
 # --- labs ---------------------------------------------------------------------------------
@@ -490,58 +482,6 @@ def far_away(lab: pw.Lab, t: pw.Slice, x: Any) -> None:
     lab.dcn(latency=0.002, bandwidth=1e9)  # islands are that far from each other
     pw.device_put(x, t).block_until_ready()
     lab.dcn()
-
-
-@shows("pw.pipeline", "pw.pipeline.Pipeline")
-def pipelining(s: pw.Slice, t: pw.Slice) -> None:
-    layers = [(dense, np.eye(4, dtype=np.float32)) for _ in range(2)]
-    data = np.ones((4, 4), np.float32)
-    pipe = pw.pipeline(
-        layers, [s, t], loss=error, optimizer=optax.sgd(0.1), example=data[:2],
-        schedule="1f1b", microbatches=2, priority=-1, data={"job": "night"},
-    )  # fmt: skip
-    _, loss = pipe.step(pipe.init(), data, data)
-    assert float(loss) > 0
-    print(pipe.planned().text())
-
-
-@shows("pw.data_parallel", "pw.pipeline.DataParallel")
-def several_islands(s: pw.Slice, t: pw.Slice) -> None:
-    layers = [(dense, np.eye(4, dtype=np.float32))]
-    data = np.ones((4, 4), np.float32)
-    both = pw.data_parallel(
-        layers, [s, t], loss=error, optimizer=optax.sgd(0.1), example=data, chunks=1, priority=-1
-    )
-    _, loss = both.step(both.init(), data, data)
-    assert float(loss) > 0
-
-
-@shows("pw.compare")
-def comparing(lab: pw.Lab) -> None:
-    layers = [(dense, np.eye(4, dtype=np.float32)) for _ in range(2)]
-    data = np.ones((4, 4), np.float32)
-    found = pw.compare(
-        layers, ["spmd"], loss=error, optimizer=optax.sgd(0.1), batch=(data, data), lab=lab, steps=1
-    )
-    assert found["spmd"].seconds > 0
-
-
-@shows(
-    "pw.pipeline.gpipe", "pw.pipeline.one_forward_one_backward", "pw.pipeline.interleaved",
-    "pw.pipeline.zero_bubble", "pw.pipeline.Schedule", "pw.pipeline.Table", "pw.pipeline.Task",
-    "pw.pipeline.Costs",
-)  # fmt: skip
-def scheduling() -> None:
-    schedules = (
-        pw.pipeline.gpipe(2, 4),  # type: ignore[attr-defined]
-        pw.pipeline.one_forward_one_backward(2, 4),  # type: ignore[attr-defined]
-        pw.pipeline.interleaved(2, 4),  # type: ignore[attr-defined]
-        pw.pipeline.zero_bubble(2, 4),  # type: ignore[attr-defined]
-    )
-    bubbles = [each.timed(pw.pipeline.Costs()).bubble for each in schedules]  # type: ignore[attr-defined]
-    assert bubbles[0] == bubbles[1] > bubbles[3]
-    own = pw.pipeline.Schedule.read("mine", "F0 F1 .  B0 B1\n.  F0 B0 F1 B1")  # type: ignore[attr-defined]
-    assert own.problem() is None
 
 
 # --- machines that one does not have ------------------------------------------------------

@@ -3,8 +3,9 @@
 Problem: a reference that is written by hand is right on the day it is written.  This one
 is made from what ``help()`` says, and its examples are run by tests.
 
-Public are the names of ``pw.__all__`` and of ``pw.pipeline.__all__``, what these return, and
-what those have, down to the last class.  :data:`OURS` names what is not for users.
+Public are the names of ``pw.__all__``, of ``pw.pipeline.__all__`` and of ``pw.mpmd.__all__``, what
+these return, and what those have, down to the last class.  :data:`OURS` names what is not for
+users.
 
 Usage: ``python -m tools.reference`` writes the page.
 """
@@ -32,14 +33,14 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 OURS = {
     "Account.add", "Account.settle", "Accounts.of", "CapturedProgram.ready", "Chaos.close",
     "Checking.before", "Checking.session", "Comparison.bundle", "CompiledFunction.as_jit",
-    "CompiledFunction.bind", "CompiledFunction.ready", "Dcn.of", "Handle.buffer",
-    "Handle.alone", "Handle.buffer_id", "Handle.pending", "Handle.session", "Lab.rebind_slice",
+    "CompiledFunction.bind", "CompiledFunction.ready", "Dcn.of", "Handle.buffer", "Handle.alone",
+    "Handle.buffer_id", "Handle.pending", "Handle.session", "Lab.rebind_slice",
     "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice", "Machine.release_slice",
     "Machine.session", "Machine.slice_state", "Memory.of", "OnStuck.wrong", "Planned.seen",
     "ProgramFunction.ready", "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of",
-    "Slice.placed", "Timeline.end", "Timeline.evicted", "Timeline.extend",
-    "Timeline.extend_later", "Timeline.grows", "Timeline.items", "Timeline.kept",
-    "Timeline.plans", "Timeline.since", "Timeline.version",
+    "Slice.placed", "Step.partition", "Step.ready", "Timeline.end", "Timeline.evicted",
+    "Timeline.extend", "Timeline.extend_later", "Timeline.grows", "Timeline.items",
+    "Timeline.kept", "Timeline.plans", "Timeline.since", "Timeline.version",
 }  # fmt: skip
 """Attributes without an underscore that are there for other modules, and not for users."""
 _GIVEN = (Timeline, CompiledFunction, ProgramFunction, CapturedProgram)
@@ -89,7 +90,8 @@ def anchor(heading: str) -> str:
 def entries() -> list[Entry]:
     """All public names, and the classes behind them, in the order of the page."""
     found: dict[Any, str] = {}
-    todo = [(f"pw.{name}", getattr(pw, name)) for name in pw.__all__]
+    todo = [(f"pw.{name}", getattr(pw, name)) for name in pw.__all__ if name != "mpmd"]
+    todo += [(f"pw.mpmd.{name}", getattr(pw.mpmd, name)) for name in pw.mpmd.__all__]
     todo += [(f"pw.pipeline.{name}", getattr(pipeline, name)) for name in pipeline.__all__]
     todo += [(given.__name__, given) for given in _GIVEN]
     while todo:
@@ -100,6 +102,7 @@ def entries() -> list[Entry]:
             found[value] = name
             todo += [(each.__name__, each) for each in _returned(value)]
     bases = {base for value in found if inspect.isclass(value) for base in value.__mro__[1:]}
+    bases -= set(_GIVEN)
     found = {value: name for value, name in found.items() if value not in bases}
     made = [Entry(name, value, tuple(_members(value))) for value, name in found.items()]
     return sorted(made, key=lambda e: (_section(e.value), not e.name.startswith("pw."), e.name))

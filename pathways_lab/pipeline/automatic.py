@@ -30,20 +30,9 @@ from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.layered import Layered, Model, Part, PartState
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
-from pathways_lab.pipeline.schedules import (
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
-    zero_bubble,
-)
+from pathways_lab.pipeline.schedules import called
 from pathways_lab.pipeline.stages import update
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_forward_one_backward,
-    "interleaved": interleaved,
-    "zero-bubble": zero_bubble,
-}
 State = tuple[PartState, ...]
 """Per stage: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
 
@@ -187,7 +176,8 @@ def pipeline(
     would be trained otherwise than on one device: arrays that two layers share, optimizers that
     look at the parameters of all stages together (``optax.clip_by_global_norm``).
     """
-    made = _schedule(schedule, len(slices), microbatches)
+    count = 4 * len(slices) if microbatches is None else microbatches
+    made = called(schedule, len(slices), count)
     problem = made.problem()
     if problem is not None:
         raise PathwaysError(problem)
@@ -204,21 +194,6 @@ def pipeline(
         example=example, costs=costs, batch=batch, specs=specs,
     )  # fmt: skip
     return Pipeline(model, slices, made, name=name, dispatch=dispatch, priority=priority, data=data)
-
-
-def _schedule(given: str | Schedule, slices: int, microbatches: int | None) -> Schedule:
-    if isinstance(given, Schedule):
-        return given
-    make = SCHEDULES.get(given)
-    if make is None:
-        raise PathwaysError(
-            Failure(
-                "refused",
-                f"there is no schedule called {given!r}",
-                f"one of {', '.join(SCHEDULES)}, or a Schedule of your own",
-            )
-        )
-    return make(slices, 4 * slices if microbatches is None else microbatches)
 
 
 def _cut(batch: Any, count: int) -> list[Any]:

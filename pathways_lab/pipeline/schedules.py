@@ -12,6 +12,8 @@ Qi et al. 2023 (zero bubble: arXiv 2401.10241).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.schedule import Schedule, Task, tasks
 
@@ -108,6 +110,31 @@ def zero_bubble(stages: int, microbatches: int) -> Schedule:
                     break
         time += 1
     return Schedule("zero-bubble", microbatches, tuple(range(stages)), tuple(map(tuple, order)))
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zero-bubble": zero_bubble,
+}
+"""By name: of how many slices, and how many microbatches."""
+
+
+def called(given: str | Schedule, slices: int, microbatches: int) -> Schedule:
+    """The schedule of that name; one's own as it is.  Raises PathwaysError for unknown names."""
+    if isinstance(given, Schedule):
+        return given
+    make = SCHEDULES.get(given)
+    if make is None:
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"there is no schedule called {given!r}",
+                f"one of {', '.join(SCHEDULES)}, or a Schedule of your own",
+            )
+        )
+    return make(slices, microbatches)
 
 
 def _alternate(

@@ -27,8 +27,9 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.program import device_put
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.automatic import SCHEDULES, pipeline
+from pathways_lab.pipeline.automatic import pipeline
 from pathways_lab.pipeline.schedule import Schedule
+from pathways_lab.pipeline.schedules import SCHEDULES
 from pathways_lab.pipeline.stages import Layer
 
 BARRIER, ISLANDS = "-barrier", "-islands"

@@ -254,6 +254,11 @@ def replay(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def at_equation(equation: Any) -> Any:
+    """A context in which what is recorded stands at the user's line of a recorded equation."""
+    return source_info_util.user_context(equation.source_info.traceback)
+
+
 def replayed_like(equation: Any) -> tuple[Any, ...]:
     """Equal for equations whose replays with the same operands are the same; if it has a hash."""
     parameters = [each for each in equation.params.items() if each[0] not in _RULES]

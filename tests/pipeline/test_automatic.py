@@ -14,7 +14,7 @@ import pathways_lab as pw
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Call
-from pathways_lab.pipeline.automatic import SCHEDULES
+from pathways_lab.pipeline.schedules import SCHEDULES
 from tests.client.kit import FakeLab
 
 RNG = np.random.default_rng(0)

@@ -60,7 +60,7 @@ class Group:
         read = (x for op in operations for x in op.operands if isinstance(x, Ref))
         inputs = tuple(dict.fromkeys(ref for ref in read if ref not in self.made))
         name, line = _name(operations), source_lines.of_node(operations[-1].equation)
-        key = _key(operations, inputs, outputs)
+        key = key_of(operations, inputs, outputs)
         body = None if key is None else _bodies.get(key)
         if body is None:
             body = Body(
@@ -88,7 +88,7 @@ _bodies: weakref.WeakValueDictionary[Any, Body] = weakref.WeakValueDictionary()
 """By what they compute, those that nodes have: of the captures that are going on."""
 
 
-def _key(
+def key_of(
     operations: Sequence[Operation], inputs: Sequence[Ref], outputs: Sequence[Ref]
 ) -> tuple[Any, ...] | None:
     """Equal for groups that are one function; None where that cannot be told."""

@@ -1,0 +1,123 @@
+"""The order of marked calls: as they were written, or as a schedule says.
+
+Problem: a loop over microbatches that does one after the other leaves all slices but one idle.
+
+How: a schedule is a table of tasks (stage, microbatch, direction); here stages are the parts, as
+``on`` lists them.  The step itself says what a task needs: so a part may skip over stages, or be
+a tower of its own, and a table that would hang on the step's own dependencies is refused before
+anything runs.
+
+Rule for maintainers: tables come from :mod:`pathways_lab.pipeline.schedules`, one's own included.
+
+Paper: section 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.pipeline.mpmd.work import Work, Works
+from pathways_lab.pipeline.schedule import Schedule, Task
+from pathways_lab.pipeline.schedules import called, interleaved
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StepSchedule(Schedule):
+    """A schedule of a training step.  reads: by task, those whose results it reads."""
+
+    reads: Mapping[Task, tuple[Task, ...]]
+
+    def needs(self, task: Task) -> tuple[Task, ...]:
+        return self.reads.get(task, ())
+
+
+def ordered(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -> list[Work]:
+    """The works in the order of a schedule; what no task is, as early as it is needed.
+
+    Raises PathwaysError for a schedule that does not fit the parts, or that would hang.
+    """
+    tasks = _tasks(works, on)
+    reads: dict[Task, dict[Task, None]] = {}
+    for work, task in tasks.items():
+        needs = (tasks[need] for need in _needs(work, works))
+        reads.setdefault(task, {}).update((need, None) for need in needs if need != task)
+    table = _table(schedule, works, on)
+    needed = {task: tuple(needs) for task, needs in reads.items()}
+    made = StepSchedule(table.name, table.microbatches, table.slices, table.order, needed)
+    by_task: dict[Task, list[Work]] = {}
+    for work, task in tasks.items():
+        by_task.setdefault(task, []).append(work)
+    found: dict[Work, None] = {}
+    for task in made.linear():
+        for work in by_task.get(task, ()):
+            _add(work, works, found)
+    for work in works.all:
+        _add(work, works, found)
+    return list(found)
+
+
+def _tasks(works: Works, on: Mapping[str, Slice]) -> dict[Work, Task]:
+    stages = {part: stage for stage, part in enumerate(on)}
+    return {
+        work: Task("backward" if work.backward else "forward", stages[work.part], work.microbatch)
+        for work in works.all
+        if work.microbatch is not None
+    }
+
+
+def _needs(work: Work, works: Works) -> Iterator[Work]:
+    """The works with a microbatch that a work needs, also by way of those without one."""
+    todo, seen = work.needs, 0
+    while todo:
+        low = todo & -todo
+        seen |= low
+        (need,) = works.members(low)
+        if need.microbatch is None:
+            todo |= need.needs & ~seen
+        else:
+            yield need
+        todo &= ~seen
+
+
+def _add(work: Work, works: Works, found: dict[Work, None]) -> None:
+    """A work, behind all that it needs."""
+    todo = [work]
+    while todo:
+        missing = [need for need in works.members(todo[-1].needs) if need not in found]
+        if missing:
+            todo += missing
+        else:
+            found[todo.pop()] = None
+
+
+def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> Schedule:
+    """The table for as many stages as there are parts; it fits their slices."""
+    slices = list(dict.fromkeys(on.values()))
+    if schedule == "interleaved":
+        table = interleaved(len(slices), works.microbatches, max(1, len(on) // len(slices)))
+    else:
+        table = called(schedule, len(on), works.microbatches)
+    if (table.stages, table.microbatches) != (len(on), works.microbatches):
+        raise _refused(
+            f"schedule {table.name!r} is for {table.stages} stages and {table.microbatches}"
+            f" microbatches, and the step has {len(on)} parts ({', '.join(on)}) and"
+            f" {works.microbatches} microbatches",
+            "parts are those that `on` lists; microbatches are the turns of the loop around them",
+        )
+    rows: dict[int, tuple[str, Slice]] = {}
+    for stage, (part, place) in enumerate(on.items()):
+        other, there = rows.setdefault(table.slices[stage], (part, place))
+        if there is not place:
+            raise _refused(
+                f"schedule {table.name!r} has parts {other!r} and {part!r} on one slice, and `on`"
+                f" puts them on {there.name} and {place.name}",
+                "list the parts of `on` in the order of the stages",
+            )
+    return table
+
+
+def _refused(message: str, remedy: str) -> PathwaysError:
+    return PathwaysError(Failure("refused", message, remedy))

@@ -1,0 +1,278 @@
+"""A training step in fragments: which there are, in which order, as which functions.
+
+Problem: from what JAX recorded of a step to computations that can be launched is a way of five
+decisions (marks, places, order, pieces, functions); each is a module, and this one goes the way.
+
+Rule for maintainers: equal pieces are one function, so a step has few functions to compile,
+however many microbatches; nothing here runs anything.
+
+Paper: section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pathways_lab.client.functions.array_types import ArrayType
+from pathways_lab.client.functions.jit import CompiledFunction
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.program import glue
+from pathways_lab.client.program.glue import Replay
+from pathways_lab.client.program.graph import Ref
+from pathways_lab.client.session import failures
+from pathways_lab.pipeline.mpmd import flat as flattening
+from pathways_lab.pipeline.mpmd import fragments, order, places, work
+from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
+from pathways_lab.pipeline.mpmd.fragments import Cut, Piece
+from pathways_lab.pipeline.schedule import Schedule
+from pathways_lab.runtime import jax_private
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One computation of a training step.
+
+    kind: ``"forward"`` or ``"backward"`` work of a part on a microbatch; ``"inputs"``,
+        ``"between"``, ``"update"``: equations without a mark, before, between and after those.
+    part: the marked part, or "".  microbatch: its number; None: for all.
+    name: of its function.  bytes_in, bytes_out: of the values that it reads, and that others read.
+    """
+
+    kind: str
+    part: str
+    microbatch: int | None
+    slice: Slice
+    name: str
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A fragment with its function.  equation: JAX's, which tells the user's line."""
+
+    fragment: Fragment
+    function: CompiledFunction
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    equation: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """A step in fragments.  nodes: in order.
+
+    results: flat: values, and plain constants.  tree: their structure.
+    constants: arrays that the step closes over.
+    moves: by number, results that go where the state lives that they replace.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Ref, ...]
+    results: tuple[Any, ...]
+    tree: Any
+    constants: Mapping[Ref, Any]
+    moves: Mapping[int, Slice]
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Arguments and results of a step.
+
+    labels: names of the flat arguments.  specs: how they are cut over their slices, or None.
+    donated: their numbers.  replaced: (argument, the result that comes instead of it).
+    tree: structure of the result.
+    """
+
+    labels: Sequence[str]
+    specs: Sequence[Any]
+    donated: frozenset[int]
+    replaced: Sequence[tuple[int, int]]
+    tree: Any
+
+
+Functions = dict[Any, CompiledFunction]
+"""Compiled functions of a step, by what they compute, and where."""
+
+
+def partition(
+    closed: Any,
+    given: Given,
+    on: Mapping[str, Slice],
+    schedule: str | Schedule | None,
+    functions: Functions,
+) -> Partition:
+    """The fragments of a step.  closed: what JAX recorded of it.
+
+    Raises PathwaysError for marks that have no slice, and the other way round; for schedules
+    that do not fit.
+    """
+    step = flattening.flattened(closed)
+    _check_marks(step, on)
+    alike = _Alike()
+    works = work.works(step.equations, alike)
+    replaced = [
+        (step.inputs[old], new)
+        for old, number in given.replaced
+        if isinstance(new := step.results[number], Variable)
+    ]
+    where = places.places(step, on, replaced)
+    turns = works.all if schedule is None else order.ordered(works, on, schedule)
+    cut = fragments.cut(step, where, works, turns, given.labels)
+    moves = {}
+    for old, number in given.replaced:
+        home, made = cut.inputs[old], cut.results[number]
+        if isinstance(made, Ref) and made.slice is not home.slice:
+            moves[number] = home.slice
+    return Partition(
+        tuple(_compiled(cut, given, functions)),
+        tuple(cut.inputs),
+        tuple(cut.results),
+        given.tree,
+        cut.constants,
+        moves,
+        works.microbatches,
+    )
+
+
+def _check_marks(step: Flat, on: Mapping[str, Slice]) -> None:
+    marked = dict.fromkeys(e.mark for e in step.equations if e.mark is not None)
+    for part in marked:
+        if part not in on:
+            raise failures.failure(
+                "refused",
+                f"part {part!r} is marked in the step, and `on` has no slice for it",
+                f"on={{..., {part!r}: slice}}; there is {', '.join(map(repr, on)) or 'none'}",
+            )
+    for part in on:
+        if part not in marked:
+            raise failures.failure(
+                "refused",
+                f"on={{{part!r}: ...}}: nothing that the step needs is marked as {part!r}; marked"
+                f" is {', '.join(map(repr, marked)) or 'nothing'}",
+                f"pw.mpmd.named({part!r}, function), and call that in the step",
+            )
+
+
+class _Alike:
+    """Equal for equations that compute the same; each is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, equation: Equation) -> Any:
+        key = id(equation.origin)  # which the step keeps
+        if key not in self._known:
+            try:
+                found = jax_private.replayed_like(equation.origin)
+                self._known[key] = hash(found), found
+            except TypeError:
+                self._known[key] = key
+        return self._known[key]
+
+
+# --- functions ----------------------------------------------------------------------------
+
+
+def _compiled(cut: Cut, given: Given, functions: Functions) -> Iterable[Node]:
+    last: dict[Ref, Piece] = {}
+    reads: dict[Piece, tuple[Ref, ...]] = {}
+    for piece in cut.pieces:
+        operands = (x for o in piece.operations for x in o.operands if isinstance(x, Ref))
+        reads[piece] = tuple(dict.fromkeys(x for x in operands if x not in piece.made))
+        last.update(dict.fromkeys(reads[piece], piece))
+    returned = {x for x in cut.results if isinstance(x, Ref)}
+    specs = _specs(cut, given)
+    kept = returned | set(cut.constants)
+    inputs = set(cut.inputs)
+    kept |= {ref for n, ref in enumerate(cut.inputs) if n not in given.donated}
+    for piece in cut.pieces:
+        outputs = tuple(
+            ref for o in piece.operations for ref in o.results if ref in last or ref in returned
+        )
+        free = [
+            ref
+            for ref in reads[piece]
+            if last[ref] is piece and ref not in kept and ref.slice is piece.slice
+        ]
+        free.sort(key=lambda ref: ref not in inputs)  # what the user donates goes first
+        donated = _donated(reads[piece], free, outputs)
+        yield _node(piece, reads[piece], outputs, donated, specs, functions)
+
+
+def _specs(cut: Cut, given: Given) -> dict[Ref, Any]:
+    """How values are cut over their slices: arguments, rows of them, what replaces them."""
+    specs = {cut.inputs[n]: spec for n, spec in enumerate(given.specs) if spec is not None}
+    for ref, whole in cut.rows.items():
+        if whole in specs and _divides(specs[whole], ref):
+            specs[ref] = specs[whole]
+    for old, number in given.replaced:
+        made = cut.results[number]
+        home = cut.inputs[old]
+        if isinstance(made, Ref) and made.slice is home.slice and home in specs:
+            specs[made] = specs[home]
+    return specs
+
+
+def _divides(spec: Any, ref: Ref) -> bool:
+    sizes = ref.slice.mesh.shape
+    for length, axes in zip(ref.type.shape, spec, strict=False):
+        names = axes if isinstance(axes, tuple) else (axes,) if axes else ()
+        if length % math.prod(sizes[name] for name in names):
+            return False
+    return True
+
+
+def _donated(inputs: Sequence[Ref], free: Sequence[Ref], outputs: Sequence[Ref]) -> tuple[int, ...]:
+    """The inputs whose memory a result of their type can have."""
+    room: Counter[ArrayType] = Counter(ref.type for ref in outputs)
+    found = []
+    for ref in free:
+        if room[ref.type]:
+            room[ref.type] -= 1
+            found.append(inputs.index(ref))
+    return tuple(found)
+
+
+def _node(
+    piece: Piece,
+    inputs: tuple[Ref, ...],
+    outputs: tuple[Ref, ...],
+    donated: tuple[int, ...],
+    specs: Mapping[Ref, Any],
+    functions: Functions,
+) -> Node:
+    own = piece.work
+    part = "" if own is None else own.part
+    name = f"{piece.kind}_{part}" if part else piece.kind
+    takes, gives = ([specs.get(ref) for ref in refs] for refs in (inputs, outputs))
+    like = glue.key_of(piece.operations, inputs, outputs)
+    key = (name, piece.slice, donated, tuple(takes), tuple(gives), like)
+    function = None if like is None else functions.get(key)
+    if function is None:
+        function = CompiledFunction(
+            Replay(piece.operations, inputs, outputs, name),
+            on=piece.slice,
+            in_shardings=tuple(takes) if any(takes) else None,
+            out_shardings=list(gives) if any(gives) else None,
+            donate_argnums=donated or None,
+            name=name,
+        )
+        if like is not None:
+            functions[key] = function
+    origin = piece.operations[-1].equation if own is None else own.equation.origin
+    fragment = Fragment(
+        piece.kind,
+        part,
+        None if own is None else own.microbatch,
+        piece.slice,
+        name,
+        sum(places.size(ref.type) for ref in inputs),
+        sum(places.size(ref.type) for ref in outputs),
+    )
+    return Node(fragment, function, inputs, outputs, origin)

@@ -1,0 +1,278 @@
+"""``pw.mpmd.jit``: a training step written for one device, as one program over slices.
+
+Problem: a model in parts on many slices should be the code that people have: a loss, JAX's
+``value_and_grad``, an optimizer over all parameters, a loop over microbatches.
+
+How: JAX records the step, for types.  Its equations are taken apart into fragments, each of which
+is a compiled function on a slice (:mod:`~pathways_lab.pipeline.mpmd.partition`); a program that
+calls them in order is captured from that.
+
+Rule for maintainers: the results are those of the step on one device, up to roundings that the
+compiler joins; places and schedules change times and memory.
+
+Paper: sections 3 and 5.3.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from pathways_lab.client.functions.arguments import Names, Numbers, Roles, Split, broadcast
+from pathways_lab.client.functions.array_types import host_type
+from pathways_lab.client.functions.flat import FlatFunction
+from pathways_lab.client.functions.traced_function import Body
+from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.program.calls import put_leaf
+from pathways_lab.client.program.graph import Ref
+from pathways_lab.client.program.program import ProgramFunction, device_put
+from pathways_lab.client.session import failures
+from pathways_lab.client.session.handles import Handle
+from pathways_lab.pipeline.mpmd.partition import Fragment, Functions, Given, Partition, partition
+from pathways_lab.pipeline.schedule import Schedule
+from pathways_lab.runtime import jax_private
+from pathways_lab.runtime.jax_private import trace_context
+from pathways_lab.timeline.text_table import TextTable
+
+
+class Step(ProgramFunction):
+    """A training step on slices; made by :func:`jit`.  Called like the function itself.
+
+    on: by part, its slice.  schedule: the order of the parts' work; None: as written.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        on: Mapping[str, Slice],
+        schedule: str | Schedule | None,
+        in_shardings: Any,
+        donate: tuple[Numbers, Names],
+        **options: Any,
+    ) -> None:
+        static = options.get("static_argnums"), options.get("static_argnames")
+        self._step = function
+        self._shardings = in_shardings
+        self._flat_roles = Roles(function, *static, *donate)
+        self._partitions: dict[Any, Partition] = {}
+        self._functions: Functions = {}
+        self._constants: dict[Ref, Handle] = {}
+        self._shown: Partition | None = None
+        self.on = dict(on)
+        self.schedule = schedule
+
+        @functools.wraps(function)
+        def walk(*args: Any, **kwargs: Any) -> Any:
+            return self._walk(args, kwargs)
+
+        super().__init__(walk, **options)
+
+    def place(self, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The positional arguments, each array where the step reads it first.
+
+        Types (``jax.ShapeDtypeStruct``) stay types: for a batch that is not there yet.  Without
+        it host arrays are sent with each call that gets them.
+
+        >>> params, memory, _ = step.place(params, memory, batch)        # doctest: +SKIP
+        """
+        split = self._flat_roles.split(args, kwargs)
+        found = self._cut(split)
+        specs = self._specs(split)
+        leaves, tree = jax.tree.flatten((split.args, split.kwargs))
+        placed = [
+            leaf
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else device_put(leaf, home.slice if spec is None else home.slice.sharding(spec))
+            for leaf, home, spec in zip(leaves, found.inputs, specs, strict=True)
+        ]
+        dynamic = iter(jax.tree.unflatten(tree, placed)[0])
+        kept = dict(split.static)
+        return tuple(kept[n] if n in kept else next(dynamic) for n in range(len(args)))
+
+    def partition(self, /, *args: Any, **kwargs: Any) -> Partition:
+        """The step in fragments for these arguments or types, before anything is compiled."""
+        return self._cut(self._flat_roles.split(args, kwargs))
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The computations of the last call (``place``, ``partition``, ``capture``), in order."""
+        return () if self._shown is None else tuple(n.fragment for n in self._shown.nodes)
+
+    # --- the program ---------------------------------------------------------------------
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Captured: the fragments, one after the other."""
+        split = self._flat_roles.split(args, kwargs)
+        found = self._cut(split)
+        leaves = jax.tree.leaves((split.args, split.kwargs))
+        values: dict[Any, Any] = dict(zip(found.inputs, leaves, strict=True))
+        values.update({ref: self._held(ref, value) for ref, value in found.constants.items()})
+        for node in found.nodes:
+            with jax_private.at_equation(node.equation):
+                made = node.function(*(values[ref] for ref in node.inputs))
+            values.update(zip(node.outputs, made, strict=True))
+        results = [values.get(x, x) for x in found.results]
+        for number, home in found.moves.items():
+            results[number] = device_put(results[number], home)
+        return jax.tree.unflatten(found.tree, results)
+
+    def _held(self, ref: Ref, value: Any) -> Handle:
+        """An array that the step closes over, sent to its slice once."""
+        known = self._constants.get(ref)
+        if known is None:
+            with jax.ensure_compile_time_eval():
+                known = self._constants[ref] = put_leaf(value, ref.slice, None, ref.name)
+        return known
+
+    def _cut(self, split: Split) -> Partition:
+        leaves, tree = jax.tree.flatten((split.args, split.kwargs))
+        kinds = tuple([x.type if isinstance(x, Handle) else host_type(x) for x in leaves])
+        key = (tree, kinds, split.static_key, trace_context())
+        known = self._partitions.get(key)
+        if known is None:
+            labels = self._flat_roles.labels(split)
+            flat = FlatFunction(self._step, tree, split.static, self.name)
+            body = Body(flat, self.name, [k for k in kinds if k is not None], labels=labels)
+            donated = self._flat_roles.donated(split)
+            replaced = _replaced(split, body, donated)
+            specs = self._specs(split)
+            given = Given(labels, specs, frozenset(donated), replaced, body.out_tree)
+            known = partition(body.jaxpr, given, self.on, self.schedule, self._functions)
+            self._partitions[key] = known
+        self._shown = known
+        return known
+
+    def _specs(self, split: Split) -> list[Any]:
+        specs = broadcast(self._shardings, split.args, "in_shardings")
+        for spec in specs:
+            if not (spec is None or isinstance(spec, PartitionSpec)):
+                raise failures.failure(
+                    "refused",
+                    f"in_shardings has {spec!r:.80}, and places of arguments follow from marks",
+                    "give PartitionSpecs: each holds on the slice where its argument is",
+                )
+        return specs + [None] * len(jax.tree.leaves(split.kwargs))
+
+    # --- how it looks ----------------------------------------------------------------------
+
+    @property
+    def table(self) -> TextTable:
+        """The fragments: what each is, where, and the bytes that it reads and gives."""
+        rows = [
+            (
+                fragment.name,
+                fragment.slice.name,
+                "" if fragment.microbatch is None else str(fragment.microbatch),
+                f"{fragment.bytes_in:,}",
+                f"{fragment.bytes_out:,}",
+            )
+            for fragment in self.fragments
+        ]
+        heads = ("fragment", "slice", "microbatch", "bytes in", "bytes out")
+        count = len({n.function for n in self._shown.nodes}) if self._shown else 0
+        caption = f"{self!r}: {len(rows)} fragments of {count} functions"
+        return TextTable(rows, heads, "<<>", caption)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{part} on {on.name}" for part, on in self.on.items())
+        return f"<step {self.name}: {parts}>"
+
+    def _repr_html_(self) -> str:
+        return (
+            self.table._repr_html_() if self.fragments else f"<pre>{html.escape(repr(self))}</pre>"
+        )
+
+
+def _replaced(split: Split, body: Body, donated: Sequence[int]) -> list[tuple[int, int]]:
+    """(argument, result) by flat number: results that come instead of an argument.
+
+    A result, or an entry of the result, with the structure and the types of an argument is its
+    next state; of one array that goes only for arguments that are donated.
+    """
+    shape = jax.tree.unflatten(body.out_tree, body.out_types)
+    entries = list(shape) if isinstance(shape, tuple | list) else [shape]
+    states = []
+    first = 0
+    for argument in split.args:
+        leaves, tree = jax.tree.flatten(argument)
+        numbers = range(first, first + len(leaves))
+        first += len(leaves)
+        own = len(leaves) > 1 or not set(numbers).isdisjoint(donated)
+        states.append((tree, [body.in_types[n] for n in numbers], numbers) if own else None)
+    found: list[tuple[int, int]] = []
+    made = 0
+    for entry in entries:
+        kinds, tree = jax.tree.flatten(entry)
+        for place, state in enumerate(states):
+            if state is not None and _same(state[:2], (tree, kinds)):
+                found += zip(state[2], range(made, made + len(kinds)), strict=True)
+                states[place] = None
+                break
+        made += len(kinds)
+    return found
+
+
+def _same(one: tuple[Any, list[Any]], other: tuple[Any, list[Any]]) -> bool:
+    def plain(kinds: list[Any]) -> list[Any]:
+        return [(kind.shape, kind.dtype) for kind in kinds]
+
+    return one[0] == other[0] and plain(one[1]) == plain(other[1])
+
+
+@failures.at_caller()
+def jit(
+    function: Callable[..., Any],
+    *,
+    on: Mapping[str, Slice],
+    schedule: str | Schedule | None = None,
+    in_shardings: Any = None,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    donate_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    name: str | None = None,
+    dispatch: str = "parallel",
+    priority: int | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> Step:
+    """Make a training step, written for one device, one program over slices.
+
+    function: the whole step, ordinary JAX: the loss, ``jax.value_and_grad``, the optimizer, a loop
+        over microbatches in Python or by ``jax.lax.scan``.  Parts of the model in it are marked by
+        :func:`named`.
+    on: by name, the slice of a part: of its forward work, of its backward work, of its parameters
+        and of the optimizer's memory for them.  All other code runs where its operands are.
+    schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, or a ``pw.pipeline.Schedule`` of one's
+        own; its stages are the parts in the order of *on*.  None: in the order of the code.
+    in_shardings: a pytree prefix of the positional arguments with ``PartitionSpec`` entries: how
+        each is cut over the mesh of its slice, and a state that replaces it too.
+    static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
+    name, dispatch, priority, data: of the program, as for ``pw.program``.
+
+    >>> step = pw.mpmd.jit(train_step, on={"encoder": left, "decoder": right},
+    ...                    schedule="1f1b", donate_argnums=(0, 1))           # doctest: +SKIP
+    >>> params, memory, loss = step(params, memory, batch)                   # doctest: +SKIP
+
+    A call is one run and one message, and returns handles at once.  State stays where it is used:
+    a result with the structure of an argument comes out where that went in.
+
+    Raises PathwaysError for parts without a slice, slices without a part, and schedules that do
+    not fit the step or would hang.
+    """
+    for part, place in on.items() if isinstance(on, Mapping) else [(None, on)]:
+        if not isinstance(place, Slice) or not isinstance(part, str):
+            raise failures.failure(
+                "refused",
+                f"on={on!r:.80} does not say for each part, by its name, the slice",
+                'on={"encoder": lab.slice(2), "decoder": lab.slice(2)}',
+            )
+    return Step(
+        function, on, schedule, in_shardings, (donate_argnums, donate_argnames),
+        static_argnums=static_argnums, static_argnames=static_argnames, name=name,
+        dispatch=dispatch, priority=priority, data=data,
+    )  # fmt: skip

@@ -1,0 +1,197 @@
+"""A training step written for one device computes the same in fragments on many slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pathways_lab as pw
+from pathways_lab.core.errors import PathwaysError
+from tests.pipeline.mpmd_kit import (
+    LOOPS,
+    OPTIMIZER,
+    PARAMETERS,
+    X,
+    Y,
+    check_steps,
+    dense,
+    first,
+    layer,
+    loss,
+    named,
+    parts_of,
+    scan,
+    turns,
+    weights,
+)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_loop_and_schedule_equals_one_device(loop: str) -> None:
+    on = parts_of("a", "b", "c")
+    schedules = (None, "gpipe", "1f1b") if loop == "scan" else ("1f1b",)
+    steps = check_steps(LOOPS[loop](loss, 4), PARAMETERS, (X, Y), on, schedules)
+    for step in steps:
+        # What does not depend on the microbatch JAX takes out of a scan.
+        own = [f for f in step.fragments if f.microbatch is not None]
+        found = [(f.part, f.kind, f.microbatch) for f in own]
+        assert len(found) == len(set(found)) == 3 * 4 * 2
+    # The order of one slice is the schedule's.
+    middle = [(kind[0], m) for part, kind, m in found if part == "b"]
+    order = [("f", 0), ("f", 1), ("b", 0), ("f", 2), ("b", 1), ("f", 3), ("b", 2), ("b", 3)]
+    assert middle == order
+
+
+def test_more_microbatches_are_no_more_functions_to_compile() -> None:
+    def functions(microbatches: int) -> int:
+        batch = X.repeat(2, 0), Y.repeat(2, 0)
+        step = pw.mpmd.jit(turns(loss, microbatches), on=on, schedule="1f1b")
+        found = step.partition(PARAMETERS, OPTIMIZER.init(PARAMETERS), *batch)
+        return len({node.function for node in found.nodes})
+
+    on = parts_of("a", "b", "c")
+    assert functions(8) == functions(4)
+
+
+def test_a_tied_weight_lives_where_it_is_read_first_and_is_summed_there() -> None:
+    def tied(parameters: Any, tokens: Any, labels: Any) -> Any:
+        def embed(table: Any, tokens: Any) -> Any:
+            return table[tokens]
+
+        def block(own: Any, h: Any) -> Any:
+            scores = jax.nn.softmax(h @ h.swapaxes(-1, -2) / 3)
+            return h + jnp.tanh(scores @ h @ own["w"] + own["b"])
+
+        def head(table: Any, h: Any, labels: Any) -> Any:
+            scores = jax.nn.log_softmax(h @ table.T)
+            return -jnp.mean(jnp.take_along_axis(scores, labels[..., None], -1))
+
+        h = named("embed", embed)(parameters["table"], tokens)
+        h = named("blocks", jax.checkpoint(block))(parameters["one"], h)
+        h = jax.checkpoint(named("blocks", block))(parameters["two"], h)
+        return named("head", head)(parameters["table"], h, labels)
+
+    parameters = {"table": weights(11, 8), "one": layer(8, 8, 1), "two": layer(8, 8, 2)}
+    tokens = np.arange(8 * 5, dtype=np.int32).reshape(8, 5) % 11
+    batch = tokens, np.roll(tokens, 1, 1)
+    on = parts_of("embed", "blocks", "head")
+    for step in check_steps(turns(tied, 2), parameters, batch, on, (None, "1f1b")):
+        found = step.partition(parameters, OPTIMIZER.init(parameters), *batch)
+        table = parameters["table"].shape
+        places = {ref.slice for ref in found.inputs if ref.type.shape == table}
+        places |= {x.slice for x in found.results if x.type.shape == table}
+        assert places == {on["embed"]}
+        assert found.microbatches == 2
+        assert not found.moves
+
+
+def test_two_towers_with_keys_auxiliary_losses_and_mixed_precision() -> None:
+    def towers(parameters: Any, left: Any, right: Any, key: Any) -> Any:
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters["left"])
+        keep = jax.random.bernoulli(jax.random.fold_in(key[0], 1), 0.8, left.shape)
+        one = named("left", dense)(half, (left * keep).astype(jnp.bfloat16))
+        other, balance = named("right", lambda p, x: (dense(p, x), jnp.mean(p["w"] ** 2)))(
+            parameters["right"], right
+        )
+        scores = named("joint", lambda t, a, b: (a @ b.T) * jnp.exp(t))(
+            parameters["t"], one.astype(jnp.float32), other
+        )
+        return -jnp.mean(jnp.diag(jax.nn.log_softmax(scores))) + 0.1 * balance
+
+    parameters = {"left": layer(6, 4), "right": layer(6, 4, 1), "t": np.float32(0)}
+    batch = X, Y, jax.random.split(jax.random.key(3), 2)
+    on = parts_of("left", "right", "joint")
+    for step in check_steps(turns(towers, 2), parameters, batch, on, (None, "gpipe")):
+        # The towers do not wait for each other.
+        halves = [f.part for f in step.fragments if f.kind == "forward" and f.microbatch == 0]
+        assert set(halves[:2]) == {"left", "right"}
+
+
+def test_equinox_modules_and_arrays_from_outside() -> None:
+    eqx = pytest.importorskip("equinox")
+    positions = weights(300, 4)  # too large to be part of the code
+
+    class Net(eqx.Module):  # type: ignore[misc, name-defined]
+        one: Any
+        two: Any
+
+        def __call__(self, x: Any) -> Any:
+            h = named("one", jax.vmap(self.one))(x)
+            return named("two", lambda net, h: jax.vmap(net)(h))(self.two, jnp.tanh(h))
+
+    keys = jax.random.split(jax.random.key(0))
+    net = Net(eqx.nn.Linear(6, 4, key=keys[0]), eqx.nn.MLP(4, 6, 8, 1, key=keys[1]))
+    parameters, rest = eqx.partition(net, eqx.is_array)
+
+    def error(parameters: Any, x: Any, y: Any) -> Any:
+        made = eqx.combine(parameters, rest)(x)
+        return (
+            jnp.mean((made - y) ** 2)
+            + jnp.sum(made[:, :4] * jnp.mean(jnp.asarray(positions)[:2], 0)) * 1e-2
+        )
+
+    on = parts_of("one", "two")
+    (step,) = check_steps(scan(error, 2), parameters, (X, Y), on, ("1f1b",))
+    found = step.partition(parameters, OPTIMIZER.init(parameters), X, Y)
+    assert [ref.type.shape for ref in found.constants] == [(300, 4)]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    on = parts_of("a", "b", "c")
+
+    def step(train_step: Any = None, **options: Any) -> Any:
+        train_step = train_step or turns(loss, 4)
+        made = pw.mpmd.jit(train_step, **{"on": on, **options})
+        return made.partition(PARAMETERS, OPTIMIZER.init(PARAMETERS), X, Y)
+
+    with pytest.raises(PathwaysError, match="part 'c' is marked in the step, and `on` has no"):
+        step(on={part: on[part] for part in "ab"})
+    with pytest.raises(PathwaysError, match=r"nothing that the step needs is marked as 'd'"):
+        step(on={**on, "d": on["a"]})
+    with pytest.raises(PathwaysError, match="does not say for each part"):
+        step(on={"a": 3})
+    with pytest.raises(PathwaysError, match="no schedule called '2f2b'"):
+        step(schedule="2f2b")
+    with pytest.raises(PathwaysError, match="3 stages and 2 microbatches, and the step has 3"):
+        step(schedule=pw.pipeline.gpipe(3, 2))
+    with pytest.raises(PathwaysError, match="places of arguments follow from marks"):
+        step(in_shardings=on["a"].sharding())
+    hangs = pw.pipeline.Schedule.read(
+        "mine",
+        """
+        F0 F1 F2 F3 B0 B1 B2 B3
+        F0 F1 F2 B0 F3 B1 B2 B3
+        F3 B3 F0 F1 F2 B0 B1 B2
+        """,
+    )
+    with pytest.raises(PathwaysError, match="it would hang"):
+        step(schedule=hangs)
+    swapped = {"a": on["a"], "b": on["b"], "c": on["a"]}
+    with pytest.raises(PathwaysError, match="has parts 'a' and 'b' on one slice"):
+        step(on=swapped, schedule=pw.pipeline.Schedule("s", 4, (0, 0, 1), ()))
+
+    def hidden(parameters: Any, memory: Any, x: Any, y: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda h: h[0, 0] < 0,
+            lambda h: first(parameters["a"], h[:, :6]),
+            first(parameters["a"], x),
+        )
+
+    with pytest.raises(PathwaysError, match="part 'a' is marked inside of while"):
+        step(hidden)
+
+
+def test_marks_change_nothing_without_slices_and_keep_what_is_no_array() -> None:
+    def scaled(x: Any, how: str, times: int) -> Any:
+        return {"x": x * times if how == "times" else x, "how": how}
+
+    got = named("a", scaled)(X, "times", times=2)
+    assert got["how"] == "times"
+    np.testing.assert_array_equal(got["x"], X * 2)
+    assert named("a", scaled)(X, "not", times=2)["x"].shape == X.shape
+    with pytest.raises(PathwaysError, match="a part has a name and a function"):
+        named("", scaled)
