@@ -14,7 +14,7 @@ Paper: section 4.2 (nodes of a program are compiled functions).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,14 +89,20 @@ _bodies: weakref.WeakValueDictionary[Any, Body] = weakref.WeakValueDictionary()
 
 
 def key_of(
-    operations: Sequence[Operation], inputs: Sequence[Ref], outputs: Sequence[Ref]
+    operations: Sequence[Operation],
+    inputs: Sequence[Ref],
+    outputs: Sequence[Ref],
+    alike: Callable[[Any], Any] = jax_private.replayed_like,
 ) -> tuple[Any, ...] | None:
-    """Equal for groups that are one function; None where that cannot be told."""
+    """Equal for groups that are one function; None where that cannot be told.
+
+    alike: equal for equations that compute the same; raises TypeError where it cannot tell.
+    """
     numbers = {ref: number for number, ref in enumerate(inputs)}
     steps: list[Any] = []
     try:
         for operation in operations:
-            steps.append(jax_private.replayed_like(operation.equation))
+            steps.append(alike(operation.equation))
             steps += [
                 numbers[x] if isinstance(x, Ref) else _constant(x) for x in operation.operands
             ]

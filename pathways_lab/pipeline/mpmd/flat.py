@@ -95,7 +95,9 @@ class _Reader:
         self.constants: dict[Variable, Any] = {}
         self._known: dict[int, Variable] = {}  # by identity of the array, which is kept
         self._rows: dict[Variable, list[Any]] = {}
-        self._marked: dict[int, bool] = {}  # by identity of the equation, which its jaxpr keeps
+        # By identity of equations and types, which the recorded step keeps:
+        self._marked: dict[int, bool] = {}
+        self._types: dict[int, ArrayType] = {}
 
     def constant(self, values: Iterable[Any]) -> list[Variable]:
         found = []
@@ -136,9 +138,15 @@ class _Reader:
                 if kind == "scan":
                     return self._unrolled(equation, operands, back)
                 raise _refused(equation)
-        results = tuple(Variable(type_of(v.aval)) for v in equation.outvars)
+        results = tuple(Variable(self._type(v.aval)) for v in equation.outvars)
         self.equations.append(Equation(equation, tuple(operands), results, mark, back))
         return results
+
+    def _type(self, aval: Any) -> ArrayType:
+        known = self._types.get(id(aval))
+        if known is None:
+            known = self._types[id(aval)] = type_of(aval)
+        return known
 
     def _has_marks(self, equation: Any) -> bool:
         known = self._marked.get(id(equation))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_lab.client.functions.array_types import ArrayType
@@ -25,7 +25,7 @@ from pathways_lab.client.program.glue import Replay
 from pathways_lab.client.program.graph import Ref
 from pathways_lab.client.session import failures
 from pathways_lab.pipeline.mpmd import flat as flattening
-from pathways_lab.pipeline.mpmd import fragments, order, places, work
+from pathways_lab.pipeline.mpmd import fragments, marks, order, places, work
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
 from pathways_lab.pipeline.mpmd.fragments import Cut, Piece
 from pathways_lab.pipeline.schedule import Schedule
@@ -96,8 +96,15 @@ class Given:
     tree: Any
 
 
-Functions = dict[Any, CompiledFunction]
-"""Compiled functions of a step, by what they compute, and where."""
+@dataclass(slots=True)
+class Functions:
+    """Compiled functions of a step, by what they compute, and where.
+
+    numbers: of equations, equal for those that compute the same.
+    """
+
+    compiled: dict[Any, CompiledFunction] = field(default_factory=dict)
+    numbers: dict[Any, int] = field(default_factory=dict)
 
 
 def partition(
@@ -114,14 +121,14 @@ def partition(
     """
     step = flattening.flattened(closed)
     _check_marks(step, on)
-    alike = _Alike()
-    works = work.works(step.equations, alike)
+    alike = _Alike(functions.numbers)
+    works = work.works(step.equations, alike.work)
     replaced = [
         (step.inputs[old], new)
         for old, number in given.replaced
         if isinstance(new := step.results[number], Variable)
     ]
-    where = places.places(step, on, replaced)
+    where = places.places(step, on, replaced, works)
     turns = works.all if schedule is None else order.ordered(works, on, schedule)
     cut = fragments.cut(step, where, works, turns, given.labels)
     moves = {}
@@ -130,7 +137,7 @@ def partition(
         if isinstance(made, Ref) and made.slice is not home.slice:
             moves[number] = home.slice
     return Partition(
-        tuple(_compiled(cut, given, functions)),
+        tuple(_compiled(cut, given, functions, alike)),
         tuple(cut.inputs),
         tuple(cut.results),
         given.tree,
@@ -160,26 +167,41 @@ def _check_marks(step: Flat, on: Mapping[str, Slice]) -> None:
 
 
 class _Alike:
-    """Equal for equations that compute the same; each is looked at once."""
+    """A number for each equation of JAX's, equal for those that compute the same.
 
-    def __init__(self) -> None:
-        self._known: dict[int, Any] = {}
+    Equations and inner code that come again are looked at once: a step has thousands of them.
+    """
 
-    def __call__(self, equation: Equation) -> Any:
-        key = id(equation.origin)  # which the step keeps
-        if key not in self._known:
-            try:
-                found = jax_private.replayed_like(equation.origin)
-                self._known[key] = hash(found), found
-            except TypeError:
-                self._known[key] = key
-        return self._known[key]
+    def __init__(self, numbers: dict[Any, int]) -> None:
+        self._seen: dict[Any, int] = {}  # by identity, of what the recorded step keeps
+        self._numbers = numbers
+
+    def __call__(self, origin: Any) -> int:
+        """Raises TypeError where it cannot be told."""
+        number = self._seen.get(id(origin))
+        if number is None:
+            key: Any = id(origin)
+            if (mark := marks.name_of(origin)) is not None:
+                key = mark, id(origin.params["jaxpr"]), str(origin.source_info.name_stack)
+            number = self._seen.get(key)
+            if number is None:
+                found = jax_private.replayed_like(origin)
+                number = self._seen[key] = self._numbers.setdefault(found, len(self._numbers))
+            self._seen[id(origin)] = number
+        return number
+
+    def work(self, equation: Equation) -> Any:
+        """The same for a marked call; one that cannot be told is like itself only."""
+        try:
+            return self(equation.origin)
+        except TypeError:
+            return equation
 
 
 # --- functions ----------------------------------------------------------------------------
 
 
-def _compiled(cut: Cut, given: Given, functions: Functions) -> Iterable[Node]:
+def _compiled(cut: Cut, given: Given, functions: Functions, alike: _Alike) -> Iterable[Node]:
     last: dict[Ref, Piece] = {}
     reads: dict[Piece, tuple[Ref, ...]] = {}
     for piece in cut.pieces:
@@ -202,7 +224,7 @@ def _compiled(cut: Cut, given: Given, functions: Functions) -> Iterable[Node]:
         ]
         free.sort(key=lambda ref: ref not in inputs)  # what the user donates goes first
         donated = _donated(reads[piece], free, outputs)
-        yield _node(piece, reads[piece], outputs, donated, specs, functions)
+        yield _node(piece, reads[piece], outputs, donated, specs, functions, alike)
 
 
 def _specs(cut: Cut, given: Given) -> dict[Ref, Any]:
@@ -246,14 +268,15 @@ def _node(
     donated: tuple[int, ...],
     specs: Mapping[Ref, Any],
     functions: Functions,
+    alike: _Alike,
 ) -> Node:
     own = piece.work
     part = "" if own is None else own.part
     name = f"{piece.kind}_{part}" if part else piece.kind
     takes, gives = ([specs.get(ref) for ref in refs] for refs in (inputs, outputs))
-    like = glue.key_of(piece.operations, inputs, outputs)
+    like = glue.key_of(piece.operations, inputs, outputs, alike)
     key = (name, piece.slice, donated, tuple(takes), tuple(gives), like)
-    function = None if like is None else functions.get(key)
+    function = None if like is None else functions.compiled.get(key)
     if function is None:
         function = CompiledFunction(
             Replay(piece.operations, inputs, outputs, name),
@@ -264,7 +287,7 @@ def _node(
             name=name,
         )
         if like is not None:
-            functions[key] = function
+            functions.compiled[key] = function
     origin = piece.operations[-1].equation if own is None else own.equation.origin
     fragment = Fragment(
         piece.kind,

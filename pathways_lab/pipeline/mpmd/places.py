@@ -4,10 +4,10 @@ Problem: marks say where parts run.  All the rest (residual sums, losses, sums o
 clipping, the optimizer) says nothing, and what is moved for it costs time.
 
 How: a marked call runs on the slice of its part.  Any other equation runs where most bytes of its
-operands are.  Between equal ones the slice wins on which the result is wanted: the one where a
-state lives that the result replaces, so that the gradients of a tied weight are summed at home.
-A value that depends on inputs only has no place; it is made where it is read.  An input lives where
-it is read first.
+operands are; an input that all microbatches read counts once for all of them.  Between equal ones
+the slice wins on which the result is wanted: the one where a state lives that the result replaces,
+so that the gradients of a tied weight are summed at home.  A value that depends on inputs only has
+no place; it is made where it is read.  An input lives where it is read first.
 
 Rule for maintainers: no place changes a value.
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathways_lab.client.functions.array_types import ArrayType
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
+from pathways_lab.pipeline.mpmd.work import Works
 
 
 @dataclass(slots=True)
@@ -39,16 +40,24 @@ class Places:
 
 
 def places(
-    flat: Flat, on: Mapping[str, Slice], replaced: Iterable[tuple[Variable, Variable]]
+    flat: Flat,
+    on: Mapping[str, Slice],
+    replaced: Iterable[tuple[Variable, Variable]],
+    works: Works,
 ) -> Places:
     """The place of everything.  replaced: (input, the result that comes instead of it)."""
-    return _Placer(flat, on, replaced).found
+    return _Placer(flat, on, replaced, works).found
 
 
 class _Placer:
     def __init__(
-        self, flat: Flat, on: Mapping[str, Slice], replaced: Iterable[tuple[Variable, Variable]]
+        self,
+        flat: Flat,
+        on: Mapping[str, Slice],
+        replaced: Iterable[tuple[Variable, Variable]],
+        works: Works,
     ) -> None:
+        self._works = works
         self.found = Places()
         self._at: dict[Variable, Slice] = {}
         self._made: dict[Variable, int] = {}
@@ -115,12 +124,16 @@ class _Placer:
         self._settle(equation, place)
 
     def _best(self, equation: Equation, default: Slice) -> Slice:
-        weights: dict[Slice, int] = {}
+        weights: dict[Slice, float] = {}
         latest: dict[Slice, int] = {}
+        turns = self._works.turns[equation.results[0]] if equation.results else 0
+        times = self._works.microbatches if turns.bit_count() == 1 else 1
         for variable in dict.fromkeys(equation.read):
-            place = self._at.get(variable) or self._leaning(variable)
+            place, weight = self._at.get(variable), float(size(variable.type))
+            if place is None:
+                place, weight = self._leaning(variable), weight / times
             if place is not None:
-                weights[place] = weights.get(place, 0) + size(variable.type)
+                weights[place] = weights.get(place, 0) + weight
                 latest[place] = max(latest.get(place, -1), self._made.get(variable, -1))
         if not weights:
             return default

@@ -60,7 +60,7 @@ class Step(ProgramFunction):
         self._shardings = in_shardings
         self._flat_roles = Roles(function, *static, *donate)
         self._partitions: dict[Any, Partition] = {}
-        self._functions: Functions = {}
+        self._functions = Functions()
         self._constants: dict[Ref, Handle] = {}
         self._shown: Partition | None = None
         self.on = dict(on)
