@@ -46,6 +46,40 @@ def test_every_loop_and_schedule_equals_one_device(loop: str) -> None:
     assert middle == order
 
 
+def test_zero_bubble_leaves_the_gradients_of_parameters_for_later() -> None:
+    on = parts_of("a", "b", "c")
+    args = PARAMETERS, OPTIMIZER.init(PARAMETERS), X, Y
+    (step,) = check_steps(scan(loss, 4), PARAMETERS, (X, Y), on, ("zero-bubble",))
+    found = step.partition(*args).nodes
+    work = [(f.fragment.kind, f.fragment.part, f.fragment.microbatch) for f in found]
+    for part in "bc":
+        order = [(kind[0], m) for kind, own, m in work if own == part and kind != "forward"]
+        assert order.index(("b", 1)) < order.index(("w", 0)) < order.index(("w", 3))
+    # Nobody waits for a gradient of the first part: all of it is in its second half.
+    assert not any(work[:2] == ("backward", "a") for work in work)
+    (first,) = {f.function for f in found if f.fragment.name == "backward_c"}
+    assert {ref.type.shape for f in found if f.function is first for ref in f.outputs} == {
+        (2, 8), (2, 6)
+    }  # fmt: skip
+
+
+def test_the_parts_of_an_interleaved_schedule_take_turns_on_their_slices() -> None:
+    one, other = parts_of("one", "other").values()
+
+    def chain(parameters: Any, x: Any, y: Any) -> Any:
+        for number, own in enumerate(parameters):
+            x = named(f"part{number}", dense)(own, x)
+        return jnp.mean((x - y) ** 2)
+
+    parameters = [layer(6, 6, seed) for seed in range(4)]
+    on = {"part0": one, "part1": other, "part2": one, "part3": other}
+    (step,) = check_steps(turns(chain, 2), parameters, (X, Y), on, ("interleaved",))
+    table = pw.pipeline.interleaved(2, 2)
+    wanted = [(f"part{task.stage}", task.kind, task.microbatch) for task in table.order[0]]
+    marked = [f for f in step.fragments if f.slice is one and f.microbatch is not None]
+    assert [(f.part, f.kind, f.microbatch) for f in marked] == wanted
+
+
 def test_more_microbatches_are_no_more_functions_to_compile() -> None:
     def functions(microbatches: int) -> int:
         batch = X.repeat(2, 0), Y.repeat(2, 0)

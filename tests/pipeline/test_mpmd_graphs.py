@@ -64,7 +64,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         draw(st.integers(0, count)),
         draw(st.sampled_from(sorted(LOOPS))),
         draw(st.sampled_from([1, 2, 3])),
-        draw(st.sampled_from([None, "gpipe", "1f1b"])),
+        draw(st.sampled_from([None, "gpipe", "1f1b", "zero-bubble"])),
     )
 
 

@@ -26,6 +26,7 @@ from pathways_lab.client.code import jaxprs, source_lines
 from pathways_lab.client.functions.array_types import ArrayType, type_of
 from pathways_lab.client.session import failures
 from pathways_lab.pipeline.mpmd import marks
+from pathways_lab.pipeline.schedule import Kind
 
 
 @dataclass(eq=False, slots=True)
@@ -40,14 +41,14 @@ class Equation:
     """One recorded operation.
 
     origin: JAX's equation.  operands: variables and plain constants.
-    mark: the part that it is a call of.  backward: whether a transposition made it.
+    mark: the part that it is a call of.  kind: ``"backward"`` where a transposition made it.
     """
 
     origin: Any
     operands: tuple[Any, ...]
     results: tuple[Variable, ...]
     mark: str | None = None
-    backward: bool = False
+    kind: Kind = "forward"
 
     @property
     def read(self) -> Iterator[Variable]:
@@ -68,19 +69,22 @@ class Flat:
     constants: dict[Variable, Any] = field(default_factory=dict)
 
 
-def flattened(closed: Any) -> Flat:
+def flattened(closed: Any, *, through: bool = False) -> Flat:
     """The equations of a closed jaxpr.
 
+    through: marks, and calls that are opened only for marks, are read in place too.
     Raises PathwaysError for marks in what cannot be taken apart (``while_loop``, ``cond``).
     """
-    reader = _Reader()
+    reader = _Reader(through)
     inputs = tuple(Variable(type_of(v.aval)) for v in closed.jaxpr.invars)
-    results = tuple(reader.read(closed.jaxpr, reader.constant(closed.consts), inputs, False))
-    return Flat(inputs, results, _live(reader.equations, results), reader.constants)
-
-
-def _live(equations: Sequence[Equation], results: Iterable[Any]) -> list[Equation]:
+    results = tuple(reader.read(closed.jaxpr, reader.constant(closed.consts), inputs, "forward"))
     needed = {x for x in results if isinstance(x, Variable)}
+    return Flat(inputs, results, live(reader.equations, needed), reader.constants)
+
+
+def live(equations: Sequence[Equation], results: Iterable[Variable]) -> list[Equation]:
+    """The equations that *results* are made of, and those that do something else."""
+    needed = set(results)
     kept = []
     for equation in reversed(equations):
         if equation.origin.effects or not needed.isdisjoint(equation.results):
@@ -89,8 +93,18 @@ def _live(equations: Sequence[Equation], results: Iterable[Any]) -> list[Equatio
     return kept[::-1]
 
 
+def leading(equations: Sequence[Equation]) -> set[Variable]:
+    """The values that a marked call is made of, by way of any equations."""
+    found: set[Variable] = set()
+    for equation in reversed(equations):
+        if equation.mark is not None or not found.isdisjoint(equation.results):
+            found.update(equation.read)
+    return found
+
+
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, through: bool) -> None:
+        self._through = through
         self.equations: list[Equation] = []
         self.constants: dict[Variable, Any] = {}
         self._known: dict[int, Variable] = {}  # by identity of the array, which is kept
@@ -110,7 +124,7 @@ class _Reader:
         return found
 
     def read(
-        self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any], backward: bool
+        self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any], kind: Kind
     ) -> list[Any]:
         """Append all equations; what the code returns."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
@@ -121,25 +135,29 @@ class _Reader:
 
         for equation in jaxpr.eqns:
             operands = [value_of(atom) for atom in equation.invars]
-            back = backward or "transpose(" in str(equation.source_info.name_stack)
-            values.update(
-                zip(equation.outvars, self._results(equation, operands, back), strict=True)
-            )
+            own = kind
+            if "transpose(" in str(equation.source_info.name_stack):
+                own = "backward"
+            made = self._results(equation, operands, own)
+            values.update(zip(equation.outvars, made, strict=True))
         return [value_of(atom) for atom in jaxpr.outvars]
 
-    def _results(self, equation: Any, operands: list[Any], back: bool) -> Sequence[Any]:
-        kind, mark = equation.primitive.name, marks.name_of(equation)
-        if mark is None:
-            if kind in _TRANSPARENT:
-                return self._inner(equation, operands, back)
+    def _results(self, equation: Any, operands: list[Any], kind: Kind) -> Sequence[Any]:
+        name, mark = equation.primitive.name, marks.name_of(equation)
+        if self._through:
+            if name in _TRANSPARENT or name in _OPENED:
+                return self._inner(equation, operands, kind)
+        elif mark is None:
+            if name in _TRANSPARENT:
+                return self._inner(equation, operands, kind)
             if self._has_marks(equation):
-                if kind in _OPENED:
-                    return self._inner(equation, operands, back)
-                if kind == "scan":
-                    return self._unrolled(equation, operands, back)
+                if name in _OPENED:
+                    return self._inner(equation, operands, kind)
+                if name == "scan":
+                    return self._unrolled(equation, operands, kind)
                 raise _refused(equation)
         results = tuple(Variable(self._type(v.aval)) for v in equation.outvars)
-        self.equations.append(Equation(equation, tuple(operands), results, mark, back))
+        self.equations.append(Equation(equation, tuple(operands), results, mark, kind))
         return results
 
     def _type(self, aval: Any) -> ArrayType:
@@ -154,16 +172,16 @@ class _Reader:
             known = self._marked[id(equation)] = _first_mark(equation) is not None
         return known
 
-    def _inner(self, equation: Any, operands: list[Any], back: bool) -> list[Any]:
+    def _inner(self, equation: Any, operands: list[Any], kind: Kind) -> list[Any]:
         (inner,) = [
             value
             for name in ("jaxpr", "call_jaxpr", "fun_jaxpr")
             if (value := equation.params.get(name)) is not None
         ]
         constants = self.constant(getattr(inner, "consts", ()))
-        return self.read(getattr(inner, "jaxpr", inner), constants, operands, back)
+        return self.read(getattr(inner, "jaxpr", inner), constants, operands, kind)
 
-    def _unrolled(self, equation: Any, operands: list[Any], back: bool) -> list[Any]:
+    def _unrolled(self, equation: Any, operands: list[Any], kind: Kind) -> list[Any]:
         """A scan, turn by turn."""
         params = equation.params
         inner, length = params["jaxpr"], params["length"]
@@ -178,7 +196,7 @@ class _Reader:
         turns = range(length)
         for turn in reversed(turns) if params["reverse"] else turns:
             given = [*fixed, *carried, *(column[turn] for column in columns)]
-            made = self.read(inner.jaxpr, constants, given, back)
+            made = self.read(inner.jaxpr, constants, given, kind)
             carried, rows[turn] = made[: params["num_carry"]], made[params["num_carry"] :]
         count = len(equation.outvars) - len(carried)
         return carried + [self._stacked([rows[turn][n] for turn in turns]) for n in range(count)]
@@ -204,7 +222,7 @@ class _Reader:
         """The results of a few operations of our own."""
         kinds = [x.type.struct if isinstance(x, Variable) else x for x in operands]
         closed = jax.make_jaxpr(function)(*kinds)
-        return self.read(closed.jaxpr, self.constant(closed.consts), operands, False)
+        return self.read(closed.jaxpr, self.constant(closed.consts), operands, "forward")
 
 
 _TRANSPARENT = frozenset({"jit", "pjit", "closed_call", "core_call"})

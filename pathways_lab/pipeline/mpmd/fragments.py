@@ -29,6 +29,7 @@ import numpy as np
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.glue import Operation
 from pathways_lab.client.program.graph import Ref
+from pathways_lab.pipeline.mpmd import flat as flattening
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
 from pathways_lab.pipeline.mpmd.places import Places
 from pathways_lab.pipeline.mpmd.work import Work, Works
@@ -127,7 +128,7 @@ class _Cutter:
         """The next marked call, and what follows from it."""
         on = self._places.slices[work.equation]
         self._close(on)
-        self._open[on] = Piece(on, "backward" if work.backward else "forward", work)
+        self._open[on] = Piece(on, work.kind, work)
         self._emit(work.equation)
         self._drain(on, "between")
 
@@ -255,14 +256,14 @@ class _Cutter:
 
 def _last(flat: Flat, places: Places, works: Works) -> AbstractSet[Equation]:
     """The equations that need all microbatches, and that no marked call needs."""
-    leading: set[Variable] = set()
-    found = set()
-    for equation in reversed(flat.equations):
-        if equation in works.of or not leading.isdisjoint(equation.results):
-            leading.update(equation.read)
-        elif equation in places.slices and _turns(equation, works) == works.every:
-            found.add(equation)
-    return found
+    leading = flattening.leading(flat.equations)
+    return {
+        equation
+        for equation in places.slices
+        if equation not in works.of
+        and leading.isdisjoint(equation.results)
+        and _turns(equation, works) == works.every
+    }
 
 
 def _turns(equation: Equation, works: Works) -> int:

@@ -49,14 +49,19 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         args, kwargs = _opened((args, kwargs))
         return _closed(function(*args, **kwargs))
 
-    part.__name__ = part.__qualname__ = _PREFIX + name
+    part.__name__ = part.__qualname__ = marked(name)
     compiled = jax_jit(part)
 
     @functools.wraps(function, updated=())
-    def marked(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         return _opened(compiled(*_closed((args, kwargs))))
 
-    return marked
+    return called
+
+
+def marked(name: str) -> str:
+    """The name of an inner ``jax.jit`` that is part *name*."""
+    return _PREFIX + name
 
 
 def name_of(equation: Any) -> str | None:

@@ -62,7 +62,7 @@ def ordered(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -> 
 def _tasks(works: Works, on: Mapping[str, Slice]) -> dict[Work, Task]:
     stages = {part: stage for stage, part in enumerate(on)}
     return {
-        work: Task("backward" if work.backward else "forward", stages[work.part], work.microbatch)
+        work: Task(work.kind, stages[work.part], work.microbatch)
         for work in works.all
         if work.microbatch is not None
     }

@@ -25,7 +25,7 @@ from pathways_lab.client.program.glue import Replay
 from pathways_lab.client.program.graph import Ref
 from pathways_lab.client.session import failures
 from pathways_lab.pipeline.mpmd import flat as flattening
-from pathways_lab.pipeline.mpmd import fragments, marks, order, places, work
+from pathways_lab.pipeline.mpmd import fragments, halves, marks, order, places, work
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
 from pathways_lab.pipeline.mpmd.fragments import Cut, Piece
 from pathways_lab.pipeline.schedule import Schedule
@@ -36,8 +36,8 @@ from pathways_lab.runtime import jax_private
 class Fragment:
     """One computation of a training step.
 
-    kind: ``"forward"`` or ``"backward"`` work of a part on a microbatch; ``"inputs"``,
-        ``"between"``, ``"update"``: equations without a mark, before, between and after those.
+    kind: ``"forward"``, ``"backward"`` or ``"weight"`` work of a part on a microbatch; or
+        ``"inputs"``, ``"between"``, ``"update"``: other equations, before, between and after it.
     part: the marked part, or "".  microbatch: its number; None: for all.
     name: of its function.  bytes_in, bytes_out: of the values that it reads, and that others read.
     """
@@ -121,6 +121,8 @@ def partition(
     """
     step = flattening.flattened(closed)
     _check_marks(step, on)
+    if schedule == "zero-bubble" or (isinstance(schedule, Schedule) and schedule.split):
+        step = halves.halved(step)
     alike = _Alike(functions.numbers)
     works = work.works(step.equations, alike.work)
     replaced = [

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pathways_lab.pipeline.mpmd.flat import Equation, Variable
+from pathways_lab.pipeline.schedule import Kind
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +31,7 @@ class Work:
 
     equation: Equation
     part: str
-    backward: bool
+    kind: Kind
     bit: int
     needs: int
     microbatch: int | None = None
@@ -71,7 +72,7 @@ def works(equations: Sequence[Equation], alike: Callable[[Equation], Hashable]) 
         for variable in equation.read:
             needs |= found.needs.get(variable, 0)
         if equation.mark is not None:
-            made = Work(equation, equation.mark, equation.backward, 1 << len(found.all), needs)
+            made = Work(equation, equation.mark, equation.kind, 1 << len(found.all), needs)
             found.all.append(made)
             found.of[equation] = made
             needs = made.bit
@@ -90,10 +91,10 @@ def works(equations: Sequence[Equation], alike: Callable[[Equation], Hashable]) 
 def _number(found: Works, alike: Callable[[Equation], Hashable]) -> None:
     groups: dict[Hashable, list[Work]] = {}
     for work in found.all:
-        if not work.backward:
+        if work.kind == "forward":
             groups.setdefault((work.part, alike(work.equation)), []).append(work)
     before = {
-        work: [need for need in found.members(work.needs) if not need.backward]
+        work: [need for need in found.members(work.needs) if need.kind == "forward"]
         for group in groups.values()
         for work in group
     }
@@ -106,7 +107,7 @@ def _number(found: Works, alike: Callable[[Equation], Hashable]) -> None:
             for number, work in enumerate(level):
                 work.microbatch = number // each
     for work in found.all:
-        if work.backward:
+        if work.kind != "forward":
             work.microbatch = _of_backward(work, found)
     _renumber(found)
 
@@ -129,7 +130,7 @@ def _levels(
 def _of_backward(work: Work, found: Works) -> int | None:
     """The microbatch of the forward calls that it reads; else of all that it reads."""
     needs = list(found.members(work.needs))
-    own = [need for need in needs if need.part == work.part and not need.backward]
+    own = [need for need in needs if need.part == work.part and need.kind == "forward"]
     for several in (own, needs):
         numbers = Counter(n.microbatch for n in several if n.microbatch is not None)
         if len(numbers) == 1:
@@ -140,7 +141,7 @@ def _of_backward(work: Work, found: Works) -> int | None:
 def _renumber(found: Works) -> None:
     order: dict[str, list[int]] = {}
     for work in found.all:
-        if work.backward and work.microbatch is not None:
+        if work.kind != "forward" and work.microbatch is not None:
             seen = order.setdefault(work.part, [])
             if work.microbatch not in seen:
                 seen.append(work.microbatch)
