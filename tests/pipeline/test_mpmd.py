@@ -18,6 +18,8 @@ from tests.pipeline.mpmd_kit import (
     X,
     Y,
     check_steps,
+    compiled,
+    composed,
     dense,
     first,
     layer,
@@ -25,6 +27,8 @@ from tests.pipeline.mpmd_kit import (
     named,
     parts_of,
     scan,
+    second,
+    third,
     turns,
     weights,
 )
@@ -57,8 +61,8 @@ def test_zero_bubble_leaves_the_gradients_of_parameters_for_later() -> None:
         assert order.index(("b", 1)) < order.index(("w", 0)) < order.index(("w", 3))
     # Nobody waits for a gradient of the first part: all of it is in its second half.
     assert not any(work[:2] == ("backward", "a") for work in work)
-    (first,) = {f.function for f in found if f.fragment.name == "backward_c"}
-    assert {ref.type.shape for f in found if f.function is first for ref in f.outputs} == {
+    (own,) = {f.function for f in found if f.fragment.name == "backward_c"}
+    assert {ref.type.shape for f in found if f.function is own for ref in f.outputs} == {
         (2, 8), (2, 6)
     }  # fmt: skip
 
@@ -78,6 +82,40 @@ def test_the_parts_of_an_interleaved_schedule_take_turns_on_their_slices() -> No
     wanted = [(f"part{task.stage}", task.kind, task.microbatch) for task in table.order[0]]
     marked = [f for f in step.fragments if f.slice is one and f.microbatch is not None]
     assert [(f.part, f.kind, f.microbatch) for f in marked] == wanted
+
+
+def test_microbatches_are_told_from_what_calls_need_of_each_other() -> None:
+    def twin(parameters: Any, x: Any, y: Any) -> Any:
+        one, other = first(parameters["a"], x), first(parameters["a"], y)
+        return jnp.mean(third(parameters["c"], second(parameters["b"], one) - other) ** 2)
+
+    def running(parameters: Any, memory: Any, mean: Any, x: Any, y: Any) -> Any:
+        """A mean over the microbatches so far, as of a batch norm."""
+        slopes = jax.tree.map(jnp.zeros_like, parameters)
+        for rows in x.reshape(4, 2, 6):
+            mean = named("mean", lambda old, x: 0.9 * old + 0.1 * x.mean(0))(mean, rows)
+            more = jax.grad(loss)(parameters, rows - mean, y[:2])
+            slopes = jax.tree.map(jnp.add, slopes, more)
+        return slopes, memory, mean
+
+    memory, on = OPTIMIZER.init(PARAMETERS), parts_of("a", "b", "c")
+    two = pw.mpmd.jit(turns(twin, 2), on=on, schedule="gpipe").partition(PARAMETERS, memory, X, Y)
+    assert two.microbatches == 2
+    first_part = [n.fragment for n in two.nodes if n.fragment.part == "a"]
+    assert [f.microbatch for f in first_part if f.kind == "forward"] == [0, 0, 1, 1]
+
+    args = PARAMETERS, memory, np.zeros(6, np.float32), X, Y
+    step = pw.mpmd.jit(running, on={"mean": on["a"], **on}, schedule="1f1b")
+    found = step.partition(*args)
+    assert found.microbatches == 4
+    means = [n.fragment.microbatch for n in found.nodes if n.fragment.part == "mean"]
+    assert means == [0, 1, 2, 3]
+    got, expected = composed(step)(*args), compiled(running)(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, expected)
+    # What it waits for is the step's own: the mean has no backward work.
+    assert step.planned().bubble > pw.pipeline.one_forward_one_backward(3, 4).timed().bubble
+    with pytest.raises(PathwaysError, match="has no schedule yet"):
+        pw.mpmd.jit(running, on=on).planned()
 
 
 def test_more_microbatches_are_no_more_functions_to_compile() -> None:

@@ -34,10 +34,10 @@ class StepSchedule(Schedule):
         return self.reads.get(task, ())
 
 
-def ordered(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -> list[Work]:
-    """The works in the order of a schedule; what no task is, as early as it is needed.
+def scheduled(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -> StepSchedule:
+    """A schedule for the works of a step.
 
-    Raises PathwaysError for a schedule that does not fit the parts, or that would hang.
+    Raises PathwaysError for one that does not fit the parts.
     """
     tasks = _tasks(works, on)
     reads: dict[Task, dict[Task, None]] = {}
@@ -46,12 +46,19 @@ def ordered(works: Works, on: Mapping[str, Slice], schedule: str | Schedule) -> 
         reads.setdefault(task, {}).update((need, None) for need in needs if need != task)
     table = _table(schedule, works, on)
     needed = {task: tuple(needs) for task, needs in reads.items()}
-    made = StepSchedule(table.name, table.microbatches, table.slices, table.order, needed)
+    return StepSchedule(table.name, table.microbatches, table.slices, table.order, needed)
+
+
+def ordered(works: Works, on: Mapping[str, Slice], schedule: StepSchedule) -> list[Work]:
+    """The works in the order of a schedule; those without a task as early as they are needed.
+
+    Raises PathwaysError for a schedule that would hang.
+    """
     by_task: dict[Task, list[Work]] = {}
-    for work, task in tasks.items():
+    for work, task in _tasks(works, on).items():
         by_task.setdefault(task, []).append(work)
     found: dict[Work, None] = {}
-    for task in made.linear():
+    for task in schedule.linear():
         for work in by_task.get(task, ()):
             _add(work, works, found)
     for work in works.all:

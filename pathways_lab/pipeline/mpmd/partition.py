@@ -69,6 +69,7 @@ class Partition:
     results: flat: values, and plain constants.  tree: their structure.
     constants: arrays that the step closes over.
     moves: by number, results that go where the state lives that they replace.
+    schedule: whose tasks wait for each other as the step has it; None: as written.
     """
 
     nodes: tuple[Node, ...]
@@ -78,6 +79,7 @@ class Partition:
     constants: Mapping[Ref, Any]
     moves: Mapping[int, Slice]
     microbatches: int
+    schedule: Schedule | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,18 @@ def partition(
     if schedule == "zero-bubble" or (isinstance(schedule, Schedule) and schedule.split):
         step = halves.halved(step)
     alike = _Alike(functions.numbers)
-    works = work.works(step.equations, alike.work)
+    count = schedule.microbatches if isinstance(schedule, Schedule) else None
+    works = work.works(step.equations, alike.work, count)
     replaced = [
         (step.inputs[old], new)
         for old, number in given.replaced
         if isinstance(new := step.results[number], Variable)
     ]
     where = places.places(step, on, replaced, works)
-    turns = works.all if schedule is None else order.ordered(works, on, schedule)
+    turns, table = works.all, None
+    if schedule is not None:
+        table = order.scheduled(works, on, schedule)
+        turns = order.ordered(works, on, table)
     cut = fragments.cut(step, where, works, turns, given.labels)
     moves = {}
     for old, number in given.replaced:
@@ -146,6 +152,7 @@ def partition(
         cut.constants,
         moves,
         works.microbatches,
+        table,
     )
 
 

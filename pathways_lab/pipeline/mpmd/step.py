@@ -34,7 +34,7 @@ from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.pipeline.mpmd.partition import Fragment, Functions, Given, Partition, partition
-from pathways_lab.pipeline.schedule import Schedule
+from pathways_lab.pipeline.schedule import Costs, Schedule, Table
 from pathways_lab.runtime import jax_private
 from pathways_lab.runtime.jax_private import trace_context
 from pathways_lab.timeline.text_table import TextTable
@@ -87,7 +87,7 @@ class Step(ProgramFunction):
         placed = [
             leaf
             if isinstance(leaf, jax.ShapeDtypeStruct)
-            else device_put(leaf, home.slice if spec is None else home.slice.sharding(spec))
+            else put_leaf(leaf, home.slice, home.slice.sharding(spec) if spec else None, home.name)
             for leaf, home, spec in zip(leaves, found.inputs, specs, strict=True)
         ]
         dynamic = iter(jax.tree.unflatten(tree, placed)[0])
@@ -102,6 +102,20 @@ class Step(ProgramFunction):
     def fragments(self) -> tuple[Fragment, ...]:
         """The computations of the last call (``place``, ``partition``, ``capture``), in order."""
         return () if self._shown is None else tuple(n.fragment for n in self._shown.nodes)
+
+    def planned(self, costs: Costs | None = None) -> Table:
+        """The schedule of the last call with times, as the step's own dependencies allow them.
+
+        costs: of forward, backward and weight work, by part, in the order of ``on``.
+        """
+        table = None if self._shown is None else self._shown.schedule
+        if table is None:
+            raise failures.failure(
+                "refused",
+                f"step {self.name!r} has no schedule yet: it follows from the types of a call",
+                'pw.mpmd.jit(..., schedule="1f1b"), and a call, place or capture',
+            )
+        return table.timed(costs)
 
     # --- the program ---------------------------------------------------------------------
 

@@ -4,9 +4,10 @@ Problem: a schedule speaks of the forward and the backward work of a stage on a 
 training step written for one device has no such numbers: microbatches are turns of a loop, in
 Python or in JAX, and what ``jax.grad`` adds comes in JAX's own order.
 
-How: equal forward calls of one part, none of which needs another, are its microbatches.  A
-backward call belongs to the forward call whose results it reads.  Microbatches are numbered in
-the order in which gradients are summed, so that schedules, which count upwards, sum in that order.
+How: equal forward calls of one part, none of which needs another, are its microbatches; where parts
+differ in how many they have, most parts are right.  A backward call belongs to the forward call
+whose results it reads.  Microbatches are numbered in the order in which gradients are summed, so
+that schedules, which count upwards, sum in that order.
 
 Rule for maintainers: what cannot be told has no number; it is right in any order that keeps
 dependencies.
@@ -17,8 +18,9 @@ Paper: section 5.3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pathways_lab.pipeline.mpmd.flat import Equation, Variable
 from pathways_lab.pipeline.schedule import Kind
@@ -64,8 +66,15 @@ class Works:
             bits ^= low
 
 
-def works(equations: Sequence[Equation], alike: Callable[[Equation], Hashable]) -> Works:
-    """The marked calls among equations.  alike: equal for calls that compute the same."""
+def works(
+    equations: Sequence[Equation],
+    alike: Callable[[Equation], Hashable],
+    microbatches: int | None = None,
+) -> Works:
+    """The marked calls among equations.  alike: equal for calls that compute the same.
+
+    microbatches: how many a schedule has; None: as the equations say.
+    """
     found = Works([], 1, {})
     for equation in equations:
         needs = 0
@@ -77,7 +86,7 @@ def works(equations: Sequence[Equation], alike: Callable[[Equation], Hashable]) 
             found.of[equation] = made
             needs = made.bit
         found.needs.update(dict.fromkeys(equation.results, needs))
-    _number(found, alike)
+    _number(found, alike, microbatches)
     for equation in equations:
         turns = 0
         for variable in equation.read:
@@ -88,8 +97,8 @@ def works(equations: Sequence[Equation], alike: Callable[[Equation], Hashable]) 
     return found
 
 
-def _number(found: Works, alike: Callable[[Equation], Hashable]) -> None:
-    groups: dict[Hashable, list[Work]] = {}
+def _number(found: Works, alike: Callable[[Equation], Hashable], wanted: int | None) -> None:
+    groups: dict[Any, list[Work]] = {}
     for work in found.all:
         if work.kind == "forward":
             groups.setdefault((work.part, alike(work.equation)), []).append(work)
@@ -99,22 +108,41 @@ def _number(found: Works, alike: Callable[[Equation], Hashable]) -> None:
         for work in group
     }
     ordered = [work for work in found.all if work in before]
-    levels = [level for group in groups.values() for level in _levels(group, ordered, before)]
-    found.microbatches = min((len(level) for level in levels if len(level) > 1), default=1)
-    for level in levels:
-        each, rest = divmod(len(level), found.microbatches)
-        if not rest:  # else it is done once for all microbatches, or for some
-            for number, work in enumerate(level):
-                work.microbatch = number // each
+    levels = {key: _levels(group, ordered, before) for key, group in groups.items()}
+    found.microbatches = _count(groups, levels, wanted)
+    for key, group in groups.items():
+        whole = any(len(level) % found.microbatches for level in levels[key])
+        for level in [group] if whole else levels[key]:
+            each, rest = divmod(len(level), found.microbatches)
+            if not rest:  # else it is done once for all microbatches, or for some
+                for number, work in enumerate(level):
+                    work.microbatch = number // each
     for work in found.all:
         if work.kind != "forward":
             work.microbatch = _of_backward(work, found)
     _renumber(found)
 
 
+def _count(
+    groups: dict[Any, list[Work]], levels: dict[Any, list[list[Work]]], wanted: int | None
+) -> int:
+    """How many microbatches most parts have; *wanted* where all parts have so many.
+
+    Once for each microbatch is more than once for all, where as many parts have one as the other.
+    """
+    if wanted and not any(len(group) % wanted for group in groups.values()):
+        return wanted
+    counts: dict[str, int] = {}
+    for (part, _), own in levels.items():
+        counts[part] = max(counts.get(part, 1), *map(len, own))
+    often = Counter(counts.values())
+    most = [count for count, times in often.items() if times == max(often.values())]
+    return min((count for count in most if count > 1), default=1)
+
+
 def _levels(
     group: list[Work], ordered: list[Work], before: dict[Work, list[Work]]
-) -> Iterable[list[Work]]:
+) -> list[list[Work]]:
     """The calls of a group that need none of it, those that need one of these, and so on."""
     own = set(group)
     depth: dict[Work, int] = {}
@@ -124,7 +152,7 @@ def _levels(
         depth[work] = behind + (work in own)
         if work in own:
             levels.setdefault(behind, []).append(work)
-    return levels.values()
+    return list(levels.values())
 
 
 def _of_backward(work: Work, found: Works) -> int | None:
