@@ -1,20 +1,19 @@
 """A layered model as an MPMD pipeline over slices: ``pw.pipeline``.
 
-Problem: written by hand, a pipeline is some hundred lines in which the
-schedule, the model and the placement cannot be told apart.  Here the model is
-a list of layers, the placement a list of slices, the schedule a table, and the
-program follows from them.
+Problem: many models are a list of layers, and what a training step of one is need not be written
+again for each: a loss, the mean of its gradients over microbatches, an optimizer.
 
-Rule for maintainers: the captured function below only walks along the
-schedule.  Its results are those of the model on one device, up to the order of
-sums over microbatches; the schedule changes times and memory, never values.
+How: the step is written here as for one device, and each stage is a marked part of it;
+:func:`pathways_lab.pipeline.mpmd.step.jit` makes it a program over the slices.
+
+Rule for maintainers: nothing here knows how a step is taken apart.  A stage has its own parameters
+and its own memory of the optimizer.
 
 Paper: section 5.3 (pipelined language models), appendix A.
 """
 
 from __future__ import annotations
 
-import functools
 import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,13 +24,13 @@ from jax.sharding import PartitionSpec
 
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import beneath
-from pathways_lab.client.program.program import program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.layered import Layered, Model, Part, PartState
+from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
+from pathways_lab.pipeline.mpmd.marks import named
+from pathways_lab.pipeline.mpmd.step import jit as mpmd_jit
 from pathways_lab.pipeline.schedule import Costs, Schedule, Table
 from pathways_lab.pipeline.schedules import called
-from pathways_lab.pipeline.stages import update
 
 State = tuple[PartState, ...]
 """Per stage: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
@@ -57,14 +56,20 @@ class Pipeline(Layered[State]):
         totals = [sum(model.costs[n] for n in stage) for stage in self.stages]
         forward = [total / (min(totals) or 1.0) for total in totals]
         self.costs = Costs(forward, [2 * cost for cost in forward], forward)
-        change = functools.partial(update, model.optimizer, count)
-        self._parts = [Part(model, stage, on, change) for stage, on in enumerate(self.slices)]
-        self.program = program(self._step, **options)
+        self._parts = [self._part(number) for number in range(len(self.stages))]
+        state = tuple((model.spec(number), None) for number in range(len(self.stages)))
+        self.program = mpmd_jit(
+            self._train,
+            on={f"stage{number}": on for number, on in enumerate(self.slices)},
+            schedule=schedule,
+            in_shardings=(state, model.batch, model.batch),
+            **options,
+        )
 
     def init(self) -> State:
         """The given parameters on their slices, and the optimizer's memory for them."""
         with beneath(self.program.tag):
-            return tuple(part.init() for part in self._parts)
+            return tuple(initial(self._model, number, on) for number, on in enumerate(self.slices))
 
     def types(self) -> State:
         """The types of a state: for ``pipe.program.capture(...)``, where nothing can run."""
@@ -93,41 +98,44 @@ class Pipeline(Layered[State]):
             rows.append(f"  stage {s} on {on.name} ({on.island}): {layers}")
         return "\n".join(rows)
 
-    # --- the program ---------------------------------------------------------------------
+    # --- the step ------------------------------------------------------------------------
 
-    def _step(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
-        """Captured: the tasks of the schedule, one after the other."""
-        count, last = self.schedule.microbatches, len(self.stages) - 1
-        parts = _cut(inputs, count), _cut(labels, count)
-        results: dict[tuple[int, int], Any] = {}
-        kept: dict[tuple[int, int], Any] = {}
-        gradients: dict[tuple[int, int], Any] = {}
-        between: dict[tuple[int, int], Any] = {}
-        totals: list[Any] = [None] * len(self.stages)
-        for task in self.schedule.linear():
-            stage, m = task.stage, task.microbatch
-            part, parameters = self._parts[stage], state[stage][0]
-            if task.kind == "forward":
-                x = results[stage - 1, m] if stage else parts[0][m]
-                more = (parts[1][m],) if stage == last else ()
-                results[stage, m], kept[stage, m] = part.forward(parameters, x, *more)
-                continue
-            own = parameters, kept[stage, m]
-            if task.kind == "weight":
-                totals[stage] = part.weight(*own, between.pop((stage, m)), totals[stage])
-                continue
-            of_result = gradients.get((stage, m))
-            if self.schedule.split:
-                of_input, between[stage, m] = part.backward_input(*own, of_result)
-            else:
-                of_input, totals[stage] = part.backward(*own, of_result, totals[stage])
-            gradients[stage - 1, m] = of_input
-        losses = [results[last, m] for m in range(count)]
-        new = tuple(
-            part.update(*own, total)
-            for part, own, total in zip(self._parts, state, totals, strict=True)
-        )
-        return new, functools.reduce(lambda a, b: a + b, losses) / count
+    def _train(self, state: State, inputs: Any, labels: Any) -> tuple[State, Any]:
+        """A step of training, for one device."""
+        count = self.schedule.microbatches
+        parameters = tuple(own for own, _ in state)
+        rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), (inputs, labels))
+
+        def turn(total: Any, row: Any) -> tuple[Any, None]:
+            found = jax.value_and_grad(self._loss)(parameters, *row)
+            return jax.tree.map(jnp.add, total, found), None
+
+        zero = jnp.zeros(()), jax.tree.map(jnp.zeros_like, parameters)
+        (value, slopes), _ = jax.lax.scan(turn, zero, rows)
+        return tuple(map(self._changed, state, slopes)), value / count
+
+    def _loss(self, parameters: Sequence[Any], x: Any, labels: Any) -> Any:
+        """The loss of one microbatch; the last stage computes it."""
+        for part, own in zip(self._parts[:-1], parameters, strict=False):
+            x = part(own, x)
+        return self._parts[-1](parameters[-1], x, labels)
+
+    def _part(self, number: int) -> Callable[..., Any]:
+        layers = [self._model.layers[n][0] for n in self.stages[number]]
+
+        def stage(parameters: Sequence[Any], x: Any, *labels: Any) -> Any:
+            for layer, own in zip(layers, parameters, strict=True):
+                x = layer(own, x)
+            return self._model.loss(x, *labels) if labels else x
+
+        return named(f"stage{number}", stage)
+
+    def _changed(self, state: PartState, slopes: Any) -> PartState:
+        mean = jax.tree.map(lambda slope: slope / self.schedule.microbatches, slopes)
+        parameters, memory = state
+        changes, memory = self._model.optimizer.update(mean, memory, parameters)
+        new = jax.tree.map(lambda p, change: (p + change).astype(p.dtype), parameters, changes)
+        return new, memory
 
 
 @failures.at_caller()
@@ -194,10 +202,3 @@ def pipeline(
         example=example, costs=costs, batch=batch, specs=specs,
     )  # fmt: skip
     return Pipeline(model, slices, made, name=name, dispatch=dispatch, priority=priority, data=data)
-
-
-def _cut(batch: Any, count: int) -> list[Any]:
-    """Microbatches, all by one operation: one for each would be as many functions to compile."""
-    leaves, tree = jax.tree.flatten(batch)
-    parts = zip(*(jnp.split(leaf, count) for leaf in leaves), strict=True)
-    return [jax.tree.unflatten(tree, part) for part in parts]

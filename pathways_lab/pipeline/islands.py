@@ -25,15 +25,48 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from pathways_lab.client.functions.jit import CompiledFunction, jit
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.tags import beneath
 from pathways_lab.client.program.program import device_put, program
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.layered import Layered, Model, Part, PartState
+from pathways_lab.pipeline.layered import Layered, Model, PartState, initial
+from pathways_lab.pipeline.stages import StageFunctions
 
 State = tuple[tuple[PartState, ...], ...]
 """By slice and chunk: parameters (a tuple, one pytree per layer), and the optimizer's memory."""
+
+
+class Part:
+    """Some layers on one slice: what is compiled for it."""
+
+    def __init__(self, model: Model, number: int, on: Slice, shares: Sequence[int]) -> None:
+        last, whole = number == len(model.parts) - 1, PartitionSpec()
+        functions = StageFunctions(
+            tuple(model.layers[n][0] for n in model.parts[number]),
+            model.loss if last else None,
+            number == 0,
+        )
+        batch = model.batch
+
+        def compiled(
+            function: Callable[..., Any], name: str, takes: tuple[Any, ...], gives: Any
+        ) -> CompiledFunction:
+            called = f"{name}{number}"
+            return jit(function, on=on, name=called, in_shardings=takes, out_shardings=gives)
+
+        labels, result = ((batch,), whole) if last else ((), batch)
+        self.forward = compiled(
+            functions.forward, "forward", (whole, batch, *labels), (result, None)
+        )
+        self.backward = compiled(
+            functions.backward, "backward", (whole, None, None), (batch, whole)
+        )
+        change = functools.partial(_update, model.optimizer, shares)
+        self.update = compiled(
+            change, "update", (whole, None, *(whole,) * len(shares)), (whole, whole)
+        )
 
 
 class DataParallel(Layered[State]):
@@ -51,12 +84,8 @@ class DataParallel(Layered[State]):
         self.slices = tuple(slices)
         self.chunks = model.parts
         self.shares = shares
-        change = functools.partial(_update, model.optimizer, shares)
         self._parts = [
-            [
-                Part(model, chunk, on, change, len(slices), PartitionSpec())
-                for chunk in range(len(self.chunks))
-            ]
+            [Part(model, chunk, on, shares) for chunk in range(len(self.chunks))]
             for on in self.slices
         ]
         self.program = program(self._step, **options)
@@ -64,7 +93,13 @@ class DataParallel(Layered[State]):
     def init(self) -> State:
         """The given parameters on every slice, and the optimizer's memory for them."""
         with beneath(self.program.tag):
-            return tuple(tuple(part.init() for part in row) for row in self._parts)
+            return tuple(
+                tuple(
+                    initial(self._model, chunk, on, PartitionSpec())
+                    for chunk in range(len(self.chunks))
+                )
+                for on in self.slices
+            )
 
     def types(self) -> State:
         """The types of a state: for ``.program.capture(...)``, where nothing can run."""
@@ -100,9 +135,7 @@ class DataParallel(Layered[State]):
             made = []
             for at in every:
                 own = state[at][chunk][0]
-                back[at], gradient = self._parts[at][chunk].backward(
-                    own, kept[at, chunk], back[at], None
-                )
+                back[at], gradient = self._parts[at][chunk].backward(own, kept[at, chunk], back[at])
                 made.append(gradient)
             for at, on in enumerate(self.slices):
                 found[at, chunk] = [

@@ -1,8 +1,8 @@
 """A layered model in parts, on slices, trained in steps of one program.
 
 Problem: a pipeline gives each slice a part of the layers, data parallelism gives every
-slice all parts.  A part is the same thing in both: some layers, their parameters, the
-memory of the optimizer for them, and the functions that are compiled for a slice.
+slice all parts.  A part is the same thing in both: some layers, their parameters, and the
+memory of the optimizer for them.
 
 Rule for maintainers: nothing here knows the order in which parts run, nor how many slices
 have the same part.
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from pathways_lab.client.functions.jit import CompiledFunction, jit
+from pathways_lab.client.functions.jit import jit
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.program.program import ProgramFunction, device_put
 from pathways_lab.client.session import failures
@@ -28,7 +28,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.apart import check_optimizer
 from pathways_lab.pipeline.balance import operations, partition
 from pathways_lab.pipeline.modules import as_layers
-from pathways_lab.pipeline.stages import Layer, StageFunctions
+from pathways_lab.pipeline.stages import Layer
 
 State = TypeVar("State")
 PartState = tuple[Any, Any]
@@ -97,63 +97,18 @@ class Model:
         return tuple(found)
 
 
-class Part:
-    """One part of a model on one slice: its functions.
+def initial(model: Model, number: int, on: Slice, memory: PartitionSpec | None = None) -> PartState:
+    """The parameters of a part on a slice, and the optimizer's memory for them.
 
-    update(parameters, memory, *gradients): the new state; gradients: how many of them.
-    memory: how the optimizer's memory is cut; None: as propagation decides.
+    memory: how that is cut; None: as propagation decides.
     """
-
-    def __init__(
-        self,
-        model: Model,
-        number: int,
-        on: Slice,
-        update: Callable[..., PartState],
-        gradients: int = 1,
-        memory: PartitionSpec | None = None,
-    ) -> None:
-        self._own = tuple(model.layers[n][1] for n in model.parts[number])
-        self._on = on
-        last = number == len(model.parts) - 1
-        functions = StageFunctions(
-            tuple(model.layers[n][0] for n in model.parts[number]),
-            model.loss if last else None,
-            number == 0,
-        )
-        self._spec = own = model.spec(number)
-        batch = model.batch
-
-        def compiled(
-            function: Callable[..., Any], name: str, takes: tuple[Any, ...], gives: Any, **more: Any
-        ) -> CompiledFunction:
-            return jit(
-                function,
-                on=on,
-                name=f"{name}{number}",
-                in_shardings=takes,
-                out_shardings=gives,
-                **more,
-            )
-
-        labels, result = ((batch,), PartitionSpec()) if last else ((), batch)
-        self.forward = compiled(functions.forward, "forward", (own, batch, *labels), (result, None))
-        self.backward = compiled(
-            functions.backward, "backward", (own, None, None, None), (batch, own), donate_argnums=3
-        )
-        self.backward_input = compiled(
-            functions.backward_input, "backward", (own, None, None), (batch, None)
-        )
-        self.weight = compiled(
-            functions.weight, "weight", (own, None, None, None), own, donate_argnums=3
-        )
-        self.update = compiled(update, "update", (own, None, *(own,) * gradients), (own, memory))
-        self._remember = compiled(model.optimizer.init, "init", (own,), memory)
-
-    def init(self) -> PartState:
-        """The given parameters on the slice, and the optimizer's memory for them."""
-        parameters = device_put(self._own, jax.tree.map(self._on.sharding, self._spec))
-        return parameters, self._remember(parameters)
+    own, spec = tuple(model.layers[n][1] for n in model.parts[number]), model.spec(number)
+    parameters = device_put(own, jax.tree.map(on.sharding, spec))
+    remember = jit(
+        model.optimizer.init, on=on, name=f"init{number}", in_shardings=(spec,),
+        out_shardings=memory,
+    )  # fmt: skip
+    return parameters, remember(parameters)
 
 
 class Layered(Generic[State]):

@@ -1,14 +1,13 @@
-"""One stage of a pipelined model: its forward, backward, weight and update functions.
+"""Some layers of a model: their forward and backward functions.
 
-Problem: what a stage computes backward needs what it had forward.  JAX's own
+Problem: what they compute backward needs what it had forward.  JAX's own
 ``vjp`` knows what to keep; here that becomes values which travel from one node
 of a program to another, so that forward and backward are compiled, ordered and
 freed like everything else.
 
 Rule for maintainers: plain JAX functions of arrays; nothing here knows slices.
 Parameters are never kept once per microbatch: what the backward pass needs of
-them is taken from the parameters themselves.  A backward pass in two tasks computes
-nothing twice: the second is given the gradients between the stage's layers.
+them is taken from the parameters themselves.
 
 Paper: section 5.3.
 """
@@ -100,12 +99,11 @@ class StageFunctions:
         return lambda own, x: loss(layer(own, x), *labels)
 
     def backward(
-        self, parameters: Sequence[Any], kept: Kept, gradient: Any, total: Any
-    ) -> tuple[Any, Any]:
-        """Gradients of the input (None in the first stage), and of the parameters plus *total*.
+        self, parameters: Sequence[Any], kept: Kept, gradient: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Gradients of the input (None in the first stage), and of the parameters.
 
-        gradient: of the stage's result; None in the last.  total: of earlier
-        microbatches, or None.
+        gradient: of the stage's result; None in the last.
         """
         of_x = gradient if self.loss is None else jnp.ones(())
         found = []
@@ -113,24 +111,7 @@ class StageFunctions:
             of_own, *of_inputs = pullback(of_x)
             of_x = of_inputs[0] if of_inputs else None
             found.append(of_own)
-        return of_x, _add(total, tuple(reversed(found)))
-
-    def backward_input(
-        self, parameters: Sequence[Any], kept: Kept, gradient: Any
-    ) -> tuple[Any, list[Any]]:
-        """The gradients of the input (None in the first stage), and of every layer's result."""
-        of_x = gradient if self.loss is None else jnp.ones(())
-        between = []
-        for number, pullback in reversed(list(enumerate(kept.pullbacks(parameters)))):
-            between.append(of_x)
-            of_x = None if self.first and not number else pullback(of_x)[1]
-        return of_x, between[::-1]
-
-    def weight(self, parameters: Sequence[Any], kept: Kept, between: list[Any], total: Any) -> Any:
-        """The gradient of the parameters plus *total*.  between: of every layer's result."""
-        pullbacks = kept.pullbacks(parameters)
-        found = tuple(pull(of_y)[0] for pull, of_y in zip(pullbacks, between, strict=True))
-        return _add(total, found)
+        return of_x, tuple(reversed(found))
 
 
 def _pulled(pullback: Pullback, result: Any, of_y: Any) -> tuple[Any, ...]:
@@ -148,16 +129,3 @@ def _pulled(pullback: Pullback, result: Any, of_y: Any) -> tuple[Any, ...]:
 
 def _swapped(layer: Layer, x: Any, own: Any) -> Any:
     return layer(own, x)
-
-
-def _add(total: Any, more: Any) -> Any:
-    return more if total is None else jax.tree.map(jnp.add, total, more)
-
-
-def update(
-    optimizer: Any, microbatches: int, parameters: Any, memory: Any, total: Any
-) -> tuple[Any, Any]:
-    """One step of an optimizer in optax's form; total: the sum of the microbatches' gradients."""
-    mean = jax.tree.map(lambda g: g / microbatches, total)
-    changes, memory = optimizer.update(mean, memory, parameters)
-    return jax.tree.map(lambda p, c: (p + c).astype(p.dtype), parameters, changes), memory

@@ -139,8 +139,8 @@ def test_the_program_follows_the_schedule(fake: FakeLab) -> None:
     assert prepared is not None
     names = [s.node.name for s in prepared.plan.steps]
     for stage in range(2):
-        own = [n for n in names if n in (f"forward{stage}", f"backward{stage}")]
-        assert own == [f"forward{stage}"] * 2 + [f"backward{stage}"] * 2
+        own = [n for n in names if n in (f"forward_stage{stage}", f"backward_stage{stage}")]
+        assert own == [f"forward_stage{stage}"] * 2 + [f"backward_stage{stage}"] * 2
 
 
 def test_what_cannot_be_is_refused_before_anything_runs(fake: FakeLab) -> None:

@@ -15,7 +15,7 @@ from pathways_lab.client.code import jaxprs
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.notebook.reports.training_comparison import SideBySide, _difference
 from pathways_lab.pipeline import measured, ways
-from pathways_lab.pipeline.stages import StageFunctions
+from pathways_lab.pipeline.mpmd.marks import named
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Sample, Span
 from tests.client.kit import a_slice
@@ -43,17 +43,21 @@ def test_a_held_layer_is_the_layer_to_the_bit_and_holds_for_each_example() -> No
     assert jaxprs.held_seconds(both) == pytest.approx(2 * (0.003 + 0.008), rel=1e-5)
     assert jaxprs.held_seconds(both, sharers=2) == pytest.approx(0.003 + 0.008, rel=1e-5)
     # Each half of the backward pass can be had alone, and each of the two layers has its own.
-    stage = StageFunctions((slow, slow), None, first=False)
-    kept = stage.forward((w, w), x)[1]
-    _, between = stage.backward_input((w, w), kept, x)
-    for seconds, function in (
-        (2 * 0.016, lambda: stage.backward((w, w), kept, x, None)),
-        (2 * 0.008, lambda: stage.backward_input((w, w), kept, x)),
-        (2 * 0.008, lambda: stage.weight((w, w), kept, between, None)),
-    ):
-        assert jaxprs.held_seconds(jax.make_jaxpr(function)().jaxpr) == pytest.approx(
-            seconds, rel=1e-5
+    one, two = named("one", dense), named("two", lambda w, x: slow(w, slow(w, x)))
+    step = pw.mpmd.jit(
+        jax.grad(lambda w, x: two(w, one(w, x)).sum()),
+        on={"one": a_slice(1), "two": a_slice(1)},
+        schedule="zero-bubble",
+    )
+    held = {
+        node.fragment.kind: jaxprs.held_seconds(
+            jax.make_jaxpr(node.function.function)(*(ref.type.struct for ref in node.inputs)).jaxpr
         )
+        for node in step.partition(w, x).nodes
+        if node.fragment.part == "two"
+    }
+    expected = {"forward": 2 * 0.006, "backward": 2 * 0.008, "weight": 2 * 0.008}
+    assert held == pytest.approx(expected, rel=1e-5)
 
 
 def test_ways_that_there_are_not_are_refused() -> None:
