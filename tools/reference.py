@@ -33,14 +33,14 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 OURS = {
     "Account.add", "Account.settle", "Accounts.of", "CapturedProgram.ready", "Chaos.close",
     "Checking.before", "Checking.session", "Comparison.bundle", "CompiledFunction.as_jit",
-    "CompiledFunction.bind", "CompiledFunction.ready", "Dcn.of", "Handle.buffer", "Handle.alone",
-    "Handle.buffer_id", "Handle.pending", "Handle.session", "Lab.rebind_slice",
-    "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice", "Machine.release_slice",
-    "Machine.session", "Machine.slice_state", "Memory.of", "OnStuck.wrong", "Planned.seen",
-    "ProgramFunction.ready", "Simulation.world", "Slice.check", "Slice.end", "Slice.mesh_of",
-    "Slice.placed", "Step.partition", "Step.ready", "Timeline.end", "Timeline.evicted",
-    "Timeline.extend", "Timeline.extend_later", "Timeline.grows", "Timeline.items",
-    "Timeline.kept", "Timeline.plans", "Timeline.since", "Timeline.version",
+    "CompiledFunction.bind", "CompiledFunction.elsewhere", "CompiledFunction.ready", "Dcn.of",
+    "Handle.buffer", "Handle.alone", "Handle.buffer_id", "Handle.pending", "Handle.session",
+    "Lab.rebind_slice", "Lab.release_slice", "Lab.slice_state", "Machine.rebind_slice",
+    "Machine.release_slice", "Machine.session", "Machine.slice_state", "Memory.of",
+    "OnStuck.wrong", "Planned.seen", "ProgramFunction.ready", "Simulation.world", "Slice.check",
+    "Slice.end", "Slice.mesh_of", "Slice.placed", "Step.partition", "Step.ready", "Timeline.end",
+    "Timeline.evicted", "Timeline.extend", "Timeline.extend_later", "Timeline.grows",
+    "Timeline.items", "Timeline.kept", "Timeline.plans", "Timeline.since", "Timeline.version",
 }  # fmt: skip
 """Attributes without an underscore that are there for other modules, and not for users."""
 _GIVEN = (Timeline, CompiledFunction, ProgramFunction, CapturedProgram)

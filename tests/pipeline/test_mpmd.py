@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pathways_lab as pw
+from pathways_lab.client.lab import stats
 from pathways_lab.core.errors import PathwaysError
 from tests.pipeline.mpmd_kit import (
     LOOPS,
@@ -127,6 +128,26 @@ def test_more_microbatches_are_no_more_functions_to_compile() -> None:
 
     on = parts_of("a", "b", "c")
     assert functions(8) == functions(4)
+
+
+def test_equal_parts_on_slices_of_one_shape_are_exported_once() -> None:
+    def exported(count: int) -> int:
+        def chain(parameters: Any, x: Any, y: Any) -> Any:
+            for part, own in zip(on, parameters, strict=True):
+                x = named(part, dense)(own, x)
+            return jnp.mean((x - y) ** 2)
+
+        on = parts_of(*(f"part{number}" for number in range(count)))
+        parameters = [layer(6, 6, seed) for seed in range(count)]
+        before = stats.work.exported
+        step = pw.mpmd.jit(jax.grad(chain), on=on)
+        step.capture(parameters, X, Y)
+        assert {f.name for f in step.fragments if f.kind == "forward"} == {
+            f"forward_{part}" for part in on
+        }
+        return stats.work.exported - before
+
+    assert exported(5) == exported(4)
 
 
 def test_a_tied_weight_lives_where_it_is_read_first_and_is_summed_there() -> None:

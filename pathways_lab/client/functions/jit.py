@@ -149,6 +149,13 @@ class CompiledFunction:
             running=self._running,
         )
 
+    def elsewhere(self, on: Slice, name: str) -> CompiledFunction:
+        """The same function on another slice, by another name; what is traced is traced once."""
+        other = object.__new__(CompiledFunction)
+        vars(other).update(vars(self))
+        other.slice, other.name, other.repeats = on, name, {}
+        return other
+
     @property
     def ready(self) -> tuple[Prepared, ...]:
         """The programs of one call that calls of it have come to."""

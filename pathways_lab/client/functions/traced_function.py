@@ -97,6 +97,9 @@ class Body:
         self.out_types = tuple(type_of(aval) for aval in self.jaxpr.out_avals)
         self.out_tree = getattr(call, "out_tree", None)
         self.calls_python = jaxprs.calls_python(self.jaxpr.jaxpr)
+        self._bound = bool(jaxprs.slices_named(self.jaxpr.jaxpr)) or any(
+            map(layouts.is_explicit, self.requested)
+        )
         self.requested_out: tuple[Requested, ...] = (None,) * len(self.out_types)
         if out_prefix is not None:
             shape = jax.tree.unflatten(self.out_tree, range(len(self.out_types)))
@@ -122,13 +125,17 @@ class Body:
         None: whatever suits the code; what the user asked of a result counts more.
         """
         pinned = pinned or (None,) * len(self.out_types)
-        key = (place, tuple(wanted), tuple(pinned))
+        key = (self._where(place), tuple(wanted), tuple(pinned))
         known = self._executables.get(key)
         if known is None:
             made = self._export(place, wanted, pinned)
-            alive = {k: e for k, e in self._executables.items() if not k[0].released}
+            alive = {k: e for k, e in self._executables.items() if not _released(k[0])}
             known, self._executables = made, {**alive, key: made}
         return known
+
+    def _where(self, place: Slice) -> Any:
+        """The part of a slice that code depends on: one code is for all slices of a shape."""
+        return place if self._bound else (place.kind, place.axis_sizes)
 
     def keep(self, key: Any, prepared: Any) -> None:
         """A new program of one call; those on slices that were released are forgotten."""
@@ -169,6 +176,10 @@ class Body:
                 line=error.failure.line,
                 node=self.name,
             ) from None
+
+
+def _released(where: Any) -> bool:
+    return isinstance(where, Slice) and where.released
 
 
 def _struct(kind: ArrayType, requested: Requested) -> jax.ShapeDtypeStruct:

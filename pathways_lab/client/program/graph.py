@@ -406,6 +406,8 @@ class _Builder:
         # the same code wherever its results go.
         pinned = [self.wishes.get(ref) for ref in node.outputs] if node.glue else None
         code = node.body.on(node.slice, wanted, pinned)
+        if code.name != node.name:  # traced as another function's, of another slice
+            code = replace(code, name=node.name)
         for ref, layout in zip(node.inputs, code.in_layouts, strict=True):
             if ref.layout is None:
                 ref.layout = layout

@@ -196,13 +196,13 @@ class _Placer:
         for ref in inputs:
             self._close_of(ref)
         self._close(on)
-        body = call.body
+        body, name = call.body, call.function.name
         outputs = tuple(
-            Ref(kind, on, name=result_name(body.name, number, len(body.out_types)))
+            Ref(kind, on, name=result_name(name, number, len(body.out_types)))
             for number, kind in enumerate(body.out_types)
         )
         self.first = self.first or on
-        self.steps.append(CallNode(body, on, inputs, outputs, body.name, line))
+        self.steps.append(CallNode(body, on, inputs, outputs, name, line))
         return list(outputs)
 
     def _common(self, operands: list[Any], name: str, line: Line) -> Slice:

@@ -102,10 +102,12 @@ class Given:
 class Functions:
     """Compiled functions of a step, by what they compute, and where.
 
+    traced: one of those that compute the same, on slices of one shape.
     numbers: of equations, equal for those that compute the same.
     """
 
     compiled: dict[Any, CompiledFunction] = field(default_factory=dict)
+    traced: dict[Any, CompiledFunction] = field(default_factory=dict)
     numbers: dict[Any, int] = field(default_factory=dict)
 
 
@@ -176,7 +178,7 @@ def _check_marks(step: Flat, on: Mapping[str, Slice]) -> None:
 
 
 class _Alike:
-    """A number for each equation of JAX's, equal for those that compute the same.
+    """A number for each equation of JAX's, equal for those that compute the same, in any part.
 
     Equations and inner code that come again are looked at once: a step has thousands of them.
     """
@@ -190,11 +192,11 @@ class _Alike:
         number = self._seen.get(id(origin))
         if number is None:
             key: Any = id(origin)
-            if (mark := marks.name_of(origin)) is not None:
-                key = mark, id(origin.params["jaxpr"]), str(origin.source_info.name_stack)
+            if marks.name_of(origin) is not None:
+                key = id(origin.params["jaxpr"]), str(origin.source_info.name_stack)
             number = self._seen.get(key)
             if number is None:
-                found = jax_private.replayed_like(origin)
+                found = jax_private.replayed_like(marks.without_name(origin))
                 number = self._seen[key] = self._numbers.setdefault(found, len(self._numbers))
             self._seen[id(origin)] = number
         return number
@@ -284,19 +286,22 @@ def _node(
     name = f"{piece.kind}_{part}" if part else piece.kind
     takes, gives = ([specs.get(ref) for ref in refs] for refs in (inputs, outputs))
     like = glue.key_of(piece.operations, inputs, outputs, alike)
-    key = (name, piece.slice, donated, tuple(takes), tuple(gives), like)
-    function = None if like is None else functions.compiled.get(key)
+    key = donated, tuple(takes), tuple(gives), like
+    function = None if like is None else functions.compiled.get((name, piece.slice, key))
     if function is None:
-        function = CompiledFunction(
-            Replay(piece.operations, inputs, outputs, name),
-            on=piece.slice,
-            in_shardings=tuple(takes) if any(takes) else None,
-            out_shardings=list(gives) if any(gives) else None,
-            donate_argnums=donated or None,
-            name=name,
-        )
+        shape = piece.slice.kind, piece.slice.axis_sizes
+        known = None if like is None else functions.traced.get((shape, key))
+        if known is None:
+            known = CompiledFunction(
+                Replay(piece.operations, inputs, outputs, name),
+                in_shardings=tuple(takes) if any(takes) else None,
+                out_shardings=list(gives) if any(gives) else None,
+                donate_argnums=donated or None,
+            )
+        function = known.elsewhere(piece.slice, name)
         if like is not None:
-            functions.compiled[key] = function
+            functions.compiled[name, piece.slice, key] = function
+            functions.traced[shape, key] = known
     origin = piece.operations[-1].equation if own is None else own.equation.origin
     fragment = Fragment(
         piece.kind,

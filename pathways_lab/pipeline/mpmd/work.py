@@ -126,11 +126,11 @@ def _number(found: Works, alike: Callable[[Equation], Hashable], wanted: int | N
 def _count(
     groups: dict[Any, list[Work]], levels: dict[Any, list[list[Work]]], wanted: int | None
 ) -> int:
-    """How many microbatches most parts have; *wanted* where all parts have so many.
+    """How many microbatches most parts have; *wanted* where equal calls are so many.
 
     Once for each microbatch is more than once for all, where as many parts have one as the other.
     """
-    if wanted and not any(len(group) % wanted for group in groups.values()):
+    if wanted is not None and wanted in map(len, groups.values()):
         return wanted
     counts: dict[str, int] = {}
     for (part, _), own in levels.items():
