@@ -51,6 +51,58 @@ def test_every_loop_and_schedule_equals_one_device(loop: str) -> None:
     assert middle == order
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_gradients_are_summed_where_and_when_they_are_made(loop: str) -> None:
+    """Also where JAX counts microbatches down; the last sum is done with the optimizer."""
+    step = pw.mpmd.jit(LOOPS[loop](loss, 4), on=parts_of("a", "b", "c"), schedule="1f1b")
+    found = step.partition(PARAMETERS, OPTIMIZER.init(PARAMETERS), X, Y)
+    own = [n for n in found.nodes if (n.fragment.kind, n.fragment.part) == ("backward", "b")]
+    assert [n.fragment.microbatch for n in own] == [0, 1, 2, 3]
+    assert own[0].fragment.bytes_in == own[3].fragment.bytes_in
+    assert own[1].function is own[2].function
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(PARAMETERS["b"]))
+    assert own[1].fragment.bytes_in == own[0].fragment.bytes_in + total
+
+
+def test_equations_without_a_mark_run_where_least_is_moved_for_them() -> None:
+    def language(parameters: Any, tokens: Any, labels: Any) -> Any:
+        h = parameters["table"][tokens]  # no mark, here and in the last line
+        h = first(parameters["a"], h)
+        scores = jax.nn.log_softmax(second(parameters["b"], h) @ parameters["table"].T)
+        return -jnp.mean(jnp.take_along_axis(scores, labels[..., None], -1))
+
+    parameters = {"table": weights(99, 8), "a": layer(8, 8), "b": layer(8, 8)}
+    tokens = np.zeros((8, 16), np.int32)
+    on = parts_of("a", "b")
+    step = pw.mpmd.jit(turns(language, 4), on=on, schedule="1f1b")
+    found = step.partition(parameters, OPTIMIZER.init(parameters), tokens, tokens)
+    # The table is larger than the rows of a microbatch, and goes to the last part once for all.
+    assert {n.fragment.kind for n in found.nodes} == {"inputs", "forward", "backward", "update"}
+    ends = [n.fragment for n in found.nodes if n.fragment.name == "forward_b"]
+    assert all(f.bytes_in > parameters["table"].nbytes for f in ends)
+
+    def both(parameters: Any, x: Any, y: Any) -> Any:
+        one = jax.grad(lambda p: jnp.sum(first(p, x)))(parameters)
+        other = jax.grad(lambda p: jnp.sum(second(p, y)))(parameters)
+        return jax.tree.map(lambda p, a, b: p - (a + b), parameters, one, other)
+
+    found = pw.mpmd.jit(both, on=on).partition(layer(6, 4), X, Y)
+    assert {ref.slice for ref in found.results} == {on["a"]}
+    assert not found.moves
+
+
+def test_a_state_that_is_made_elsewhere_goes_home() -> None:
+    def step(state: Any, x: Any) -> Any:
+        h = first({"w": state[0], "b": state[1]}, x)
+        mask, other = named("b", lambda h: (h > 0, h * 2))(h)
+        return [jnp.where(mask, state[0], other), state[1]]
+
+    on, square = parts_of("a", "b"), layer(6, 6)
+    found = pw.mpmd.jit(step, on=on).partition([square["w"], square["b"]], weights(6, 6))
+    assert found.results[0].slice is on["b"]
+    assert found.moves == {0: on["a"]}
+
+
 def test_zero_bubble_leaves_the_gradients_of_parameters_for_later() -> None:
     on = parts_of("a", "b", "c")
     args = PARAMETERS, OPTIMIZER.init(PARAMETERS), X, Y

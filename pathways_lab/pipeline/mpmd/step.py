@@ -208,8 +208,6 @@ def _replaced(split: Split, body: Body, donated: Sequence[int]) -> list[tuple[in
     A result, or an entry of the result, with the structure and the types of an argument is its
     next state; of one array that goes only for arguments that are donated.
     """
-    shape = jax.tree.unflatten(body.out_tree, body.out_types)
-    entries = list(shape) if isinstance(shape, tuple | list) else [shape]
     states = []
     first = 0
     for argument in split.args:
@@ -218,15 +216,24 @@ def _replaced(split: Split, body: Body, donated: Sequence[int]) -> list[tuple[in
         first += len(leaves)
         own = len(leaves) > 1 or not set(numbers).isdisjoint(donated)
         states.append((tree, [body.in_types[n] for n in numbers], numbers) if own else None)
+    shape = jax.tree.unflatten(body.out_tree, body.out_types)
+    found = _matched([shape], states)
+    if not found and isinstance(shape, tuple | list):
+        found = _matched(shape, states)
+    return found
+
+
+def _matched(entries: Sequence[Any], states: Sequence[Any]) -> list[tuple[int, int]]:
+    """The numbers of arguments and results that are of one structure.  states: by argument."""
+    left = [state for state in states if state is not None]
     found: list[tuple[int, int]] = []
     made = 0
     for entry in entries:
         kinds, tree = jax.tree.flatten(entry)
-        for place, state in enumerate(states):
-            if state is not None and _same(state[:2], (tree, kinds)):
-                found += zip(state[2], range(made, made + len(kinds)), strict=True)
-                states[place] = None
-                break
+        state = next((s for s in left if _same(s[:2], (tree, kinds))), None)
+        if state is not None:
+            left.remove(state)
+            found += zip(state[2], range(made, made + len(kinds)), strict=True)
         made += len(kinds)
     return found
 
