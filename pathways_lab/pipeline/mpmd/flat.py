@@ -109,7 +109,8 @@ class _Reader:
         self.constants: dict[Variable, Any] = {}
         self._known: dict[int, Variable] = {}  # by identity of the array, which is kept
         self._rows: dict[Variable, list[Any]] = {}
-        # By identity of equations and types, which the recorded step keeps:
+        # By identity of equations and types, which the recorded step and these keep:
+        self._traces: list[Any] = []
         self._marked: dict[int, bool] = {}
         self._types: dict[int, ArrayType] = {}
 
@@ -222,6 +223,7 @@ class _Reader:
         """The results of a few operations of our own."""
         kinds = [x.type.struct if isinstance(x, Variable) else x for x in operands]
         closed = jax.make_jaxpr(function)(*kinds)
+        self._traces.append(closed)
         return self.read(closed.jaxpr, self.constant(closed.consts), operands, "forward")
 
 
