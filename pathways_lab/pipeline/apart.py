@@ -46,7 +46,7 @@ def check_shared(parameters: Sequence[Any]) -> None:
                         f" (parameters{jax.tree_util.keystr(path)}): in a pipeline shared weights"
                         " would become two that drift apart",
                         "give each a copy if they are to differ: jax.tree.map(np.copy, parameters);"
-                        " what stays shared is trained in one compiled function (pw.jit)",
+                        " pw.mpmd.jit trains what stays shared, in a step of your own",
                     )
                 )
 
@@ -77,8 +77,8 @@ def check_optimizer(optimizer: Any, parameters: Sequence[Any], parts: Sequence[r
                     f" of the layers (up to {parts[0].stop - 1}) depends on layer {layer}. Here"
                     " each part has an optimizer of its own, which would come to other parameters"
                     " than on one device",
-                    "one that treats every array by itself (optax.clip in place of"
-                    " clip_by_global_norm), or the whole step in one compiled function (pw.jit)",
+                    "a step of your own with pw.mpmd.jit, where it looks at all; or one that treats"
+                    " every array by itself (optax.clip in place of clip_by_global_norm)",
                 )
             )
 

@@ -183,6 +183,7 @@ def pipeline(
     Raises PathwaysError for what cannot be: too few layers, an illegal schedule; and for what
     would be trained otherwise than on one device: arrays that two layers share, optimizers that
     look at the parameters of all stages together (``optax.clip_by_global_norm``).
+    ``pw.mpmd.jit`` trains these too, in a step of one's own.
     """
     count = 4 * len(slices) if microbatches is None else microbatches
     made = called(schedule, len(slices), count)
