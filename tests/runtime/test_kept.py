@@ -224,6 +224,8 @@ def test_device_processes_share_few_heaps_unless_a_user_wants_others(
     assert heaps()["MALLOC_ARENA_MAX"] == "2"
     monkeypatch.setitem(os.environ, "MALLOC_ARENA_MAX", "7")
     assert heaps()["MALLOC_ARENA_MAX"] == "7"
+    monkeypatch.setitem(os.environ, "GLIBC_TUNABLES", "glibc.malloc.tcache_count=3")
+    assert heaps()["GLIBC_TUNABLES"].endswith(":glibc.malloc.tcache_count=3")
 
 
 def test_what_a_host_noted_of_a_program_goes_with_it() -> None:
