@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -167,3 +168,28 @@ def test_the_search_finds_what_is_not_held_back(
     if doing == "call_while_others_wait":
         fast(monkeypatch)
     assert bad_moment(fake, doing)[0] > 0
+
+
+def test_an_interrupt_while_jax_lowers_counts_when_it_is_done(
+    fake: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX's C++ code asks virtual devices, and an exception in their code would end the process."""
+    lowered: list[bool] = []
+    exported = jax.export.export
+
+    def struck_export(*args: Any, **options: Any) -> Any:
+        def lower(*structs: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            made = exported(*args, **options)(*structs)
+            lowered.append(True)
+            return made
+
+        return lower
+
+    monkeypatch.setattr(jax.export, "export", struck_export)
+    step = pw.jit(lambda x: x + 1, on=fake.slice(2))
+    with pytest.raises(KeyboardInterrupt):
+        step(np.zeros(4, np.float32))
+    assert lowered == [True]
+    monkeypatch.undo()
+    assert step(np.zeros(4, np.float32)).result().tolist() == [1.0] * 4

@@ -45,6 +45,7 @@ from pathways_lab.runtime import jax_callbacks, jax_private
 from pathways_lab.runtime.arrays import dtype_of
 from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.transport.codec import pack
+from pathways_lab.transport.deferred_signals import HeldBack
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name of a kind of device when it lowers for it."""
@@ -203,7 +204,9 @@ def _exported(
     disabled = [jax_export.DisabledSafetyCheck.custom_call(target) for target in sorted(foreign)]
     exporter = jax_export.export(jitted, platforms=[platform], disabled_checks=disabled)
     callbacks = b""
-    with jax_private.exporting_without_backend():
+    # Nothing of the user's runs here.  JAX's C++ code asks virtual devices, which are Python, and
+    # an interrupt that is raised there would end the process.
+    with jax_private.exporting_without_backend(), HeldBack():
         try:
             if body.calls_python:
                 pickled = functools.partial(_pickled, body)
