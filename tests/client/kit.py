@@ -26,7 +26,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.session import call_batching
+from pathways_lab.client.session import call_batching, connection
 from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.session import Session
 from pathways_lab.core.errors import Failure
@@ -502,3 +502,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls come so fast, and have for so long, that they wait until nothing is under way."""
     monkeypatch.setattr(call_batching, "SOON", 60.0)
     monkeypatch.setattr(call_batching.Burst, "over", lambda *_: False)
+
+
+def without_ticks(fake: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nobody is told of dropped handles, and no call leaves, because a tick is due."""
+    ticked, tick = threading.Event(), connection._TICK
+    monkeypatch.setattr(connection, "_TICK", 60.0)
+    fake.connection.reactor.call_later(tick, ticked.set)
+    assert ticked.wait(20), "the tick that was due before has come before"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import pathways_lab as pw
 from pathways_lab.client.session import call_batching
 from pathways_lab.client.session.backlog import Backlog
-from tests.client.kit import FakeLab
+from tests.client.kit import FakeLab, without_ticks
 
 ON = (3,)
 
@@ -73,6 +73,7 @@ def test_calls_wait_for_each_other_while_their_devices_have_work_for_long(
 ) -> None:
     """A step of hundreds of arrays takes the kernel longer than a pause."""
     monkeypatch.setattr(call_batching, "PAUSE", 0.0)
+    without_ticks(fake, monkeypatch)
     step, backlog = pw.jit(lambda x: x + 1, on=fake.slice(2)), fake.connection.backlog
     x = np.zeros(4, np.float32)
 

@@ -19,7 +19,7 @@ from pathways_lab.core.program.concatenate import Part, in_series
 from pathways_lab.core.program.legality import check_plan
 from pathways_lab.core.program.program import Call
 from pathways_lab.transport.framing import TO_CONTROL, Letter, Limits, WireError
-from tests.client.kit import FakeLab, fast
+from tests.client.kit import FakeLab, fast, without_ticks
 from tests.runtime.launch_kit import PlanBuilder
 from tests.runtime.processes import until
 
@@ -169,10 +169,7 @@ def test_what_is_left_over_waits_for_others_and_leaves_when_nothing_is_under_way
 ) -> None:
     """Runs are of 1, 2, 4 ... calls: a rest that left at once would cost a message for each bit."""
     fast(monkeypatch)
-    ticked, tick = threading.Event(), connection._TICK
-    monkeypatch.setattr(connection, "_TICK", 60.0)
-    fake.connection.reactor.call_later(tick, ticked.set)
-    assert ticked.wait(20), "the tick that was due before has come before"
+    without_ticks(fake, monkeypatch)
     step = pw.jit(lambda x: x + 1, on=fake.slice(2))
     calls = fake.session._calls
     x = step(np.zeros(4, np.float32)).block_until_ready()

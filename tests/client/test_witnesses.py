@@ -87,6 +87,16 @@ def told(fake: FakeLab) -> Any:
     return lambda: function(value)
 
 
+def wait(fake: FakeLab, told: Any) -> None:
+    """Call, and wait for the result before it is there."""
+
+    def waited() -> bool:
+        told().block_until_ready()
+        return fake.session.data._waiting
+
+    until(waited)
+
+
 def test_their_word_ends_the_wait(fake: FakeLab, told: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(fake, "_end", lambda *_: fake._answer_fetches())
     handle = told().block_until_ready()
@@ -136,11 +146,7 @@ def test_a_bad_word_waits_for_the_whole_story(fake: FakeLab, told: Any, monkeypa
 
 
 def test_who_waits_for_each_call_need_not_ask(fake: FakeLab, told: Any, monkeypatch: Any) -> None:
-    def waited() -> bool:
-        told().block_until_ready()
-        return fake.session.data._waiting
-
-    until(waited)
+    wait(fake, told)
     fake.settle()
     # Not before somebody waits: else the next call would have to ask.
     later = functools.partial(fake._control.call_later, 0.05, fake._answer_fetches)
@@ -153,7 +159,7 @@ def test_who_waits_for_each_call_need_not_ask(fake: FakeLab, told: Any, monkeypa
 
 
 def test_who_does_not_wait_or_wants_the_value_is_not_told(fake: FakeLab, told: Any) -> None:
-    told().block_until_ready()
+    wait(fake, told)
     handles = [told() for _ in range(3)]
     handles[-1].result()
     told().result()
@@ -178,7 +184,7 @@ def test_what_is_not_said_after_all_is_expected_no_more(
 
 def test_a_host_that_is_gone_is_not_relied_on(fake: FakeLab, told: Any) -> None:
     """Neither when the run is sent, nor when its link ends while it is awaited."""
-    told().block_until_ready()
+    wait(fake, told)
     fake.held = True
     handle = told()
     fake.settle()
