@@ -33,8 +33,9 @@ import numpy as np
 
 from pathways_lab.client.code import source_lines
 from pathways_lab.core.errors import Failure
-from pathways_lab.core.program.layout import Box, Layout, boxes
+from pathways_lab.core.program.layout import Layout, boxes
 from pathways_lab.core.program.program import Line
+from pathways_lab.runtime.arrays import as_bytes, index
 from pathways_lab.runtime.data_messages import distinct, upload_fields
 from pathways_lab.transport import tls
 from pathways_lab.transport.codec import unpack
@@ -245,7 +246,7 @@ class _Deliveries:
             fields["generation"] = parcel.generation
             for host, address, devices in parcel.hosts:
                 own, sources = distinct([places[device] for device in devices])
-                parts = [_part(data, box) for box in own]
+                parts = [as_bytes(np.ascontiguousarray(data[index(box)])) for box in own]
                 nbytes += sum([part.nbytes for part in parts])
                 link = self._link(host, address)
                 answer = _Answer(link)
@@ -315,9 +316,3 @@ class _Answer:
         self.came = threading.Event()
         self.failure: Failure | None = None
         self.lost = ""
-
-
-def _part(data: np.ndarray[Any, Any], place: Box) -> memoryview:
-    """The bytes of a place."""
-    part = np.ascontiguousarray(data[tuple(slice(a, b) for a, b in place)])
-    return part.reshape(-1).view(np.uint8).data

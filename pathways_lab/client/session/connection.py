@@ -292,7 +292,7 @@ class Connection:
         )
         run = self._runs[identity] = Run(identity, waits, outputs, parts or (plan,))
         self.steps += run.steps
-        self.backlog.began(plan.slices, run.steps)
+        self.backlog.began(run.plans[0].slices, run.steps)
         fields = {
             "run": identity,
             "plan": plan.key,

@@ -34,7 +34,7 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.layout import Box, Layout, boxes
 from pathways_lab.core.program.program import Line
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.runtime.arrays import element_of, index
+from pathways_lab.runtime.arrays import as_bytes, element_of, index
 from pathways_lab.runtime.data_messages import distinct, upload_fields
 from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.codec import pack, unpack
@@ -104,7 +104,7 @@ class DataLinks:
                 host,
                 "put",
                 {**description, "devices": devices, "sources": sources},
-                [_bytes(layouts.shard(data, box)) for box in own],
+                [as_bytes(layouts.shard(data, box)) for box in own],
             )
             connection.traffic.uploads += 1
 
@@ -320,11 +320,6 @@ class DataLinks:
         for buffer in tuple(self._uploads.pop(link.name, ())):
             if not buffer.done:
                 self._connection.board.settle((buffer,), _unreachable(link.name, reason))
-
-
-def _bytes(shard: np.ndarray[Any, Any]) -> Any:
-    """The bytes of an array, whatever its dtype, without a copy."""
-    return shard.reshape(-1).view(np.uint8).data
 
 
 def _unreachable(host: str, reason: str) -> Failure:

@@ -99,8 +99,8 @@ def heaps() -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": 1 << 28,
     }
     pages = ["glibc.malloc.hugetlb=1", *filter(None, [os.environ.get("GLIBC_TUNABLES")])]
-    heaps = {name: os.environ.get(name, str(value)) for name, value in ours.items()}
-    return {**heaps, "GLIBC_TUNABLES": ":".join(pages)}
+    limits = {name: os.environ.get(name, str(value)) for name, value in ours.items()}
+    return {**limits, "GLIBC_TUNABLES": ":".join(pages)}
 
 
 def label(name: str) -> str:
