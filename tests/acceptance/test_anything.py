@@ -1,4 +1,4 @@
-"""Two clients do anything for half a minute; ``tests.acceptance.anything`` does it longer."""
+"""Two clients do anything for some seconds; ``tests.acceptance.anything`` does it longer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def stage() -> Iterator[Stage]:
 
 
 def test_two_clients_do_anything_in_any_order(stage: Stage) -> None:
-    attack(stage, seconds=25)
-    assert stage.steps > 100
+    attack(stage, seconds=12)
+    assert stage.steps > 40
 
 
 def test_a_wrong_value_is_found(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
