@@ -222,6 +222,7 @@ class Bars:
         limit = self.resolution
         return (
             bar.start - last.end < limit
+            and last.start - bar.end < limit
             and (bar.end - bar.start if length is None else length) < limit
             and (last.end - last.start < limit or last.count > 1)
             and (self.mix or last.program == bar.program)

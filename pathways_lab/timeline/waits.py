@@ -5,7 +5,8 @@ are often awaited at once, and only the one that came last held the device up.
 
 How: the gap before a gang is walked backwards from its start.  At each moment
 the obstacle that ended last gets the blame, as far back as it reaches; before
-the run was submitted there was nothing to do.
+the run was submitted there was nothing to do, as far as is known by then: another run may
+have waited for that device already, and says so with its first gang there.
 
 Rule for maintainers: the parts of a gap add up to the gap, to the last float
 (tested for arbitrary records).  Unknown obstacles are left out, and what no
@@ -202,10 +203,12 @@ class Waits:
         self._compiled: dict[tuple[int, str], tuple[float, float]] = {}
         self._last_compiled = float("-inf")
         self.free: dict[Lane, float] = {}
+        self._idle: dict[Lane, list[tuple[float, float]]] = {}
         self._busy: dict[str, list[_Held]] = {}
 
     def add(self, record: Record) -> DeviceWaits:
-        """Fold one record; of a gang, ``(devices, wait)`` of each part of the gaps before it."""
+        """Fold one record; of a gang, ``(devices, wait)`` of each part of the gaps in which devices
+        waited for it, the latest first."""
         if self._own:
             self._flows.add(record)
         if isinstance(record, Span) and record.kind == "compile":
@@ -334,19 +337,37 @@ class Waits:
     def _before(
         self, gang: _Gang, run: _Run, lanes: tuple[Lane, ...], start: float, end: float
     ) -> Iterator[Part]:
-        """The waits of a gang's devices before it; then it has them until its end."""
-        gaps: dict[float, list[int]] = {}
-        free = self.free
+        """The waits of a gang's devices for it; then it has them until its end."""
+        gaps: dict[tuple[float, float], list[int]] = {}
+        free, submitted = self.free, run.submitted
         for lane in lanes:
-            since = free.get(lane, run.submitted)
-            if float("-inf") < since < start:
-                gaps.setdefault(since, []).append(lane.device)
+            since = free.get(lane, float("-inf"))
+            if since < start and max(since, submitted) > float("-inf"):
+                gaps.setdefault((since, start), []).append(lane.device)
+            if lane in self._idle:
+                for gap in self._unclaimed(lane, submitted):
+                    gaps.setdefault(gap, []).append(lane.device)
             if free.get(lane, end) <= end:
                 free[lane] = end
         obstacles = tuple(self._obstacles(gang, run, start)) if gaps else ()
-        for since, devices in gaps.items():
-            for cause, begun, over in blame(since, start, run.submitted, obstacles):
-                yield tuple(devices), cause, begun, over
+        for (since, until), devices in gaps.items():
+            for cause, begun, over in blame(since, until, submitted, obstacles):
+                if cause != NOTHING:
+                    yield tuple(devices), cause, begun, over
+                    continue
+                for device in devices:
+                    lane = Lane(lanes[0].island, gang.host, device)
+                    idle = self._idle.setdefault(lane, [])
+                    idle.append((begun, over))
+                    del idle[:-LAST]
+
+    def _unclaimed(self, lane: Lane, submitted: float) -> list[tuple[float, float]]:
+        """Take the times after *submitted* for which nobody has said that the lane was awaited."""
+        idle = self._idle[lane]
+        found = [gap for gap in idle if gap[1] > submitted > float("-inf")]
+        if found:
+            self._idle[lane] = [gap for gap in idle if gap not in found]
+        return found[::-1]
 
     def _obstacles(
         self, gang: _Gang, run: _Run, start: float
@@ -383,17 +404,16 @@ class Waits:
 def marks(
     waits: Sequence[RowWaits], rows: Joined
 ) -> Iterator[tuple[str, tuple[int, ...], list[int], Floats, Floats]]:
-    """The waits of devices before the gangs of rows, but for work: cause and devices, and in
-    order of time before which gangs, from when and until when.
+    """The waits of devices for the gangs of rows: cause and devices, and in order of time for
+    which gangs, from when and until when.
 
     waits: of each of *rows*.
     """
     found: dict[tuple[str, tuple[int, ...]], list[tuple[Floats, Floats, Floats]]] = {}
     for each, head in zip(waits, rows.heads, strict=False):
         for devices, cause, since, until in reversed(each.first):
-            if cause != NOTHING:
-                one = np.array([[head], [since], [until]], np.float64)
-                found.setdefault((cause, devices), []).append((one[0], one[1], one[2]))
+            one = np.array([[head], [since], [until]], np.float64)
+            found.setdefault((cause, devices), []).append((one[0], one[1], one[2]))
         after = np.arange(head + 1.0, head + each.row.count)
         cut = each.since if each.cut is None else each.cut
         found.setdefault((DISPATCH, rows.devices), []).append((after, cut, each.until))

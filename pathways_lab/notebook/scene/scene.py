@@ -332,8 +332,7 @@ class Scene:
         run = self._run(record.run, record.program, record.client)
         run.add(record, waits)
         for devices, wait in reversed(waits):  # the earliest first
-            if wait.cause != NOTHING:
-                self._wait(devices, wait)
+            self._wait(devices, wait)
         if isinstance(record, Span) and record.kind in WORK:
             (lane,) = lanes_of(record.island, record.host, (0,))
             row = self.host_rows.of.get(lane)
