@@ -173,7 +173,8 @@ def test_the_text_form_is_a_table_of_devices() -> None:
     )
     assert lines[1].split() == ["island", "host", "device", "busy", "last", "computation"]
     assert lines[2].split()[:3] == ["island0", "host0", "0"]
-    assert len(lines) == 1 + 1 + 8 + 1
+    assert len(lines) == 1 + 1 + 8 + 1 + 1
+    assert lines[-1].startswith("  island0 waits 2")
 
 
 def test_untrusted_and_scriptless() -> None:

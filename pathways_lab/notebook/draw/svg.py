@@ -125,16 +125,21 @@ def picture(
     legend: Iterable[tuple[str, Sequence[tuple[str, str]]]] = (),
     facts: Mapping[str, Any] | None = None,
     description: str = "",
+    advice: str = "",
 ) -> str:
     """The SVG file of some plots below each other.
 
     facts: numbers about what is drawn, kept inside the file for whoever checks.
+    advice: a sentence above the plots.
     """
     sheet = Sheet()
     sheet.text(0, 12, title, bold=True, size=15)
     if notes:
         sheet.text(WIDTH, 12, " · ".join(notes), anchor="end")
     top = 26 + _legend(sheet, legend)
+    if advice:
+        top += 18
+        sheet.text(0, top - 10, advice)
     timed = [plot for plot in plots if plot.time]
     for plot in plots:
         sheet.text(LEFT, top + HEADING - 13, plot.title, bold=True, size=13)

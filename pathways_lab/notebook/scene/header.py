@@ -19,6 +19,7 @@ class Header:
     late: seconds by which the picture is behind what is known; the page adds those since it came.
     compiling: a function that hosts make now: its name, which of how many it is, and for how many
         whole seconds so far, which the page counts on; None: none is made.
+    advice: a sentence on what would help, "" for none.
     summary: one line for screen readers.
     actions: buttons; the name is what comes back when one is pressed.
     chosen: what is known of the gang that somebody has clicked: ``(label, text)``.
@@ -36,6 +37,7 @@ class Header:
     legend: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
     late: float = 0.0
     compiling: tuple[str, int, int, int] | None = None
+    advice: str = ""
     summary: str = ""
     actions: tuple[str, ...] = ()
     chosen: tuple[tuple[str, str], ...] = ()

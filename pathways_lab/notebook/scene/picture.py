@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_lab.notebook.panels import chosen, completed, plots
+from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.header import Header
 from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.live_fold import Present
@@ -167,6 +168,7 @@ class Picture:
             late=lag if (lag := round(now - self.present.folded, 1)) > BEHIND else 0.0,
             compiling=compiling,
             legend=legend(completed(self.panels, scene), scene),
+            advice=advice(scene, at),
             summary=summary(scene, at, self.wanted.title),
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
             chosen=about_gang(scene, gang) if self._gang is not None else (),

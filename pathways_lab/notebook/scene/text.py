@@ -8,6 +8,7 @@ Rule for maintainers: pure functions from a scene; a screenful at most.
 
 from __future__ import annotations
 
+from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import parts
 from pathways_lab.notebook.scene.row_layout import short
@@ -101,6 +102,8 @@ def table(scene: Scene, now: float, title: str) -> str:
     if len(rows) > MOST_LINES:
         lines.append(f"  ... and {len(rows) - MOST_LINES} more hosts")
     lines.append(f"  (busy: share of {scene.span(now):.2f} s; transfers do not count)")
+    if said := advice(scene, now):
+        lines.append(f"  {said}")
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from pathways_lab.notebook.draw.svg import picture
 from pathways_lab.notebook.panels import completed, plots
+from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.legend import legend
 from pathways_lab.notebook.scene.palette import Palette
 from pathways_lab.notebook.scene.scene import Scene
@@ -100,7 +101,8 @@ def _bundle(
     if facts["merged"] and "queues" in panels:
         notes = (*notes, merged_note(scene.resolution))
     line = summary(scene, end, title)
-    svg = picture(drawn, title, notes, legend(completed(panels, scene), scene), facts, line)
+    said = advice(scene, end) if any(plot.time for plot in drawn) else ""
+    svg = picture(drawn, title, notes, legend(completed(panels, scene), scene), facts, line, said)
     data = {"text/html": image(svg, line), "text/plain": table(scene, end, title)}
     return data, {"pathways_lab": facts}
 

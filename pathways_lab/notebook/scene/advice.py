@@ -1,0 +1,69 @@
+"""One sentence of advice: the cause for which devices of an island are idle, and a remedy.
+
+Problem: a picture shows that devices wait, and its reader wants to know what would help.
+
+Rule for maintainers: one sentence at most, of the largest cause in what is shown, and none
+below :data:`WORTH`.  Devices that nobody asked for anything need no advice.
+
+Paper: section 5.1 (dispatch overheads), section 5.3 (pipelines).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.timeline.waits import COMPILE, DISPATCH, INPUT, MEMORY, ORDER, TRANSFER, TURN
+
+WORTH = 0.2
+"""Share of the time of an island's devices from which on a cause is worth a sentence."""
+
+_REMEDIES = {
+    INPUT: (
+        "an earlier computation",
+        "more microbatches let devices compute while others make their inputs",
+    ),
+    TRANSFER: ("transfers", "send less, or place both slices on one island"),
+    DISPATCH: (
+        "the lab to start its next computation",
+        "a first run needs more of it than later ones, and longer computations hide it",
+    ),
+    COMPILE: (
+        "hosts that compile",
+        "only the first call of a function with new shapes does that",
+    ),
+    MEMORY: ("memory", "drop handles, donate inputs, or use more devices"),
+    TURN: ("its turn", "the lab's policy gives other clients theirs first"),
+    ORDER: ("its turn", "computations that share a part of its devices are before it"),
+}
+
+
+def advice(scene: Scene, now: float) -> str:
+    """The sentence about what is shown at *now* (seconds); "" where none is worth it."""
+    start, end = scene.range(now)
+    end = end if scene.busy else min(end, scene.last - scene.origin)
+    columns = scene.waited.table.columns()
+    marks = {name: np.asarray(column, np.float64) for name, column in columns.items()}
+    if end <= start or not len(marks["left"]):
+        return ""
+    left, right = marks["left"], marks["right"]
+    shown = np.minimum(right, end) - np.maximum(left, start)
+    within = np.clip(shown / np.maximum(right - left, 1e-9), 0.0, 1.0)
+    seconds = within * marks["busy"] * marks["count"] / 1000
+    names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
+    best, said = WORTH, ""
+    for island, (low, high) in zip(scene.machine.islands, scene.rows.bands, strict=False):
+        here = (marks["top"] > low) & (marks["top"] < high)
+        devices = sum(lane.island == island for lane in scene.recent)
+        spent = np.bincount(marks["kind"][here].astype(int), seconds[here], len(WAITS))
+        share = float(spent.max()) / (max(devices, 1) * (end - start))
+        if share > best:
+            cause = int(spent.argmax())
+            here &= marks["kind"] == cause
+            before = np.bincount(marks["what"][here].astype(int), seconds[here])
+            node = names[int(before.argmax())]
+            awaited, remedy = _REMEDIES[WAITS[cause]]
+            best = share
+            said = f"{island} waits {100 * min(share, 1):.0f} % of the time for {awaited}"
+            said += f", mostly before {node}: {remedy}" if node else f": {remedy}"
+    return said

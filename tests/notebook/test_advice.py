@@ -1,0 +1,57 @@
+"""The sentence of advice: of the largest cause of idle time, and of none that is small."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_lab.notebook.scene.advice import _REMEDIES, advice
+from pathways_lab.notebook.scene.scene import WAITS, Scene
+from pathways_lab.timeline.records import Event, Record, Span
+
+STEPS = [[False, "made", 1, 8, [], ""], [False, "head", 2, 8, [0], ""]]
+
+
+def scene(made: float, dispatch: float, busy: float, end: float | None = None) -> Scene:
+    """One run: *made* seconds of ``made`` on island0, then *busy* seconds of ``head`` on island1,
+    which two devices wait for."""
+    start = made + dispatch
+    records: list[Record] = [
+        Event("host-joined", 0.0, "island0", "island0/host0", args={"devices": 1}),
+        Event("host-joined", 0.0, "island1", "island1/host0", args={"devices": 4}),
+        Event("plan", 0.0, args={"plan": "k", "steps": STEPS}),
+        Event("submitted", 0.0, run=1, args={"plan": "k"}),
+        Event("granted", 0.0, run=1, step=0),
+        Span("gang", 0.0, made, "island0", "island0/host0", (0,), 1, 0, "p", "made"),
+        Span("gang", start, start + busy, "island1", "island1/host0", (0, 1), 1, 1, "p", "head"),
+    ]
+    found = Scene(0.0, 20.0, final=True)
+    found.add(records, start + busy if end is None else end)
+    return found
+
+
+def test_the_largest_cause_is_told_with_its_share_and_a_remedy():
+    said = advice(scene(made=6.0, dispatch=1.0, busy=3.0), 10.0)
+    assert said.startswith(
+        "island1 waits 60 % of the time for an earlier computation, mostly before head: "
+    )
+    assert "microbatches" in said
+    said = advice(scene(made=1.0, dispatch=6.0, busy=3.0), 10.0)
+    assert said.startswith(
+        "island1 waits 60 % of the time for the lab to start its next computation"
+    )
+
+
+def test_less_than_a_fifth_of_the_time_needs_no_advice():
+    assert advice(scene(made=1.9, dispatch=0.1, busy=8.0), 10.0) == ""
+    assert advice(Scene(), 10.0) == ""
+
+
+def test_time_for_which_nobody_asked_counts_neither_way():
+    """A picture that goes on after the last computation says the same as at its end."""
+    late = scene(made=6.0, dispatch=1.0, busy=3.0, end=15.0)
+    assert advice(late, 15.0) == advice(scene(made=6.0, dispatch=1.0, busy=3.0), 10.0)
+
+
+@pytest.mark.parametrize("cause", WAITS)
+def test_every_cause_has_a_remedy(cause):
+    assert all(_REMEDIES[cause])
