@@ -39,6 +39,15 @@ try: pw.connect(sys.argv[1])
 except pw.PathwaysError as refused: print(refused)
 """
 
+NOBODY = """
+import time, pathways_lab as pw
+for machine in "one", "sched":
+    began = time.monotonic()
+    try: pw.connect(f"tls://{machine}:8786")
+    except pw.PathwaysError as error: print(error.failure.message)
+    assert time.monotonic() - began < 10.0
+"""
+
 SUM = """
 s = lab.slice(2, axes=("x",))
 total = pw.jit(lambda x: x.sum(), on=s, in_shardings=P("x"))
@@ -144,6 +153,12 @@ def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:
     assert re.search(r"one +west/one +1 ", told)
     assert "a lab runs here" in told
     group.cut("one", "two")
+    group.unplug("sched")
+    with group["note"].python(NOBODY, env=environment) as client:
+        refused, silent = client.communicate()[0].splitlines()
+    assert "one (10.77.0.2) refuses connections at port 8786" in refused
+    assert "nothing came back from sched (10.77.0.1) for 2 s: no machine has" in silent
+    group.plug("sched")
     with group["note"].start(*doctor, **at) as process:
         told = process.communicate()[0]
     assert "west/one does not reach west/two: no answer from 10.77.0.3 for 2 s" in told

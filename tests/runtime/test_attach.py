@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,17 +122,42 @@ def test_who_waits_for_an_address_is_told_for_what_and_until_when(
 ) -> None:
     monkeypatch.setattr(scheduler_probe, "PATIENCE", 0.01)
     for where, why, patience in (
-        (address, "nobody has answered for 0.1 s", 0.1),
-        ("tcp://127.0.0.1:1", "refused", 2.0),
+        (address, "cannot be reached: nobody has answered for 0.1 s", 0.1),
+        ("tcp://127.0.0.1:1", "127.0.0.1 refuses connections at port 1 ", 0.5),
     ):
         told: list[str] = []
-        with pytest.raises(PathwaysError, match=f"{where}' cannot be reached: .*{why}"):
+        with pytest.raises(PathwaysError, match=f"{where}'.*{why}"):
             attach(where, timeout=patience, tell=told.append)
-        assert [re.split(r",| \(.*Connection refused\)", text)[0] for text in told] == [
+        assert [
+            re.split(r",| \(.*refused\)| \(.*Connect call failed.*\)", text)[0] for text in told
+        ] == [
             f"waiting for a Dask scheduler at {where}",
             f"waited in vain for a Dask scheduler at {where}",
         ]
         assert re.search(r"until \d\d:\d\d:\d\d; Ctrl-C ends the wait", told[0])
+
+
+def test_nobody_waits_unasked_where_nobody_listens() -> None:
+    for where, why, remedy in (
+        ("tcp://127.0.0.1:1", "127.0.0.1 refuses connections at port 1 .*no scheduler", "start it"),
+        ("tcp://nobody.invalid:1", "no machine is known here by the name 'nobody.invalid'", "name"),
+    ):
+        began, told = time.monotonic(), list[str]()
+        with pytest.raises(PathwaysError, match=f"no Dask scheduler at '{where}': {why}") as caught:
+            attach(where, tell=told.append)
+        assert remedy in caught.value.failure.remedy
+        assert time.monotonic() - began < scheduler_probe.REACH + 1.0
+        assert told == []
+
+
+def test_each_way_to_miss_a_scheduler_has_its_own_words() -> None:
+    def words(error: OSError) -> str:
+        return str(scheduler_probe.unreached(error, "sched", 8786, "10.0.0.1", 2.0))
+
+    assert words(TimeoutError()).startswith("nothing came back from sched (10.0.0.1) for 2 s: no ")
+    assert words(ConnectionRefusedError()).startswith("sched (10.0.0.1) refuses connections at")
+    no_way = OSError(errno.EHOSTUNREACH, "No route to host")
+    assert words(no_way) == "no way leads to sched (10.0.0.1): No route to host"
 
 
 def test_a_program_that_is_no_scheduler_is_called_that_at_once() -> None:
@@ -145,7 +172,7 @@ def test_a_program_that_is_no_scheduler_is_called_that_at_once() -> None:
 def test_who_interrupts_that_wait_leaves_nothing_behind(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_probe, "PATIENCE", 0.01)
+    monkeypatch.setattr(scheduler_probe, "REACH", 0.01)
     before = threading.enumerate()
 
     def interrupt(text: str) -> None:
@@ -167,7 +194,6 @@ def test_who_interrupts_that_wait_leaves_nothing_behind(
         ({"platform": "gpu"}, "platform is 'gpu'"),
         ({"timeout": -1}, "timeout is -1"),
         ({"timeout": "soon"}, "timeout is 'soon'"),
-        ({"timeout": None}, "timeout is None"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_anybody_is_asked(

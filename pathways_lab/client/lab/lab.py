@@ -545,7 +545,7 @@ def connect(
     devices_per_host: int | None = None,
     memory: int | str | None = None,
     platform: str = "auto",
-    timeout: float = 60.0,
+    timeout: float | None = None,
     name: str = "",
     plain_collectives: bool = False,
 ) -> Lab:
@@ -558,8 +558,8 @@ def connect(
     plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
     hosts_per_island, devices_per_host, memory, platform, plain_collectives: only for the one
         who makes the lab.
-    timeout: seconds to wait for a scheduler that answers (at most as long as Dask's configuration
-        says), a first worker and a first host, each.
+    timeout: seconds to wait for a scheduler, a first worker and a first host, each.  Without it
+        the call fails in two seconds where no scheduler takes connections.
     name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
 
     Raises PathwaysError that says what is missing.
@@ -591,7 +591,7 @@ def connect(
             "ask its owner for a new lab file, or install the same pathways_lab for both",
         ) from error
     try:
-        lab.session.connection.await_host(timeout)
+        lab.session.connection.await_host(timeout or attach.WORKER_SECONDS)
     except BaseException:
         lab.close()
         raise

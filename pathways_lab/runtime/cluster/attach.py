@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-import math
 import os
 import re
 import secrets
@@ -33,7 +32,13 @@ from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.runtime.cluster.dashboard_socket import Pages
 from pathways_lab.runtime.cluster.device_supervisor import MODULE
 from pathways_lab.runtime.cluster.lab_spec import Wishes
-from pathways_lab.runtime.cluster.scheduler_probe import PATIENCE, first_cause, knock, waiting
+from pathways_lab.runtime.cluster.scheduler_probe import (
+    PATIENCE,
+    Unreached,
+    first_cause,
+    knock,
+    waiting,
+)
 from pathways_lab.runtime.cluster.start_progress import Tell
 from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS
 from pathways_lab.transport import addresses, versions
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "PATHWAYS_LAB"
 """A Dask scheduler's address (credentials as in Dask's own configuration), or a lab file."""
+WORKER_SECONDS = 60.0
+"""For so long a first worker, and a first host, is waited for where nobody says how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ def attach(
     devices_per_host: int | None = None,
     memory: int | None = None,
     platform: str = "auto",
-    timeout: float = 60.0,
+    timeout: float | None = None,
     pages: Pages | None = None,
     host_module: str = MODULE,
     tell: Tell = lambda _: None,
@@ -150,8 +157,9 @@ def attach(
     devices_per_host, memory (bytes per device), platform (``"auto"`` or
         ``"cpu"``): only for the one who makes the lab; None means what the
         worker's resources or JAX say.
-    timeout: seconds to wait for a first worker, and at most for a scheduler that answers
-        (Dask's configuration says how long that may take, usually half a minute).
+    timeout: seconds to wait for a scheduler, and for a first worker.  None: a scheduler that
+        takes no connection is not waited for, one that says nothing as long as Dask's
+        configuration says (usually half a minute), and a first worker a minute.
     pages: what is added to Dask's dashboard when the lab is made.
     host_module: the module that is a device process, for tests.
     tell: told what is waited for, when that takes more than a moment.
@@ -166,7 +174,7 @@ def attach(
     wished.check()
     if platform not in ("auto", "cpu"):
         raise _error(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
-    if not isinstance(timeout, int | float) or not timeout > 0:
+    if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
         raise _error(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
     if target is None:
         target = os.environ.get(VARIABLE)
@@ -182,7 +190,8 @@ def attach(
     try:
         members = wished.hosts_per_island or 1
         wishes = (wished.devices_per_host, memory, platform, host_module, members)
-        return _attach(client, wishes, timeout, pages, tell, plain_collectives)
+        patience = WORKER_SECONDS if timeout is None else timeout
+        return _attach(client, wishes, patience, pages, tell, plain_collectives)
     finally:
         if ours:
             client.close()
@@ -202,7 +211,7 @@ def dask_client(target: Any) -> distributed.Client:
 
 
 def _client_of(
-    target: Any, timeout: float = math.inf, tell: Tell = lambda _: None
+    target: Any, timeout: float | None = None, tell: Tell = lambda _: None
 ) -> tuple[distributed.Client, bool]:
     """A Dask client for *target*, and whether it is ours to close."""
     import dask
@@ -223,19 +232,21 @@ def _client_of(
         )
     usual = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
     security = None
+    limit, wait = timeout or usual, timeout is not None
     try:
-        limit = min(timeout, usual)
         if isinstance(target, distributed.Client):
             # Whatever it is asked, it would wait for ever for a scheduler that says nothing.
             address = str(target.scheduler.address) if target.scheduler else ""
             if not address.startswith("inproc:"):
-                knock(address, dask_private.security_of(target), limit, tell)
+                knock(address, dask_private.security_of(target), limit, tell, wait)
             return target, False
         if isinstance(target, str):
             security = dask_private.security_for(target)
-            knock(target, security, limit, tell)
+            knock(target, security, limit, tell, wait)
         client = distributed.Client(target, security=security, timeout=limit, set_as_default=False)
         return client, True
+    except Unreached as error:
+        raise _error(f"no Dask scheduler at {target!r:.80}: {error}", error.remedy) from error
     except (OSError, TypeError, ValueError) as error:
         # Dask raises TypeError for a tls:// address without credentials.
         raise _error(

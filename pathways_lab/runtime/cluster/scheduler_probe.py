@@ -4,8 +4,9 @@ Problem: a Dask client waits for half a minute at an address without a listener,
 ever at a listener that says nothing.  An interrupt leaves its thread behind, and the
 interpreter waits for that at its end.
 
-How: one connection of Dask's own, with a limit, in a thread that ends with it; a client
-is made once the scheduler has answered.
+How: one connection of Dask's own, with a limit, in a thread that ends with it; a client is made
+once the scheduler has answered.  Where the first attempt fails, a bare connection says whether
+anybody listens, and if not, why.
 
 Rule for maintainers: documented Dask API only (``distributed.comm``); the waiting thread shows.
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -23,24 +26,70 @@ from pathways_lab.runtime.cluster.start_progress import Tell
 
 PATIENCE = 1.0
 """Seconds after which whoever waits is told for what."""
+REACH = 2.0
+"""Seconds for a connection where nobody asked for a wait: a network answers in less."""
+_AGAIN = 0.1
 
 
-def knock(address: str, security: Any, seconds: float, tell: Tell) -> None:
+class Unreached(OSError):
+    """Nobody took a connection.  remedy: what may help."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+def unreached(error: OSError, host: str, port: int, at: str, seconds: float) -> Unreached:
+    """An attempt to connect has failed, in words.
+
+    at: the address that the host's name stands for; "" where it stands for none.
+    """
+    there = host if at in ("", host) else f"{host} ({at})"
+    if isinstance(error, socket.gaierror):
+        return Unreached(
+            f"no machine is known here by the name {host!r}",
+            "check the name, or give the machine's address",
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return Unreached(
+            f"{there} refuses connections at port {port} (Connection refused): the machine is"
+            " there, and no scheduler listens at that port",
+            "start it, or check the port (a scheduler's log says it; its dashboard has another);"
+            " timeout=60 waits for one that is still starting",
+        )
+    if isinstance(error, TimeoutError):
+        return Unreached(
+            f"nothing came back from {there} for {seconds:g} s: no machine has that address, it"
+            f" is off, or a firewall swallows what comes to port {port}",
+            "check the address, and that firewalls let the port through; timeout=60 waits for a"
+            " machine that is still starting",
+        )
+    return Unreached(
+        f"no way leads to {there}: {error.strerror or error}",
+        "check the address, and this machine's network",
+    )
+
+
+def knock(address: str, security: Any, seconds: float, tell: Tell, wait: bool = False) -> None:
     """Return when a Dask scheduler answers at *address*.
+
+    wait: also for somebody to take a connection.
 
     Raises OSError when none does within so many seconds, and TypeError or ValueError for
     what can be no address, or where something else answers.
     """
     loop = asyncio.new_event_loop()
     refusals: list[BaseException] = []
-    task = loop.create_task(_meet(address, security, seconds, refusals))
+    reach = seconds if wait else min(REACH, seconds)
+    quiet = PATIENCE if wait else reach + _AGAIN
+    task = loop.create_task(_meet(address, security, seconds, reach, refusals))
     thread = threading.Thread(target=_run, args=(loop, task), name="knocking", daemon=True)
     thread.start()
     try:
-        thread.join(PATIENCE)
+        thread.join(quiet)
         if thread.is_alive():
             why = f" ({refusals[-1]})" if refusals else ""
-            with waiting(f"a Dask scheduler at {address}{why}", seconds - PATIENCE, tell):
+            with waiting(f"a Dask scheduler at {address}{why}", seconds - quiet, tell):
                 thread.join()
                 task.result()
     finally:
@@ -70,13 +119,16 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-async def _meet(address: str, security: Any, seconds: float, refusals: list[BaseException]) -> None:
+async def _meet(
+    address: str, security: Any, seconds: float, reach: float, refusals: list[BaseException]
+) -> None:
     """refusals: takes why attempts failed."""
     from distributed.comm.core import connect
 
     arguments = security.get_connection_args("client")
     # The first is short, so that there is a reason to tell.
     patience = min(PATIENCE, seconds) / 2
+    there, began = False, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -86,7 +138,8 @@ async def _meet(address: str, security: Any, seconds: float, refusals: list[Base
                     comm = await connect(address, timeout=patience, **arguments)
                     break
                 except OSError as error:
-                    if error.__cause__ is None:
+                    # What a certificate shows now it shows later.
+                    if error.__cause__ is None or isinstance(first_cause(error), ssl.SSLError):
                         raise
                     if not isinstance(error.__cause__, TimeoutError):
                         refusals.append(first_cause(error))
@@ -95,12 +148,49 @@ async def _meet(address: str, security: Any, seconds: float, refusals: list[Base
                 except Exception:
                     # Dask takes the first bytes for lengths: even a MemoryError may come of them.
                     raise ValueError("what answers there is no Dask scheduler") from None
+                if not there:
+                    await _reached(address, began + reach, reach, refusals)
+                    there = True
                 patience = seconds / 4
     except TimeoutError:
         if refusals:
             raise OSError(f"no connection within {seconds:g} s") from refusals[-1]
         raise OSError(f"nobody has answered for {seconds:g} s") from None
     comm.abort()
+
+
+async def _reached(address: str, end: float, seconds: float, refusals: list[BaseException]) -> None:
+    """Return when somebody takes a bare connection.
+
+    Raises Unreached when that does not happen before *end*, so many seconds after the first try.
+    """
+    from distributed.comm.addressing import parse_address, parse_host_port
+
+    scheme, place = parse_address(address)
+    if scheme not in ("tcp", "tls"):
+        return
+    host, port = parse_host_port(place)
+    loop, at = asyncio.get_running_loop(), ""
+    while True:
+        failure: OSError = TimeoutError()
+        try:
+            async with asyncio.timeout_at(end):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for family, kind, protocol, _, to in found:
+                    at = str(to[0])
+                    with socket.socket(family, kind, protocol) as sock:
+                        sock.setblocking(False)
+                        try:
+                            await loop.sock_connect(sock, to)
+                            return
+                        except OSError as error:
+                            failure = error
+        except OSError as error:
+            failure = error
+        if loop.time() + _AGAIN >= end:
+            raise unreached(failure, host, port, at, seconds)
+        refusals.append(failure)
+        await asyncio.sleep(_AGAIN)
 
 
 def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
