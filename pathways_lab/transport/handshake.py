@@ -13,6 +13,7 @@ message ``hello``, the connecting end first.
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import time
@@ -28,19 +29,45 @@ class Refused(ConnectionError):
     """The other end took the key but not the hello; ``str()`` is its reason."""
 
 
-_KEPT_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
-"""A machine that vanishes says nothing: its connections break within half a minute, where the
-operating system has these settings."""
+HOST = "hostname"
+"""The field of a hello with what its sender's machine calls itself."""
+SILENCE = 30.0
+"""A machine that vanishes says nothing: its connections break after so many seconds, unless its
+lab says another number.  A process that is stopped is none of that: its system answers for it."""
 
 
-def tune(sock: socket.socket) -> None:
-    """Small messages leave at once, and an end that is not there any more is noticed."""
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEPT_ALIVE.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+def tune(sock: socket.socket, silence: float = SILENCE) -> None:
+    """Small messages leave at once, and a machine that is not there any more is noticed.
+
+    silence: seconds without a sign of it, where the operating system has these settings.
+    """
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, round(silence / 3))),
+        ("TCP_KEEPINTVL", max(1, round(silence / 6))),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", round(1000 * silence)),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+_SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
+
+
+def broken(who: str, error: OSError, seconds: float) -> str:
+    """Why a connection broke, in words; never "closed" for one that only fell silent.
+
+    seconds: since something came last.
+    """
+    if error.errno in _SILENT:
+        return f"no word from {who} for {seconds:.0f} s ({error.strerror})"
+    if isinstance(error, ConnectionResetError):
+        return f"{who} was killed, or its machine has started anew (it reset the connection)"
+    return f"the connection to {who} broke: {error}"
 
 
 class Arrival:
@@ -161,8 +188,12 @@ def meet(
 
 
 def stamps() -> dict[str, Any]:
-    """Every hello carries them: the clock, and the versions of this process."""
-    return {**clock_sync.stamp(), versions.FIELD: versions.here()}
+    """Every hello carries them: the clock, versions and machine of this process."""
+    return {
+        **clock_sync.stamp(),
+        versions.FIELD: versions.here(),
+        HOST: socket.gethostname(),
+    }
 
 
 def check_versions(hello: dict[str, Any], name: str) -> None:

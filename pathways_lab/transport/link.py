@@ -27,6 +27,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pathways_lab.transport.deferred_signals import HeldBack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import Decoder, Letter, Message, WireError, bytes_of, encode
+from pathways_lab.transport.handshake import HOST, SILENCE, broken, tune
 from pathways_lab.transport.shared_memory import (
     SHARED_FROM,
     SUPPORTED,
@@ -107,6 +109,7 @@ class Link:
         clock of the end that was connected to; 0.0 on the accepting end.
     clock_error: how far off that may be (seconds).
     sent_messages, received_messages: counters.
+    heard: when something came last, on the monotonic clock.
     """
 
     def __init__(
@@ -152,6 +155,8 @@ class Link:
         self._batch: tuple[tuple[_Frame, ...], int, int, list[int], int] = ((), 0, 0, [], 0)
         self._counted = 0
         self._came = 0
+        self.heard = time.monotonic()
+        self._at = "" if sock.family == socket.AF_UNIX else _machine_of(sock, peer)
         leave_at_fork(self)
 
     def __repr__(self) -> str:
@@ -162,6 +167,20 @@ class Link:
     def closed(self) -> str | None:
         """Why the link is closed, or None while it is open."""
         return self._closed
+
+    @property
+    def who(self) -> str:
+        """The other end, and its machine where that is another one."""
+        return self.name + self._at
+
+    def broken(self, error: OSError) -> str:
+        """Why it breaks, in words."""
+        return broken(self.who, error, time.monotonic() - self.heard)
+
+    def bear(self, silence: float = SILENCE) -> None:
+        """It breaks when the other end's machine gives no sign for so many seconds."""
+        with contextlib.suppress(OSError):  # it is closed
+            tune(self._sock, silence)
 
     @property
     def pending(self) -> int:
@@ -201,7 +220,7 @@ class Link:
                 self._pump()
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
-                reason = self._closed or f"the connection to {self.name} broke: {error}"
+                reason = self._closed or self.broken(error)
                 self._owner.wants_close(self, reason, broken=True)
                 raise LinkClosed(reason) from error
             # An interrupt: the frame may be queued with nobody to write it.
@@ -399,7 +418,8 @@ class Link:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             if count == 0:
-                raise self._found or LinkClosed(f"{self.name} closed the connection")
+                raise self._found or LinkClosed(f"{self.who} closed the connection")
+            self.heard = time.monotonic()
             budget -= count
             self._decoder.advance(count, messages)
             if count < len(space) and not self._tls:
@@ -460,6 +480,14 @@ class Link:
             self._lender = None
         if self._borrower is not None:
             self._borrower.close()
+
+
+def _machine_of(sock: socket.socket, peer: dict[str, Any]) -> str:
+    with contextlib.suppress(OSError):
+        at = sock.getpeername()[0]
+        if at != sock.getsockname()[0]:
+            return f" on {str(peer.get(HOST, 'its machine'))[:64]} ({at})"
+    return ""
 
 
 def _together(frames: list[_Frame]) -> tuple[_Frame, ...]:

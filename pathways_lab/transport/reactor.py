@@ -525,7 +525,7 @@ class Reactor:
                 if link.unblock():
                     self._watch(link, selectors.EVENT_READ)
             except OSError as error:
-                self._broke(link, f"the connection to {link.name} broke: {error}")
+                self._broke(link, link.broken(error))
         if events & selectors.EVENT_READ:
             self._read(link)
 
@@ -562,7 +562,7 @@ class Reactor:
         except LinkClosed as closed:
             reason = str(closed)
         except OSError as error:
-            reason = f"the connection to {link.name} broke: {error}"
+            reason = link.broken(error)
         self._close_link(link, reason)
         return None
 

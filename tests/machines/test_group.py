@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,6 +123,57 @@ def test_a_bad_worker_costs_one_worker_and_is_named(machines: Make) -> None:
         with group.client("note", CONNECT.replace("WORKERS", "5"), PYTHONPATH=other) as client:
             assert "the lab at tls://10.77.0.1:8786 has JAX" in (said := client.communicate()[0])
             assert "and this client 0.1" in said
+
+
+SILENT = """
+def ends(call):
+    began = time.monotonic()
+    try: return str(call())
+    except pw.PathwaysError as error: why = error.failure.message
+    return f"took {time.monotonic() - began:.0f} s: {why}"
+on = {island: lab.slice(1, island=island) for island in ("west", "east")}
+add = {island: pw.jit(lambda x: x + 1, on=s) for island, s in on.items()}
+east = add["east"](np.arange(4.0))
+say("there", add["west"](np.arange(8.0)).result().sum(), east.result().sum())
+input()
+say(ends(lambda: add["west"](np.arange(8.0)).result()))
+say(ends(lambda: add["east"](east).result().sum()))
+say("ended")
+input()
+say(ends(lambda: lab.slice(1, island="east")))
+say("ended")
+"""
+
+
+def test_a_silent_machine_is_called_silent_when_the_lab_says_so(machines: Make) -> None:
+    names = ("sched", "one", "two", "note")
+    with group_of(machines(names), "--host", "10.77.0.1") as group:
+        group.worker("one", "--devices", "1")
+        group.worker("two", "--devices", "1", "--island", "east")
+        source = CONNECT.replace("WORKERS", "2").replace("es=True", "es=True, silence=4") + SILENT
+        with group.client("note", source) as client:
+            assert client.stdin
+            assert client.stdout
+            said = iter(client.stdout.readline, "")
+            told = list(itertools.takewhile(lambda line: line != "there 36.0 10.0\n", said))
+            assert client.poll() is None, told
+
+            def after(what: Callable[[str], None], machine: str) -> str:
+                what(machine)
+                assert client.stdin
+                client.stdin.write("\n")
+                client.stdin.flush()
+                return "".join(itertools.takewhile(lambda line: line != "ended\n", said))
+
+            lost = after(group.machines.unplug, "one")
+            assert re.search(r"no word from west/one on one for \d\.\d s", lost)
+            assert "stuck" not in lost
+            assert re.search(r"was lost: no word from it on one \(10\.77\.0\.2\) for \d s", lost)
+            assert "\n14.0\n" in lost
+            assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 12
+            lost = after(group.machines.unplug, "sched")
+            assert re.search(r"no word from control on sched \(10\.77\.0\.1\) for \d+ s", lost)
+            assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 12
 
 
 def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections import deque
 from typing import Any
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from pathways_lab.transport.framing import Decoder, WireError, encode
+from pathways_lab.transport.handshake import broken
 from pathways_lab.transport.link import Link, LinkClosed, _Frame, _together
 from pathways_lab.transport.shared_memory import DESCRIPTORS
 
@@ -24,6 +26,8 @@ WRONG = b"\xff\xff\xff\xff"
 
 class Scripted:
     """A socket that gives this, then that; then nothing, as if it lived."""
+
+    family = socket.AF_UNIX
 
     def __init__(self, *said: bytes | Exception) -> None:
         self._said = deque(said)
@@ -121,3 +125,15 @@ def test_a_descriptor_goes_along_with_the_first_byte_of_its_own_message() -> Non
     assert _together([plain, plain, carrier, plain]) == (plain, plain)
     assert _together([carrier, plain]) == (carrier,)
     assert _together([plain, plain]) == (plain, plain)
+
+
+def test_each_end_of_a_connection_has_its_own_words() -> None:
+    who = "west/one on one (10.0.0.2)"
+
+    def words(number: int) -> str:
+        return broken(who, OSError(number, os.strerror(number)), 5.2)
+
+    assert words(errno.ETIMEDOUT) == f"no word from {who} for 5 s (Connection timed out)"
+    assert words(errno.EHOSTUNREACH) == f"no word from {who} for 5 s (No route to host)"
+    assert words(errno.ECONNRESET).startswith(f"{who} was killed, or its machine")
+    assert words(errno.EPIPE) == f"the connection to {who} broke: [Errno 32] Broken pipe"

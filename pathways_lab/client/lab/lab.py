@@ -548,18 +548,17 @@ def connect(
     timeout: float | None = None,
     name: str = "",
     plain_collectives: bool = False,
+    silence: float = 30.0,
 ) -> Lab:
     """Join the lab on a Dask cluster, or make one there by plugins if there is none.
 
     target: a ``distributed.Client``, a Dask cluster, the address of a Dask scheduler, the path of
         a lab file, or None: what the environment variable PATHWAYS_LAB says.
-    hosts_per_island: workers of an island whose accelerators start as one runtime
-        (None: slices of accelerators lie on one host; CPU devices need no such number).
+    hosts_per_island: workers whose accelerators start as one runtime (None: each host for itself).
     plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
-    hosts_per_island, devices_per_host, memory, platform, plain_collectives: only for the one
-        who makes the lab.
-    timeout: seconds to wait for a scheduler, a first worker and a first host, each.  Without it
-        the call fails in two seconds where no scheduler takes connections.
+    silence: seconds without a sign of a machine after which it counts as lost (5 to 120, say).
+    These, devices_per_host, memory and platform: only for the one who makes the lab.
+    timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all.
     name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
 
     Raises PathwaysError that says what is missing.
@@ -575,6 +574,7 @@ def connect(
         pages=hooks.pages,
         tell=hooks.line(),
         plain_collectives=plain_collectives,
+        silence=silence,
     )
     try:
         lab = Lab(control, name=name)

@@ -47,7 +47,7 @@ from pathways_lab.runtime.processes.gil_switch_interval import Sooner
 from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import TO_CONTROL, Letter, WireError
-from pathways_lab.transport.handshake import Refused
+from pathways_lab.transport.handshake import SILENCE, Refused
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 
@@ -145,6 +145,7 @@ class Connection:
             self.close("it was not reached")
             raise
         peer = self.link.peer
+        self.link.bear(peer.get("silence", SILENCE))
         self.name = str(peer["client"])
         self.data_key = bytes(peer["data_key"])
         self.owner = bool(peer.get("owner", False))

@@ -44,6 +44,7 @@ from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLAND
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.dask_comms import is_comm
+from pathways_lab.transport.handshake import SILENCE
 
 if TYPE_CHECKING:
     import distributed
@@ -145,6 +146,7 @@ def attach(
     host_module: str = MODULE,
     tell: Tell = lambda _: None,
     plain_collectives: bool = False,
+    silence: float = SILENCE,
 ) -> ControlAddress:
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
@@ -165,6 +167,7 @@ def attach(
     tell: told what is waited for, when that takes more than a moment.
     plain_collectives: islands may lie on several machines, although JAX sends what their hosts
         compute together in the clear; only for the one who makes the lab.
+    silence: seconds without a sign of a machine after which it counts as lost; likewise.
 
     Raises PathwaysError; also for arguments that cannot be, though a lab is there already.
     """
@@ -176,6 +179,8 @@ def attach(
         raise _error(f"platform is {platform!r}", "on a Dask cluster use 'auto' or 'cpu'")
     if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
         raise _error(f"timeout is {timeout!r}", "timeout is a number of seconds above 0")
+    if not isinstance(silence, int | float) or not 1 <= silence <= 3600:
+        raise _error(f"silence is {silence!r}", "silence is a number of seconds, 1 to 3600")
     if target is None:
         target = os.environ.get(VARIABLE)
         if not target:
@@ -191,7 +196,7 @@ def attach(
         members = wished.hosts_per_island or 1
         wishes = (wished.devices_per_host, memory, platform, host_module, members)
         patience = WORKER_SECONDS if timeout is None else timeout
-        return _attach(client, wishes, patience, pages, tell, plain_collectives)
+        return _attach(client, wishes, patience, pages, tell, plain_collectives, silence)
     finally:
         if ours:
             client.close()
@@ -263,6 +268,7 @@ def _attach(
     pages: Pages | None,
     tell: Tell,
     plain_collectives: bool,
+    silence: float,
 ) -> ControlAddress:
     from pathways_lab.runtime.cluster import dask_private
     from pathways_lab.runtime.cluster.dask_plugins import (
@@ -280,7 +286,7 @@ def _attach(
             # Their machines decide how the lab is reached.
             _wait_for_worker(client, timeout, tell)
             seen = _machines(client, address, plain_collectives)
-            client.register_plugin(ControlPlugin(seen, pages, plain_collectives))
+            client.register_plugin(ControlPlugin(seen, pages, plain_collectives, silence))
             control = client.run_on_scheduler(control_of)
     except (ImportError, AttributeError) as error:
         raise _error(

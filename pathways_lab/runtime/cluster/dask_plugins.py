@@ -49,6 +49,7 @@ from pathways_lab.runtime.cluster.start_control_plane import ControlProcess, Con
 from pathways_lab.runtime.processes.child_process import REMOVE, ChildDied
 from pathways_lab.transport import versions
 from pathways_lab.transport.addresses import machine, private_folder, remove_folder
+from pathways_lab.transport.handshake import SILENCE
 
 log = logging.getLogger("pathways_lab")
 
@@ -69,15 +70,21 @@ class ControlPlugin(SchedulerPlugin):
         cluster's TLS credentials.  None: all are on one machine: Unix sockets.
     pages: what to add to Dask's dashboard; None: nothing.
     plain_collectives: islands may lie on several machines.
+    silence: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     """
 
     name = "pathways-control"
     idempotent = True
 
     def __init__(
-        self, host: str | None, pages: Pages | None = None, plain_collectives: bool = False
+        self,
+        host: str | None,
+        pages: Pages | None = None,
+        plain_collectives: bool = False,
+        silence: float = SILENCE,
     ) -> None:
         self.host = host
+        self.silence = silence
         self.plain_collectives = plain_collectives
         self.pages = pages
         self._names: dict[str, str] = {}
@@ -128,6 +135,7 @@ class ControlPlugin(SchedulerPlugin):
         tls = pems if self.host else None
         settings = ControlSettings.fresh(host=self.host, tls=tls)
         settings.plain_collectives = self.plain_collectives
+        settings.silence = self.silence
         process = ControlProcess(settings)
         try:
             process.wait_ready()

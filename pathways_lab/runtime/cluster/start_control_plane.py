@@ -19,6 +19,7 @@ from typing import Any
 from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
 from pathways_lab.transport.addresses import private_folder, remove_folder
 from pathways_lab.transport.auth import new_key
+from pathways_lab.transport.handshake import SILENCE
 
 MODULE = "pathways_lab.runtime.control_plane.process"
 _START_SECONDS = 30.0
@@ -38,6 +39,7 @@ class ControlSettings:
     transcript: a file for what the core is told and answers, or "".
     idle: seconds without work and without a word of clients after which it ends; 0: never.
     plain_collectives: hosts of an island may be on several machines.
+    silence: seconds without a sign of a machine after which it counts as lost.
     """
 
     folder: Path
@@ -50,6 +52,7 @@ class ControlSettings:
     transcript: str = ""
     idle: float = 0.0
     plain_collectives: bool = False
+    silence: float = SILENCE
 
     @classmethod
     def fresh(
@@ -75,6 +78,7 @@ class ControlSettings:
             transcript=plain["transcript"],
             idle=plain["idle"],
             plain_collectives=plain["plain_collectives"],
+            silence=plain["silence"],
         )
 
     def plain(self) -> dict[str, Any]:
@@ -90,6 +94,7 @@ class ControlSettings:
             "transcript": self.transcript,
             "idle": self.idle,
             "plain_collectives": self.plain_collectives,
+            "silence": self.silence,
             "client_listen": self.listen("client"),
             "host_listen": self.listen("host"),
         }

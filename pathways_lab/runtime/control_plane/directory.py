@@ -99,6 +99,8 @@ class HostSeen:
     """The make of its devices: those of one make compute the same, to the bit."""
     machine: str = ""
     """An id of its machine, as every hello has it."""
+    hostname: str = ""
+    """The name that its machine gives itself."""
 
 
 @dataclass(frozen=True, slots=True)

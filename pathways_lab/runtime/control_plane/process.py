@@ -45,7 +45,7 @@ from pathways_lab.transport import auth
 from pathways_lab.transport.codec import unpack_fields
 from pathways_lab.transport.edge import Malformed, parsed
 from pathways_lab.transport.framing import TO_CONTROL
-from pathways_lab.transport.handshake import Refused
+from pathways_lab.transport.handshake import SILENCE, Refused
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 from pathways_lab.transport.tls import server_context
@@ -73,6 +73,7 @@ class ControlPlane:
     client_address, host_address: the real ones of their listeners.
     idle: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     record: is given every event, with what the core answered.
+    silence: seconds without a sign of a machine after which it counts as lost.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class ControlPlane:
         idle: float = 0.0,
         start_process: Callable[[str, str], object] = lambda host, worker: None,
         record: LastEvents | None = None,
+        silence: float = SILENCE,
     ) -> None:
         self._keys = keys
+        self._silence = silence
         self._observers = itertools.count(1)
         self._idle = idle
         self._closing: dict[str, Link] = {}
@@ -218,6 +221,7 @@ class ControlPlane:
             "owner": client.owner,
             "topology": topology,
             "policy": self.rim.registry.policy_in_force(),
+            "silence": self._silence,
             "data_key": auth.key_of(self._keys.data, client.number),
             "emulated": any(host.emulated for host in self.rim.registry.hosts.values()),
         }
@@ -239,7 +243,7 @@ class ControlPlane:
         if isinstance(link.tag, HostSeen) and (wrong := self.rim.registry.check_host(link.tag)):
             raise Refused(wrong)
         link.name = link.tag.name
-        return {"role": "control", "name": "control"}
+        return {"role": "control", "name": "control", "silence": self._silence}
 
     def _meet_policy(self, link: Link, hello: dict[str, Any]) -> dict[str, Any]:
         link.tag = token = hello.get("token")
@@ -248,6 +252,7 @@ class ControlPlane:
         return {"role": "control", "name": "control"}
 
     def _opened(self, link: Link, hello: dict[str, Any]) -> None:
+        link.bear(self._silence)
         if self.rim.failed:
             link.close(self.rim.failed)
         elif isinstance(link.tag, str):
@@ -330,6 +335,7 @@ def main() -> None:
         idle=config["idle"],
         start_process=lambda host, worker: _wish("restart", host, worker),
         record=Transcript(config["transcript"]) if config["transcript"] else LastEvents(),
+        silence=config["silence"],
     )
     plane.rim.registry.plain_collectives = config["plain_collectives"]
     child_process.at_end(lambda: plane.close("the lab was closed (the Dask scheduler ended)"))

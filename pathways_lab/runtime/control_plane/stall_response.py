@@ -31,6 +31,7 @@ from pathways_lab.core.scheduling.unordered_launch import Races
 from pathways_lab.runtime.control_plane.directory import Registry
 from pathways_lab.runtime.islands.process_groups import Formations
 from pathways_lab.timeline.records import Event
+from pathways_lab.transport.clock_sync import machine
 from pathways_lab.transport.codec import pack
 
 _REMEDY = (
@@ -165,12 +166,18 @@ class Standstill:
     def _told_silent(self, before: Mapping[str, float], now: float) -> None:
         """Hosts have fallen silent, still are, or answer again."""
         for host in self._silent.keys() - before.keys():
+            seen = self._registry.hosts[host]
             text = f"{host} does not answer, for {self._silent[host]:.1f} s"
-            island = self._registry.hosts[host].island
-            self._remember(Event("silent", now, island, host, args={"text": text}))
+            told = f"stuck, not dead: {text}"
+            if seen.machine not in ("", machine()):
+                # It may be stopped, and its machine, or the way there, may be gone.
+                told = text = (
+                    f"no word from {host} on {seen.hostname} for {self._silent[host]:.1f} s"
+                )
+            self._remember(Event("silent", now, seen.island, host, args={"text": text}))
             bound = [b for b in self._registry.bindings.values() if host in b.hosts]
             for client in {b.client for b in bound}:
-                self._print_at(client, 0, f"stuck, not dead: {text}")
+                self._print_at(client, 0, told)
         for host in before.keys() - self._silent.keys():
             if host in self._registry.hosts:
                 island = self._registry.hosts[host].island

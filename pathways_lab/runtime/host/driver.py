@@ -53,6 +53,7 @@ from pathways_lab.timeline.records import Sample
 from pathways_lab.transport.codec import pack, unpack, unpack_fields
 from pathways_lab.transport.edge import parsed
 from pathways_lab.transport.framing import Limits
+from pathways_lab.transport.handshake import SILENCE
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 
@@ -217,6 +218,8 @@ class HostRim:
             context=self._context,
             retry=True,
         )
+        self._peers.silence = self._control.peer.get("silence", SILENCE)
+        self._control.bear(self._peers.silence)
         self.reports.record(
             Sample("clock", self._clock(), self._control.clock_error, self.island, self.name)
         )

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pathways_lab.transport.handshake import SILENCE
 from pathways_lab.transport.link import Link, LinkClosed
 from pathways_lab.transport.reactor import Reactor
 
@@ -43,7 +44,10 @@ class Peers:
     """Addresses of the other hosts, and links to those that were written to.
 
     options: for ``Reactor.connect`` (the TLS context).
+    silence: seconds without a sign of a host's machine after which its link breaks.
     """
+
+    silence = SILENCE
 
     def __init__(self, reactor: Reactor, key: bytes, name: str, **options: Any) -> None:
         self._reactor = reactor
@@ -118,6 +122,7 @@ class Peers:
                     del self._boxes[host]
             self._give_up(box, result)
             return
+        result.bear(self.silence)
         box.refusals = 0
         while True:
             with self._lock:
