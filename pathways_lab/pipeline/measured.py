@@ -21,9 +21,9 @@ import psutil
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.timeline import queries, waits
-from pathways_lab.timeline.busy import utilisation
+from pathways_lab.timeline.busy import computed
 from pathways_lab.timeline.log import Recording
-from pathways_lab.timeline.machine import Lane, lanes_of
+from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import Record, Sample, Span
 
 CLIENT, CONTROL = "client and control plane", "control plane and hosts"
@@ -34,7 +34,8 @@ INSIDE, BETWEEN = "hosts of an island", "islands (DCN)"
 class Measured:
     """Figures of the time between the first computation and the end of the last one.
 
-    seconds: its length.  steps, examples: done in it.  busy: share of all devices.
+    seconds: its length.  steps, examples: done in it.  busy: share of the time
+        of all devices (see ``timeline/busy.py``).
     bubble: idle share by plan; None where there is no plan.
     idle: shares of the devices' time by cause (see ``lab.timeline.waits``).
     messages, bytes: on the wire, by link.  Collectives are inside of computations and
@@ -68,17 +69,7 @@ def measure(recording: Recording, slices: Sequence[Slice], **known: Any) -> Meas
     """Look at a recording of work on *slices*.  known: the fields that records do not say."""
     records = recording.records
     lanes = {Lane(on.island, host, device) for on in slices for host, device in on.binding.devices}
-    gangs = [
-        r
-        for r in records
-        if isinstance(r, Span)
-        and r.kind == "gang"
-        and r.start >= recording.start
-        and not lanes.isdisjoint(lanes_of(r.island, r.host, r.devices))
-    ]
-    start = min((g.start for g in gangs), default=recording.start)
-    end = max((g.end for g in gangs), default=start + 1e-9)
-    busy = utilisation(records, start, end)
+    start, end, busy = computed(records, recording.start, lanes)
     idle: dict[str, float] = {}
     for lane, parts in waits.waits(records, start, end).items():
         if lane in lanes:
@@ -96,7 +87,7 @@ def measure(recording: Recording, slices: Sequence[Slice], **known: Any) -> Meas
     ]
     return Measured(
         seconds=end - start,
-        busy=sum(busy.get(lane, 0.0) for lane in lanes) / max(1, len(lanes)),
+        busy=busy,
         idle=idle,
         messages=messages,
         bytes=nbytes,

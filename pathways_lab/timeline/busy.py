@@ -12,8 +12,8 @@ answer counts a device once.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,38 @@ def utilisation(records: Iterable[Record], start: float, end: float) -> dict[Lan
                 reached = b
         out[lane] = busy / (end - start)
     return out
+
+
+class Computed(NamedTuple):
+    """The part of some records in which devices computed.
+
+    start, end: of the first computation, and of the last one (seconds).
+    busy: which share of that time a device computed, as a mean over the devices.
+    """
+
+    start: float
+    end: float
+    busy: float
+
+
+def computed(
+    records: Iterable[Record], since: float, lanes: Collection[Lane] | None = None
+) -> Computed:
+    """The one meaning of *busy* for a recording, wherever a report tells it.
+
+    since: computations that began earlier do not count.  lanes: the devices; None: all that
+    computed.
+    """
+    gangs = [r for r in records if isinstance(r, Span) and r.kind == "gang" and r.start >= since]
+    of = [(gang, lanes_of(gang.island, gang.host, gang.devices)) for gang in gangs]
+    if lanes is None:
+        lanes = {lane for _, each in of for lane in each}
+    gangs = [gang for gang, each in of if any(lane in lanes for lane in each)]
+    start = min((gang.start for gang in gangs), default=since)
+    end = max((gang.end for gang in gangs), default=start + 1e-9)
+    held = utilisation(gangs, start, max(end, start + 1e-9))
+    share = sum(held.get(lane, 0.0) for lane in lanes) / max(1, len(lanes))
+    return Computed(start, end, share)
 
 
 class Busy(Generic[Key]):

@@ -28,7 +28,7 @@ BEGIN = """async () => {
   const { Head } = await import("http://head.test/head.js");
   window.sent = [];
   window.head = new Head((name) => sent.push(name));
-  document.body.append(head.root);
+  document.body.append(head.root, head.advice);
 }"""
 
 
@@ -102,9 +102,10 @@ def test_how_long_a_function_is_compiled_goes_on_and_never_back(head: Shown) -> 
     assert head.says("compiling") == ""
 
 
-def test_an_old_picture_of_what_runs_says_so(head: Shown) -> None:
-    head.show(state="running")
+def test_an_old_picture_of_what_runs_says_so_beside_its_advice(head: Shown) -> None:
+    head.show(state="running", advice="island1 waits")
     assert head.says("behind") == ""
+    assert head.says("advice") == "island1 waits"
     head.count(3.2, state="running")
     assert head.says("behind") == "3 s behind"
     head.count(3.2, state="running", late=2.0)

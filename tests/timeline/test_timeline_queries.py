@@ -19,7 +19,7 @@ from pathways_lab.timeline.bars import (
     columns,
     fitting,
 )
-from pathways_lab.timeline.busy import Busy, recent, utilisation
+from pathways_lab.timeline.busy import Busy, computed, recent, utilisation
 from pathways_lab.timeline.gangs import Gangs
 from pathways_lab.timeline.machine import Lane, natural
 from pathways_lab.timeline.records import Event, Record, Span, own
@@ -191,6 +191,16 @@ def test_utilisation_is_the_held_share_of_the_range() -> None:
     assert utilisation([transfer], 0.0, 1.0) == {}
     with pytest.raises(ValueError, match="must have a length"):
         utilisation([], 1.0, 1.0)
+
+
+def test_busy_is_of_devices_that_computed_between_the_first_computation_and_the_last() -> None:
+    def gang(start: float, end: float, devices: tuple[int, ...]) -> Span:
+        return Span("gang", start, end, "i", "i/h", devices, 1, 0)
+
+    records = [gang(0.0, 5.0, (0,)), gang(6.0, 8.0, (0, 1)), gang(9.0, 10.0, (0,))]
+    assert computed(records, 5.5) == (6.0, 10.0, (3 / 4 + 2 / 4) / 2)
+    assert computed(records, 5.5, {Lane("i", "i/h", 1)}) == (6.0, 8.0, 1.0)
+    assert computed(records, 11.0).busy == 0.0
 
 
 def test_binned_and_exact_utilisation_agree() -> None:

@@ -21,7 +21,7 @@ from pathways_lab.notebook.scene.plot import Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import duration, merged_note, table
 from pathways_lab.notebook.view.frozen import FINEST, LIMIT, Bundle, image
-from pathways_lab.timeline.busy import utilisation
+from pathways_lab.timeline.busy import computed
 from pathways_lab.timeline.log import Recording
 from pathways_lab.timeline.records import ENDS, Event, Record, Span
 
@@ -81,10 +81,10 @@ class Comparison:
             if len(scene.drawn) > budget:
                 scene.coarsen(budget)
                 coarsest = max(coarsest, scene.resolution)
-            busy = utilisation(recording.records, start, start + max(seconds, 1e-9))
+            share = computed(recording.records, start).busy
             scenes.append(scene)
-            share = sum(busy.values()) / max(1, len(busy))
-            head = f"{duration(seconds)}, devices that take part busy {100 * share:.0f} %"
+            head = f"{duration(seconds)}, devices in use busy {100 * share:.0f} % from the first"
+            head += " computation to the last"
             for place, name in enumerate(self._panels):
                 plot = PANELS[name](scene, start + longest)
                 if not place:
