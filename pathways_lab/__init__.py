@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathways_lab.client.lab.lab import Lab, connect, current, start
     from pathways_lab.client.lab.tags import tagged
     from pathways_lab.client.lab.virtual import make_virtual_device_set
+    from pathways_lab.client.program.branches import cond, switch, until
     from pathways_lab.client.program.program import device_put, program
     from pathways_lab.client.program.simulation import Machine, compare_policies, simulate
     from pathways_lab.client.saving.checkpoints import Saving, restore, save
@@ -75,6 +76,7 @@ __all__ = [
     "compare",
     "compare_policies",
     "compare_timelines",
+    "cond",
     "connect",
     "current",
     "data_parallel",
@@ -93,7 +95,9 @@ __all__ = [
     "save",
     "simulate",
     "start",
+    "switch",
     "tagged",
+    "until",
 ]
 
 _HOMES = {
@@ -121,6 +125,7 @@ _HOMES = {
     "compare": "notebook.reports.training_comparison",
     "compare_policies": "client.program.simulation",
     "compare_timelines": "notebook.reports.timelines",
+    "cond": "client.program.branches",
     "connect": "client.lab.lab",
     "current": "client.lab.lab",
     "data_parallel": "pipeline.islands",
@@ -139,7 +144,9 @@ _HOMES = {
     "save": "client.saving.checkpoints",
     "simulate": "client.program.simulation",
     "start": "client.lab.lab",
+    "switch": "client.program.branches",
     "tagged": "client.lab.tags",
+    "until": "client.program.branches",
 }
 
 

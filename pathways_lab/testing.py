@@ -261,7 +261,9 @@ class Script:
 
     def _steps(self, grant: Grant) -> list[int]:
         plan = self.plans[grant.plan]
-        found = []
+        found: list[int] = []
+        if grant.skipped:
+            return found
         for step in range(grant.first, grant.last):
             node = plan.steps[step].node
             touched = (node.slice,) if isinstance(node, Call) else (

@@ -17,6 +17,7 @@ SURFACE = {
     *("make_virtual_device_set", "Slice", "emulated"),
     # compiled functions, programs, data
     *("jit", "pmap", "program", "device_put", "patched", "Handle"),
+    *("cond", "switch", "until"),
     # models
     *("mpmd", "pipeline", "data_parallel"),
     # checkpoints

@@ -92,6 +92,20 @@ def patching(s: pw.Slice) -> None:
     assert isinstance(out, pw.Handle)
 
 
+@shows("pw.cond", "pw.switch", "pw.until")
+def deciding(s: pw.Slice, t: pw.Slice) -> None:
+    grow = pw.jit(lambda a: a * 2, on=s)
+    shrink = pw.jit(lambda a: a - 1, on=t)  # on the other island
+
+    @pw.program
+    def steps(a: Any) -> Any:
+        a = pw.cond(a.sum() > 9, grow, lambda v: grow(shrink(v)), grow(a))
+        a = pw.switch(a.max() % 2, [grow, lambda v: grow(shrink(v))], a)
+        return pw.until(lambda v: v.max() > 50, lambda v: grow(shrink(v)), a, at_most=5)
+
+    assert steps(np.full(4, 8.0, np.float32)).result()[0] == 64.0
+
+
 # --- values -------------------------------------------------------------------------------
 
 

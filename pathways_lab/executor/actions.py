@@ -25,6 +25,14 @@ Key = tuple[int, int]
 """Run and step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Asks for a value that decides (see :class:`Serve`): the control plane waits for it."""
+
+    run: int
+    step: int
+
+
 @dataclass(slots=True, eq=False)
 class Launch:
     """Hand the gangs of a segment to their lane, one after the other.

@@ -80,7 +80,7 @@ class Buffers:
         slot.buffers.add(buffer)
         slot.names += 1
         for fetch in self._fetches.pop(buffer, []):
-            self._fetch(fetch, slot)
+            self.ask(fetch, slot)
 
     def free(self, buffer: int) -> None:
         """Clients do not know this buffer any more."""
@@ -152,7 +152,7 @@ class Buffers:
         """Somebody wants the bytes of a buffer: Serve or Refuse will follow, perhaps later."""
         slot = self._slots.get(buffer)
         if slot is not None:
-            self._fetch(fetch, slot)
+            self.ask(fetch, slot)
         elif buffer in self._freed:
             self._actions.append(Refuse(fetch, self._dropped(buffer)))
         else:
@@ -165,7 +165,8 @@ class Buffers:
             if not self._fetches[buffer]:
                 del self._fetches[buffer]
 
-    def _fetch(self, fetch: Hashable, slot: Slot) -> None:
+    def ask(self, fetch: Hashable, slot: Slot) -> None:
+        """Serve or Refuse follows, perhaps later."""
         reader = Reader()
         slot.readers.append(reader)
         self.use(slot)

@@ -30,7 +30,7 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import Grant
 from pathways_lab.core.program.program import Call, Plan, SliceId, Value
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.executor.actions import Action, Broken, Key, RunOver
+from pathways_lab.executor.actions import Action, Broken, Decision, Key, RunOver
 from pathways_lab.executor.local_array import Reader, Slot
 from pathways_lab.executor.local_plans import REPEATED
 from pathways_lab.executor.order import Order
@@ -162,6 +162,12 @@ class Launcher:
         run = self._runs.get(grant.run)
         if run is None:
             run = self._runs[grant.run] = self._values.new_run(grant, reading, arguments or {})
+        if grant.skipped:
+            for index in range(grant.first, grant.last):
+                self._values.drop(run, steps[index].frees)
+            run.complete = run.complete or grant.last >= reading.end
+            self._values.end_if_over(run)
+            return self._take()
         seq = grant.place
         window = {} if free else self._segments.in_window(grant.plan, grant.first, grant.last)
         end = 0
@@ -173,6 +179,10 @@ class Launcher:
                 else:
                     self._moves.add(run, index, node, seq)
             seq += reading.places[index]
+        for index in range(grant.first, grant.last) if reading.decides else ():
+            if index in reading.decides:
+                slot = self._values.value(run, reading.decides[index])
+                self.buffers.ask(Decision(run.id, index), slot)
         run.complete = run.complete or grant.last >= reading.end
         self._values.end_if_over(run)
         return self._take()

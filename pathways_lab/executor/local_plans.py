@@ -13,11 +13,12 @@ Paper: section 4.4 (consistent order on all hosts), section 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pathways_lab.core.messages import Grant
-from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer, Value
+from pathways_lab.core.program.legality import outputs_of
+from pathways_lab.core.program.program import Call, Plan, SliceId, Transfer, Value, ValueId
 from pathways_lab.core.slices.topology import SliceBinding, locals_of
 
 REPEATED = "repeated"
@@ -30,12 +31,14 @@ class Reading:
     ours: per step, whether this host takes part.
     places: per step, whether it takes a place in the order of this host's island.
     end: one more than the last step that is ours.
+    decides: values that decide, where this host has their first device, by step that makes them.
     """
 
     plan: Plan
     ours: tuple[bool, ...]
     places: tuple[bool, ...]
     end: int
+    decides: Mapping[int, ValueId]
 
 
 class Book:
@@ -76,6 +79,10 @@ class Book:
         """``(host, local number)`` of all devices of a slice."""
         return self._slices[slice_id][0].devices
 
+    def _begins(self, slice_id: SliceId | None) -> bool:
+        """Whether the first device of a slice is on this host."""
+        return slice_id is not None and self.devices(slice_id)[0][0] == self.host
+
     def locals_on(self, slice_id: SliceId) -> tuple[int, ...]:
         """This host's own numbers of its devices in a slice."""
         return self._locals[slice_id]
@@ -111,7 +118,15 @@ class Book:
                 any(self._slices[s][0].island == self.island for s in of_step) for of_step in slices
             )
             end = max((index + 1 for index, mine in enumerate(ours) if mine), default=0)
-            reading = self._readings[key] = Reading(plan, ours, places, end)
+            asked = {step.node.when.value for step in plan.steps if step.node.when is not None}
+            decides = {
+                index: value
+                for index, step in enumerate(plan.steps)
+                if asked
+                for value in asked.intersection(outputs_of(step.node))
+                if self._begins(plan.values[value].slice)
+            }
+            reading = self._readings[key] = Reading(plan, ours, places, end, decides)
         return reading
 
     # --- grants -----------------------------------------------------------------------

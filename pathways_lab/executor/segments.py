@@ -69,7 +69,7 @@ class Segments:
         found = self._stretches.get(key)
         if found is None:
             reading = self._values.book.reading(plan)
-            found = stretches(reading.plan, first, last, reading.ours, self._plain)
+            found = stretches(reading.plan, first, last, reading.ours, self._plain, reading.decides)
             self._stretches[key] = found
         return found
 

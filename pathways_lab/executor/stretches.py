@@ -23,7 +23,7 @@ Paper: section 4.5 (parallel asynchronous dispatch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pathways_lab.core.program.program import Call, Plan, ValueId
@@ -102,14 +102,20 @@ def growth(parts: Sequence[Part], sizes: Sequence[int], copies: Collection[int])
 
 
 def stretches(
-    plan: Plan, first: int, last: int, ours: Sequence[bool], plain: Callable[[Call], bool]
+    plan: Plan,
+    first: int,
+    last: int,
+    ours: Sequence[bool],
+    plain: Callable[[Call], bool],
+    decides: Mapping[int, ValueId],
 ) -> dict[int, Stretch]:
     """The stretches of steps *first* to *last* (exclusive), by their first step.
 
     ours: by step, whether it runs here.  plain(call): whether it need not go alone.
+    decides: values that are asked for when they are made, by the steps that make them.
     """
     return {
-        begin: _stretch(plan, begin, end)
+        begin: _stretch(plan, begin, end, decides)
         for begin, end in _ranges(plan, first, min(last, len(plan.steps)), ours, plain)
     }
 
@@ -134,12 +140,13 @@ def _ranges(
         begin = end
 
 
-def _stretch(plan: Plan, begin: int, end: int) -> Stretch:
+def _stretch(plan: Plan, begin: int, end: int, decides: Mapping[int, ValueId]) -> Stretch:
     calls = [(i, s.node) for i, s in enumerate(plan.steps[begin:end], begin)]
     gangs = [(index, node) for index, node in calls if isinstance(node, Call)]
     freed = {value for step in plan.steps[begin:end] for value in step.frees}
     made = {value for _, call in gangs for value in call.outputs}
     outlive = {v for v in made if v not in freed or v in plan.outputs}
+    outlive |= {decides[index] for index, _ in gangs if index in decides}
     read = dict.fromkeys(v for _, call in gangs for v in call.inputs)
     externals = tuple(v for v in read if v not in made)
     cells = {value: cell for cell, value in enumerate(externals)}

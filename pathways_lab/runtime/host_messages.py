@@ -29,6 +29,7 @@ class Report(Plain):
     compiled: tuple[tuple[str, Id, Size, Failure | None], ...] = ()
     parked: tuple[Id, ...] = ()
     moved: tuple[Id, ...] = ()
+    decided: tuple[tuple[Id, Count, Count], ...] = ()
     records: tuple[bytes, ...] = ()
 
 

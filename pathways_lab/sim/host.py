@@ -31,12 +31,14 @@ from pathways_lab.executor.actions import (
     Action,
     Broken,
     CancelReceive,
+    Decision,
     Key,
     Launch,
     Receive,
     Report,
     RunOver,
     Send,
+    Serve,
 )
 from pathways_lab.executor.ends import Ends
 from pathways_lab.executor.launcher import Launcher
@@ -165,6 +167,9 @@ class Host:
                     self.world.carrier.receive(self, action)
                 case RunOver(run=run):
                     self.prompt.discard(run)
+                case Serve(fetch=Decision(run=run, step=step), slot=slot, reader=reader):
+                    self.world.decided(self, run, step)
+                    todo.extend(self.launcher.served(slot, reader))
                 case CancelReceive(key=key):
                     self.world.carrier.cancel(self, key)
                 case Broken(message=message) if self.world.keep_order:

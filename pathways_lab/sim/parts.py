@@ -166,5 +166,8 @@ class WorldPort(Protocol):
     def come(self, part: Part) -> None:
         """All devices of a gang on one host have its turn."""
 
+    def decided(self, host: HostPort, run: int, step: int) -> None:
+        """Tells the control plane what a value decides."""
+
     def report(self, host: HostPort, ends: Ends, resident: tuple[int, ...]) -> None:
         """Takes the report that a host has gathered."""

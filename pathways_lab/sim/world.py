@@ -82,6 +82,8 @@ class World:
     launch_poisoned: gangs whose input is missing are launched all the same.
     wait_for_memory: hosts launch what fits into their devices' memory, and nothing else.
     fails: whether a step fails on a host, given ``(run, step, host)``.
+    choose: the case that a step decides, given ``(run, step)``; 1: the first branch of a
+        condition, and another turn of a loop.
     repeats: whether a host's report comes twice.
     pace: how many times as long a gang takes, given its hosts.
     decide: asks the core; whoever wants to listen puts itself before it.
@@ -114,6 +116,7 @@ class World:
         self.wait_for_memory = wait_for_memory
         self.lag: Callable[[Grant], float] = lambda grant: 0.0
         self.fails: Callable[[int, int, str], bool] = lambda run, step, host: False
+        self.choose: Callable[[int, int], int] = lambda run, step: 1
         self.repeats: Callable[[], bool] = lambda: False
         self.pace: Callable[[tuple[str, ...]], float] = lambda hosts: 1.0
         self.observers: list[Callable[[Event, list[Command]], None]] = []
@@ -288,6 +291,15 @@ class World:
                 self.tell(
                     host.name, lambda t: HostReport(t, "report", host.name, ended, failed, resident)
                 )
+
+    def decided(self, host: HostPort, run: int, step: int) -> None:
+        """A host has read a value that decides, and says so at once."""
+        case = self.choose(run, step)
+        for _ in range(1 + self.repeats()):
+            self.tell(
+                host.name,
+                lambda t: HostReport(t, "report", host.name, decided=((run, step, case),)),
+            )
 
     def stop(self, name: str, seconds: float) -> None:
         """For so long nothing reaches a host, and nothing comes from it."""

@@ -90,6 +90,8 @@ def told(
         yield before(event, registry)
     windows: set[tuple[int, str, int]] = set()
     for command in commands:
+        if isinstance(command, m.Grant) and command.skipped:
+            continue  # no gang of it has a bar
         if isinstance(command, m.Grant):
             island = registry.hosts[command.host].island if command.host in registry.hosts else ""
             window = (command.run, island, command.place)

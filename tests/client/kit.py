@@ -98,6 +98,7 @@ class FakeLab:
 
     messages: ``(op, fields)`` from the client, in order.  fetches: questions to hosts.
     failing: name of a function whose runs fail.  declared: uploads that are not dropped.
+    skipped: nodes whose condition did not hold.
     kept: buffers that others have.  published: by name; the client may take its own.
     """
 
@@ -106,6 +107,7 @@ class FakeLab:
         self.held = False
         self.failing = ""
         self.kept: set[int] = set()
+        self.skipped: list[str] = []
         self.published: dict[str, tuple[list[int], bytes]] = {}
         self.window = 0.1
         self.edge = Edge()
@@ -405,6 +407,11 @@ class FakeLab:
                 values[place] = self.arrays[buffer]
         for step in plan.steps:
             node = step.node
+            if node.when is not None:
+                decided = values.get(node.when.value)
+                if decided is None or int(decided) != node.when.case:
+                    self.skipped.append(node.name)
+                    continue
             if not isinstance(node, Call):
                 target = plan.values[node.output]
                 sharding = self.sharding(target.slice or 0, target.layout)  # type: ignore[arg-type]

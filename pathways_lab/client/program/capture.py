@@ -109,7 +109,14 @@ handle_p = Primitive("pw_handle")
 move_p = Primitive("pw_move")
 """An explicit transfer.  Parameter: ``move``."""
 
-OWN = frozenset((call_p.name, handle_p.name, move_p.name))
+switch_p = Primitive("pw_switch")
+"""One of several branches.  Parameter: ``branches``, and how many arguments each reads."""
+switch_p.multiple_results = True
+until_p = Primitive("pw_until")
+"""A loop.  Parameters: ``done``, ``body``, ``most``, and how many arguments each reads."""
+until_p.multiple_results = True
+
+OWN = frozenset((call_p.name, handle_p.name, move_p.name, switch_p.name, until_p.name))
 """Names of the primitives that only a program may contain."""
 
 
@@ -120,6 +127,8 @@ def _aval(kind: ArrayType) -> ShapedArray:
 call_p.def_abstract_eval(lambda *_, site: [_aval(kind) for kind in site.body.out_types])
 handle_p.def_abstract_eval(lambda *, outside: _aval(outside.kind))
 move_p.def_abstract_eval(lambda value, *, move: value)
+switch_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
+until_p.def_abstract_eval(lambda *_, types, **__: [_aval(kind) for kind in types])
 
 
 def _refuses(transformation: str) -> Callable[..., NoReturn]:
@@ -130,7 +139,7 @@ def _refuses(transformation: str) -> Callable[..., NoReturn]:
     return rule
 
 
-for _primitive in (call_p, move_p):
+for _primitive in (call_p, move_p, switch_p, until_p):
     ad.primitive_jvps[_primitive] = _refuses("jax.grad")
     batching.primitive_batchers[_primitive] = _refuses("jax.vmap")
 

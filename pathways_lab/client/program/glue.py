@@ -25,7 +25,7 @@ from pathways_lab.client.code import source_lines
 from pathways_lab.client.functions import array_types
 from pathways_lab.client.functions.traced_function import Body
 from pathways_lab.client.lab.devices import Slice
-from pathways_lab.client.program.graph import CallNode, Ref
+from pathways_lab.client.program.graph import Branch, CallNode, Ref
 from pathways_lab.runtime import jax_private
 
 
@@ -41,8 +41,9 @@ class Operation:
 class Group:
     """Consecutive operations on one slice."""
 
-    def __init__(self, on: Slice) -> None:
+    def __init__(self, on: Slice, when: Branch | None = None) -> None:
         self.slice = on
+        self.when = when
         self.operations: list[Operation] = []
         self.made: set[Ref] = set()
 
@@ -72,7 +73,7 @@ class Group:
             )
         if key is not None:
             _bodies[key] = body
-        return CallNode(body, self.slice, inputs, outputs, name, line, glue=True)
+        return CallNode(body, self.slice, inputs, outputs, name, line, glue=True, when=self.when)
 
     def _live(self, wanted: set[Ref]) -> list[Operation]:
         """The operations that the *wanted* values are made of."""

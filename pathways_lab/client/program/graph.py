@@ -46,6 +46,7 @@ from pathways_lab.core.program.program import (
     SliceId,
     Transfer,
     Value,
+    When,
 )
 
 # --- where inputs come from -----------------------------------------------------------
@@ -107,6 +108,15 @@ class Ref:
         return Value(kind.shape, kind.dtype, self.slice.id, self.layout, nbytes, self.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The scope of a node: it runs when *ref*, an int32, is *case*, one of *cases*."""
+
+    ref: Ref
+    case: int
+    cases: int
+
+
 @dataclass(eq=False)
 class CallNode:
     """A call of a compiled function, or (glue) a group of ordinary operations made into one."""
@@ -118,16 +128,22 @@ class CallNode:
     name: str
     line: Line
     glue: bool = False
+    when: Branch | None = None
 
 
 @dataclass(eq=False)
 class TransferNode:
-    """An explicit move.  requested: the layout to take, or None for the nearest."""
+    """An explicit move.  requested: the layout to take, or None for the nearest.
+
+    joins: it gives one branch's result to those who read that of all branches.
+    """
 
     input: Ref
     output: Ref
     requested: layouts.Requested
     line: Line
+    when: Branch | None = None
+    joins: bool = False
 
 
 GraphNode = CallNode | TransferNode
@@ -368,16 +384,29 @@ def check(name: str, nodes: Iterable[GraphNode], returned: Iterable[Ref]) -> Non
     for node in nodes:
         if isinstance(node, TransferNode):
             source, target = numbered((node.input, node.output))
-            steps.append(Transfer(source, target, node.output.name, node.line))
+            when = _when(node, numbers)
+            steps.append(Transfer(source, target, node.output.name, node.line, when))
             continue
         given, made = numbered(node.inputs), numbered(node.outputs)
-        steps.append(Call("", node.slice.id, given, made, node.body.donated, node.name, node.line))
+        steps.append(
+            Call(
+                "", node.slice.id, given, made, node.body.donated, node.name, node.line,
+                when=_when(node, numbers),
+            )
+        )  # fmt: skip
     outputs = numbered(returned)
     inputs = tuple(number for ref, number in numbers.items() if ref.source is not None)
     names = tuple(ref.name for ref in numbers)
     failure = legality.check_order(name, len(numbers), inputs, tuple(steps), outputs, names)
     if failure is not None:
         raise PathwaysError(failure)
+
+
+def _when(node: GraphNode, numbers: dict[Ref, int]) -> When | None:
+    """The same for the core."""
+    if node.when is None:
+        return None
+    return When(numbers[node.when.ref], node.when.case, node.when.cases)
 
 
 class _Builder:
@@ -413,6 +442,14 @@ class _Builder:
                 ref.layout = layout
         inputs = tuple(self._number(ref) for ref in node.inputs)
         for ref, layout in zip(node.outputs, code.out_layouts, strict=True):
+            if ref.layout not in (None, layout):
+                raise failures.capture_failure(
+                    f"{node.name!r} gives {ref.type} the layout {layout}, and another branch"
+                    f" gives it {ref.layout}: the results of all branches have one layout",
+                    "give both functions the same out_shardings",
+                    line=node.line,
+                    node=node.name,
+                )
             ref.layout = layout
         outputs = tuple(self._number(ref) for ref in node.outputs)
         # By number: what a move leaves where it is, is the input itself.
@@ -430,6 +467,7 @@ class _Builder:
             Call(
                 code.key, node.slice.id, inputs, outputs, code.donated, node.name, node.line,
                 keep=running.keep or node.body.calls_python, window=running.window,
+                when=_when(node, self.numbers),
             )
         )  # fmt: skip
 
@@ -448,12 +486,12 @@ class _Builder:
         layout = _settled(source)
         if target.layout is None:
             target.layout = layouts.carried_over(layout, target.slice, target.type)
-        if (source.slice, layout) == (target.slice, target.layout):
+        if (source.slice, layout) == (target.slice, target.layout) and not node.joins:
             self.numbers[target] = self._number(source)
             return
         given, made = self._number(source), self._number(target)
         name = f"{source.name or 'value'} to {target.slice.name}"
-        self.nodes.append(Transfer(given, made, name, node.line))
+        self.nodes.append(Transfer(given, made, name, node.line, _when(node, self.numbers)))
 
     def _number(self, ref: Ref) -> int:
         known = self.numbers.get(ref)

@@ -18,7 +18,8 @@ Paper: section 4.2 (data movement is the system's job), section 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -33,6 +34,7 @@ from pathways_lab.client.program.calls import result_name
 from pathways_lab.client.program.capture import OWN, Captured, Move, Outside, Site
 from pathways_lab.client.program.glue import Group, Operation
 from pathways_lab.client.program.graph import (
+    Branch,
     CallNode,
     Constant,
     GraphNode,
@@ -113,6 +115,7 @@ class _Placer:
     def __init__(self) -> None:
         self.steps: list[GraphNode | Group] = []
         self.open: dict[Slice, Group] = {}
+        self.when: Branch | None = None
         # Values that have their place on a slice already: inputs, and results of
         # operations, by the identity of their variables (kept, so that it stays theirs).
         self.given: dict[tuple[int, Slice], Ref] = {}
@@ -202,7 +205,7 @@ class _Placer:
             for number, kind in enumerate(body.out_types)
         )
         self.first = self.first or on
-        self.steps.append(CallNode(body, on, inputs, outputs, name, line))
+        self.steps.append(CallNode(body, on, inputs, outputs, name, line, when=self.when))
         return list(outputs)
 
     def _common(self, operands: list[Any], name: str, line: Line) -> Slice:
@@ -259,8 +262,104 @@ class _Placer:
             return source
         self._close_of(source)
         target = Ref(source.type, on, name=source.name)
-        self.steps.append(TransferNode(source, target, requested, line))
+        self.steps.append(TransferNode(source, target, requested, line, self.when))
         return target
+
+    # --- decisions ----------------------------------------------------------------------
+
+    def _switch(self, equation: Any, operands: list[Any]) -> list[Item]:
+        """All branches, each under its condition; what they give is joined."""
+        codes, around = equation.params["branches"], equation.params["around"]
+        given = [x if isinstance(x, Item) else self.constant(x) for x in operands[1:]]
+        own = len(given) - sum(around)
+        args, rest = given[:own], iter(given[own:])
+        number = self._decided(operands[0], codes)
+        ends = []
+        for case, (code, count) in enumerate(zip(codes, around, strict=True)):
+            branch = Branch(number, case, len(codes))
+            with self._under(branch):
+                more = [next(rest) for _ in range(count)]
+                ends.append((branch, self._branch(code, args, more)))
+        return self._joined(ends, source_lines.of_node(equation))
+
+    def _until(self, equation: Any, operands: list[Any]) -> list[Item]:
+        """Every turn, each under the condition that the one before it was not the last."""
+        asked, _ = equation.params["around"]
+        given = [x if isinstance(x, Item) else self.constant(x) for x in operands]
+        own = len(equation.params["types"])
+        state, rest = given[:own], given[own:]
+        ends: list[tuple[Branch | None, list[Item]]] = []
+        before = self.when
+        turn: Branch | None = before
+        for _ in range(equation.params["most"]):
+            with self._under(turn):
+                (done,) = self._branch(equation.params["done"], state, rest[:asked])
+                number = self._decided(done, [equation.params["body"]])
+            ends.append((Branch(number, 1, 2), state))
+            turn = Branch(number, 0, 2)
+            with self._under(turn):
+                state = self._branch(equation.params["body"], state, rest[asked:])
+        if turn is before:
+            return state
+        return self._joined([(turn, state), *ends], source_lines.of_node(equation))
+
+    def _branch(self, code: Any, args: Sequence[Item], around: Sequence[Item]) -> list[Item]:
+        """The results of captured code.  around: in place of the stand-ins that it closes over."""
+        more = iter(around)
+        constants = [next(more) if isinstance(v, Tracer) else self.constant(v) for v in code.consts]
+        return self.read(code.jaxpr, constants, list(args))
+
+    @contextlib.contextmanager
+    def _under(self, branch: Branch | None) -> Iterator[None]:
+        """Nodes that are placed meanwhile have this condition."""
+        self._close_all()
+        made, when = dict(self.made), self.when
+        self.when = branch
+        yield
+        self._close_all()
+        self.made, self.when = made, when
+
+    def _decided(self, item: Any, codes: Iterable[Any]) -> Ref:
+        """The number that decides, which an operation makes.  codes: what it decides about."""
+        calls = (inner for code in codes for inner in jaxprs.equations(code.jaxpr))
+        named = (inner.params["site"].function.slice for inner in calls if "site" in inner.params)
+        ref = self.result(item, self.first or next((on for on in named if on is not None), None))
+        assert isinstance(ref, Ref), "it was clamped"
+        return ref
+
+    def _joined(
+        self, ends: Sequence[tuple[Branch | None, Sequence[Item]]], line: Line
+    ) -> list[Item]:
+        """One value for each result of the branches."""
+        joined: list[Item] = []
+        for at, first in enumerate(ends[0][1]):
+            found = [items[at] for _, items in ends]
+            places = [item.slice for item in found if _has_place(item)]
+            on = places[0] if places else self.first
+            if on is None:
+                raise failures.capture_failure(
+                    "a result of a branch has no place", "call a compiled function in it", line=line
+                )
+            if len(set(places)) > 1 and ends[0][0] is not None and _is_switch(ends):
+                names = ", ".join(place.name for place in places)
+                raise failures.capture_failure(
+                    f"result {at} of the branches is on different slices: {names}",
+                    "move one of them in its branch: pw.device_put(x, slice)",
+                    line=line,
+                )
+            kind = first.operation.kinds[first.index] if isinstance(first, Part) else first.type
+            target = Ref(kind, on, name=getattr(first, "name", ""))
+            for branch, items in ends:
+                with self._under(branch):
+                    source = self._placed(items[at], on)
+                    self._close_all()
+                    self.steps.append(TransferNode(source, target, None, line, branch, joins=True))
+            joined.append(target)
+        return joined
+
+    def _close_all(self) -> None:
+        self.steps += self.open.values()
+        self.open = {}
 
     # --- ordinary operations -----------------------------------------------------------------
 
@@ -311,7 +410,7 @@ class _Placer:
         operands = tuple(self._operand(x, on) for x in operation.operands)
         group = self.open.get(on)
         if group is None:
-            group = self.open[on] = Group(on)
+            group = self.open[on] = Group(on, self.when)
         name = str(operation.equation.params.get("name") or operation.equation.primitive.name)
         results = tuple(Ref(kind, on, name=name) for kind in operation.kinds)
         group.add(Operation(operation.equation, operands, results))
@@ -354,8 +453,7 @@ class _Placer:
 
     def finished(self, results: Sequence[Ref | Given]) -> list[GraphNode]:
         """The nodes in order, groups made into nodes, without groups that nobody needs."""
-        self.steps += self.open.values()
-        self.open = {}
+        self._close_all()
         needed = {ref for ref in results if isinstance(ref, Ref)}
         nodes: list[GraphNode] = []
         for step in reversed(self.steps):
@@ -363,14 +461,45 @@ class _Placer:
             if node is not None:
                 nodes.append(node)
                 needed.update(ref for _, ref in uses([node]))
-        return nodes[::-1]
+                if node.when is not None:
+                    needed.add(node.when.ref)
+        return _renamed(nodes[::-1], results)
 
     _HANDLERS: dict[str, Callable[[_Placer, Any, list[Any]], list[Item]]] = {  # noqa: RUF012
         "pw_call": _call,
         "pw_handle": _handle,
         "pw_move": _move,
+        "pw_switch": _switch,
+        "pw_until": _until,
         "device_put": _device_put,
     }
+
+
+def _is_switch(ends: Sequence[tuple[Branch | None, Sequence[Item]]]) -> bool:
+    """Whether all are branches of one decision."""
+    return len({branch.ref for branch, _ in ends if branch is not None}) == 1
+
+
+def _renamed(nodes: list[GraphNode], results: Sequence[Ref | Given]) -> list[GraphNode]:
+    """Calls make what is joined themselves, where nothing but a copy would be between."""
+    maker = {ref: node for node in nodes if isinstance(node, CallNode) for ref in node.outputs}
+    new: dict[Ref, Ref] = {}
+    kept: list[GraphNode] = []
+    for node in nodes:
+        if isinstance(node, TransferNode) and node.joins:
+            source, made = node.input, maker.get(node.input)
+            alike = source.slice is node.output.slice and source not in new
+            if made is not None and made.when == node.when and alike and source not in results:
+                new[source] = node.output
+                continue
+        kept.append(node)
+    for node in kept:
+        if isinstance(node, CallNode):
+            node.inputs = tuple([new.get(ref, ref) for ref in node.inputs])
+            node.outputs = tuple([new.get(ref, ref) for ref in node.outputs])
+        else:
+            node.input = new.get(node.input, node.input)
+    return kept
 
 
 def _has_place(item: Any) -> TypeGuard[Ref]:

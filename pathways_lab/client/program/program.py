@@ -121,7 +121,7 @@ class CapturedProgram:
             self.prepared: Prepared | None = None
             self._fused = ""
             nodes: Sequence[GraphNode] = graph.nodes
-            if how.fuse:
+            if how.fuse and all(node.when is None for node in nodes):
                 nodes, self._fused = fusing.fused(nodes, outputs)
             if nodes:
                 self.prepared = prepare(
@@ -222,6 +222,10 @@ class CapturedProgram:
 
         Raises PathwaysError for functions that call back into Python.
         """
+        if self.prepared is not None and any(s.node.when for s in self.prepared.plan.steps):
+            raise failures.capture_failure(
+                f"the mpmd dialect has no conditions, and {self.name!r} decides", "see ir()"
+            )
         return "module {}" if self.prepared is None else mlir.mpmd(self.prepared)
 
     def __repr__(self) -> str:

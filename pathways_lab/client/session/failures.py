@@ -44,8 +44,9 @@ _REASONS: tuple[tuple[type[BaseException], str, str], ...] = (
     (
         jax.errors.TracerBoolConversionError,
         "Python control flow depends on the value of an array, and values come after the run",
-        "use jax.lax.cond, jax.lax.while_loop or jnp.where inside a compiled function,"
-        " or end the program here and decide with its result",
+        "pw.cond(value, f, g, *args) runs the nodes of one of two functions, and pw.until(done,"
+        " body, state, at_most=n) repeats those of one; inside a compiled function: jax.lax.cond,"
+        " jax.lax.while_loop or jnp.where",
     ),
     (
         jax.errors.TracerArrayConversionError,

@@ -58,7 +58,10 @@ class Witnesses:
         hosts = self._plans.get(plan.key)
         if hosts is None:
             first, *others = {self._slices.get(on, Hosts()) for on in plan.slices} or {Hosts()}
-            hosts = first if not others and len(first) <= MOST else Hosts()
+            alone = not others and len(first) <= MOST
+            # A host does not know of a failure that it would have heard of in another branch.
+            always = all(step.node.when is None for step in plan.steps)
+            hosts = first if alone and always else Hosts()
             self._plans[plan.key] = hosts
         for buffer in inputs:
             if buffer is not None and not buffer.done and buffer.witnesses != hosts:

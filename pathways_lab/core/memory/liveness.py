@@ -87,6 +87,8 @@ def _walk(
     for index, node in enumerate(nodes):
         extra: dict[SliceId, int] = {}
         for value in outputs_of(node):
+            if value in counted:
+                continue  # another branch makes it too: it counts from the first one on
             where, nbytes = size(value)
             extra[where] = extra.get(where, 0) + nbytes
             counted.add(value)

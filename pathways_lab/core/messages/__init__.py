@@ -189,8 +189,8 @@ class HostReport:
     failed: ``(run, step, why)`` of those that could not give their value here.
     resident: uploaded buffers whose parts for this host have all arrived.
     compiled: ``(function, slice, temporary bytes per device, error or None)``.
-    parked: slices whose values are in its own memory (see ``Park``).
-    moved: slices of which everything was sent on (see ``SliceMoved``).
+    parked, moved: slices whose values are in its own memory (see ``Park``), or were sent on.
+    decided: ``(run, step, case)`` of steps whose values decide, as it has read them.
     """
 
     time: float
@@ -202,6 +202,7 @@ class HostReport:
     compiled: tuple[tuple[str, SliceId, int, Failure | None], ...] = ()
     parked: tuple[SliceId, ...] = ()
     moved: tuple[SliceId, ...] = ()
+    decided: tuple[tuple[Run, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +442,7 @@ class Grant:
     are reported.  inputs and outputs bind the plan's inputs and outputs, as in
     RunSubmitted; they are filled in every window (hosts may see a late one).
     prompt: grants wait for the end of this one: it is reported at once.
+    skipped: a decision was against it: none of it is launched, nor reported.
     """
 
     cause: str
@@ -455,6 +457,7 @@ class Grant:
     inputs: tuple[Buffer | None, ...]
     outputs: tuple[Buffer, ...]
     prompt: bool = False
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,8 @@ def gathered(plan: Plan, least: int) -> Plan:
                 if end - begin >= least:
                     groups[made[begin]] = made[begin:end]
                 begin = end
+    if any(step.node.when is not None for step in plan.steps):
+        return plan  # values of branches are known one by one
     return _in_groups(plan, groups) if groups else plan
 
 

@@ -60,6 +60,9 @@ def in_series(name: str, parts: Sequence[Part]) -> Plan:
                 values.append(description)
         for step in plan.steps:
             node = step.node
+            if node.when is not None:
+                when = replace(node.when, value=new[node.when.value])
+                node = replace(node, when=when)
             if isinstance(node, Call):
                 taken = tuple([new[v] for v in node.inputs])
                 nodes.append(

@@ -13,6 +13,7 @@ Paper: section 4.3 (legality of the lowered program).
 from __future__ import annotations
 
 from pathways_lab.core.errors import Failure
+from pathways_lab.core.program.decisions import Scopes
 from pathways_lab.core.program.program import (
     LONGEST_WINDOW,
     Call,
@@ -64,6 +65,15 @@ def check_plan(plan: Plan) -> Failure | None:
     failure = check_order(plan.name, len(plan.values), plan.inputs, nodes, plan.outputs, names)
     if failure:
         return failure
+    for decision in {node.when.value for node in nodes if node.when is not None}:
+        about = plan.values[decision]
+        if about.shape or about.dtype != "int32" or about.leaves:
+            return Failure(
+                "refused",
+                f"value {decision} of plan {plan.name!r} decides, and is {about.dtype}"
+                f"{list(about.shape)}: a decision is one int32",
+                program=plan.name,
+            )
     made = {v for node in nodes for v in outputs_of(node)}
     if len(set(plan.outputs)) != len(plan.outputs) or not made.issuperset(plan.outputs):
         return Failure(
@@ -108,6 +118,7 @@ def check_order(
         return f"value {value}" + (f" ({named})" if named else "")
 
     known = set(inputs)
+    scopes = Scopes(inputs)
     later = {v for node in nodes for v in outputs_of(node)}
     if (
         len(known) != len(inputs)
@@ -120,6 +131,9 @@ def check_order(
     gone: dict[ValueId, Node] = {}
     for node in nodes:
         used = inputs_of(node)
+        wrong = scopes.enter(node.when)
+        if wrong:
+            return _failure(program, node, wrong)
         for value in used:
             if value in gone:
                 by = gone[value]
@@ -135,15 +149,25 @@ def check_order(
                     else "which nobody makes"
                 )
                 return _failure(program, node, f"uses {called(value)}, {why}")
+            if not scopes.certain(value, node.when):
+                return _failure(
+                    program, node, f"uses {called(value)}, which only another branch makes"
+                )
         for value in donated_of(node):
             if used.count(value) > 1:
                 return _failure(
                     program, node, f"donates {called(value)}, which it also reads",
                     "pass a copy, or do not donate the argument",
                 )  # fmt: skip
+            if not scopes.own(value, node.when):
+                return _failure(
+                    program, node, f"donates {called(value)}, which comes from outside of its"
+                    " branch: a branch that is not taken would have kept it",
+                    "do not donate the argument, or move the call out of the branch",
+                )  # fmt: skip
             gone[value] = node
         for value in outputs_of(node):
-            if value in known:
+            if not scopes.make(value, node.when):
                 return _failure(program, node, f"makes {called(value)} a second time")
             known.add(value)
     for value in outputs:
@@ -155,6 +179,11 @@ def check_order(
         if value not in known:
             return Failure(
                 "refused", f"{program!r} returns {called(value)}, which nobody makes",
+                program=program,
+            )  # fmt: skip
+        if not scopes.certain(value, None):
+            return Failure(
+                "refused", f"{program!r} returns {called(value)}, which only a branch makes",
                 program=program,
             )  # fmt: skip
     return None

@@ -11,11 +11,13 @@ free and one order that is fixed before any data exist.  The passes:
                  that every output is a buffer of its own,
 4. ``ordered``   each transfer goes right behind the value's producer, so that
                  bytes travel while other gangs compute,
-5. ``planned``   the last use of every value frees it; the content is hashed.
+5. ``ahead``     what depends on a decision goes behind what does not, so that
+                 only the former waits for it,
+6. ``planned``   the last use of every value frees it; the content is hashed.
 
 Rule for maintainers: a pass takes a program and returns a program (the last
 one a plan); all of them print with :func:`show` and :func:`show_plan`.  Frees
-belong to the linear order: moving a step after pass 5 would make the memory
+belong to the linear order: moving a step after pass 6 would make the memory
 that was reserved a lie.
 
 Paper: section 4.2 (lowering by passes), section 4.3 (transfers in the graph).
@@ -32,6 +34,7 @@ from pathways_lab.core.program.layout import Layout, shard_shape
 from pathways_lab.core.program.legality import (
     check_plan,
     check_program,
+    donated_of,
     inputs_of,
     last_uses,
     outputs_of,
@@ -46,6 +49,7 @@ from pathways_lab.core.program.program import (
     Transfer,
     Value,
     ValueId,
+    When,
     slice_name,
 )
 
@@ -58,7 +62,7 @@ def lower(program: Program, *, sequential: bool = False) -> Plan:
     failure = check_program(program)
     if failure:
         raise PathwaysError(failure)
-    moves = ordered(moved(placed(live(program))))
+    moves = ahead(ordered(moved(placed(live(program)))))
     result = planned(behind(moves) if sequential else moves)
     failure = check_plan(result)
     if failure:
@@ -74,6 +78,8 @@ def live(program: Program) -> Program:
         made = outputs_of(node)
         if not made or needed.intersection(made):
             needed.update(inputs_of(node))
+            if node.when is not None:
+                needed.add(node.when.value)
             kept.append(node)
     return replace(program, nodes=tuple(reversed(kept)))
 
@@ -108,7 +114,7 @@ def moved(program: Program) -> Program:
     """Insert transfers for calls whose inputs lie elsewhere, and copies for outputs."""
     values = list(program.values)
     nodes: list[Node] = []
-    copies: dict[tuple[ValueId, SliceId, Layout], ValueId] = {}
+    copies: dict[tuple[ValueId, SliceId, Layout, When | None], ValueId] = {}
     for node in program.nodes:
         if isinstance(node, Call):
             inputs = []
@@ -118,12 +124,14 @@ def moved(program: Program) -> Program:
                 if (value.slice, value.layout) == (node.slice, layout):
                     inputs.append(value_id)
                     continue
-                key = (value_id, node.slice, layout)
+                key = (value_id, node.slice, layout, node.when)
+                key = key if key in copies else (*key[:3], None)
                 if key not in copies:
+                    key = (*key[:3], node.when)
                     copies[key] = len(values)
                     values.append(_on(value, node.slice, layout))
                     name = f"{value.name or value_id} to {slice_name(node.slice)}"
-                    nodes.append(Transfer(value_id, copies[key], name, node.line))
+                    nodes.append(Transfer(value_id, copies[key], name, node.line, node.when))
                 inputs.append(copies[key])
             node = replace(node, inputs=tuple(inputs))
         nodes.append(node)
@@ -139,18 +147,27 @@ def moved(program: Program) -> Program:
 
 
 def ordered(program: Program) -> Program:
-    """Transfers right behind their producer (behind each other in order of use)."""
+    """Transfers right behind what they wait for (behind each other in order of use)."""
     after: dict[ValueId, list[Transfer]] = {}
+    makers: dict[ValueId, int] = dict.fromkeys(program.inputs, 1)
     for node in program.nodes:
+        for value_id in outputs_of(node):
+            makers[value_id] = makers.get(value_id, 0) + 1
         if isinstance(node, Transfer):
             after.setdefault(node.input, []).append(node)
+            if node.when is not None:
+                after.setdefault(node.when.value, []).append(node)
     nodes: list[Node] = []
 
     def follow(made: tuple[ValueId, ...]) -> None:
         for value_id in made:
-            for transfer in after.get(value_id, ()):
-                nodes.append(transfer)
-                follow((transfer.output,))
+            makers[value_id] -= 1
+            for transfer in after.get(value_id, ()) if not makers[value_id] else ():
+                if not makers[transfer.input] and not (
+                    transfer.when is not None and makers[transfer.when.value]
+                ):
+                    nodes.append(transfer)
+                    follow((transfer.output,))
 
     follow(program.inputs)
     for node in program.nodes:
@@ -158,6 +175,23 @@ def ordered(program: Program) -> Program:
             nodes.append(node)
             follow(node.outputs)
     return replace(program, nodes=tuple(nodes))
+
+
+def ahead(program: Program) -> Program:
+    """Nodes in the order of how many decisions they wait for, one after the other."""
+    waits: dict[ValueId, int] = {}
+    read: dict[ValueId, int] = {}
+    depth: list[int] = []
+    for node in program.nodes:
+        least = 0 if node.when is None else waits[node.when.value] + 1
+        used = [waits.get(v, 0) for v in inputs_of(node)]
+        depth.append(max([least, *used, *[read.get(v, 0) for v in donated_of(node)]]))
+        for value in inputs_of(node):
+            read[value] = max(read.get(value, 0), depth[-1])
+        for value in outputs_of(node):
+            waits[value] = max(waits.get(value, 0), depth[-1])
+    order = sorted(range(len(depth)), key=depth.__getitem__)
+    return replace(program, nodes=tuple(program.nodes[index] for index in order))
 
 
 def behind(program: Program) -> Program:
@@ -232,6 +266,8 @@ def _value(values: tuple[Value, ...], value_id: ValueId) -> str:
 
 def _node(values: tuple[Value, ...], node: Node) -> str:
     line = f"  # {node.line}" if node.line.number else ""
+    if node.when is not None:
+        line = f"  when %{node.when.value} is {node.when.case}{line}"
     if isinstance(node, Transfer):
         return f"{_value(values, node.output)} = transfer %{node.input}{line}"
     given = [f"%{v}{' (donated)' if p in node.donated else ''}" for p, v in enumerate(node.inputs)]

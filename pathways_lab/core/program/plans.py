@@ -13,7 +13,7 @@ subgraph).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from pathways_lab.core.memory.liveness import Need, Profile
 from pathways_lab.core.program.functions import FunctionKey, Functions
 from pathways_lab.core.program.layout import boxes
 from pathways_lab.core.program.legality import donated_of, inputs_of, outputs_of
-from pathways_lab.core.program.program import Call, Line, Node, Plan, SliceId
+from pathways_lab.core.program.program import Call, Line, Node, Plan, SliceId, ValueId, When
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.core.slices.topology import SliceBinding
 
@@ -92,6 +92,7 @@ class PlanIndex:
     uses: per output position, how many steps touch it.
     inner: per step, whether it is a gang that only other steps of the plan know.
     gates: steps that may be granted only when their inputs are resident.
+    whens: per step, its condition.  decides: conditions by the steps that decide them.
     bits: one bit per host; masks: per step, those of its hosts.
     shared: hosts that have the plan.  home: island by host.  devices: by slice.
     bindings: of all its slices.
@@ -125,6 +126,8 @@ class PlanIndex:
     inner: tuple[bool, ...]
     waits: tuple[int, ...]
     gates: frozenset[int]
+    whens: tuple[When | None, ...]
+    decides: Mapping[int, When]
     home: Mapping[str, str]
     devices: Mapping[SliceId, int]
     bindings: Mapping[SliceId, SliceBinding]
@@ -214,13 +217,33 @@ class PlanIndex:
             total = slices.get(key[1], 0) + cost if key else 0
             if last > first and (
                 total > most or least != limit or last in self.gates or not rules.peak
-            ):
+                or self.whens[last] != self.whens[first]
+            ):  # fmt: skip
                 break
             if key:
                 slices[key[1]] = total
                 gangs[key[1]] = gangs.get(key[1], 0) + 1
             costs.append(cost)
             last += 1
+        known = all(functions.known(key) for key in {*self.step_function[first:last]} if key)
+        by_slice = tuple((s, cost, gangs[s]) for s, cost in slices.items())
+        return self._covering(first, last, costs, by_slice, limit, shared, functions.version, known)
+
+    def skipping(self, first: int, last: int) -> Window:
+        """The same steps, none of which is launched."""
+        return self._covering(first, last, (), (), 0, False, self._estimates, True)
+
+    def _covering(
+        self,
+        first: int,
+        last: int,
+        costs: Sequence[int],
+        slices: tuple[tuple[SliceId, int, int], ...],
+        limit: int,
+        shared: bool,
+        version: int,
+        known: bool,
+    ) -> Window:
         hosts: dict[str, str] = {}
         islands: dict[str, int] = {}
         reads: dict[int, None] = {}
@@ -240,18 +263,18 @@ class PlanIndex:
             tuple(p for p in reads if self.readers[p][-1] < last),
             tuple(p for step in range(first, last) for p in self.results[step]),
             tuple(costs),
-            tuple((s, cost, gangs[s]) for s, cost in slices.items()),
-            max(slices.values(), default=0) / 1e6,
+            slices,
+            max([cost for _, cost, _ in slices], default=0) / 1e6,
             limit,
             shared,
-            functions.version,
-            all(functions.known(key) for key in {*self.step_function[first:last]} if key),
+            version,
+            known,
         )
 
 
 def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]) -> PlanIndex:
     """Work out everything about a checked *plan*; *bindings* holds all its slices."""
-    maker: dict[int, int] = {}
+    makers: dict[ValueId, list[int]] = {}
     position = {value: p for p, value in enumerate(plan.inputs)}
     slices: list[tuple[SliceId, ...]] = []
     kinds: dict[Kind, int] = {}
@@ -269,14 +292,16 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         touched += [node.slice] if isinstance(node, Call) else []
         slices.append(tuple(dict.fromkeys(s for s in touched if s is not None)))
         kind_of.append(kinds.setdefault(Kind.of(node, slices[-1]), len(kinds)))
-        producers.append(tuple(dict.fromkeys(maker[v] for v in used if v in maker)))
+        asked = (*used, node.when.value) if node.when is not None else used
+        producers.append(tuple(dict.fromkeys(m for v in asked for m in makers.get(v, ()))))
         for producer in producers[-1]:
             consumers[producer].append(index)
         reads.append(tuple(position[v] for v in used if v in position))
         for p in reads[-1]:
             readers[p].append(index)
         donors.update({position[v]: index for v in donated_of(node) if v in position})
-        maker.update(dict.fromkeys(outputs_of(node), index))
+        for value in outputs_of(node):
+            makers.setdefault(value, []).append(index)
         if isinstance(node, Call) and not node.ahead:
             gates.add(index)
     known = tuple(kinds)
@@ -315,7 +340,7 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         donors=donors,
         results=tuple(map(tuple, results)),
         touches=tuple(map(tuple, touches)),
-        lines=tuple(plan.steps[maker[v]].node.line for v in plan.outputs),
+        lines=tuple(plan.steps[makers[v][0]].node.line for v in plan.outputs),
         uses=tuple(sum(p in step for step in touches) for p in range(len(plan.outputs))),
         inner=tuple(
             key is not None and not reading and not touching
@@ -323,6 +348,12 @@ def index_plan(plan: Plan, client: str, bindings: Mapping[SliceId, SliceBinding]
         ),
         waits=tuple(1 + len(p) + len(r) for p, r in zip(producers, reads, strict=True)),
         gates=frozenset(gates),
+        whens=tuple(step.node.when for step in plan.steps),
+        decides={
+            makers[step.node.when.value][0]: step.node.when
+            for step in plan.steps
+            if step.node.when is not None
+        },
         home=home,
         devices={s: len(bindings[s].devices) for s in plan.slices},
         bindings={s: bindings[s] for s in plan.slices},

@@ -98,6 +98,18 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class When:
+    """A condition: *value*, which a step of the program makes, is *case*.
+
+    value: an int32 without dimensions.  cases: how many there are, 0 to ``cases - 1``.
+    """
+
+    value: ValueId
+    case: int
+    cases: int
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A compiled function on all devices of *slice*: one gang per run.
 
@@ -106,6 +118,7 @@ class Call:
     ahead: False when it may be granted only once its inputs are resident.
     keep: a run goes on for its sake when nobody can read the results any more.
     window: device seconds that may lie before it when it gets its place; None: as the lab says.
+    when: without this condition the step is skipped; None: it always runs.
     """
 
     function: str
@@ -118,16 +131,18 @@ class Call:
     ahead: bool = True
     keep: bool = False
     window: float | None = None
+    when: When | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Copy *input* into *output*, which lives on another slice or layout."""
+    """Copy *input* into *output*, which lives on another slice or layout.  when: see above."""
 
     input: ValueId
     output: ValueId
     name: str = "transfer"
     line: Line = Line()
+    when: When | None = None
 
 
 Node = Call | Transfer

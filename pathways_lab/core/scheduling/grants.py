@@ -340,6 +340,11 @@ class Grants:
         state, window = self.state, run.window
         if run.open or window is None:
             return
+        taken = run.taken(window.first)
+        if not taken:
+            if taken is False:
+                self._skip(run)
+            return  # the decision wakes it
         ordered = state.rules.predecessors
         for p in window.reads:
             buffer = run.inputs[p]
@@ -360,6 +365,17 @@ class Grants:
                     buffer.watched.append(run.id)
             return
         state.lanes.put(run)
+
+    def _skip(self, run: RunRecord) -> None:
+        """A decision is against the next steps: hosts pass over them, and their bytes are free."""
+        state, index, steps = self.state, run.index, run.skip()
+        window = index.skipping(steps.start, steps.stop)
+        self._tell(run, window, skipped=True)
+        state.store.ledger.advance(run.id, window.last)
+        self._leave(run, window)
+        self.outcomes.skipped(run, steps)
+        run.window = None
+        self._next_window(run)
 
     def _grant(self) -> bool:
         """Grant one window; False when no run may have its turn now."""
@@ -392,6 +408,27 @@ class Grants:
             state.pace.add(slice_id, cost, gangs)
             state.turns.charge(run, cost / 1e6 * index.devices[slice_id], state.time)
         run.charged.update(zip(range(window.first, window.last), window.costs, strict=True))
+        self._tell(run, window)
+        run.grant(window.last, state.time)
+        state.store.ledger.advance(run.id, window.last)
+        for p in window.makes:
+            run.outputs[p].granted = run.outputs[p].stored = True
+            state.wake(run.outputs[p])
+        self._leave(run, window)
+        run.window = None
+        self._next_window(run)
+
+    def _leave(self, run: RunRecord, window: Window) -> None:
+        """Nothing behind the window reads these inputs."""
+        for p in window.done:
+            buffer = run.inputs[p]
+            if buffer is not None:
+                self.state.store.pass_by(buffer, run.id)
+                self.state.wake(buffer)
+
+    def _tell(self, run: RunRecord, window: Window, *, skipped: bool = False) -> None:
+        """Hosts hear of their places."""
+        state, index = self.state, run.index
         new = [host for host, _ in window.hosts if host not in index.shared]
         if new:
             index.shared.update(new)
@@ -404,21 +441,9 @@ class Grants:
             state.out.append(
                 Grant(
                     state.cause, host, run.id, key, first, last, epoch, place, previous,
-                    inputs, outputs, prompt,
+                    inputs, outputs, prompt, skipped,
                 )
             )  # fmt: skip
-        run.grant(last, state.time)
-        state.store.ledger.advance(run.id, last)
-        for p in window.makes:
-            run.outputs[p].granted = run.outputs[p].stored = True
-            state.wake(run.outputs[p])
-        for p in window.done:
-            buffer = run.inputs[p]
-            if buffer is not None:
-                state.store.pass_by(buffer, run.id)
-                state.wake(buffer)
-        run.window = None
-        self._next_window(run)
 
     def _give_up(self) -> bool:
         """Rule 7: when nothing can ever move again, fail the youngest queued holder."""

@@ -65,12 +65,14 @@ GANG = LifeCycle(
     {
         ("waiting", "grant"): "granted",
         ("waiting", "cancel"): "cancelled",
+        ("waiting", "skip"): "skipped",
         ("granted", "finish"): "finished",
         ("granted", "fail"): "failed",
         ("granted", "lose"): "lost",
     },
 )
-"""``failed``: it ran on all its hosts, and its results reach nobody."""
+"""``failed``: it ran on all its hosts, and its results reach nobody.  ``skipped``: a decision
+was against it."""
 
 BUFFER = LifeCycle(
     "buffer",

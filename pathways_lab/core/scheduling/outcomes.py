@@ -12,7 +12,7 @@ Paper: section 4.3 (progress tracking), section 4.6 (ownership, errors).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pathways_lab.core.errors import Failure
@@ -64,6 +64,27 @@ class Outcomes:
             self.poison(run, step, explain(run, step, failure, host))
             if run.report(step, bit):
                 self.state.settled.append((run, step))
+
+    def decided(self, run: RunRecord, step: int, host: str, case: int) -> None:
+        """A host has read the value that a step decides; repeats change nothing."""
+        when = run.index.decides.get(step)
+        if when is None or not run.index.bits.get(host, 0) & run.index.masks[step]:
+            return
+        if run.gangs[step] != "waiting" and when.value not in run.decided:
+            run.decided[when.value] = min(case, when.cases - 1)
+            self.state.woken.append(run.id)
+
+    def skipped(self, run: RunRecord, steps: Iterable[int]) -> None:
+        """Decisions were against these: they need nothing, and nobody waits for them."""
+        state, index = self.state, run.index
+        for step in steps:
+            state.settled += [(run, c) for c in index.consumers[step] if run.count_down(c)]
+            for p in index.touches[step]:
+                run.uses[p] -= 1
+                if not run.uses[p]:
+                    state.store.make(run.outputs[p])
+            for p in index.reads[step]:
+                self._read(run, p, 1, False)
 
     def arrive(self, buffer: BufferRecord) -> None:
         """A buffer has its value everywhere."""
@@ -149,12 +170,15 @@ class Outcomes:
 
     def poison(self, run: RunRecord, step: int, failure: Failure) -> None:
         """A step's results are worthless, and so is all that depends on it."""
-        if step in run.poison:
+        if step in run.poison or run.gangs[step] == "skipped":
             return
         self._blame(run, failure)
         for spoiled in run.spoil(step, failure):
             for p in run.index.results[spoiled]:
                 self.fail_buffer(run.outputs[p], failure)
+            when = run.index.decides.get(spoiled)
+            if when is not None and when.value not in run.decided:
+                self.cut(run, failure)  # nobody will ever decide
         rest = range(run.position, len(run.gangs))
         if len(rest) and all(s in run.poison for s in rest):
             self.cut(run, failure)

@@ -20,8 +20,12 @@ from dataclasses import dataclass, field
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.memory.store import BufferRecord
 from pathways_lab.core.program.plans import PlanIndex, Window
+from pathways_lab.core.program.program import ValueId
 from pathways_lab.core.scheduling.lifecycles import GANG, RUN
 from pathways_lab.core.scheduling.tags import Data
+
+NEVER = -1
+"""The case of a decision that nobody makes any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,7 @@ class RunRecord:
     pending: functions that are not compiled; open: whether it lies in a lane.
     charged: per granted step, the device microseconds that the pace counts.
     took: per step that is not settled, the device seconds that hosts measured.
+    decided: by value that decides, its case; NEVER where the step that makes it was skipped.
     """
 
     id: int
@@ -76,6 +81,7 @@ class RunRecord:
     charged: dict[int, int] = field(default_factory=dict)
     took: dict[int, float] = field(default_factory=dict)
     data: Data = ()
+    decided: dict[ValueId, int] = field(default_factory=dict)
 
     def move(self, move: str) -> None:
         """Go to the next state of the life cycle."""
@@ -91,6 +97,25 @@ class RunRecord:
         self.waiting.update(zip(steps, self.index.masks[self.position : last], strict=True))
         self.unsettled += last - self.position
         self.position = last
+
+    def taken(self, step: int) -> bool | None:
+        """Whether a step's condition holds; None: that is not decided yet."""
+        when = self.index.whens[step]
+        if when is None:
+            return True
+        case = self.decided.get(when.value)
+        return None if case is None else case == when.case
+
+    def skip(self) -> range:
+        """Pass over the next steps, whose conditions do not hold; returns them."""
+        first, index = self.position, self.index
+        while self.position < len(self.gangs) and self.taken(self.position) is False:
+            step = self.position
+            self.gangs[step] = GANG.next(self.gangs[step], "skip", (self.id, step))
+            if step in index.decides:
+                self.decided[index.decides[step].value] = NEVER
+            self.position += 1
+        return range(first, self.position)
 
     def report(self, step: int, bit: int) -> bool:
         """A host has ended a step; True when that settles it.  Repeats change nothing."""
@@ -126,7 +151,7 @@ class RunRecord:
         found = [step]
         while found:
             at = found.pop()
-            if at not in self.poison:
+            if at not in self.poison and self.gangs[at] != "skipped":
                 self.poison[at] = failure
                 spoiled.append(at)
                 found.extend(self.index.consumers[at])

@@ -370,10 +370,13 @@ class Rim:
         if runs:
             only = next(iter(runs)) if len(runs) == 1 else 0
             self.diary.count("report", name, _HERE, size, only)
-        if runs or report.resident or report.compiled or report.parked or report.moved:
+        if (
+            runs or report.resident or report.compiled or report.parked or report.moved
+            or report.decided
+        ):  # fmt: skip
             event = m.HostReport(
                 self._clock(), f"{name}:report", name, report.ended, report.failed,
-                report.resident, report.compiled, report.parked, report.moved,
+                report.resident, report.compiled, report.parked, report.moved, report.decided,
             )  # fmt: skip
             self.happened(event)
 

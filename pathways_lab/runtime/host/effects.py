@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from operator import sub
 from typing import Any
 
+import numpy as np
+
 from pathways_lab.core.diagnosis.stall import Seen
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.program import Call
@@ -31,6 +33,7 @@ from pathways_lab.executor.actions import (
     Action,
     Broken,
     CancelReceive,
+    Decision,
     Key,
     Launch,
     Receive,
@@ -41,6 +44,7 @@ from pathways_lab.executor.actions import (
     Serve,
 )
 from pathways_lab.executor.launcher import Launcher
+from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.host.client_io import Desk, Fetch
 from pathways_lab.runtime.host.device_queues import Lanes, Times
@@ -56,6 +60,13 @@ TOLD_AFTER = 0.005
 bars are invisible in a live view."""
 GLANCE = 0.002
 """Seconds between two looks at ends that grants wait for, while more of them are to come."""
+
+
+def case_of(payload: Any) -> int:
+    """The number that decides, of which every device has a copy."""
+    array = arrays.resolved(payload)
+    assert array is not None, "a value that is there"
+    return int(np.asarray(array.addressable_shards[0].data))
 
 
 class Carrier:
@@ -159,6 +170,9 @@ class Carrier:
             case RunOver(run=run):
                 self._reports.run_over(run)
                 self._exchange.submit(self._exchange.run_over, run, nbytes=0)
+            case Serve(fetch=Decision(run=run, step=step), slot=slot, reader=reader):
+                self._reports.decided(run, step, case_of(slot.payload))
+                self.carry_out(self._launcher.served(slot, reader))
             case Serve():
                 self._desk.serve(action)
                 self._reports.told()

@@ -72,6 +72,7 @@ class Reports:
         self._compiled: list[tuple[str, SliceId, int, Failure | None]] = []
         self._parked: list[SliceId] = []
         self._moved: list[SliceId] = []
+        self._decided: list[tuple[int, int, int]] = []
         self._records: list[bytes] = []
         self._flushed = 0.0
         self._waiting = False
@@ -104,6 +105,11 @@ class Reports:
 
     def moved(self, slice_id: SliceId) -> None:
         self._moved.append(slice_id)
+
+    def decided(self, run: int, step: int, case: int) -> None:
+        """The control plane waits for it: it is told now."""
+        self._decided.append((run, step, case))
+        self.flush()
 
     def hurry(self, run: int) -> None:
         """Others wait for whatever of this run ends."""
@@ -173,7 +179,7 @@ class Reports:
         self._hurried = False
         if not (
             self._ends or self._resident or self._compiled or self._records
-            or self._ended or self._parked or self._moved
+            or self._ended or self._parked or self._moved or self._decided
         ):  # fmt: skip
             return
         report = HostReport(
@@ -186,6 +192,7 @@ class Reports:
             tuple(self._compiled),
             tuple(self._parked),
             tuple(self._moved),
+            tuple(self._decided),
         )
         fields = pack_fields(report)
         for name in ("time", "cause", "host"):
@@ -195,7 +202,7 @@ class Reports:
         fields["records"] = self._records
         self._records, self._ended, self._over = [], [], False
         self._ends, self._resident, self._compiled = Ends(), [], []
-        self._parked, self._moved = [], []
+        self._parked, self._moved, self._decided = [], [], []
         self._flushed = time.monotonic()
         try:
             self._send("report", fields)

@@ -1,0 +1,193 @@
+"""Programs that decide: conditions and loops over nodes, by a value on a device.
+
+Problem: which nodes run may depend on data.  In a captured program Python's ``if`` and
+``while`` cannot ask for a value that comes after the run; these functions record all branches,
+and the host that has the value decides, without the client.
+
+How: each branch is captured once, as JAX's own form of code.  A branch may read values from
+around it: they are more arguments of it.  :mod:`~pathways_lab.client.program.placement` puts
+the nodes of every branch under its condition.
+
+Rule for maintainers: outside of a program, and where the value is Python's own, nothing is
+recorded: the branch is called.
+
+Paper: section 4.5 (nodes whose needs are unknown until a predecessor ends).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from pathways_lab.client.functions import scopes
+from pathways_lab.client.functions.array_types import ArrayType, type_of
+from pathways_lab.client.program.capture import Capture, switch_p, until_p
+from pathways_lab.client.session import failures
+from pathways_lab.client.session.handles import Handle
+
+MOST = 10_000
+"""Turns of a loop: each is a part of the plan."""
+
+
+def cond(pred: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *args: Any) -> Any:
+    """Run the nodes of *on_true* where *pred* is true, else those of *on_false*; both get *args*.
+
+    In a program (:func:`program`), *pred* is a value on a device, and both functions call compiled
+    functions, on any slices.  The nodes and transfers of the other function are skipped: nothing
+    of them is computed or sent.  Both give the same types, layouts and slices.  The host
+    that has *pred* decides, without the client.  Outside of a program *pred* is read.
+
+    Example::
+
+        @pw.program
+        def step(x):
+            return pw.cond(score(x) > 0.5, accept, refine, x)
+    """
+    _capture("cond")
+    return switch(_number(pred, 2), (on_false, on_true), *args)
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
+    """Run the nodes of one of the *branches*; *index* is clamped, as by ``jax.lax.switch``.
+
+    See :func:`cond`, which is a switch of two.
+
+    Example::
+
+        @pw.program
+        def route(x):
+            return pw.switch(choose(x), [small, medium, large], x)
+    """
+    if not branches:
+        raise failures.failure("refused", "pw.switch has no branches", "give one function or more")
+    capture = _capture("switch")
+    if capture is None or not isinstance(index, Handle | Tracer):
+        return branches[int(min(max(int(index), 0), len(branches) - 1))](*args)
+    number = jnp.clip(capture.lift(index).astype("int32"), 0, len(branches) - 1)
+    if number.shape:
+        raise failures.capture_failure(
+            f"a decision is one number, and this one has the shape {number.shape}",
+            "reduce it in a compiled function: x.any(), x.max()",
+        )
+    leaves, tree = _flat(capture, args)
+    made = [_Recorded(branch, leaves, tree) for branch in branches]
+    for branch in made[1:]:
+        _same(branch, made[0].tree, made[0].types, f"{made[0].name!r}")
+    results = switch_p.bind(
+        number,
+        *leaves,
+        *[value for branch in made for value in branch.around],
+        branches=tuple(branch.code for branch in made),
+        around=tuple(len(branch.around) for branch in made),
+        types=made[0].types,
+    )
+    return jax.tree.unflatten(made[0].tree, results)
+
+
+def until(
+    done: Callable[[Any], Any], body: Callable[[Any], Any], state: Any, *, at_most: int
+) -> Any:
+    """Repeat ``state = body(state)`` until ``done(state)`` is true, *at_most* so many times.
+
+    ``done(state)`` is asked before each turn.  In a program (:func:`program`) both functions
+    call compiled functions, on any slices; the client takes no part between turns.  The plan has
+    *at_most* turns; those that are not needed are skipped.  Outside of a program ``done`` is read.
+
+    Example::
+
+        @pw.program
+        def solve(x):
+            return pw.until(converged, improve, x, at_most=100)
+    """
+    if not 0 <= at_most <= MOST:
+        raise failures.failure(
+            "refused", f"at_most={at_most} turns of pw.until", f"0 to {MOST}: each is in the plan"
+        )
+    capture = _capture("until")
+    if capture is None:
+        for _ in range(at_most):
+            if bool(done(state)):
+                break
+            state = body(state)
+        return state
+    leaves, tree = _flat(capture, (state,))
+    asked = _Recorded(lambda *args: _number(done(*args), 2), leaves, tree)
+    turn = _Recorded(body, leaves, tree)
+    kinds = [type_of(jax.typeof(leaf)) for leaf in leaves]
+    _same(turn, jax.tree.structure(state), tuple(kinds), "its argument")
+    results = until_p.bind(
+        *leaves,
+        *asked.around,
+        *turn.around,
+        done=asked.code,
+        body=turn.code,
+        most=at_most,
+        around=(len(asked.around), len(turn.around)),
+        types=turn.types,
+    )
+    return jax.tree.unflatten(turn.tree, results)
+
+
+def _capture(name: str) -> Capture | None:
+    """The program that is being captured, if one is."""
+    scope = scopes.current()
+    if isinstance(scope, scopes.Body):
+        raise failures.capture_failure(
+            f"pw.{name} is called inside compiled function {scope.name!r}, which is one node",
+            "use jax.lax.cond, switch or while_loop there",
+            node=scope.name,
+        )
+    return scope if isinstance(scope, Capture) else None
+
+
+def _number(value: Any, cases: int) -> Any:
+    """A truth value as the number of its case."""
+    scope = scopes.current()
+    if isinstance(scope, Capture) and isinstance(value, Handle | Tracer):
+        truth = scope.lift(value) != 0
+        return jnp.clip(truth.astype("int32"), 0, cases - 1)
+    return int(bool(value))
+
+
+def _flat(capture: Capture, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    leaves, tree = jax.tree.flatten(args)
+    return [jnp.asarray(capture.lift(leaf)) for leaf in leaves], tree
+
+
+class _Recorded:
+    """A captured branch.  around: what it reads beside its arguments."""
+
+    def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> None:
+        self.name = getattr(function, "__name__", repr(function))
+
+        def flat(*values: Any) -> list[Any]:
+            result = function(*jax.tree.unflatten(tree, values))
+            found, self.tree = jax.tree.flatten(result)
+            scope = scopes.current()
+            assert isinstance(scope, Capture)
+            return [jnp.asarray(scope.lift(leaf)) for leaf in found]
+
+        structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        closed = jax.make_jaxpr(flat)(*structs)
+        self.types: tuple[ArrayType, ...] = tuple(map(type_of, closed.out_avals))
+        self.around = [value for value in closed.consts if isinstance(value, Tracer)]
+        self.code = closed
+
+
+def _same(branch: _Recorded, tree: Any, types: Sequence[ArrayType], other: str) -> None:
+    """Raises PathwaysError when the results of a branch are not like others."""
+    if branch.tree != tree:
+        raise failures.capture_failure(
+            f"{branch.name!r} gives {branch.tree}, and {other} is {tree}",
+            "all branches give the same structure",
+        )
+    for at, (mine, theirs) in enumerate(zip(branch.types, types, strict=True)):
+        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            raise failures.capture_failure(
+                f"result {at} of {branch.name!r} is {mine}, that of {other} is {theirs}",
+                "all branches give the same types",
+            )
