@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from pathways_lab.client.lab import slice_request, topology_view
 from pathways_lab.client.lab.dcn import Dcn
 from pathways_lab.client.lab.diagnostics import Care
 from pathways_lab.client.lab.sharing import Sharing
+from pathways_lab.client.lab.topology_view import Host, Island
 from pathways_lab.notebook.reports import stall_figure
 from pathways_lab.runtime.cluster.lab_spec import Wishes
 from pathways_lab.runtime.processes.gil_switch_interval import Sooner
@@ -69,6 +71,14 @@ def test_the_cluster_as_a_table() -> None:
     page = topology_view.as_html(islands)
     for cell in ("island0/host0", "4 x CPU (emulated)", "1,024 MiB", "5"):
         assert f">{cell}</td>" in page
+
+
+def test_a_host_of_another_machine_shows_its_machine_and_address() -> None:
+    host = Host("west/one", 1, 1, 2, "cpu", 1 << 30, "tcp://10.0.0.2:3941", machine="one")
+    assert host.where == "one (10.0.0.2)"
+    assert dataclasses.replace(host, data_address="unix:/x").where == "one"
+    page = topology_view.as_html([Island("west", (host,))])
+    assert ">one (10.0.0.2)</td>" in page
 
 
 def words(**given: Any) -> Callable[[], object]:

@@ -194,6 +194,7 @@ def test_who_interrupts_that_wait_leaves_nothing_behind(
         ({"platform": "gpu"}, "platform is 'gpu'"),
         ({"timeout": -1}, "timeout is -1"),
         ({"timeout": "soon"}, "timeout is 'soon'"),
+        ({"silence": 0}, "silence is 0"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_anybody_is_asked(

@@ -30,6 +30,7 @@ class Host:
 
     devices: how many.  memory: bytes per device.  emulated: they are CPU devices
     standing in for accelerators.  make: devices of one make compute the same, to the bit.
+    data_address: where others reach it.  machine: the name that its machine gives itself.
     """
 
     name: str
@@ -41,6 +42,14 @@ class Host:
     data_address: str
     emulated: bool = False
     make: str = ""
+    machine: str = ""
+
+    @property
+    def where(self) -> str:
+        """Its machine, with the address at which other machines reach it."""
+        scheme, _, place = self.data_address.partition("://")
+        at = place.rpartition(":")[0] if scheme.endswith(("tcp", "tls")) else ""
+        return f"{self.machine} ({at})" if at and at != self.machine else self.machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +104,13 @@ def _kind(host: Host) -> str:
 def as_html(islands: Sequence[Island], down: Sequence[dict[str, Any]] = ()) -> str:
     """A table with one row per host.  down: hosts without a device process, see topology."""
     rows: list[Sequence[str]] = [
-        (island.name, host.name, _kind(host), f"{host.memory / 2**20:,.0f} MiB", str(host.pid))
+        (
+            *(island.name, host.name, host.where, _kind(host)),
+            *(f"{host.memory / 2**20:,.0f} MiB", str(host.pid)),
+        )
         for island in islands
         for host in island.hosts
     ]
-    rows += [(each["island"], each["name"], f"down: {each['told']}") for each in down]
-    heads = ("island", "host", "devices", "each", "process")
-    return TextTable(rows, heads, "<<<>")._repr_html_()
+    rows += [(each["island"], each["name"], "", f"down: {each['told']}") for each in down]
+    heads = ("island", "host", "machine", "devices", "each", "process")
+    return TextTable(rows, heads, "<<<<>")._repr_html_()

@@ -292,6 +292,7 @@ class Registry:
                     "data_address": host.data_address,
                     "emulated": host.emulated,
                     "make": host.make,
+                    "machine": host.hostname,
                 }
             )
         down = sorted(self.down.values(), key=lambda fallen: fallen.name)
