@@ -200,3 +200,14 @@ def test_random_programs_that_decide_equal_plain_jax(
     x = np.arange(4, dtype=np.float32) + start
     made = pw.program(lambda v: played(body, kit["end"](v), kit))(x)
     np.testing.assert_array_equal(made.result(), played(body, jax.device_put(x), PLAIN))
+
+
+def test_a_program_that_decides_is_not_fused(places: list[pw.Slice]) -> None:
+    double, less, _ = functions(places)
+
+    @pw.program(fuse=True)
+    def choose(x: Any) -> Any:
+        return pw.cond(x.sum() > 0, double, lambda v: double(less(v)), double(x))
+
+    with pytest.raises(PathwaysError, match="this program decides which of its calls run"):
+        choose(np.zeros(4, np.float32))

@@ -121,7 +121,13 @@ class CapturedProgram:
             self.prepared: Prepared | None = None
             self._fused = ""
             nodes: Sequence[GraphNode] = graph.nodes
-            if how.fuse and all(node.when is None for node in nodes):
+            if how.fuse:
+                if any(node.when is not None for node in nodes):
+                    raise failures.capture_failure(
+                        "fuse=True makes neighbouring calls one, and this program decides which of"
+                        " its calls run",
+                        "leave fuse=True out, or fuse by hand: pw.jit of what belongs together",
+                    )
                 nodes, self._fused = fusing.fused(nodes, outputs)
             if nodes:
                 self.prepared = prepare(
