@@ -44,7 +44,7 @@ from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.programs import ProgramsDropped
 from pathways_lab.core.program.layout import Layout
 from pathways_lab.core.program.lowering import lower
-from pathways_lab.core.program.program import Call, Plan, Program, Signature, SliceId, Value
+from pathways_lab.core.program.program import Call, Plan, Program, Signature, SliceId, Value, When
 from pathways_lab.core.scheduling.policies import (
     FIFO,
     PlaceView,
@@ -73,6 +73,7 @@ class Shape:
     keep: of a call, that its run goes on for its sake.  release: of a run, that one of its
         client's slices is given back a while after.
     straight: of a call, that it is where the one before it is, and donates nothing.
+    decide: of a call, that two calls take its place, of which a value on a device skips one.
     stop: of a host, that it stands still for a while.  repeat: of a report, that it
         comes twice.  forget: of a program, after each run, that it is dropped.
     """
@@ -107,6 +108,7 @@ class Shape:
     keep: float = 0.4
     release: float = 0.0
     straight: float = 0.0
+    decide: float = 0.0
 
 
 def layout(devices: int) -> Layout:
@@ -157,6 +159,37 @@ class _Draft:
         for p in donated:
             self.free.remove(used[p])
 
+    def decide(self) -> None:
+        """A value that one of two calls makes, as a value on a device says."""
+        rng, read = self.rng, list(self.free)
+        where = rng.choice(sorted(self.slices))
+        one = Layout(layout(self.slices[where]).mesh, ())
+        self.values.append(Value((), "int32", where, one, 4, "decision"))
+        decision = len(self.values) - 1
+        self._under(where, rng.sample(read, 1), decision, None)
+        joined = self.value(rng.choice(sorted(self.slices)), rng.randint(1, 4), "joined")
+        for case in range(2):
+            used, when = (
+                rng.sample(read, min(len(read), rng.randint(1, 2))),
+                When(decision, case, 2),
+            )
+            if rng.random() < 0.5:
+                own = self.value(rng.choice(sorted(self.slices)), 2, "own")
+                self.free.remove(own)  # nobody else may read it
+                self._under(self.values[own].slice, used, own, when)
+                used = [own]
+            self._under(self.values[joined].slice, used, joined, when)
+
+    def _under(self, where: SliceId | None, used: list[int], made: int, when: When | None) -> None:
+        """A call under a condition."""
+        assert where is not None
+        number, row = len(self.nodes), layout(self.slices[where])
+        key = f"{self.name}.f{number}"
+        self.signatures[key] = Signature(
+            key, where, (row,) * len(used), (self.values[made].layout or row,)
+        )
+        self.nodes.append(Call(key, where, tuple(used), (made,), name=f"f{number}", when=when))
+
 
 def random_plan(rng: random.Random, slices: dict[SliceId, int], shape: Shape, name: str) -> Plan:
     """A program of up to *shape.nodes* calls on random slices.
@@ -183,6 +216,9 @@ def random_plan(rng: random.Random, slices: dict[SliceId, int], shape: Shape, na
                 draft.free.remove(value)
     else:
         for _ in range(count):
+            if shape.decide and rng.random() < shape.decide:
+                draft.decide()
+                continue
             used = rng.sample(draft.free, min(len(draft.free), rng.randint(1, 2)))
             sizes = tuple(rng.randint(1, 4) for _ in range(rng.choice((1, 1, 2))))
             draft.call(used, sizes, shape)
@@ -423,9 +459,15 @@ class RandomClient:
         values: dict[int, int] = {}
         for p, (value, buffer) in enumerate(zip(plan.inputs, inputs, strict=True)):
             values[value] = made_of("argument", run, p) if buffer is None else self.contents[buffer]
-        for step in plan.steps:
+        deciding = {step.node.when.value for step in plan.steps if step.node.when is not None}
+        decided: dict[int, int] = {}
+        for number, step in enumerate(plan.steps):
             node = step.node
+            if node.when is not None and decided.get(node.when.value) != node.when.case:
+                continue
             if isinstance(node, Call):
+                if deciding.intersection(node.outputs):
+                    decided[node.outputs[0]] = self.world.choose(run, number)
                 parts = [values[v] for v in node.inputs]
                 values.update({v: made_of(node.function, v, *parts) for v in node.outputs})
             else:

@@ -37,6 +37,7 @@ from pathways_lab.core.errors import InvalidTransition
 from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
 from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.sim.parts import made_of
 from pathways_lab.sim.world import World
 from tests.sim.elsewhere import Elsewhere
 from tests.sim.generate import (
@@ -83,12 +84,17 @@ STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7,
 STRAIGHT = replace(STORM, straight=0.95, nodes=12, wide=0.0, memory=(60, 120))
 """The same where hosts launch most gangs in rows."""
 
+DECIDING = replace(
+    STORM, decide=0.5, nodes=8, wide=0.0, memory=(30, 80), cancel=0.05, lose=0.3, release=0.0
+)
+"""The same where values on devices decide which of the calls run."""
+
 
 def shape_of(seed: int, without: str = "") -> Shape:
     """What to draw from a seed: with every rule in force, all shapes in turn."""
     if without:
         return FOCUS.get(without, Shape())
-    shapes = (Shape(), STORM, STRAIGHT, *FOCUS.values())
+    shapes = (Shape(), STORM, STRAIGHT, DECIDING, *FOCUS.values())
     return shapes[seed % len(shapes)]
 
 
@@ -130,6 +136,7 @@ def search(
     )
     failing = random.Random(seed + 1)
     world.fails = lambda run, step, host: failing.random() < shape.fail
+    world.choose = lambda run, step: made_of("decision", run, step) % 2
     chosen = random_policy(rng)
     policy: Policy | RemotePolicy = chosen
     if not without and seed % 3 == 0:

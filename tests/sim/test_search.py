@@ -18,6 +18,7 @@ from pathways_lab.core.program.code_gc import Forgetting
 from pathways_lab.core.scheduling.cancelling import Cancelling
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.remote_policy import Questions
+from pathways_lab.core.scheduling.runs import RunRecord
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.executor.buffers import Buffers
 from pathways_lab.executor.device_memory import Claim, Memory
@@ -27,7 +28,7 @@ from pathways_lab.executor.segments import Segments
 from pathways_lab.executor.transfers import Moves
 from pathways_lab.sim.host import Host
 from tests.sim.generate import Shape
-from tests.sim.search import STORM, STRAIGHT, WITHOUT, main, search, shape_of
+from tests.sim.search import DECIDING, STORM, STRAIGHT, WITHOUT, main, search, shape_of
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
@@ -149,6 +150,30 @@ def test_without_what_hosts_decide_by_workloads_break(
     monkeypatch.setattr(owner, name, broken)
     found = (search(seed, shape).broken for seed in seeds)
     assert any(text and words in text for text in found)
+
+
+def _undecided_is_taken(self: RunRecord, step: int) -> bool:
+    return taken(self, step) is not False
+
+
+taken = RunRecord.taken
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "words"),
+    [
+        (RunRecord, "taken", _undecided_is_taken, "InvalidTransition"),
+        (Outcomes, "skipped", lambda self, run, steps: None, "ended 0 times"),
+    ],
+)
+def test_without_what_decisions_rest_on_workloads_break(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Any, words: str
+) -> None:
+    """A step waits for its decision, and what is not taken holds up nobody."""
+    seeds = (2, 5)
+    assert not any(search(seed, DECIDING).broken for seed in seeds)
+    monkeypatch.setattr(owner, name, broken)
+    assert any(words in search(seed, DECIDING).broken for seed in seeds)
 
 
 def test_a_core_that_waits_for_an_answer_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,8 @@ def _run(state: State, run: RunRecord) -> None:
     assert run.unsettled == len(granted) - len(settled), f"run {run.id} miscounts"
     if rules.predecessors:
         for step in granted:
+            if run.gangs[step] == "skipped":
+                continue  # it needs nothing
             for p in index.reads[step]:
                 buffer = run.inputs[p]
                 assert buffer is None or buffer.granted or buffer.state != "promised", (
