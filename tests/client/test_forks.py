@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 from unittest.mock import Mock
@@ -64,7 +65,8 @@ def test_a_fork_can_use_nothing_and_says_so_at_once(fake: FakeLab) -> None:
 def test_a_fork_disturbs_nobody(fake: FakeLab) -> None:
     f = pw.jit(lambda x: x + 1, on=fake.slice(2))
     handles = [f(X).block_until_ready() for _ in range(3)]
-    sock = Mock(**{"close.side_effect": OSError})  # what cannot be closed keeps no other open
+    # What cannot be closed keeps no other open.
+    sock = Mock(**{"family": socket.AF_UNIX, "close.side_effect": OSError})
     broken = [Link(Mock(), sock, "broken", {}, Mock()) for _ in range(8)]
     fake.settle()
     before = list(fake.messages)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from pathways_lab.transport.tls import client_context, server_context
 
 class Bites:
     """A socket that takes a few bytes at a time and now and then none."""
+
+    family = socket.AF_UNIX
 
     def __init__(self) -> None:
         self.taken = bytearray()

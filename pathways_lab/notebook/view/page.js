@@ -48,7 +48,7 @@ class Head {
     this.progress.hidden = header.progress < 0;
     if (header.progress >= 0) this.progress.value = header.progress;
     this.notes.replaceChildren(...header.notes.map((note) => element("span", "note", note)));
-    this.advice.textContent = header.advice;
+    this.advice.textContent = this.advice.title = header.advice;
     const actions = header.actions.join(" ");
     if (actions !== this.actions) {
       this.actions = actions;
@@ -210,7 +210,8 @@ class View {
     this.body.addEventListener("wheel", (event) => event.shiftKey && this.hold());
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.append(
-      this.head.root, this.head.legend, this.head.advice, this.body, this.foot.root, this.foot.chosen, this.foot.text,
+      this.head.root, this.head.legend, this.head.advice, this.body,
+      this.foot.root, this.foot.chosen, this.foot.text,
     );
     this.paused = false;
     this.clock = setInterval(() => {
