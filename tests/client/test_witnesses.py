@@ -32,6 +32,7 @@ class Bound:
 class Planned:
     key: str
     slices: tuple[int, ...]
+    steps: tuple[Any, ...] = ()
 
 
 def of(known: Witnesses, slices: tuple[int, ...], *inputs: Buffer | None) -> frozenset[str]:
