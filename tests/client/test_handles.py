@@ -122,7 +122,7 @@ def test_interrupting_a_wait_returns_at_once_and_cancels(
     other = double(V + 1)
     main = threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
     started = time.monotonic()
     timer.start()
     with pytest.raises(KeyboardInterrupt):
