@@ -48,7 +48,7 @@ def cond(pred: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *
             return pw.cond(score(x) > 0.5, accept, refine, x)
     """
     _capture("cond")
-    return switch(_number(pred, 2), (on_false, on_true), *args)
+    return switch(_number(pred), (on_false, on_true), *args)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
@@ -115,7 +115,7 @@ def until(
             state = body(state)
         return state
     leaves, tree = _flat(capture, (state,))
-    asked = _Recorded(lambda *args: _number(done(*args), 2), leaves, tree)
+    asked = _Recorded(lambda *args: _number(done(*args)), leaves, tree)
     turn = _Recorded(body, leaves, tree)
     kinds = [type_of(jax.typeof(leaf)) for leaf in leaves]
     _same(turn, jax.tree.structure(state), tuple(kinds), "its argument")
@@ -144,12 +144,11 @@ def _capture(name: str) -> Capture | None:
     return scope if isinstance(scope, Capture) else None
 
 
-def _number(value: Any, cases: int) -> Any:
+def _number(value: Any) -> Any:
     """A truth value as the number of its case."""
     scope = scopes.current()
     if isinstance(scope, Capture) and isinstance(value, Handle | Tracer):
-        truth = scope.lift(value) != 0
-        return jnp.clip(truth.astype("int32"), 0, cases - 1)
+        return (scope.lift(value) != 0).astype("int32")
     return int(bool(value))
 
 
