@@ -298,6 +298,11 @@ class Gangs:
         return told + gone + sum(map(len, ahead))
 
     @property
+    def open(self) -> bool:
+        """Whether any that has its place is not over."""
+        return bool(self.ahead) or not all(gang.over for gang in self.by_key.values())
+
+    @property
     def by_key(self) -> dict[GangKey, Gang]:
         """Those that are remembered."""
         self._settle()

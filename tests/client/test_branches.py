@@ -125,6 +125,8 @@ def test_errors_name_the_difference_and_the_remedy(places: list[pw.Slice]) -> No
     ):
         with pytest.raises(PathwaysError, match=text):
             pw.program(lambda v, b=branches: pw.cond(v.sum() > 0, *b, half(v)))(x)
+    with pytest.raises(PathwaysError, match=r"one number.*\(4,\)"):
+        pw.program(lambda v: pw.until(lambda w: half(w) > 0, half, v, at_most=2))(x)
     with pytest.raises(PathwaysError, match=r"pw\.cond\(value, f, g, \*args\)"):
         pw.program(lambda v: double(v) if half(v).sum() > 0 else v)(x)
     with pytest.raises(PathwaysError, match=r"use jax\.lax\.cond"):

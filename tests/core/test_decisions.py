@@ -30,6 +30,7 @@ from pathways_lab.core.program.program import (
 )
 from pathways_lab.testing import Script, Submitted
 from tests.core.stories import BROKEN, KNOWN, told
+from tests.lines import lines
 
 TWO = Layout((("x", 2),), ())
 
@@ -228,6 +229,15 @@ def test_a_loop_ends_when_it_is_decided(turns: int) -> None:
     assert script.ended[run.run].outcome == "finished"
     script.drop(*run.outputs)
     assert not any(script.used())
+
+
+def test_twice_as_many_turns_take_twice_as_many_steps() -> None:
+    def cost(turns: int) -> int:
+        program = loop(1 << 32 | 1, 1 << 32 | 2, turns)
+        return lines(lambda: lower(program))
+
+    cost(10)  # what is made once
+    assert cost(400) < 2.2 * cost(200)
 
 
 def test_a_join_counts_once() -> None:

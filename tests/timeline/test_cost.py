@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,27 +16,10 @@ from pathways_lab.timeline.packed import Item
 from pathways_lab.timeline.queries import order
 from pathways_lab.timeline.records import Event, Span
 from pathways_lab.timeline.waits import known_order
+from tests.lines import lines
 from tests.timeline.streams import CLIENT, ISLAND, granted, row
 
 HOSTS = [f"{ISLAND}/host{n}" for n in range(2)]
-
-
-def lines(what: Callable[[], Any]) -> int:
-    """How many lines of Python *what* takes."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        what()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def program(steps: int, each: int = 4, told: bool = True) -> list[Item]:

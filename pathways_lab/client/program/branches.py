@@ -67,12 +67,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
     capture = _capture("switch")
     if capture is None or not isinstance(index, Handle | Tracer):
         return branches[int(min(max(int(index), 0), len(branches) - 1))](*args)
-    number = jnp.clip(capture.lift(index).astype("int32"), 0, len(branches) - 1)
-    if number.shape:
-        raise failures.capture_failure(
-            f"a decision is one number, and this one has the shape {number.shape}",
-            "reduce it in a compiled function: x.any(), x.max()",
-        )
+    number = jnp.clip(_one(capture, index).astype("int32"), 0, len(branches) - 1)
     leaves, tree = _flat(capture, args)
     made = [_Recorded(branch, leaves, tree) for branch in branches]
     for branch in made[1:]:
@@ -148,8 +143,19 @@ def _number(value: Any) -> Any:
     """A truth value as the number of its case."""
     scope = scopes.current()
     if isinstance(scope, Capture) and isinstance(value, Handle | Tracer):
-        return (scope.lift(value) != 0).astype("int32")
+        return (_one(scope, value) != 0).astype("int32")
     return int(bool(value))
+
+
+def _one(capture: Capture, value: Any) -> Any:
+    """A value that decides, in a program.  Raises PathwaysError unless it is one number."""
+    number = capture.lift(value)
+    if number.shape:
+        raise failures.capture_failure(
+            f"a decision is one number, and this one has the shape {number.shape}",
+            "reduce it in a compiled function: x.any(), x.max()",
+        )
+    return number
 
 
 def _flat(capture: Capture, args: tuple[Any, ...]) -> tuple[list[Any], Any]:

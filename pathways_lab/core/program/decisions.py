@@ -52,6 +52,7 @@ class Scopes:
         at = when
         while at is not None:
             if at in made:
+                made.add(when)  # what is deeper in the chain asks here, and not at its begin
                 return True
             at = self._around[at.value]
         return False
@@ -66,9 +67,26 @@ class Scopes:
             return False  # an input
         makers = self._makers.setdefault(value, {})
         below = self._below.setdefault(value, {})
+        for first in makers if len(makers) == 1 else ():
+            self._exclude(first, makers, below)
         if when in makers or when in below:
             return False
         makers[when] = None
+        if len(makers) > 1 and not self._exclude(when, makers, below):
+            return False
+        self._spread(value, when)
+        return True
+
+    def _exclude(
+        self,
+        when: When | None,
+        makers: dict[When | None, None],
+        below: dict[When | None, ValueId],
+    ) -> bool:
+        """Mark the scopes around a maker; False: another one may run with it.
+
+        A value with one maker has no marks: a chain of decisions would have one for each pair.
+        """
         at = when
         while at is not None:
             around = self._around[at.value]
@@ -78,7 +96,6 @@ class Scopes:
                 break
             below[around] = at.value
             at = around
-        self._spread(value, when)
         return True
 
     def _spread(self, value: ValueId, when: When | None) -> None:

@@ -44,7 +44,7 @@ SETTLE = 0.3
 PATIENCE = 3.0
 """Seconds that a view waits for computations to end that it saw begin."""
 
-LAST = 0.5
+LAST = 1.0
 """Seconds for which a view that is closed waits for what is on its way: values are faster than
 records."""
 
@@ -272,7 +272,7 @@ class Picture:
     @property
     def waiting(self) -> bool:
         """Whether there is more to come of what it has seen begin."""
-        return bool(self.scene.busy) or self.present.behind
+        return self.scene.busy or self.scene.gangs.open or self.present.behind
 
     def over(self, told: str) -> bool:
         """Whether what is shown has ended and its last records have arrived.
