@@ -39,7 +39,7 @@ def measured(lab: pw.Lab, schedule: str, stages: int, ms: float, steps: int) -> 
     """The bubble by theory, and the median of those of some steps, each waited for."""
     import optax
 
-    each = 2 if schedule == "interleaved" else 1
+    each = SCHEDULES[schedule](stages, 2 * stages).stages // stages
     # Nobody wants the gradient of a model's input, which would make the first stage's backward
     # tasks shorter than those of others: so before it there is one more layer, of no length.
     own = np.zeros(4, np.float32)

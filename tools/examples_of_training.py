@@ -83,7 +83,9 @@ def comparing(lab: pw.Lab) -> None:
 
 @shows(
     "pw.pipeline.gpipe", "pw.pipeline.one_forward_one_backward", "pw.pipeline.interleaved",
-    "pw.pipeline.zero_bubble", "pw.pipeline.Schedule", "pw.pipeline.Table", "pw.pipeline.Task",
+    "pw.pipeline.circular", "pw.pipeline.eager_one_forward_one_backward",
+    "pw.pipeline.zero_bubble", "pw.pipeline.zero_bubble_h2", "pw.pipeline.dual_pipe_v",
+    "pw.pipeline.Schedule", "pw.pipeline.Table", "pw.pipeline.Task",
     "pw.pipeline.Costs",
 )  # fmt: skip
 def scheduling() -> None:
@@ -92,6 +94,10 @@ def scheduling() -> None:
         pw.pipeline.one_forward_one_backward(2, 4),  # type: ignore[attr-defined]
         pw.pipeline.interleaved(2, 4),  # type: ignore[attr-defined]
         pw.pipeline.zero_bubble(2, 4),  # type: ignore[attr-defined]
+        pw.pipeline.circular(2, 4),  # type: ignore[attr-defined]
+        pw.pipeline.eager_one_forward_one_backward(2, 4),  # type: ignore[attr-defined]
+        pw.pipeline.zero_bubble_h2(2, 4),  # type: ignore[attr-defined]
+        pw.pipeline.dual_pipe_v(2, 4),  # type: ignore[attr-defined]
     )
     bubbles = [each.timed(pw.pipeline.Costs()).bubble for each in schedules]  # type: ignore[attr-defined]
     assert bubbles[0] == bubbles[1] > bubbles[3]

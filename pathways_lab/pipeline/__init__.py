@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from pathways_lab.pipeline.islands import DataParallel, data_parallel
     from pathways_lab.pipeline.schedule import Costs, Schedule, Table, Task
     from pathways_lab.pipeline.schedules import (
+        circular,
+        dual_pipe_v,
+        eager_one_forward_one_backward,
         gpipe,
         interleaved,
         one_forward_one_backward,
         zero_bubble,
+        zero_bubble_h2,
     )
 
 __all__ = [
@@ -35,13 +39,17 @@ __all__ = [
     "Schedule",
     "Table",
     "Task",
+    "circular",
     "data_parallel",
+    "dual_pipe_v",
+    "eager_one_forward_one_backward",
     "gpipe",
     "held",
     "interleaved",
     "one_forward_one_backward",
     "pipeline",
     "zero_bubble",
+    "zero_bubble_h2",
 ]
 
 _HOMES = {
@@ -50,7 +58,17 @@ _HOMES = {
     **dict.fromkeys(("DataParallel", "data_parallel"), "islands"),
     **dict.fromkeys(("Costs", "Schedule", "Table", "Task"), "schedule"),
     **dict.fromkeys(
-        ("gpipe", "interleaved", "one_forward_one_backward", "zero_bubble"), "schedules"
+        (
+            "circular",
+            "dual_pipe_v",
+            "eager_one_forward_one_backward",
+            "gpipe",
+            "interleaved",
+            "one_forward_one_backward",
+            "zero_bubble",
+            "zero_bubble_h2",
+        ),
+        "schedules",
     ),
 }
 

@@ -161,13 +161,13 @@ def pipeline(
     layers: ``(function, parameters)`` each, with ``function(parameters, x)`` the
         next layer's ``x``; plain JAX.  Or Flax NNX modules, or Equinox modules (these
         are called with one example at a time).
-    slices: one for each stage; they may be on any islands.  ``"interleaved"``
-        puts two stages on each.
+    slices: one for each stage; they may be on any islands.  ``"circular"``,
+        ``"interleaved"`` and ``"dualpipev"`` put two stages on each.
     loss: ``loss(y, labels)`` of one microbatch, a scalar mean.
     optimizer: with optax's ``init`` and ``update``.
     example: one microbatch of inputs, or its types, for estimating costs.
-    schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zero-bubble"``, or a
-        :class:`Schedule` of one's own.
+    schedule: ``"gpipe"``, ``"circular"``, ``"1f1b"``, ``"eager-1f1b"``, ``"interleaved"``,
+        ``"zero-bubble"``, ``"zb-h2"``, ``"dualpipev"``, or a :class:`Schedule` of one's own.
     microbatches: default: four for each stage.
     costs: by layer, measured or guessed, in any unit; default: estimated.
     batch: how inputs and activations are cut over a slice's mesh; default: the

@@ -77,11 +77,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Table:
-    """A schedule with times.  slots: by start."""
+    """A schedule with times.  slots: by start.  steps: of training, one after the other."""
 
     schedule: Schedule
     costs: Costs
     slots: tuple[Slot, ...]
+    steps: int = 1
 
     @property
     def seconds(self) -> float:
@@ -119,7 +120,9 @@ class Table:
     def title(self) -> str:
         """Its name, its bubble, its memory."""
         peak = max(self.schedule.peak, default=0)
-        return f"{self.schedule.name}: bubble {self.bubble:.1%}, {peak} microbatches kept at most"
+        steps = f" over {self.steps} steps" if self.steps > 1 else ""
+        bubble = f"bubble {self.bubble:.1%}{steps}"
+        return f"{self.schedule.name}: {bubble}, {peak} microbatches kept at most"
 
     def __repr__(self) -> str:
         return f"{self.title}\n{self.text()}"
@@ -267,8 +270,11 @@ class Schedule:
         ]
         return find_cycle(launches, {f"slice {n}": tasks for n, tasks in enumerate(self.order)})
 
-    def timed(self, costs: Costs | None = None) -> Table:
+    def timed(self, costs: Costs | None = None, steps: int = 1) -> Table:
         """When each task runs if all start as early as the orders allow.
+
+        steps: so many training steps, one after the other.  A slice begins the next one when it
+            has ended its own part of the one before: no slice waits for all others.
 
         Raises PathwaysError for what :meth:`problem` finds.
         """
@@ -276,28 +282,30 @@ class Schedule:
         if problem is not None:
             raise PathwaysError(problem)
         costs = costs or Costs()
-        ends: dict[Task, float] = {}
+        ends: dict[tuple[int, Task], float] = {}
         free = [0.0] * len(self.order)
         at = [0] * len(self.order)
         slots: list[Slot] = []
-        count = sum(map(len, self.order))
+        count = steps * sum(map(len, self.order))
         while len(slots) < count:
             for number, tasks in enumerate(self.order):
-                while at[number] < len(tasks):
-                    task = tasks[at[number]]
+                while at[number] < steps * len(tasks):
+                    step, place = divmod(at[number], len(tasks))
+                    task = tasks[place]
                     needs = self.needs(task)
-                    if not all(need in ends for need in needs):
+                    if not all((step, need) in ends for need in needs):
                         break
                     ready = [
-                        ends[n] + (costs.transfer if self.slices[n.stage] != number else 0)
+                        ends[step, n] + (costs.transfer if self.slices[n.stage] != number else 0)
                         for n in needs
                     ]
                     start = max((free[number], *ready))
                     end = start + costs.of(task, self.split)
                     slots.append(Slot(number, start, end, task))
-                    ends[task] = free[number] = end
+                    ends[step, task] = free[number] = end
                     at[number] += 1
-        return Table(self, costs, tuple(sorted(slots, key=lambda s: (s.start, s.slice))))
+        slots.sort(key=lambda slot: (slot.start, slot.slice))
+        return Table(self, costs, tuple(slots), steps)
 
     def linear(self) -> tuple[Task, ...]:
         """All tasks in one order that keeps every slice's own and puts producers first.

@@ -1,4 +1,4 @@
-"""The known schedules: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
+"""The known schedules: GPipe, circular, 1F1B and its eager and interleaved kinds, zero-bubble.
 
 Problem: each is a paper with pictures; here each is a function that returns a
 table, so that they can be put side by side.
@@ -7,7 +7,9 @@ Rule for maintainers: what a paper promises of bubble and memory is a test.
 
 Paper: section 5.3.  Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965);
 Narayanan et al. 2019 and 2021 (1F1B, and interleaved: arXiv 2104.04473);
-Qi et al. 2023 (zero bubble: arXiv 2401.10241).
+Qi et al. 2023 (zero bubble, ZB-H1 and ZB-H2: arXiv 2401.10241); DeepSeek-AI 2024 and Qi et al.
+2025 (DualPipe: arXiv 2412.19437, and its half, DualPipeV); Xu et al. 2021 (circular: GSPMD,
+arXiv 2105.04663); Zhuang et al. 2022 (eager 1F1B: arXiv 2211.05322).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pathways_lab.core.errors import Failure, PathwaysError
-from pathways_lab.pipeline.schedule import Schedule, Task, tasks
+from pathways_lab.pipeline.schedule import KINDS, Kind, Schedule, Task, tasks
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
@@ -35,6 +37,42 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
         backward = tasks("backward", stage, range(microbatches))
         order.append(_alternate(forward, backward, stages - stage - 1))
     return Schedule("1f1b", microbatches, tuple(range(stages)), tuple(order))
+
+
+def eager_one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
+    """Eager 1F1B: 1F1B with a warm-up twice as long, which hides the time of transfers.
+
+    The first slice keeps ``2 * stages - 1`` microbatches, where 1F1B keeps *stages*.
+    """
+    _check("eager-1f1b", stages, microbatches)
+    order = []
+    for stage in range(stages):
+        forward = tasks("forward", stage, range(microbatches))
+        backward = tasks("backward", stage, range(microbatches))
+        order.append(_alternate(forward, backward, 2 * (stages - stage - 1)))
+    return Schedule("eager-1f1b", microbatches, tuple(range(stages)), tuple(order))
+
+
+def circular(slices: int, microbatches: int, chunks: int = 2) -> Schedule:
+    """GPipe with *chunks* stages on every slice: all microbatches go around the slices.
+
+    Stage ``c * slices + s`` is on slice ``s``.  The bubble is that of GPipe, in units of a
+    stage, which is *chunks* times smaller.
+    """
+    _check("circular", slices, microbatches)
+    if chunks < 1:
+        raise PathwaysError(
+            Failure("refused", f"circular with {chunks} stages on a slice", "give 1 or more")
+        )
+    every = range(microbatches)
+    order = []
+    for s in range(slices):
+        own = [c * slices + s for c in range(chunks)]
+        forward = [task for stage in own for task in tasks("forward", stage, every)]
+        backward = [task for stage in reversed(own) for task in tasks("backward", stage, every)]
+        order.append((*forward, *backward))
+    where = tuple(stage % slices for stage in range(slices * chunks))
+    return Schedule("circular", microbatches, where, tuple(order))
 
 
 def interleaved(slices: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -75,50 +113,111 @@ def zero_bubble(stages: int, microbatches: int) -> Schedule:
     first.  With equal costs the bubble is a third of 1F1B's.
     """
     _check("zero-bubble", stages, microbatches)
-    done: dict[Task, int] = {}
-    order: list[list[Task]] = [[] for _ in range(stages)]
-    count = [{"forward": 0, "backward": 0, "weight": 0} for _ in range(stages)]
+    return _filled("zero-bubble", stages, microbatches, lambda stage: stages - stage, stages)
 
-    def ready(kind: str, stage: int, time: int) -> bool:
-        mine = count[stage]
-        number = mine[kind]
-        if number == microbatches:
-            return False
-        if kind == "weight":
-            return number < mine["backward"]
-        if kind == "backward":
-            before = Task("backward", stage + 1, number)
-            return number < mine["forward"] and (
-                stage == stages - 1 or done.get(before, time + 1) <= time
+
+def zero_bubble_h2(stages: int, microbatches: int) -> Schedule:
+    """ZB-H2: with twice the memory of ZB-H1 no slice is idle between its first and last task.
+
+    Keeps at most ``2 * stages - 1`` microbatches on every slice.  Slices begin and end one after
+    the other, so the bubble is gone where step follows step (``timed(steps=10)``), with
+    equal costs and ``2 * stages - 1`` microbatches or more.
+    """
+    _check("zb-h2", stages, microbatches)
+    most = 2 * stages - 1
+    return _filled("zb-h2", stages, microbatches, lambda stage: 2 * (stages - stage) - 1, most)
+
+
+def dual_pipe_v(slices: int, microbatches: int) -> Schedule:
+    """DualPipeV: two stages on every slice, in a V: the first slice has the first and the last.
+
+    A microbatch goes down the slices and up again, so each slice has forward work of one half
+    beside backward work of the other.  Keeps ``2 * slices + 1`` microbatches of a stage (each half
+    of a slice's model) on every slice.  microbatches: at least twice the slices.
+    """
+    _check("dualpipev", slices, microbatches)
+    if microbatches < 2 * slices:
+        raise PathwaysError(
+            Failure(
+                "refused",
+                f"DualPipeV of {microbatches} microbatches over {slices} slices: it needs two "
+                "microbatches for each slice",
+                f"for example {2 * slices} microbatches",
             )
-        before = Task("forward", stage - 1, number)
-        return (
-            number - mine["backward"] < stages - stage
-            and number - mine["weight"] < stages
-            and (stage == 0 or done.get(before, time + 1) <= time)
         )
+    order = tuple(_dual(slices, s, microbatches) for s in range(slices))
+    where = (*range(slices), *reversed(range(slices)))
+    return Schedule("dualpipev", microbatches, where, order)
 
-    time = 0
-    while any(row["weight"] < microbatches for row in count):
-        for stage in range(stages):
-            for kind in ("forward", "backward", "weight"):
-                if ready(kind, stage, time):
-                    task = Task(kind, stage, count[stage][kind])
-                    order[stage].append(task)
-                    count[stage][kind] += 1
-                    done[task] = time + 1
-                    break
-        time += 1
-    return Schedule("zero-bubble", microbatches, tuple(range(stages)), tuple(map(tuple, order)))
+
+def _dual(slices: int, number: int, microbatches: int) -> tuple[Task, ...]:
+    """The order of one slice, in the phases of the source.
+
+    The slices behind it fix the length of each phase: they have to be filled, and emptied.
+    """
+    down, up = number, 2 * slices - 1 - number
+    behind, before = slices - number - 1, number + 1
+    made: list[Task] = []
+    counts = {(kind, stage): 0 for kind in KINDS for stage in (down, up)}
+    later: list[Task] = []
+
+    def do(kind: Kind, stage: int) -> Task:
+        task = Task(kind, stage, counts[kind, stage])
+        counts[kind, stage] += 1
+        made.append(task)
+        return task
+
+    def forward(stage: int) -> None:
+        do("forward", stage)
+
+    def backward(stage: int, *, now: bool) -> None:
+        """now: with the gradients of parameters, which else fill a bubble later."""
+        weight = Task("weight", stage, do("backward", stage).microbatch)
+        (made if now else later).append(weight)
+
+    for _ in range(2 * behind):
+        forward(down)
+    for _ in range(before):
+        forward(down)
+        forward(up)
+    for _ in range(behind):
+        backward(up, now=False)
+        made.append(later.pop(0))
+        forward(up)
+    for _ in range(microbatches - 2 * slices + before):
+        forward(down)
+        backward(up, now=True)
+        forward(up)
+        backward(down, now=True)
+    for _ in range(behind):
+        backward(up, now=True)
+        forward(up)
+        backward(down, now=True)
+    for turn in range(2 * before):
+        backward((up, down)[turn % 2], now=turn < before)
+    for _ in range(behind):
+        made.append(later.pop(0))
+        backward(down, now=False)
+    return (*made, *later)
 
 
 SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
+    "circular": circular,
     "1f1b": one_forward_one_backward,
+    "eager-1f1b": eager_one_forward_one_backward,
     "interleaved": interleaved,
     "zero-bubble": zero_bubble,
+    "zb-h2": zero_bubble_h2,
+    "dualpipev": dual_pipe_v,
 }
 """By name: of how many slices, and how many microbatches."""
+
+_CHUNKED: dict[str, Callable[[int, int, int], Schedule]] = {
+    "circular": circular,
+    "interleaved": interleaved,
+}
+"""With any number of stages on a slice."""
 
 
 def called(given: str | Schedule, slices: int, microbatches: int) -> Schedule:
@@ -135,6 +234,67 @@ def called(given: str | Schedule, slices: int, microbatches: int) -> Schedule:
             )
         )
     return make(slices, microbatches)
+
+
+def for_stages(given: str | Schedule, stages: int, slices: int, microbatches: int) -> Schedule:
+    """The schedule of that name for so many stages of a model, on so many slices.
+
+    Raises PathwaysError for unknown names.
+    """
+    if isinstance(given, str) and given in _CHUNKED:
+        return _CHUNKED[given](slices, microbatches, max(1, stages // slices))
+    return called(given, slices if given == "dualpipev" else stages, microbatches)
+
+
+def splits(given: str | Schedule) -> bool:
+    """Whether gradients of parameters are tasks of their own."""
+    made = SCHEDULES[given](1, 2) if given in SCHEDULES else given
+    return isinstance(made, Schedule) and made.split
+
+
+def _filled(
+    name: str, stages: int, microbatches: int, ahead: Callable[[int], int], kept: int
+) -> Schedule:
+    """Forward work first, then backward, and weights where neither is ready.
+
+    ahead: microbatches of a stage between their forward and backward work, at most.
+    kept: between their forward work and their weights.
+    """
+    done: dict[Task, int] = {}
+    order: list[list[Task]] = [[] for _ in range(stages)]
+    count: list[dict[Kind, int]] = [dict.fromkeys(KINDS, 0) for _ in range(stages)]
+
+    def ready(kind: Kind, stage: int, time: int) -> bool:
+        mine = count[stage]
+        number = mine[kind]
+        if number == microbatches:
+            return False
+        if kind == "weight":
+            return number < mine["backward"]
+        if kind == "backward":
+            before = Task("backward", stage + 1, number)
+            return number < mine["forward"] and (
+                stage == stages - 1 or done.get(before, time + 1) <= time
+            )
+        before = Task("forward", stage - 1, number)
+        return (
+            number - mine["backward"] < ahead(stage)
+            and number - mine["weight"] < kept
+            and (stage == 0 or done.get(before, time + 1) <= time)
+        )
+
+    time = 0
+    while any(row["weight"] < microbatches for row in count):
+        for stage in range(stages):
+            for kind in KINDS:
+                if ready(kind, stage, time):
+                    task = Task(kind, stage, count[stage][kind])
+                    order[stage].append(task)
+                    count[stage][kind] += 1
+                    done[task] = time + 1
+                    break
+        time += 1
+    return Schedule(name, microbatches, tuple(range(stages)), tuple(map(tuple, order)))
 
 
 def _alternate(

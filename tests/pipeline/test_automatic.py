@@ -14,7 +14,6 @@ import pathways_lab as pw
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.core.program.program import Call
-from pathways_lab.pipeline.schedules import SCHEDULES
 from tests.client.kit import FakeLab
 
 RNG = np.random.default_rng(0)
@@ -75,10 +74,10 @@ def make(slices: list[Slice], schedule: Any = "1f1b", **options: Any) -> Any:
     return pw.pipeline(LAYERS, slices, schedule=schedule, **given)
 
 
-def test_every_schedule_equals_plain_jax(fake: FakeLab) -> None:
+def test_schedules_of_each_kind_equal_plain_jax(fake: FakeLab) -> None:
     slices = [fake.slice(1, axes=("data",), island=f"island{n}") for n in range(2)]
     expected, curve = plain(steps=2)
-    for schedule in SCHEDULES:
+    for schedule in ("gpipe", "circular", "eager-1f1b", "zb-h2", "dualpipev"):
         pipe = make(slices, schedule)
         state, losses = pipe.init(), []
         for _ in curve:

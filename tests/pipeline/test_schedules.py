@@ -12,14 +12,23 @@ from hypothesis import strategies as st
 from pathways_lab.core.errors import PathwaysError
 from pathways_lab.pipeline.schedule import Costs, Schedule, Task, ideal_bubble
 from pathways_lab.pipeline.schedules import (
+    SCHEDULES,
+    circular,
+    dual_pipe_v,
+    eager_one_forward_one_backward,
     gpipe,
     interleaved,
     one_forward_one_backward,
     zero_bubble,
+    zero_bubble_h2,
 )
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 8))
-KNOWN: tuple[Callable[[int, int], Schedule], ...] = (gpipe, one_forward_one_backward, zero_bubble)
+KNOWN: tuple[Callable[[int, int], Schedule], ...] = (
+    gpipe, one_forward_one_backward, zero_bubble, zero_bubble_h2, eager_one_forward_one_backward,
+)  # fmt: skip
+EQUAL = Costs(forward=1, backward=2, weight=1)
+"""A forward task takes as long as a backward task without weights, and as weights."""
 
 
 @pytest.mark.parametrize("make", KNOWN)
@@ -60,6 +69,59 @@ def test_zero_bubble_has_a_third_of_the_bubble_in_the_memory_of_1f1b(
     assert zero.timed(costs).seconds - work == stages - 1
     assert classic.timed(costs).seconds - work == 3 * (stages - 1)
     assert max(zero.peak) == max(classic.peak) == min(stages, microbatches)
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_zb_h2_has_no_bubble_where_step_follows_step(stages: int, more: int) -> None:
+    """It takes twice the memory, and slices begin and end one after the other."""
+    schedule = zero_bubble_h2(stages, 2 * stages - 1 + more)
+    each = 3 * schedule.microbatches
+    for steps in (1, 3):
+        table = schedule.timed(EQUAL, steps=steps)
+        assert table.seconds == steps * each + stages - 1
+        for number in range(stages):
+            mine = [slot for slot in table.slots if slot.slice == number]
+            assert mine[-1].end - mine[0].start == steps * each
+    assert max(schedule.peak) == 2 * stages - 1
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_dualpipev_has_half_the_bubble_of_zb_h1_on_as_many_slices(slices: int, more: int) -> None:
+    """Its stages are half as long, and each idles as many of their tasks."""
+    schedule = dual_pipe_v(slices, 2 * slices + more)
+    assert schedule.problem() is None
+    assert schedule.slices == (*range(slices), *reversed(range(slices)))
+    assert schedule.timed(EQUAL).seconds - 6 * schedule.microbatches == slices - 1
+    assert set(schedule.peak) == {2 * slices + 1}
+
+
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(1, 3))
+def test_circular_has_the_bubble_of_gpipe_in_shorter_stages(
+    slices: int, more: int, chunks: int
+) -> None:
+    schedule = circular(slices, slices + more, chunks)
+    assert schedule.problem() is None
+    idle = schedule.timed(Costs(1, 2)).seconds - 3 * schedule.microbatches * chunks
+    assert idle == 3 * (slices - 1)
+
+
+@given(st.integers(2, 6), st.integers(0, 6))
+def test_eager_1f1b_hides_what_transfers_take(stages: int, more: int) -> None:
+    """1F1B waits for every hop of a round trip, which takes as long as a task here."""
+    microbatches, costs = 2 * stages + more, Costs(1, 1, transfer=1)
+    eager, classic = (
+        make(stages, microbatches).timed(costs).seconds
+        for make in (eager_one_forward_one_backward, one_forward_one_backward)
+    )
+    assert eager == 2 * microbatches + 4 * (stages - 1)
+    assert classic > eager
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_names_are_those_of_the_schedules(name: str) -> None:
+    made = SCHEDULES[name](2, 4)
+    assert made.name == name
+    assert made.problem() is None
 
 
 @given(SIZES)
@@ -155,6 +217,10 @@ def test_sizes_that_cannot_be(size: tuple[int, int]) -> None:
         gpipe(*size)
     with pytest.raises(PathwaysError, match="multiple"):
         interleaved(4, 6)
+    with pytest.raises(PathwaysError, match="for example 8 microbatches"):
+        dual_pipe_v(4, 7)
+    with pytest.raises(PathwaysError, match="1 or more"):
+        circular(4, 7, 0)
 
 
 def test_the_drawing() -> None:

@@ -21,7 +21,7 @@ from pathways_lab.client.lab.devices import Slice
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.pipeline.mpmd.work import Work, Works
 from pathways_lab.pipeline.schedule import Schedule, Task
-from pathways_lab.pipeline.schedules import called, interleaved
+from pathways_lab.pipeline.schedules import for_stages
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,10 +103,7 @@ def _add(work: Work, works: Works, found: dict[Work, None]) -> None:
 def _table(schedule: str | Schedule, works: Works, on: Mapping[str, Slice]) -> Schedule:
     """The table for as many stages as there are parts; it fits their slices."""
     slices = list(dict.fromkeys(on.values()))
-    if schedule == "interleaved":
-        table = interleaved(len(slices), works.microbatches, max(1, len(on) // len(slices)))
-    else:
-        table = called(schedule, len(on), works.microbatches)
+    table = for_stages(schedule, len(on), len(slices), works.microbatches)
     if (table.stages, table.microbatches) != (len(on), works.microbatches):
         raise _refused(
             f"schedule {table.name!r} is for {table.stages} stages and {table.microbatches}"

@@ -29,6 +29,7 @@ from pathways_lab.pipeline.mpmd import fragments, halves, marks, order, places, 
 from pathways_lab.pipeline.mpmd.flat import Equation, Flat, Variable
 from pathways_lab.pipeline.mpmd.fragments import Cut, Piece
 from pathways_lab.pipeline.schedule import Schedule
+from pathways_lab.pipeline.schedules import splits
 from pathways_lab.runtime import jax_private
 
 
@@ -125,7 +126,7 @@ def partition(
     """
     step = flattening.flattened(closed)
     _check_marks(step, on)
-    if schedule == "zero-bubble" or (isinstance(schedule, Schedule) and schedule.split):
+    if schedule is not None and splits(schedule):
         step = halves.halved(step)
     alike = _Alike(functions.numbers)
     count = schedule.microbatches if isinstance(schedule, Schedule) else None

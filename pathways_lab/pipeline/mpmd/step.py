@@ -268,9 +268,9 @@ def jit(
         :func:`named`.
     on: by name, the slice of a part: of its forward work, of its backward work, of its parameters
         and of the optimizer's memory for them.  All other code runs where its operands are.
-    schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zero-bubble"``, or a
-        ``pw.pipeline.Schedule`` of one's own; its stages are the parts in the order of *on*.
-        None: in the order of the code.
+    schedule: the name of one of ``pw.pipeline``'s (``"1f1b"``, ``"zb-h2"``, ``"dualpipev"``,
+        ...), or a ``pw.pipeline.Schedule`` of one's own; its stages are the parts in the order
+        of *on*.  None: in the order of the code.
     in_shardings: a pytree prefix of the positional arguments with ``PartitionSpec`` entries: how
         each is cut over the mesh of its slice, and a state that replaces it too.
     static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
