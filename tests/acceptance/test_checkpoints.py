@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -132,6 +133,40 @@ def test_or_to_another_slice_or_to_the_client(on: Slice, there: Slice, folder: P
     here = pw.restore(folder, {"w": likes[1]})["w"]
     assert isinstance(here, np.ndarray)
     np.testing.assert_array_equal(here, X)
+
+
+def test_a_training_goes_on_on_another_number_of_stages(lab: pw.Lab, folder: Path) -> None:
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01))
+    parts = ["a", "b"]
+
+    def loss(parameters: Any, x: Any) -> Any:
+        h = x
+        for part in parts:
+            h = pw.mpmd.named(part, lambda own, h: jnp.tanh(h @ own))(parameters[part], h)
+        return jnp.mean((h - x) ** 2)
+
+    def step(parameters: Any, memory: Any, x: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(parameters, x)
+        changes, memory = optimizer.update(slopes, memory, parameters)
+        return optax.apply_updates(parameters, changes), memory, value
+
+    def train(on: list[Slice], state: Any, steps: int) -> tuple[Any, list[float]]:
+        made = pw.mpmd.jit(step, on=dict(zip(parts, on, strict=True)), donate_argnums=(0, 1))
+        losses = []
+        for _ in range(steps):
+            *state, value = made(*state, X / 64)
+            losses.append(value)
+        return state, [float(value) for value in losses]
+
+    parameters = {part: X[::-1] / 64 + n for n, part in enumerate(parts)}
+    state: Any = (parameters, optimizer.init(parameters))
+    with lab.slice(1, island="island0") as one, lab.slice(1, island="island1") as other:
+        state, _ = train([one, other], state, 2)
+        pw.save(folder, state)
+        _, wanted = train([one, other], state, 2)
+        like = jax.tree.map(jnp.zeros_like, [parameters, optimizer.init(parameters)])
+        _, again = train([other, other], pw.restore(folder, like, on=other), 2)
+    assert again == wanted
 
 
 def test_without_a_pattern_everything_by_path(on: Slice, folder: Path) -> None:
