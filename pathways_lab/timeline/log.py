@@ -491,6 +491,8 @@ class Timeline:
     def planned(self, run: int) -> planned.Planned:
         """One run as an ideal machine does it against what happened, and where the gap went.
 
+            print(lab.timeline.planned(run))       # the time of all its devices, by cause
+
         run: as for :meth:`story`.
         """
         return planned.planned(self._with_kept(), run)

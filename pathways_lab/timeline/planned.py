@@ -1,4 +1,4 @@
-"""One run as planned against the same run as it was, and where the difference went.
+"""One run as planned against the same run as it was, and where the time of its devices went.
 
 Problem: "why is it slower than it should be" deserves numbers per device.  The
 plan here is what an ideal machine does with the same program: the measured
@@ -7,8 +7,9 @@ transfers and dispatch that take no time.
 
 Rule for maintainers: the causes of a device's gap add up to the gap (tested for
 arbitrary records).  Idle time that the ideal machine has too is the plan's,
-and is taken from what a device waits for by nature: inputs, and work.  A run that was
-submitted ahead has its turn on a device after the runs before it: that time is theirs,
+and is taken from what a device waits for by nature: inputs, and work.  A device that waits for a
+late input waits for what the maker of the input waits for.  A run that was submitted ahead has
+its turn on a device after the runs before it: that time is theirs,
 by name, until the end of their gangs.
 
 Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
@@ -16,16 +17,20 @@ Paper: section 5.3 (pipeline bubbles), figure 10 (trace of a pipeline).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from pathways_lab.timeline import queries
 from pathways_lab.timeline.flow import Flow, Flows
 from pathways_lab.timeline.machine import Lane, lanes_of
 from pathways_lab.timeline.records import ENDS, Event, Record, Span, own
+from pathways_lab.timeline.text_table import TextTable
 from pathways_lab.timeline.waits import (
     CAUSES,
+    DISPATCH,
     INPUT,
     NOTHING,
     DeviceWaits,
@@ -40,6 +45,10 @@ GAP_CAUSES = (PLAN, OTHERS, *CAUSES)
 
 other runs: those whose gangs are not known any more.
 """
+COMPUTING, LATE = "computing", "late hosts"
+IMBALANCE, BUBBLE = "imbalance", "bubble"
+MOSTLY = 2
+"""Functions that the table of an explanation names with each cause."""
 
 
 def behind(gang: Span) -> str:
@@ -156,8 +165,25 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the time of a run's devices.
+
+    seconds: of all devices.  share: 0 to 1.  functions: seconds by name and line, where it is
+    about functions: those that computed, or before which devices waited; the largest first.
+    """
+
+    cause: str
+    seconds: float
+    share: float
+    functions: Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Planned:
-    """planned, actual: seconds that the run takes on an ideal machine, and took."""
+    """A run on an ideal machine, and as it was; ``print`` says where the time of its devices went.
+
+    planned, actual: seconds that the run takes on an ideal machine, and took.
+    """
 
     seen: RunSeen
     planned: float
@@ -171,6 +197,80 @@ class Planned:
             for cause, seconds in device.gap.items():
                 out[cause] = out.get(cause, 0.0) + seconds
         return out
+
+    def parts(self) -> tuple[Part, ...]:
+        """The whole time of all its devices, by cause, the largest first; they add up to it.
+
+        computing: what the fastest host of each gang took.  late hosts: what others took more,
+            which waited inside the gang.  imbalance: idle by plan, because another device has
+            more to compute.  bubble: idle by plan for the order of the program.  The rest as in
+            :data:`.waits.CAUSES`, and other runs by name.
+        """
+        whole = self.actual * len(self.devices)
+        out = self.gap()
+        idle = out.pop(PLAN, 0.0)
+        ideal = sum(end - start for device in self.devices for _, start, end in device.planned)
+        computing = min(ideal, whole - sum(out.values()) - idle)
+        most = max((_busy(device) for device in self.devices), default=0.0)
+        uneven = sum(most - _busy(device) for device in self.devices)
+        planned = self.planned * len(self.devices) - ideal
+        out[IMBALANCE] = idle * uneven / planned if planned > 0 else 0.0
+        out[BUBBLE] = idle - out[IMBALANCE]
+        out[COMPUTING] = computing
+        out[LATE] = max(0.0, whole - sum(out.values()))
+        functions = self._functions()
+        return tuple(
+            Part(cause, seconds, seconds / whole, functions.get(cause, {}))
+            for cause, seconds in sorted(out.items(), key=lambda part: -part[1])
+            if seconds > 1e-9 * whole
+        )
+
+    def _functions(self) -> dict[str, dict[tuple[str, str], float]]:
+        """By cause, seconds by function and line."""
+        found: dict[str, dict[tuple[str, str], float]] = {}
+
+        def count(cause: str, gang: Span, seconds: float) -> None:
+            of = found.setdefault(cause, {})
+            key = gang.node, gang.line
+            of[key] = of.get(key, 0.0) + seconds
+
+        for gang in self.seen.gangs:
+            count(COMPUTING, gang, (gang.end - gang.start) * len(gang.devices))
+        for numbers, wait in self.seen.waits:
+            count(wait.cause, wait.gang, (wait.end - wait.start) * len(numbers))
+        return {
+            cause: dict(sorted(of.items(), key=lambda part: -part[1]))
+            for cause, of in found.items()
+        }
+
+    def _table(self) -> TextTable:
+        rows = [
+            (
+                part.cause, f"{part.share:.1%}", f"{1e3 * part.seconds:,.1f}",
+                ", ".join(
+                    f"{name} ({line.partition(': ')[0]})" if line else name
+                    for name, line in list(part.functions)[:MOSTLY]
+                ),
+            )
+            for part in self.parts()
+        ]  # fmt: skip
+        seen = self.seen
+        caption = (
+            f"run {own(seen.run)} of {seen.program or 'a program'}: {1e3 * self.actual:,.1f} ms on"
+            f" {len(self.devices)} devices, {1e3 * self.planned:,.1f} ms on an ideal machine"
+        )
+        return TextTable(rows, ("cause", "share", "device ms", "mostly"), "<>><", caption)
+
+    def __repr__(self) -> str:
+        return repr(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+
+def _busy(device: Device) -> float:
+    """Seconds that a device computes by plan."""
+    return sum(end - start for _, start, end in device.planned)
 
 
 def ideal(gangs: Iterable[Span], flow: Flow) -> dict[int, tuple[float, float]]:
@@ -208,60 +308,67 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
     length = max((end for _, end in plan.values()), default=0.0)
     ran = queries.lanes(seen.gangs)
     meanwhile = queries.lanes(g for g in others if g.end > begin and g.start < end)
-    waited: dict[Lane, list[tuple[str, float, float]]] = {}
+    waited: dict[Lane, list[Tile]] = {}
     for numbers, wait in seen.waits:
         for lane in lanes_of(wait.gang.island, wait.gang.host, numbers):
-            waited.setdefault(lane, []).append((wait.cause, wait.start, wait.end))
+            waited.setdefault(lane, []).append(Tile(wait.start, wait.end, wait.cause, wait.gang))
+    tiles = {
+        lane: _tiles(gangs, waited.get(lane, []), meanwhile.get(lane, []), begin, end)
+        for lane, gangs in ran.items()
+    }
+    reasons = _Reasons(seen.gangs, flow, tiles)
     devices = []
     for lane, gangs in sorted(ran.items()):
-        gap = _gap(gangs, waited.get(lane, []), meanwhile.get(lane, []), begin, end)
         busy = sum(plan[g.step][1] - plan[g.step][0] for g in gangs)
         devices.append(
             Device(
                 lane,
                 tuple((g.step, *plan[g.step]) for g in gangs),
                 tuple((g.step, g.start - begin, g.end - begin) for g in gangs),
-                _of_plan(gap, max(0.0, length - busy)),
+                _of_plan(reasons.gap(lane), max(0.0, length - busy)),
             )
         )
     return Planned(seen, length, actual, tuple(devices))
 
 
-def _gap(
-    gangs: list[Span],
-    waited: list[tuple[str, float, float]],
-    others: list[Span],
-    begin: float,
-    end: float,
-) -> dict[str, float]:
-    """Seconds by cause between two moments in which none of *gangs* ran.
+class Tile(NamedTuple):
+    """A time of a device, in seconds.  gang: that ran, or that the device waited for to run."""
+
+    start: float
+    end: float
+    cause: str
+    gang: Span | None = None
+
+
+def _tiles(
+    gangs: list[Span], waited: list[Tile], others: list[Span], begin: float, end: float
+) -> list[Tile]:
+    """All of a device's time between two moments.
 
     others: gangs of other runs on the device.  *gangs* and *others* are in order of their starts.
     """
-    waited = sorted(waited, key=lambda part: part[1])
+    waited = sorted(waited, key=lambda tile: tile.start)
     before = _Before(others)
-    out: dict[str, float] = {}
-
-    def count(cause: str, seconds: float) -> None:
-        if seconds > 0:
-            out[cause] = out.get(cause, 0.0) + seconds
-
+    out: list[Tile] = []
     reached, at = begin, 0
     for gang in gangs:
         if gang.start > reached:
-            while at < len(waited) and waited[at][1] < gang.start:
-                cause, since, until = waited[at]
-                since, until = max(since, reached), min(until, gang.start)
+            while at < len(waited) and waited[at].start < gang.start:
+                tile = waited[at]
+                since, until = max(tile.start, reached), min(tile.end, gang.start)
                 if until > since:
-                    before.count(reached, since, count)
-                    count(cause, until - since)
+                    out += before.parts(reached, since)
+                    out.append(tile._replace(start=since, end=until))
                     reached = until
-                if waited[at][2] > gang.start:
+                if tile.end > gang.start:
                     break
                 at += 1
-            before.count(reached, gang.start, count)
-        reached = max(reached, gang.end)
-    count(NOTHING, end - reached)
+            out += before.parts(reached, gang.start)
+        if gang.end > reached:
+            out.append(Tile(max(gang.start, reached), gang.end, COMPUTING, gang))
+            reached = gang.end
+    if end > reached:
+        out.append(Tile(reached, end, NOTHING))
     return out
 
 
@@ -277,7 +384,7 @@ class _Before:
         self._begun: list[tuple[float, int, Span]] = []
         self._seen = 0
 
-    def count(self, start: float, until: float, count: Callable[[str, float], None]) -> None:
+    def parts(self, start: float, until: float) -> Iterator[Tile]:
         """Whom the time between two moments belongs to: whose gang ends first has it till then."""
         while self._next is not None and self._next.start < until:
             heappush(self._begun, (self._next.end, self._seen, self._next))
@@ -286,23 +393,99 @@ class _Before:
         while self._begun and start < until:
             end, _, gang = self._begun[0]
             if end > start:
-                count(behind(gang), min(end, until) - start)
+                yield Tile(start, min(end, until), behind(gang))
                 start = min(end, until)
             if end <= start:
                 heappop(self._begun)
-        count(OTHERS, until - start)
+        if start < until:
+            yield Tile(start, until, OTHERS)
+
+
+class _Reasons:
+    """The reasons for waits: where an earlier computation is late, what it waited for itself."""
+
+    def __init__(self, gangs: Iterable[Span], flow: Flow, tiles: Mapping[Lane, list[Tile]]) -> None:
+        self._flow = flow
+        self._tiles = tiles
+        self._last: dict[int, Span] = {}
+        for gang in gangs:
+            known = self._last.get(gang.step)
+            if known is None or gang.end > known.end:
+                self._last[gang.step] = gang
+        self._steps = sorted(self._last)
+
+    def gap(self, lane: Lane) -> dict[str, float]:
+        """Seconds by cause in which a device did not compute for the run."""
+        out: dict[str, float] = {}
+        for tile in self._tiles[lane]:
+            for cause, start, end in self._of(tile, tile.start, tile.end, len(self._tiles)):
+                if cause != COMPUTING:
+                    out[cause] = out.get(cause, 0.0) + end - start
+        return out
+
+    def _of(
+        self, tile: Tile, start: float, end: float, depth: int
+    ) -> Iterator[tuple[str, float, float]]:
+        """A tile between two moments.  depth: of devices that waited for each other, at most."""
+        awaited = self._awaited(tile) if depth else None
+        if awaited is None:
+            yield tile.cause, start, end
+            return
+        # What a device is told to do waits for what comes before in the run, until that has begun.
+        cause, until = (INPUT, end) if tile.cause == INPUT else (DISPATCH, min(end, awaited.start))
+        tiles = self._tiles[lanes_of(awaited.island, awaited.host, awaited.devices)[0]]
+        for at in range(bisect(tiles, start, key=lambda tile: tile.end), len(tiles)):
+            if tiles[at].start >= until or start >= until:
+                break
+            edge = min(tiles[at].end, until)
+            if tiles[at].cause in (COMPUTING, NOTHING):
+                yield INPUT, start, edge
+            else:
+                yield from self._of(tiles[at], start, edge, depth - 1)
+            start = edge
+        if start < end:
+            yield cause, start, end
+
+    def _awaited(self, tile: Tile) -> Span | None:
+        """The gang that one waits for: it makes its last input, or comes before it in its run."""
+        if tile.gang is None or tile.cause not in (INPUT, DISPATCH):
+            return None
+        if tile.cause == INPUT:
+            return self._maker(tile.gang)
+        before = bisect_left(self._steps, tile.gang.step) - 1
+        gang = self._last[self._steps[before]] if before >= 0 else None
+        return gang if gang is not None and gang.start > tile.start else None
+
+    def _maker(self, gang: Span) -> Span | None:
+        """The gang that makes the last input of one."""
+        todo = [gang.step]
+        found: Span | None = None
+        while todo:
+            step = todo.pop()
+            for before in self._flow[step].after if step < len(self._flow) else ():
+                made = self._last.get(before)
+                if made is None:
+                    todo.append(before)  # a transfer
+                elif found is None or made.end > found.end:
+                    found = made
+        return found
 
 
 def _of_plan(gap: dict[str, float], idle: float) -> dict[str, float]:
-    """Give the plan its own idle seconds, out of what is idle by nature."""
-    out: dict[str, float] = {}
+    """Give the plan its own idle seconds: first those that are idle by nature.
+
+    The rest of its idle time went to other causes, and had to pass anyhow.
+    """
+    gap, plan = dict(gap), min(idle, sum(gap.values()))
+    left = plan
     for cause in (NOTHING, INPUT):
-        taken = min(idle, gap.get(cause, 0.0))
-        if taken > 0:
-            idle -= taken
-            out[PLAN] = out.get(PLAN, 0.0) + taken
-            gap = {**gap, cause: gap[cause] - taken}
-    return {**out, **{cause: seconds for cause, seconds in gap.items() if seconds > 0}}
+        taken = min(left, gap.get(cause, 0.0))
+        gap[cause] = gap.get(cause, 0.0) - taken
+        left -= taken
+    rest = sum(gap.values())
+    spared = left / rest if rest > 0 else 0.0
+    out = {PLAN: plan, **{cause: seconds * (1 - spared) for cause, seconds in gap.items()}}
+    return {cause: seconds for cause, seconds in out.items() if seconds > 0}
 
 
 def planned(records: Iterable[Record], run: int) -> Planned:

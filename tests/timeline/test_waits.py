@@ -28,6 +28,7 @@ from pathways_lab.timeline.waits import (
     blame,
 )
 from tests.notebook.synthetic import training
+from tests.timeline.named import causes, named_first
 
 times = st.floats(0.0, 10.0, allow_nan=False).map(lambda t: round(t, 3))
 
@@ -99,6 +100,8 @@ def test_the_gap_of_every_device_adds_up(records):
                 covered += max(0.0, end - max(start, reached))
                 reached = max(reached, end)
             assert math.isclose(device.lost + covered, found.actual, abs_tol=1e-9)
+        whole = found.actual * len(found.devices)
+        assert math.isclose(sum(part.seconds for part in found.parts()), whole, abs_tol=1e-6)
 
 
 def one(*records: Record, start: float = 0.0, end: float = 10.0) -> dict[str, float]:
@@ -232,6 +235,30 @@ def test_a_pipeline_has_its_bubble_by_plan_and_the_transfers_on_top():
     assert gap[PLAN] > 0
     assert gap[TRANSFER] > 0
     assert sum(gap.values()) == pytest.approx(sum(d.lost for d in found.devices))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_run_is_slow_for_is_named_first(seed):
+    """``python -m tests.timeline.named 200`` tries more."""
+    cause, told = causes(seed)
+    assert named_first(cause, told), (cause, told)
+
+
+def test_an_explanation_is_a_table():
+    plan = {"plan": "k", "steps": [[False, "a", 7, 8, [], ""], [False, "b", 8, 8, [0], ""]]}
+    records = [
+        Event("plan", 0.0, args=plan),
+        Event("submitted", 0.0, run=1, program="p", args={"plan": "k"}),
+        Span("gang", 0.0, 1.0, "i", "i/h", (0,), 1, 0, "p", "a", line="x.py:3: a(x)"),
+        Span("gang", 1.0, 4.0, "j", "j/h", (0,), 1, 1, "p", "b", line="x.py:4: b(x)"),
+    ]
+    assert repr(planned(records, 1)).splitlines() == [
+        "run 1 of p: 4,000.0 ms on 2 devices, 4,000.0 ms on an ideal machine",
+        "cause      share  device ms  mostly",
+        "computing  50.0%    4,000.0  b (x.py:4), a (x.py:3)",
+        "imbalance  25.0%    2,000.0",
+        "bubble     25.0%    2,000.0",
+    ]
 
 
 def test_a_run_that_was_submitted_ahead_names_those_that_have_its_devices_before_it():
