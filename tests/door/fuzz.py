@@ -36,9 +36,6 @@ from unittest import mock
 import numpy as np
 import psutil
 from google.protobuf.message import DecodeError
-from jax._src.interpreters import mlir
-from jaxlib import _jax
-from jaxlib.mlir import ir
 
 from pathways_lab.door import arrays, dtypes, programs, server, shardings
 from pathways_lab.door.callbacks import Remote
@@ -48,8 +45,8 @@ from pathways_lab.door.session import Session
 from tests.door import labs
 from tests.door.changes import Changes
 from tests.door.labs import Behind
-from tests.door.modules import Load, read_elsewhere
-from tests.door.requests import KIND, Requests, artefact, codes, shape_of
+from tests.door.modules import NO_MODULE, Load, Spoil, elsewhere, spoilt
+from tests.door.requests import KIND, Requests, codes, shape_of
 from tests.door.wire import Refused, Stream, Wire, of_secret, of_store
 from tests.runtime import fuzz_command
 
@@ -191,8 +188,8 @@ class Evil(Caller):
     no request.  turned_away: calls beside sessions that the door has refused.
     """
 
-    def __init__(self, wire: Wire, rng: random.Random) -> None:
-        self._rng = rng
+    def __init__(self, wire: Wire, rng: random.Random, spoil: Spoil) -> None:
+        self._rng, self._spoil = rng, spoil
         self.answered: Counter[str] = Counter()
         self.refused: Counter[tuple[str, int]] = Counter()
         self.unreadable = self.turned_away = self.others = 0
@@ -257,29 +254,14 @@ class Evil(Caller):
         if made.WhichOneof("request") != kind:
             return made
         if kind == "compile_request" and rng.random() < 0.5:
-            made.compile_request.program.data = self._module(made.compile_request.program.data)
+            module = made.compile_request.program.data
+            made.compile_request.program.data = self._spoil(module, self._rng.random())
             return made
         before = made.compile_request.program.data if kind == "compile_request" else b""
         getattr(made, kind).CopyFrom(self._changes.changed(getattr(made, kind)))
         if kind == "compile_request" and made.compile_request.program.data != before:
-            made.compile_request.program.data = b"no module"
+            made.compile_request.program.data = NO_MODULE
         return made
-
-    def _module(self, data: bytes) -> bytes:
-        """A module with another word or number in it; or none, where MLIR does not read it.
-
-        Damaged bytes of one are not tried: MLIR's reader corrupts its process's memory on some.
-        """
-        rng = self._rng
-        with mlir.make_ir_context(), contextlib.suppress(Exception):  # MLIR raises anything
-            parsed = _jax.mlir.deserialize_portable_artifact(data)
-            words = str(parsed.operation).split(" ")
-            place = rng.randrange(len(words))
-            words[place] = rng.choice(
-                (rng.choice(words), "0", "2", "9" * 30, "f64", "tensor<xf32>")
-            )
-            return artefact(ir.Module.parse(" ".join(words)))
-        return b"no module"
 
     def _say(self, batch: Sequence[bytes]) -> None:
         """Send requests and hear all their answers."""
@@ -399,7 +381,7 @@ def _remote(number: int, ordered: bool) -> Remote:
 class Fuzz:
     """inputs: so far."""
 
-    def __init__(self, seed: int, behind: Behind, heard: Heard) -> None:
+    def __init__(self, seed: int, behind: Behind, heard: Heard, spoil: Spoil) -> None:
         self.rng = random.Random(seed)
         self.inputs = self.rounds = 0
         self._behind, self._heard = behind, heard
@@ -412,7 +394,7 @@ class Fuzz:
         ]
         wires = [Wire(door) for door in self.doors]
         self.good = [Good(wire, self.rng) for wire in wires]
-        self.evil = Evil(wires[0], self.rng)
+        self.evil = Evil(wires[0], self.rng, spoil)
         self.evil.stream.end()
         self._hosts = behind.pids()
         self._begun = 0
@@ -460,11 +442,14 @@ class Fuzz:
 
 @contextlib.contextmanager
 def fuzzing(
-    seed: int, lab: Callable[[], AbstractContextManager[Behind]], load: Load = programs.load
+    seed: int,
+    lab: Callable[[], AbstractContextManager[Behind]],
+    load: Load = programs.load,
+    spoil: Spoil = spoilt,
 ) -> Iterator[Fuzz]:
     """A fuzzer, and what is behind its doors, which read modules by *load*."""
     with listening() as heard, lab() as behind, hurried(load), limited():
-        yield Fuzz(seed, behind, heard)
+        yield Fuzz(seed, behind, heard, spoil)
 
 
 @contextlib.contextmanager
@@ -497,8 +482,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     lab = labs.real if chosen.real else labs.made_up
     with (
-        read_elsewhere(programs.load) as (load, fatal),
-        fuzzing(chosen.seed, lab, load) as fuzz,
+        elsewhere(programs.load) as (load, spoil, fatal),
+        fuzzing(chosen.seed, lab, load, spoil) as fuzz,
     ):
         tried = fuzz_command.drive(fuzz, chosen.inputs, fuzz.round)
         evil = fuzz.evil
@@ -506,7 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{tried}: {evil.answered.total():,} answered, {evil.refused.total():,} refused with a"
             f" reason, {evil.others:,} beside sessions ({evil.turned_away:,} turned away),"
             f" {evil.unreadable:,} no requests; nothing raised; {fatal.count} modules ended the"
-            " process that read them in the place of their sender's door; two other clients did"
+            " process that made or read them, and not the door; two other clients did"
             f" {2 * fuzz.rounds:,} calls, all right",
             flush=True,
         )

@@ -14,7 +14,7 @@ from pathways_lab.door.session import Session
 from pathways_lab.door.state import State
 from tests.door import labs
 from tests.door.fuzz import ROUND, Broken, Fuzz, fuzzing
-from tests.door.modules import read_elsewhere
+from tests.door.modules import elsewhere
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def _ends(module: bytes, *_: Any) -> None:
 
 
 def test_a_module_that_ends_its_reader_is_counted_and_ends_nobody_else() -> None:
-    with read_elsewhere(_ends) as (load, fatal):
+    with elsewhere(_ends) as (load, _, fatal):
         for _ in range(2):
             with pytest.raises(Status, match="ends the process"):
                 load(b"fatal", (0,), "cpu", None)
