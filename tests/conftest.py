@@ -5,6 +5,8 @@ Law: a test that would need a network fails at the attempt, in this process
 Law: tests that cannot run here are named, with the reason, at the end.
 Law: tests in several processes do not disturb those that look at time (`alone`).
 Law: values on a lab that a test leaves in reference cycles are gone before the next one begins.
+Law: XLA optimises little, as most functions of tests run a few times only.  Tests of the code that
+users get, and of how long it takes, ask for ``optimised``.
 """
 
 from __future__ import annotations
@@ -33,6 +35,28 @@ MAC_CHROME = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+LITTLE = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+"""A function is compiled in a tenth of the time.  XLA reads them when a process first uses it."""
+
+GIVEN = " ".join(flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in LITTLE)
+"""Those of whoever runs the tests; processes of pytest-xdist inherit ours too."""
+
+os.environ["XLA_FLAGS"] = " ".join((*LITTLE, GIVEN)).strip()
+
+
+@pytest.fixture(scope="module")
+def optimised() -> Iterator[None]:
+    """Processes that start meanwhile compile as those of users do."""
+    before = os.environ["XLA_FLAGS"]
+    os.environ["XLA_FLAGS"] = GIVEN
+    yield
+    os.environ["XLA_FLAGS"] = before
 
 
 hear_interrupts()

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import calibrate
 from benchmarks.harness.command import Settings
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.usefixtures("optimised")]
 
 TRIED = ("pipeline of 24 over 2 islands", "2 clients compete")
 

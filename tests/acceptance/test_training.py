@@ -14,7 +14,7 @@ from pathways_lab.workloads import digits
 from tests.acceptance.reading import gangs
 from tests.acceptance.training import BATCH, MICROBATCHES, RATE, pipeline
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("optimised")]
 
 STEPS = 8
 

@@ -25,7 +25,7 @@ from pathways_lab.timeline.records import Span
 from tests.client.kit import local_devices
 from tests.runtime.processes import until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("optimised")]
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,12 @@ def begin(script: str, *arguments: str, **variables: str) -> subprocess.Popen[st
     )
 
 
+def plainly() -> dict[str, str]:
+    """Four CPU devices, whose compiler has the options of the lab's."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
 def unexpected(err: str) -> list[str]:
     """Lines of a script's standard error, but for those of JAX's client about its own end."""
     return [line for line in err.splitlines() if "IFRT proxy server was terminated" not in line]
@@ -60,8 +66,7 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
     """To the bit, beside plain JAX on as many CPU devices."""
     with lab.door() as variables:
         scripts = [begin("plain_training.py", seed, **variables) for seed in "12"]
-        alone = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-        scripts += [begin("plain_training.py", seed, **alone) for seed in "12"]
+        scripts += [begin("plain_training.py", seed, **plainly()) for seed in "12"]
         said = [script.communicate(timeout=120) for script in scripts]
     assert [script.returncode for script in scripts] == [0] * 4, said
     first, second, *plain = [out for out, _ in said]
@@ -74,9 +79,8 @@ def test_two_scripts_at_once_compute_what_they_compute_alone(lab):
 
 def test_libraries_over_jax_train_on_the_lab_as_on_cpu_devices(lab):
     """To the bit, what they save included."""
-    alone = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     with lab.door() as variables:
-        scripts = [begin("with_libraries.py", **each) for each in (variables, alone)]
+        scripts = [begin("with_libraries.py", **each) for each in (variables, plainly())]
         said = [script.communicate(timeout=300) for script in scripts]
     assert [script.returncode for script in scripts] == [0, 0], said
     (there, _), (here, _) = said
