@@ -229,9 +229,14 @@ class Bars:
             and last.failed == bar.failed
         )
 
+    @property
+    def new(self) -> list[Bar]:
+        """The bars since they were sealed last."""
+        return self.items[self._sealed :]
+
     def seal(self) -> list[Bar]:
         """The bars since the last call; they will not change any more."""
-        new = self.items[self._sealed :]
+        new = self.new
         self._sealed = len(self.items)
         self._last.clear()
         self._gangs.clear()
@@ -242,15 +247,14 @@ class Bars:
         """Those that will not change any more."""
         return self.items[: self._sealed]
 
-    def forget_before(self, time: float) -> int:
-        """Drop the oldest bars that ended before *time*; returns how many."""
+    def forget_before(self, time: float) -> list[Bar]:
+        """Drop the oldest bars that ended before *time*, and return them."""
         gone = 0
         while gone < self._sealed and self.items[gone].end < time:
             gone += 1
-        if gone:
-            del self.items[:gone]
-            self._sealed -= gone
-        return gone
+        oldest, self.items = self.items[:gone], self.items[gone:]
+        self._sealed -= gone
+        return oldest
 
 
 def _absorb(last: Bar, bar: Bar) -> None:

@@ -265,7 +265,7 @@ def test_a_gang_has_one_number_in_all_panels() -> None:
     wanted = number(gang.run, gang.step)
     found = {layer: list(bars(plots, layer)["gang"]).count(wanted)
              for layer in ("order-done", "queues-bars", "graph-done", "planned-lanes")}  # fmt: skip
-    assert found == {"order-done": 2, "queues-bars": 8, "graph-done": 1, "planned-lanes": 16}
+    assert found == {"order-done": 2, "queues-bars": 1, "graph-done": 1, "planned-lanes": 16}
     shown.do("choose", wanted)
     facts = dict(shown.look(3.0)[1].chosen)
     assert facts[""] == f"{gang.node} of train"

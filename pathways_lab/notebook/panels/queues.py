@@ -1,4 +1,4 @@
-"""Device queues: a row per device, and its work over time.
+"""Device queues: a lane for the devices that do alike, and their work over time.
 
 Full bars are computations, the thin grey ones below are transfers that arrive.
 Between bars, small marks tell what the device waited for, each cause in a
@@ -21,7 +21,6 @@ from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXT
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
-from pathways_lab.timeline.machine import Lane
 from pathways_lab.timeline.records import own
 
 TEXT_WIDTH = 7.2
@@ -50,9 +49,9 @@ WAITED = (
 
 def plot(scene: Scene, now: float) -> Plot:
     """The panel at *now* (seconds)."""
-    rows = scene.rows
+    rows = scene.lanes.rows
     count = len(rows.labels)
-    each = max(7.0, min(22.0, 420.0 / max(count, 1)))
+    each = max(7.0, min(28.0, 420.0 / max(count, 1)))
     open_bars = _open(scene, now)
     bars = scene.bars.columns()
     return Plot(
@@ -81,7 +80,7 @@ def plot(scene: Scene, now: float) -> Plot:
         time=True,
         rows=rows.labels if each >= 13 else _host_labels(rows, each),
         groups=rows.groups,
-        readouts=_readouts(scene, rows.of) if each >= 13 else {},
+        readouts=_readouts(scene) if each >= 13 else {},
         bands=rows.bands[1::2],
         empty=nothing(scene),
     )
@@ -95,7 +94,7 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
     }  # fmt: skip
     seen: dict[float, None] = {}
     for lane, (run, step), since, what in scene.running():
-        row = scene.rows.of.get(lane)
+        row = scene.drawn_at(lane)
         if row is None or row in seen:
             continue
         seen[row] = None
@@ -118,11 +117,11 @@ def _open(scene: Scene, now: float) -> dict[str, list[Any]]:
     return columns
 
 
-def _readouts(scene: Scene, rows: dict[Lane, float]) -> dict[float, str]:
-    """How many gangs wait behind the running one, per row."""
-    out = dict.fromkeys(scene.rows.labels, "")
+def _readouts(scene: Scene) -> dict[float, str]:
+    """How many gangs wait behind the running one, per lane."""
+    out = dict.fromkeys(scene.lanes.rows.labels, "")
     for lane, waiting in scene.waiting.items():
-        row = rows.get(lane)
+        row = scene.drawn_at(lane)
         if row is not None and len(waiting.queue) > 1:
             out[row] = f"{len(waiting.queue) - 1} waiting"
     return out

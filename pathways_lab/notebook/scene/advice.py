@@ -52,7 +52,7 @@ def advice(scene: Scene, now: float) -> str:
     seconds = within * marks["busy"] * marks["count"] / 1000
     names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
     best, said = WORTH, ""
-    for island, (low, high) in zip(scene.machine.islands, scene.rows.bands, strict=False):
+    for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):
         here = (marks["top"] > low) & (marks["top"] < high)
         devices = sum(lane.island == island for lane in scene.recent)
         spent = np.bincount(marks["kind"][here].astype(int), seconds[here], len(WAITS))

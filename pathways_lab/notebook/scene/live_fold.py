@@ -44,6 +44,7 @@ class Present:
     late: seconds by which records may come late, so that newer ones wait for them: what a gang
         waited for is folded before it.
     until: it begins not later than then, however late it is.
+    unfolded: what is unfolded of its lanes, in all scenes of it.
     folded: until when records are in the scene.  folds: how often something new came.
     version: how many records of the timeline are in the scene, or wait for it.
     """
@@ -62,6 +63,7 @@ class Present:
         first = min(map(_happened, timeline.items), default=now)
         origin = origin if origin is not None else first
         self.since = max(origin, since if since is not None else now - window)
+        self.unfolded: set[Hashable] = set()
         self.scene = self.blank(origin)
         self.scene.compiling = self._compiling()
         gangs = map(_gang_known, timeline.items)
@@ -76,7 +78,7 @@ class Present:
 
     def blank(self, origin: float) -> Scene:
         """A scene in which nothing has happened yet."""
-        scene = Scene(origin, self.window, palette_of(self.timeline))
+        scene = Scene(origin, self.window, palette_of(self.timeline), unfolded=self.unfolded)
         for record in self.timeline.kept:
             scene.flows.add(record)
         return scene
@@ -123,6 +125,11 @@ class Present:
             self.folded = min(now, known_at(ready[-1]))
         self.scene.add(ready, self.folded)
         self.folds += bool(ready)
+
+    def laid(self) -> None:
+        """Other lanes are unfolded now."""
+        self.scene.add((), self.folded)
+        self.folds += 1
 
     def once(self, what: Hashable, make: Callable[[Scene, float], Made]) -> Made:
         """Something made of the scene as it is now: once for all who share it."""

@@ -235,7 +235,8 @@ class Picture:
 
     def do(self, name: str, value: object = None) -> None:
         """``"choose"`` a gang by its number (None: none), ``"seek"`` a moment in seconds on
-        the axis (None: follow), ``"clear"`` what was until now."""
+        the axis (None: follow), ``"clear"`` what was until now, ``"fold"`` a lane, or unfold it
+        (None: all)."""
         number = float(value) if isinstance(value, int | float) else None
         if name == "choose":
             self._gang = number
@@ -248,6 +249,12 @@ class Picture:
                 self._past.go(number + self.scene.origin)
         elif name == "clear":
             self._clear()
+        elif name == "fold":
+            shown = self._past.scene if self._past is not None else self.scene
+            shown.lanes.turn(self.present.unfolded, number)
+            self.present.laid()
+            if self._past is not None:
+                self._past.go(self._past.now)
 
     def _clear(self) -> None:
         self._past, self._gang, self._drawn = None, None, ()

@@ -20,7 +20,7 @@ import numpy as np
 
 Columns = Mapping[str, Any]
 
-WIDTH, LEFT, RIGHT = 920, 128, 108
+WIDTH, LEFT, RIGHT = 920, 150, 108
 """Pixels: of a whole picture, and of its margins, the same in all panels so that
 their time axes line up.  Live figures may be wider or narrower than this."""
 

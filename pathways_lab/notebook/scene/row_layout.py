@@ -10,7 +10,7 @@ Rows are numbers that grow downwards; between islands there is a gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from pathways_lab.timeline.bars import Places
@@ -46,6 +46,13 @@ class Rows:
     places: Places = field(compare=False)
 
     @property
+    def hosts(self) -> dict[float, str]:
+        """The host of each row that is of one host only."""
+        if self.level == "island":
+            return {}
+        return {row: lane.host for lane, row in self.of.items()}
+
+    @property
     def devices(self) -> dict[float, int]:
         """How many devices share each row."""
         out: dict[float, int] = {}
@@ -65,7 +72,9 @@ def rows(machine: Machine, level: str = "", feeders: bool = False) -> Rows:
             (one for one in LEVELS if len({_subject(lane, one) for lane in lanes}) <= MOST),
             LEVELS[-1],
         )
-    return _arrange(lanes, level, _alone(machine))
+    alone = _alone(machine)
+    subjects = {lane: _subject(lane, level) for lane in lanes}
+    return arranged(level, subjects, lambda lane: _label(lane, level, alone))
 
 
 def _alone(machine: Machine) -> bool:
@@ -79,24 +88,29 @@ def _subject(lane: Lane, level: str) -> tuple[object, ...]:
     return (lane.island, lane.host) if level == "host" else (lane.island,)
 
 
-def _arrange(lanes: Iterable[Lane], level: str, alone: bool) -> Rows:
-    of: dict[Lane, float] = {}
+def arranged(level: str, subjects: Mapping[Lane, Hashable], label: Callable[[Lane], str]) -> Rows:
+    """Rows for *subjects*, from the top: devices of one subject, all of one island, share a row.
+
+    label: the text for a row, asked for the first of its devices.
+    """
+    at: dict[Hashable, float] = {}
     labels: dict[float, str] = {}
     bands: list[tuple[float, float]] = []
     islands: list[str] = []
     row = -1.0
-    subject: tuple[object, ...] = ()
-    for lane in lanes:
+    for lane, subject in subjects.items():
+        if subject in at:
+            continue
         if lane.island not in islands[-1:]:
             row = round(row + 1 + (GAP if islands else 0), 3)
             islands.append(lane.island)
             bands.append((row - 0.5, row + 0.5))
-        elif _subject(lane, level) != subject:
+        else:
             row = round(row + 1, 3)
-        subject = _subject(lane, level)
-        of[lane] = row
+        at[subject] = row
         bands[-1] = (bands[-1][0], row + 0.5)
-        labels[row] = _label(lane, level, alone)
+        labels[row] = label(lane)
+    of = {lane: at[subject] for lane, subject in subjects.items()}
     groups = {(a + b) / 2: name for (a, b), name in zip(bands, islands, strict=True)}
     return Rows(level, of, labels, groups, tuple(bands), row + 0.5, Places(of))
 

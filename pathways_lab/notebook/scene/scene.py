@@ -11,19 +11,19 @@ picture (tested).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
 from pathways_lab.notebook.scene.device_state import Used, Waiting, What
-from pathways_lab.notebook.scene.gang_number import number
+from pathways_lab.notebook.scene.lanes import SEEN, Alike
 from pathways_lab.notebook.scene.palette import CAUSE_PAINTS, WORK_PAINTS, Palette
 from pathways_lab.notebook.scene.plot import FRAME
 from pathways_lab.notebook.scene.row_layout import MOST, Rows, rows
-from pathways_lab.notebook.scene.strips import Strip
+from pathways_lab.notebook.scene.strips import Strip, shared_row
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.timeline.backlog import Backlog
-from pathways_lab.timeline.bars import GANG, Bar, Bars, bars_of, fitting
+from pathways_lab.timeline.bars import GANG, Bar, bars_of
 from pathways_lab.timeline.busy import Busy
 from pathways_lab.timeline.columns import Joined, alike, follows, plain, times
 from pathways_lab.timeline.compiling import Compiling
@@ -84,6 +84,7 @@ class Scene:
     level: what a row stands for (see ``rows``); "" picks.
     budget: bars that the queue panel may hold before it goes coarser.
     machine: what is known already of islands, hosts and slices.
+    unfolded: folds of lanes that somebody has unfolded; whoever holds it may change it.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Scene:
         budget: int = BUDGET,
         level: str = "",
         machine: Machine | None = None,
+        unfolded: set[Hashable] | None = None,
     ) -> None:
         self.origin, self.window, self.final, self.budget = origin, window, final, budget
         self.level = level
@@ -105,21 +107,6 @@ class Scene:
         self.recent: dict[Lane, What] = {}
         self.totals: dict[Lane, dict[str, float]] = {}
         self.catalogue: dict[What, int] = {}
-        self.bars = Table(
-            {
-                "left": np.float64,
-                "right": np.float64,
-                "top": np.float32,
-                "bottom": np.float32,
-                "paint": np.uint8,
-                "alpha": np.float32,
-                "what": np.uint16,
-                "count": np.int32,
-                "busy": np.float32,
-                "run": np.float64,
-                "gang": np.float64,
-            }
-        )
         self.resolution = 0.0
         self.by_device: Busy[Lane] = Busy(window / BINS, BINS + 1, origin)
         self.by_program: Busy[tuple[str, str, str]] = Busy(window / BINS, BINS + 1, origin)
@@ -133,8 +120,19 @@ class Scene:
         self._held = 0
         self.memory: dict[Lane, float] = {}
         self.used: dict[str, Used] = {}
-        self.waited = Strip(CAUSE_PAINTS, -0.40, 0.30, budget, self._what_of)
-        self.worked = Strip(WORK_PAINTS, -0.44, 0.44, budget, self._what_of)
+        about = self._what_of
+        self.computed = Strip(
+            origin, ((-0.40, 0.30), (0.36, 0.48)), budget, about, self.paint,
+            alpha=(np.float32, lambda b: 0.75 if b.kind else 1.0),
+            run=(np.float64, lambda b: float(own(b.run))),
+        )  # fmt: skip
+        self.waited, self.worked = (
+            Strip(
+                origin, shared_row(low, high, len(paints)), budget, about,
+                _by_kind(paints), kind=(np.float32, lambda b: float(b.kind)),
+            )
+            for paints, low, high in ((CAUSE_PAINTS, -0.40, 0.30), (WORK_PAINTS, -0.44, 0.44))
+        )  # fmt: skip
         self.seen_causes: set[int] = set()
         self.clients: dict[str, str] = {}
         self.longest: dict[tuple[str, str], float] = {}
@@ -145,11 +143,15 @@ class Scene:
         self.last = float("-inf")
         self.earlier: float | None = None
         """Seconds between the newest gang that is too old to be shown and the picture's start."""
-        self._bars = Bars()
+        self.alike = Alike()
+        self.unfolded = unfolded if unfolded is not None else set()
         self._folded: dict[str, list[RowWaits]] = {}
         self._rows = rows(self.machine, level)
         self._host_rows = self._rows
         self._structure = -1
+        self._laid: tuple[int, int, frozenset[str], frozenset[Hashable]] | None = None
+        self.lanes = self.alike.lanes(self._rows, (), ())
+        self._strips = self.computed, self.waited, self.worked
 
     @property
     def rows(self) -> Rows:
@@ -159,16 +161,14 @@ class Scene:
             before, self._rows = self._rows, rows(self.machine, self.level)
             moved = {old: self._rows.of[lane] for lane, old in before.of.items()}
             if any(old != new for old, new in moved.items()):
-                for bar in self._bars.items:
-                    bar.row = moved.get(bar.row, bar.row)
-                self._show_again()
-                self.waited.move(moved, self.origin)
+                self.computed.move(moved)
+                self.waited.move(moved)
             level = "host" if len(self.machine.hosts) <= MOST else "island"
             old = self._host_rows
             self._host_rows = rows(self.machine, level, feeders=True)
             moved = {row: self._host_rows.of[lane] for lane, row in old.of.items()}
             if any(a != b for a, b in moved.items()):
-                self.worked.move(moved, self.origin)
+                self.worked.move(moved)
         return self._rows
 
     @property
@@ -183,8 +183,8 @@ class Scene:
         # The resolution depends on what is shown, and so on where the first computation is.
         self.first = min(self.first, min(map(_begun, items), default=self.first))
         self.resolution = max(self.resolution, self.span(now) / FRAME)
-        for bars in (self._bars, self.waited.bars, self.worked.bars):
-            bars.resolution = max(bars.resolution, self.resolution)
+        for strip in self._strips:
+            strip.bars.resolution = max(strip.bars.resolution, self.resolution)
         for item in items:
             try:
                 self._fold(item)
@@ -192,10 +192,25 @@ class Scene:
                 # It is not what this version writes.  All others are shown.
                 self.dropped += size(item)
         self._draw_rows()
-        self._show(self._bars.seal())
-        self.waited.seal(self.origin)
-        self.worked.seal(self.origin)
+        self._lay(now)
+        for strip in self._strips:
+            strip.seal()
         self._forget(now)
+
+    def _lay(self, now: float) -> None:
+        """Fold the lanes as devices are alike *now*, and draw anew what has another place then."""
+        rows = self.rows
+        self.alike.compare(self.computed.bars.new, rows.hosts)
+        start, seen = self.range(now)[0] + self.origin, SEEN * self.resolution
+        apart = {host.name for host in self.machine.hosts.values() if host.lost}
+        apart |= self.alike.stragglers(self.running(), now, start, seen)
+        state = self._structure, self.alike.version, frozenset(apart), frozenset(self.unfolded)
+        if state != self._laid:
+            self._laid = state
+            before, self.lanes = self.lanes, self.alike.lanes(rows, apart, self.unfolded)
+            if self.lanes.drawn != before.drawn:
+                self.computed.lay(self.lanes.drawn)
+                self.waited.lay(self.lanes.drawn)
 
     def _fold(self, item: Item) -> None:
         if isinstance(item, Granted):
@@ -263,13 +278,14 @@ class Scene:
     def _draw_joined(self, waits: list[RowWaits], rows: Joined) -> None:
         when, lanes = rows.when, lanes_of(rows.island, rows.host, rows.devices)
         places, length = self.rows.places.counted(lanes), when.end - when.start
+        self.alike.computed(rows.rows[0].abouts[0].slice, lanes, self.machine)
         for cause, devices, at, since, until in marks(waits, rows):
             kind = WAITS.index(cause)
             self.seen_causes.add(kind)
             where = self.rows.places.counted(lanes_of(rows.island, rows.host, devices))
             self.waited.bars.add_many(where, kind, rows, at, since, until)
         self._worked_on(rows)
-        self._bars.add_many(places, GANG, rows, range(len(rows)), when.start, when.end)
+        self.computed.bars.add_many(places, GANG, rows, range(len(rows)), when.start, when.end)
         end = float(when.end[-1])
         self.first = min(self.first, float(when.called[0]))
         self.last = max(self.last, float(when.called[-1]), end)
@@ -400,7 +416,9 @@ class Scene:
             self.first = min(self.first, event.time)
             line = str(event.args.get("line", ""))
             what = What(event.node, event.program, event.client, line)
-            for lane in lanes_of(event.island, event.host, tuple(event.args.get("devices", ()))):
+            lanes = lanes_of(event.island, event.host, tuple(event.args.get("devices", ())))
+            self.alike.computed(int(event.args.get("slice", -1)), lanes, self.machine)
+            for lane in lanes:
                 self.waiting.setdefault(lane, Waiting()).queue.append((key, event.time, what))
         elif event.kind == "host-lost":
             for lane, waiting in self.waiting.items():
@@ -422,14 +440,16 @@ class Scene:
                 self.by_dcn.add(span.island, span.start, span.end, rate)
         if span.kind == "gang":
             self.first = min(self.first, span.start)
-        self._bars.add(bars_of(span, self.rows.places))
+        self.computed.bars.add(bars_of(span, self.rows.places))
         if span.kind != "gang":
             return
         what = What(span.node, span.program, span.client, span.line)
         took, node = span.end - span.start, (span.program, span.node)
         self.longest[node] = max(took, self.longest.get(node, took))
         key = (span.run, span.step)
-        for lane in lanes_of(span.island, span.host, span.devices):
+        lanes = lanes_of(span.island, span.host, span.devices)
+        self.alike.computed(int(span.args.get("slice", -1)), lanes, self.machine)
+        for lane in lanes:
             self.recent[lane] = what
             totals = self.totals.setdefault(lane, {})
             totals[span.program] = totals.get(span.program, 0.0) + took
@@ -445,25 +465,6 @@ class Scene:
             span.start,
             span.end,
             float(len(span.devices)),
-        )
-
-    def _show(self, bars: list[Bar]) -> None:
-        if not bars:
-            return
-        self.bars.append(
-            {
-                "left": [b.start - self.origin for b in bars],
-                "right": [b.end - self.origin for b in bars],
-                "top": [b.row + (0.36 if b.kind else -0.40) for b in bars],
-                "bottom": [b.row + (0.48 if b.kind else 0.30) for b in bars],
-                "paint": [self.paint(b) for b in bars],
-                "alpha": [0.75 if b.kind else 1.0 for b in bars],
-                "what": [self.what(What(b.node, b.program, b.client, b.line)) for b in bars],
-                "count": [b.count for b in bars],
-                "busy": [1000 * b.busy / b.count for b in bars],
-                "run": [float(own(b.run)) for b in bars],
-                "gang": [number(b.run, b.step) for b in bars],
-            }
         )
 
     def paint(self, bar: Bar) -> int:
@@ -490,29 +491,23 @@ class Scene:
             "line": [what.source for what in known],
         }
 
-    def _show_again(self) -> None:
-        self.bars.clear()
-        self._show(self._bars.sealed)
-
     def _forget(self, now: float) -> None:
         """Keep to the window, and go coarser when too many bars are in it."""
-        past = now - 1.1 * self.window
-        self.bars.drop(self._bars.forget_before(past))
-        self.waited.forget_before(past, self.origin)
-        self.worked.forget_before(past, self.origin)
-        if len(self.bars) > self.budget:
-            self.coarsen(2 * self.budget // 3)
+        for strip in self._strips:
+            strip.forget_before(now - 1.1 * self.window)
+        self.resolution = max(self.resolution, self.computed.bars.resolution)
 
     def coarsen(self, most: int) -> None:
         """Merge bars until there are at most about *most*."""
-        kept = Bars()
-        kept.items, self.resolution = fitting(self._bars.items, most, self.resolution)
-        kept.seal()
-        self._bars = kept
-        self._show_again()
-        for strip in (self.waited, self.worked):
-            if len(strip.table) > most // 2:
-                strip.coarsen(most // 2, self.origin)
+        for strip, share in zip(self._strips, (1, 2, 2), strict=True):
+            if len(strip.table) > most // share:
+                strip.coarsen(most // share)
+        self.resolution = max(self.resolution, self.computed.bars.resolution)
+
+    @property
+    def bars(self) -> Table:
+        """The computations and transfers that are drawn."""
+        return self.computed.table
 
     @property
     def lead(self) -> float:
@@ -547,10 +542,15 @@ class Scene:
         what = self.recent.get(lane)
         return what.program if what else ""
 
+    def drawn_at(self, lane: Lane) -> float | None:
+        """The lane in which a device is drawn; None: another one is drawn for it."""
+        place = self.lanes.drawn.get(self.rows.of.get(lane, -1.0))
+        return place and place[0]
+
     @property
     def drawn(self) -> list[Bar]:
         """The bars that the queue panel holds."""
-        return self._bars.items
+        return self.computed.bars.items
 
     @property
     def marks(self) -> int:
@@ -561,7 +561,7 @@ class Scene:
     def merged(self) -> bool:
         """Whether any bar stands for several in a row."""
         devices = self.rows.devices
-        return any(bar.count > devices.get(bar.row, 1) for bar in self._bars.items)
+        return any(bar.count > devices.get(bar.row, 1) for bar in self.computed.bars.items)
 
     @property
     def busy(self) -> bool:
@@ -580,6 +580,10 @@ def _mark(row: float, kind: int, start: float, end: float, span: Span, count: in
         row, kind, start, end, span.program, span.node, span.client, span.line, span.run,
         span.step, count, count * (end - start),
     )  # fmt: skip
+
+
+def _by_kind(paints: Sequence[int]) -> Callable[[Bar], int]:
+    return lambda bar: paints[bar.kind]
 
 
 def _begun(item: Item) -> float:

@@ -1,8 +1,7 @@
-"""Thin bars of several kinds in one row: what a device waits for, what a host's process does.
+"""Bars of several kinds in one row: computations, what a device waits for, what a host does.
 
-Problem: beside its computations a row has a second story, told by small marks
-that must be cheap, merge like bars when they are too many, and be told apart
-without colour: each kind has a height of its own within the row.
+Problem: rows have several stories, told by bars that must be cheap, merge when they are too
+many, and be told apart without colour: each kind has a height of its own within the row.
 
 Rule for maintainers: merged, never dropped; ``count`` and ``busy`` add up.
 """
@@ -17,84 +16,101 @@ from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.timeline.bars import Bar, Bars, fitting
 
+HELD = 8
+"""Bars that are kept for each that is drawn, at most: of devices that share a lane."""
+
+Drawn = Mapping[float, tuple[float, float]]
+"""Where rows are drawn, and for how many each stands; others are not drawn."""
+
+
+Column = tuple[type[np.generic], Callable[[Bar], float]]
+"""A type, and what a bar has in a column of it."""
+
 
 class Strip:
-    """Marks in rows.
+    """Bars in rows.
 
-    paints: index into the palette, by kind (0, 1, ...).
-    what: the row of the catalogue that tells of a mark.
-    low, high: the part of a row (in rows from its middle) that the kinds share.
+    origin: seconds that the axis calls 0.
+    edges: by kind (0, 1, ...), the part of a row that its bars take, in rows from its middle.
+    what: the row of the catalogue that tells of a bar.  paint: its index into the palette.
+    budget: bars that are drawn before they go coarser.  more: further columns.
+    bars: all of them.  table: those that are drawn.
     """
 
     def __init__(
-        self, paints: Sequence[int], low: float, high: float, budget: int,
-        what: Callable[[Bar], int],
+        self, origin: float, edges: Sequence[tuple[float, float]], budget: int,
+        what: Callable[[Bar], int], paint: Callable[[Bar], int], **more: Column,
     ) -> None:  # fmt: skip
-        self.paints, self.budget, self.what = paints, budget, what
-        self._low, self._each = low, (high - low) / len(paints)
+        self.origin, self.edges, self.budget = origin, edges, budget
         self.bars = Bars()
-        self.table = Table(
-            {
-                "left": np.float64,
-                "right": np.float64,
-                "top": np.float32,
-                "bottom": np.float32,
-                "paint": np.uint8,
-                "what": np.uint16,
-                "kind": np.float32,
-                "count": np.int32,
-                "busy": np.float32,
-                "gang": np.float64,
-            }
-        )
+        self._drawn: Drawn | None = None
+        self._columns: dict[str, Column] = {
+            "left": (np.float64, lambda b: b.start - origin),
+            "right": (np.float64, lambda b: b.end - origin),
+            "paint": (np.uint8, paint),
+            "what": (np.uint16, what),
+            "busy": (np.float32, lambda b: 1000 * b.busy / b.count),
+            "gang": (np.float64, lambda b: number(b.run, b.step)),
+            **more,
+        }
+        types = {name: kind for name, (kind, _) in self._columns.items()}
+        self.table = Table(types | {"top": np.float32, "bottom": np.float32, "count": np.int32})
 
     def add(self, bars: Iterable[Bar]) -> None:
-        """Add marks; a bar's *kind* is the mark's."""
+        """Add bars, which are drawn when they are sealed."""
         self.bars.add(bars)
 
-    def seal(self, origin: float) -> None:
-        """Draw the added bars from now on.  origin: seconds that the axis calls 0."""
-        self._show(self.bars.seal(), origin)
+    def seal(self) -> None:
+        """Draw the added bars from now on."""
+        self._show(self.bars.seal())
 
-    def _show(self, bars: list[Bar], origin: float) -> None:
-        if bars:
-            self.table.append(
-                {
-                    "left": [b.start - origin for b in bars],
-                    "right": [b.end - origin for b in bars],
-                    "top": [b.row + self._low + b.kind * self._each for b in bars],
-                    "bottom": [b.row + self._low + (b.kind + 0.86) * self._each for b in bars],
-                    "paint": [self.paints[b.kind] for b in bars],
-                    "what": [self.what(b) for b in bars],
-                    "kind": [float(b.kind) for b in bars],
-                    "count": [b.count for b in bars],
-                    "busy": [1000 * b.busy / b.count for b in bars],
-                    "gang": [number(b.run, b.step) for b in bars],
-                }
-            )
+    def lay(self, drawn: Drawn) -> None:
+        """Rows are drawn there from now on."""
+        self._drawn = drawn
+        self._again()
 
-    def move(self, rows: Mapping[float, float], origin: float) -> None:
+    def _shown(self, bars: list[Bar]) -> list[Bar]:
+        drawn = self._drawn
+        return bars if drawn is None else [bar for bar in bars if bar.row in drawn]
+
+    def _show(self, bars: list[Bar]) -> None:
+        bars, drawn = self._shown(bars), self._drawn
+        if not bars:
+            return
+        at, stands = np.array([drawn[b.row] if drawn else (b.row, 1.0) for b in bars]).T
+        top, bottom = np.array([self.edges[b.kind] for b in bars]).T
+        columns = {name: list(map(of, bars)) for name, (_, of) in self._columns.items()}
+        count = stands * [b.count for b in bars]
+        self.table.append(columns | {"top": at + top, "bottom": at + bottom, "count": count})
+
+    def move(self, rows: Mapping[float, float]) -> None:
         """Rows have new places."""
         for bar in self.bars.items:
             bar.row = rows.get(bar.row, bar.row)
-        self._again(origin)
+        self._again()
 
-    def _again(self, origin: float) -> None:
+    def _again(self) -> None:
         self.table.clear()
-        self._show(self.bars.sealed, origin)
+        self._show(self.bars.sealed)
 
-    def forget_before(self, time: float, origin: float) -> None:
+    def forget_before(self, time: float) -> None:
         """Drop what ended before *time*, and go coarser when too much is left."""
-        self.table.drop(self.bars.forget_before(time))
-        if len(self.table) > self.budget:
-            self.coarsen(2 * self.budget // 3, origin)
+        self.table.drop(len(self._shown(self.bars.forget_before(time))))
+        over = max(len(self.table), len(self.bars.items) / HELD) / self.budget
+        if over > 1:
+            self.coarsen(int(2 / 3 * len(self.table) / over))
 
-    def coarsen(self, most: int, origin: float) -> None:
-        """Merge until there are at most about *most* marks."""
-        kept = Bars(self.bars.resolution)
-        kept.items, kept.resolution = fitting(
-            self.bars.items, most, max(self.bars.resolution, 1e-6)
-        )
+    def coarsen(self, most: int) -> None:
+        """Merge until at most about *most* bars are drawn."""
+        kept, items = Bars(), self.bars.items
+        most_items = most * len(items) // max(len(self.table), 1)
+        kept.items, kept.resolution = fitting(items, most_items, max(self.bars.resolution, 1e-6))
         kept.seal()
         self.bars = kept
-        self._again(origin)
+        self._again()
+
+
+def shared_row(low: float, high: float, kinds: int) -> list[tuple[float, float]]:
+    """Edges of kinds that share a part of a row, each at a height of its own."""
+    each = (high - low) / kinds
+    return [(low + kind * each, low + (kind + 0.86) * each) for kind in range(kinds)]

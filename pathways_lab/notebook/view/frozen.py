@@ -69,9 +69,9 @@ def freeze(
             machine=deepcopy(machine),
         )  # fmt: skip
         scene.add(known, end)
-        least = 0 if level == "island" else ENOUGH * len(scene.rows.labels)
+        least = 0 if level == "island" else ENOUGH * len(scene.lanes.rows.labels)
         for budget in (BUDGETS[0], *(each for each in BUDGETS[1:] if each >= least)):
-            if scene.marks > 2 * budget or len(scene.drawn) > budget:
+            if scene.marks > 2 * budget or len(scene.bars) > budget:
                 scene.coarsen(budget)
             bundle = _bundle(scene, end, panels, title, notes)
             if _size(bundle) <= LIMIT:
@@ -134,7 +134,7 @@ def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
     bars = scene.drawn
     gangs = [bar for bar in bars if bar.kind == GANG]
     return {
-        "bars": len(bars),
+        "bars": len(scene.bars),
         "computations": sum(bar.count for bar in gangs),
         "programs": dict(_by_program(gangs).most_common(20)),
         "transfers": sum(bar.count for bar in bars if bar.kind != GANG),
@@ -144,6 +144,6 @@ def _facts(scene: Scene, end: float) -> Mapping[str, Any]:
         "merged": scene.merged,
         "resolution": round(scene.resolution, 6),
         "seconds": round(end - scene.origin, 6),
-        "rows": len(scene.rows.labels),
+        "rows": len(scene.lanes.rows.labels),
         "dropped": scene.dropped,
     }

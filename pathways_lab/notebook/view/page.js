@@ -110,7 +110,7 @@ const TITLES = {
 
 const HELP =
   "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
-  "n and p choose the next and the previous gang, t shows the picture as text, escape lets go.";
+  "n and p choose the next and the previous gang, u unfolds and folds lanes, t shows the picture as text, escape lets go.";
 
 // Below the figures: a scrubber through the record, and what is known of the chosen gang.
 class Foot {
@@ -177,7 +177,7 @@ class Foot {
   }
 }
 
-const MARGINS = 236; // pixels beside the drawing area: LEFT and RIGHT of plot.py
+const MARGINS = 258; // pixels beside the drawing area: LEFT and RIGHT of plot.py
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = "bold 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
 
@@ -250,8 +250,20 @@ class View {
       if (!/Figure$/.test(model.type)) continue;
       model.on_event("tap", (event) => this.tap(model, event));
       // Keys are the view's own: a figure would be one more stop of the Tab key, without a name.
-      const events = feed.Bokeh.index.find_one(model)?.canvas_view.events_el;
-      if (events) events.tabIndex = -1;
+      const drawn = feed.Bokeh.index.find_one(model);
+      const events = drawn?.canvas_view.events_el;
+      if (!events) continue;
+      events.tabIndex = -1;
+      // The name of a lane, beside the drawing area, folds and unfolds it.
+      const { frame } = drawn;
+      if (model.name !== "queues") continue;
+      const beside = ({ offsetX }) => offsetX < frame.bbox.left;
+      events.addEventListener("click", (event) => {
+        if (beside(event)) feed.act("fold", frame.y_scale.invert(event.offsetY));
+      });
+      events.addEventListener("pointermove", (event) => {
+        events.title = beside(event) ? "A click unfolds the lane, or folds it again." : "";
+      });
     }
     this.fitted = [...copy._all_models.values()].filter((model) => model.data?.choices);
     this.fit();
@@ -375,6 +387,7 @@ class View {
       n: () => this.next(true),
       p: () => this.next(false),
       t: () => this.read(),
+      u: () => this.feed.act("fold"),
       Escape: () => this.feed.choose(null),
     };
     if (!keys[event.key]) return;

@@ -1,0 +1,181 @@
+"""Lanes: devices that do alike share one, and a straggler has its own.
+
+Problem: a gang computes on all devices of a slice at once, so a row per device says the same
+thing many times, and the one device that differs is lost among its like.
+
+Rule for maintainers: bars are kept for each row of :mod:`.row_layout`; a lane draws those of its
+first row and counts them for all of its devices, so folding and unfolding lose nothing.  Devices
+are alike that computed for the same slices, whose hosts differ by less than can be seen.
+
+Paper: section 4.4 (gangs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pathways_lab.notebook.scene.plot import LABELLED, wide
+from pathways_lab.notebook.scene.row_layout import Rows, arranged, short
+from pathways_lab.timeline.bars import GANG, Bar
+from pathways_lab.timeline.machine import Lane, Machine
+from pathways_lab.timeline.records import own
+
+SEEN = 4.0
+"""Pixels by which devices of a lane may differ: one does not see it."""
+
+UNLIKE = 0.25
+"""The share of a computation by which they may: hosts always differ a little."""
+
+KEPT = 4096
+"""Computations that are compared with what other hosts say of them, at most."""
+
+Of = tuple[int, Hashable]
+"""A slice and the devices that it was bound to: slice -1 when it is unknown."""
+
+
+class Fold(NamedTuple):
+    """The facts that the devices of a lane have in common.
+
+    apart: the host that they are on, if it differs from others; else "".
+    """
+
+    island: str
+    used: frozenset[Of]
+    apart: str
+
+    def label(self, count: int) -> str:
+        """The name of a lane of so many devices, as far as there is room."""
+        devices = f"{count} device{'s' * (count != 1)}"
+        name = short(self.apart)
+        if not name and len(self.used) == 1 and (number := min(self.used)[0]) >= 0:
+            name = f"s{own(number)}"
+        whole = f"{name} · {devices}" if name else devices
+        fits = wide(whole) + wide(self.island, bold=True) <= LABELLED
+        return whole if fits or not name else f"{name} ×{count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of a picture.
+
+    rows: how they are arranged.
+    drawn: of every row of bars that is drawn, its lane, and how many rows it stands for.
+    folds: of every lane, what is folded or unfolded by its name; lanes that are always one
+        device have none.
+    """
+
+    rows: Rows
+    drawn: Mapping[float, tuple[float, float]]
+    folds: Mapping[float, Hashable]
+
+    def turn(self, unfolded: set[Hashable], y: float | None) -> None:
+        """Unfold what is folded at *y*, or fold it again; None: all of it."""
+        if y is None:
+            turned = unfolded.copy() or set(self.folds.values())
+        else:
+            turned = {fold for at, fold in self.folds.items() if abs(at - y) < 0.5}
+        unfolded ^= turned
+
+
+@dataclass(slots=True)
+class Alike:
+    """Which devices do alike, as computations tell.
+
+    of: the slices that each device computed for.  late: of each host that differed from others of
+    its gang, by how much most, and until when that is shown (seconds).
+    """
+
+    of: dict[Lane, frozenset[Of]] = field(default_factory=dict)
+    late: dict[str, tuple[float, float]] = field(default_factory=dict)
+    version: int = 0
+    _told: set[tuple[int, str, tuple[Lane, ...]]] = field(default_factory=set)
+    _ended: dict[tuple[int, int], tuple[str, float, float]] = field(default_factory=dict)
+
+    def computed(self, slice_id: int, lanes: tuple[Lane, ...], machine: Machine) -> None:
+        """*lanes*, all of one host, computed for a slice."""
+        if not lanes or (told := (slice_id, lanes[0].host, lanes)) in self._told:
+            return
+        self._told.add(told)
+        self.version += 1
+        bound = machine.slices.get(slice_id)
+        devices: Hashable = lanes if slice_id < 0 else ()
+        if bound is not None and {lane[1:] for lane in lanes} <= set(bound.devices):
+            devices = bound.devices
+            lanes = tuple(Lane(bound.island, host, device) for host, device in bound.devices)
+        for lane in lanes:
+            self.of[lane] = self.of.get(lane, frozenset()) | {(slice_id, devices)}
+
+    def compare(self, bars: Iterable[Bar], hosts: Mapping[float, str]) -> None:
+        """Compare computations that ended with what other hosts said of them.
+
+        hosts: the host of each row that is of one only.
+        """
+        for bar in bars:
+            host = hosts.get(bar.row)
+            if bar.kind != GANG or bar.step < 0 or host is None:
+                continue
+            key = bar.run, bar.step
+            seen = self._ended.setdefault(key, (host, bar.start, bar.end))
+            if seen[0] != host:
+                self._differ(seen, (host, bar.start, bar.end))
+            elif len(self._ended) > KEPT:
+                del self._ended[next(iter(self._ended))]
+
+    def _differ(self, one: tuple[str, float, float], other: tuple[str, float, float]) -> None:
+        begun, ended = other[1] - one[1], other[2] - one[2]
+        by = ended if abs(ended) >= abs(begun) else begun
+        if abs(by) > UNLIKE * max(one[2] - one[1], other[2] - other[1]):
+            until, host = max(one[2], other[2]), other[0] if by > 0 else one[0]
+            most, before = self.late.get(host, (0.0, until))
+            self.late[host] = max(most, abs(by)), max(before, until)
+
+    def stragglers(
+        self, running: Iterable[tuple[Lane, tuple[int, int], float, object]], now: float,
+        start: float, seen: float,
+    ) -> frozenset[str]:  # fmt: skip
+        """Hosts that differ from others by more than *seen*, in what is shown from *start* on.
+
+        running: what devices work on at *now*; another host may have ended it.  All in seconds.
+        """
+        self.late = {host: late for host, late in self.late.items() if late[1] >= start}
+        out = {host for host, (most, _) in self.late.items() if most > seen}
+        for lane, key, _, _ in running:
+            host, begun, ended = self._ended.get(key, (lane.host, 0.0, now))
+            if host != lane.host and now - ended > max(seen, UNLIKE * (ended - begun)):
+                out.add(lane.host)
+        return frozenset(out)
+
+    def lanes(self, rows: Rows, apart: Collection[str], unfolded: Collection[Hashable]) -> Lanes:
+        """The rows of bars, folded.
+
+        apart: hosts whose devices share no lane with others.  unfolded: folds of which each row
+        has a lane of its own.
+        """
+        members: dict[float, list[Lane]] = {}
+        for lane, row in rows.of.items():
+            members.setdefault(row, []).append(lane)
+        folds = {row: self._fold(lanes, apart) for row, lanes in members.items()}
+        together: dict[Hashable, list[float]] = {}
+        for row, fold in folds.items():
+            together.setdefault(row if fold in unfolded else fold, []).append(row)
+        first = {row: group[0] for group in together.values() for row in group}
+        sizes = {group[0]: sum(len(members[row]) for row in group) for group in together.values()}
+
+        def label(lane: Lane) -> str:
+            row = first[rows.of[lane]]
+            alone = row in together or sizes[row] == 1
+            return (alone and rows.labels[row]) or folds[row].label(sizes[row])
+
+        found = arranged(rows.level, {lane: first[row] for lane, row in rows.of.items()}, label)
+        drawn = {row: (found.of[members[row][0]], size / len(members[row]))
+                 for row, size in sizes.items()}  # fmt: skip
+        named = {drawn[group[0]][0]: folds[group[0]] for group in together.values()
+                 if len(group) > 1 or group[0] in together}  # fmt: skip
+        return Lanes(found, drawn, named)
+
+    def _fold(self, lanes: list[Lane], apart: Collection[str]) -> Fold:
+        hosts = {lane.host for lane in lanes}
+        used = frozenset().union(*[self.of.get(lane, frozenset()) for lane in lanes])
+        return Fold(lanes[0].island, used, lanes[0].host if hosts <= set(apart) else "")

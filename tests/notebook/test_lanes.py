@@ -1,0 +1,149 @@
+"""Devices that do alike share a lane, and a straggler has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pathways_lab.notebook.panels import PANELS
+from pathways_lab.notebook.scene.picture import Picture, Wanted
+from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.timeline.log import Timeline
+from pathways_lab.timeline.records import Event, Record, Span
+from tests.notebook.synthetic import Cluster, arrival, training
+
+END = 5.0
+
+
+def scene_of(records: Sequence[Record], until: float = END, window: float = 20.0) -> Scene:
+    scene = Scene(0.0, window)
+    scene.add([r for r in records if arrival(r) <= until], until)
+    return scene
+
+
+def names(scene: Scene) -> list[str]:
+    return list(PANELS["queues"](scene, END).rows.values())
+
+
+def bars(scene: Scene) -> dict[str, Any]:
+    layers = PANELS["queues"](scene, END).layers
+    return next(dict(each.columns) for each in layers if each.name == "queues-bars")
+
+
+def late(records: Sequence[Record], host: str, by: float, since: float = 0.0) -> list[Record]:
+    """The same where a host ends each computation later, by so many seconds."""
+
+    def told(r: Record) -> Record:
+        slow = isinstance(r, Span) and r.kind == "gang" and r.host == host and r.start >= since
+        return replace(r, end=r.end + by) if slow and isinstance(r, Span) else r
+
+    return sorted(map(told, records), key=arrival)
+
+
+@pytest.mark.parametrize(
+    ("islands", "hosts", "devices"), [(2, 1, 4), (2, 2, 4), (8, 2, 4), (2, 100, 4)]
+)
+def test_all_devices_of_a_slice_are_one_lane_that_counts_for_all(
+    islands: int, hosts: int, devices: int
+) -> None:
+    cluster = Cluster(islands, hosts, devices)
+    cluster.pipeline(micro=1)
+    records = cluster.in_order()
+    scene = scene_of(records)
+    count = hosts * devices
+    assert len(names(scene)) == islands
+    size = f" · {count} devices" if count < 100 else f" ×{count}"
+    assert names(scene) == [f"s{n}{size}" for n in range(islands)]
+    spans = [r for r in records if isinstance(r, Span)]
+    assert int(bars(scene)["count"].sum()) == sum(len(r.devices) for r in spans)
+
+
+def test_a_part_of_an_island_that_computes_for_another_slice_has_its_lane_and_name() -> None:
+    cluster = Cluster(islands=1, devices=4)
+    of = {"run": 1, "program": "p", "node": "f"}
+    bound = [
+        Event("slice-bound", 0.0, "island0", client="k", args={
+            "slice": n, "devices": [("island0/host0", d) for d in devices], "shape": (2,),
+            "axes": ("x",),
+        })
+        for n, devices in ((7, (0, 2)), (8, (1,)))
+    ]  # fmt: skip
+    gangs = [
+        Span("gang", n / 10, (n + 1) / 10, "island0", "island0/host0", devices, step=n,
+             args={"slice": slice_id}, **of)  # type: ignore[arg-type]
+        for n, (slice_id, devices) in enumerate(((7, (0, 2)), (8, (1,)), (7, (0, 2))))
+    ]  # fmt: skip
+    scene = scene_of([*cluster.records, *bound, *gangs])
+    assert names(scene) == ["s7 · 2 devices", "device 1", "device 3"]
+    assert sorted(bars(scene)["count"]) == [1, 2, 2]
+
+
+def test_a_straggler_has_its_own_lane_while_that_is_shown() -> None:
+    records = training(3, islands=1, hosts=3)
+    host = "island0/host1"
+    assert names(scene_of(late(records, host, 0.002))) == ["s0 · 12 devices"], "not to be seen"
+    slow = late(records, host, 0.060)
+    scene = scene_of(slow)
+    assert names(scene) == ["s0 · 8 devices", "host1 ×4"]
+    ends = {round(float(end), 4) for end, top in zip(bars(scene)["right"], bars(scene)["top"],
+                                                     strict=True) if top > 0}  # fmt: skip
+    assert ends == {round(r.end, 4) for r in slow if isinstance(r, Span) and r.host == host}
+    scene.add((), 30.0)
+    assert names(scene) == ["s0 · 12 devices"], "nothing of it is shown any more"
+
+
+def test_a_straggler_is_seen_before_it_ends() -> None:
+    records = late(training(1, islands=1, hosts=2), "island0/host1", 3.0)
+    scene = scene_of(records, 0.5)
+    assert names(scene) == ["s0 · 4 devices", "host1 ×4"]
+
+
+def test_how_the_records_come_does_not_matter() -> None:
+    records = late(training(2, islands=2, hosts=3), "island1/host2", 0.060)
+    scene = Scene(0.0, 20.0)
+    for first in range(0, len(records), 7):
+        some = records[first : first + 7]
+        scene.add(some, max(map(arrival, some)))
+    scene.add((), END)
+    at_once = scene_of(records)
+    assert names(scene) == names(at_once)
+    for name, values in bars(at_once).items():
+        if name != "what":  # numbered as they came
+            assert sorted(bars(scene)[name]) == pytest.approx(sorted(values), abs=1e-3), name
+
+
+def test_a_click_unfolds_a_lane_and_folds_it_again() -> None:
+    log = Timeline(clock=lambda: END)
+    log.extend(training(2, hosts=2, devices=2))
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+
+    def lanes() -> list[str]:
+        plots, _ = shown.look(END)
+        return next(list(plot.rows.values()) for plot in plots if plot.name == "queues")
+
+    one, other = lanes()
+    whole = bars(shown.scene)
+    single = ["host0 · 0", "host0 · 1", "host1 · 0", "host1 · 1"]
+    shown.do("fold", 0.1)
+    assert lanes() == [*single, other]
+    assert int(bars(shown.scene)["count"].sum()) == int(whole["count"].sum())
+    shown.do("seek", 0.5)
+    assert lanes() == [*single, other], "also at another moment"
+    shown.do("fold", 2.0)
+    assert lanes() == [one, other]
+    shown.do("seek", None)
+    assert lanes() == [one, other]
+    assert all((bars(shown.scene)[name] == column).all() for name, column in whole.items())
+    shown.do("fold", None)
+    assert lanes() == [*single, *single]
+    shown.do("fold", None)
+    assert lanes() == [one, other]
+
+
+def test_a_lost_host_is_not_among_those_that_go_on() -> None:
+    gone = Event("host-lost", 4.0, "island0", "island0/host1", args={"reason": "killed"})
+    scene = scene_of([*training(1, islands=1, hosts=2), gone])
+    assert names(scene) == ["s0 · 4 devices", "host1 ×4"]
