@@ -277,25 +277,45 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     assert compiling.startswith("compiling forward, 1 of 5, ")
 
 
-def test_the_text_under_the_pointer_goes_with_what_it_is_about(page: Page) -> None:
+CONTRAST = """() => {
+  const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = (colour, on) => {
+    const [r, g, b, a = 1] = colour.match(/[0-9.]+/g).map(Number);
+    const [x, y, z] = [r, g, b].map((c, i) => linear(a * c + (1 - a) * (on?.[i] ?? 255)));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const label = getComputedStyle(document.querySelector('.pathways-lab-pointed b')).color;
+  const [a, b] = [light('255, 255, 255'), light(label)].sort((p, q) => q - p);
+  return (a + 0.05) / (b + 0.05);
+}"""
+
+
+def test_a_card_below_the_figures_tells_of_the_mark_under_the_pointer(page: Page) -> None:
     page.show("hover.ipynb", feed())
     page.wait_for_source("order-done", 12)
-    tips = page.page.locator("body > .bk-Tooltip")
-    for _ in range(3):
-        page.click_mark("order", "order-done")
-        tips.first.wait_for(state="attached")
-        ground, theme = tips.first.evaluate(
-            "tip => ['--tooltip-color', '--jp-layout-color1']"
-            ".map(name => getComputedStyle(tip).getPropertyValue(name).trim())"
-        )
-        assert ground == theme != ""
-        page.page.focus(".pathways-lab")
-        page.page.keyboard.press("Space")  # a mark is clicked in a picture that is held
-        grows(page)
+    card = page.page.locator(".pathways-lab-pointed")
+    size = "() => document.querySelector('.pathways-lab').clientHeight"
+    page.page.locator(".pathways-lab-program").first.wait_for()
+    page.page.wait_for_timeout(500)
+    before = page.page.evaluate(size)
+    page.click_mark("order", "order-done")
+    card.wait_for()
+    labels = card.locator("b").all_inner_texts()
+    assert labels == ["place in the order", "computation", "client", "line", "granted",
+                      "launched", "ran"]  # fmt: skip
+    assert " of train" in card.inner_text()
+    assert page.page.evaluate(size) == before, "nothing moves"
+    assert page.page.evaluate(CONTRAST) >= 4.5
+    figures = page.page.locator(".pathways-lab-body").bounding_box()
+    told = card.bounding_box()
+    assert figures is not None
+    assert told is not None
+    assert told["y"] >= figures["y"] + figures["height"], "never over lanes"
     page.page.mouse.move(2, 2)
-    page.page.wait_for_timeout(300)
-    assert sum(tips.nth(n).is_visible() for n in range(tips.count())) == 0
-    assert tips.count() <= 1
+    card.wait_for(state="hidden")
+    page.page.locator(".pathways-lab-chosen:has-text('of train')").wait_for()
+    assert page.page.locator(".bk-Tooltip").count() == 0
+    assert page.console == []
 
 
 def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page) -> None:

@@ -232,10 +232,8 @@ class Figures:
         )  # fmt: skip
 
     def _hover(self, layer: Layer, renderer: Any) -> HoverTool:
-        tool = HoverTool(
-            renderers=[renderer], tooltips=list(layer.hover), point_policy="follow_mouse",
-            attachment="horizontal",
-        )  # fmt: skip
+        """Finds the mark under the pointer; the page tells of it below the figures."""
+        tool = HoverTool(renderers=[renderer], tooltips=None, tags=list(layer.hover))
         formatters: dict[str, Any] = {}
         if "what" in layer.columns:
             formatters["@what"] = CustomJSHover(

@@ -112,7 +112,20 @@ const HELP =
   "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
   "n and p choose the next and the previous gang, u unfolds and folds lanes, t shows the picture as text, escape lets go.";
 
-// Below the figures: a scrubber through the record, and what is known of the chosen gang.
+// Facts as words of the page, without those that say nothing.
+function told(facts) {
+  return facts
+    .filter(([, text]) => text && text !== "???")
+    .map(([label, text]) => {
+      const part = element("span", "fact");
+      if (label) part.appendChild(element("b", "", label));
+      part.append(text);
+      return part;
+    });
+}
+
+// Below the figures: a scrubber through the record, and a card that tells of the mark under the
+// pointer, or else of the chosen gang.
 class Foot {
   constructor(send, seeks, reveal) {
     this.root = element("div", "foot");
@@ -121,7 +134,9 @@ class Foot {
     this.slider.setAttribute("aria-label", "moment of the record, in seconds");
     this.slider.title = "Any moment of the record; at the right end the picture follows.";
     this.moment = this.root.appendChild(element("output", "moment"));
-    this.chosen = element("div", "chosen");
+    this.card = element("div", "card");
+    this.pointed = this.card.appendChild(element("div", "pointed"));
+    this.chosen = this.card.appendChild(element("div", "chosen"));
     this.chosen.setAttribute("role", "status");
     this.text = element("pre", "text");
     this.text.hidden = true;
@@ -129,6 +144,13 @@ class Foot {
     this.seeks = seeks;
     this.reveal = reveal;
     this.slider.oninput = () => this.go(Number(this.slider.value));
+    this.point([]);
+  }
+
+  point(facts) {
+    this.pointed.replaceChildren(...told(facts));
+    this.pointed.hidden = !facts.length;
+    this.chosen.hidden = !!facts.length;
   }
 
   show(header) {
@@ -142,20 +164,17 @@ class Foot {
     const chosen = JSON.stringify([header.chosen, header.place]);
     if (chosen === this.shown) return;
     this.shown = chosen;
-    this.chosen.replaceChildren(
-      ...header.chosen.map(([label, text]) => {
-        const found = label === "line" && header.place;
-        const part = element(found ? "button" : "span", "fact");
-        if (found) {
-          part.title = "Go to it in its cell.";
-          part.onclick = () => this.reveal();
-        }
-        if (label) part.appendChild(element("b", "", label));
-        part.appendChild(document.createTextNode(text));
-        if (label === "line") part.classList.add("pathways-lab-line");
-        return part;
-      }),
-    );
+    const parts = told(header.chosen);
+    const line = parts.find((part) => part.firstChild.textContent === "line");
+    line?.classList.add("pathways-lab-line");
+    if (line && header.place) {
+      const found = element("button", "fact pathways-lab-line");
+      found.append(...line.childNodes);
+      found.title = "Go to it in its cell.";
+      found.onclick = () => this.reveal();
+      parts[parts.indexOf(line)] = found;
+    }
+    this.chosen.replaceChildren(...parts);
   }
 
   // Moves are collected: a drag is many of them.
@@ -211,7 +230,7 @@ class View {
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.append(
       this.head.root, this.head.legend, this.head.advice, this.body,
-      this.foot.root, this.foot.chosen, this.foot.text,
+      this.foot.root, this.foot.card, this.foot.text,
     );
     this.paused = false;
     this.clock = setInterval(() => {
@@ -241,7 +260,6 @@ class View {
     if (shown !== this.showing) return wipe(copy); // a newer one overtook this one
     this.body.replaceChildren(place);
     this.body.style.minHeight = "";
-    // What it leaves in the page, such as the text under a pointer, would stay for ever.
     wipe(this.placed);
     this.placed = copy;
     this.root.pathwaysDocument = copy;
@@ -249,11 +267,14 @@ class View {
     for (const model of copy._all_models.values()) {
       if (!/Figure$/.test(model.type)) continue;
       model.on_event("tap", (event) => this.tap(model, event));
+      model.on_event("mousemove", () => requestAnimationFrame(() => this.point(model)));
+      model.on_event("mouseleave", () => this.foot.point([]));
       // Keys are the view's own: a figure would be one more stop of the Tab key, without a name.
       const drawn = feed.Bokeh.index.find_one(model);
       const events = drawn?.canvas_view.events_el;
       if (!events) continue;
       events.tabIndex = -1;
+      events.style.outline = "none";
       // The name of a lane, beside the drawing area, folds and unfolds it.
       const { frame } = drawn;
       if (model.name !== "queues") continue;
@@ -337,6 +358,21 @@ class View {
       }
     }
     this.feed.choose(found);
+  }
+
+  // Tell of the mark under the pointer: of the newest layer that has one.
+  point(figure) {
+    const { replace_placeholders } = this.feed.Bokeh.require("core/util/templating");
+    for (const { type, renderers, tags, formatters } of figure.toolbar.tools.toReversed()) {
+      if (type !== "HoverTool") continue;
+      const [renderer] = renderers;
+      const { source, inspectors } = renderer.get_selection_manager();
+      const at = inspectors.get(renderer)?.indices.at(-1);
+      if (at === undefined) continue;
+      const text = (template) => replace_placeholders(template, source, at, formatters);
+      return this.foot.point(tags.map(([label, template]) => [label, text(template)]));
+    }
+    this.foot.point([]);
   }
 
   // Frame whatever is the chosen gang; the sources of frames are this view's own.
