@@ -227,6 +227,8 @@ def test_a_folder_that_others_can_enter_is_no_lab(server, lab):
 
 def test_a_lab_that_is_gone_is_said_to_be(server, lab):
     assert get(f"{server}pathways-lab/labs/pwlab-nobody/pathways")[0] == 404
+    status, body, _ = get(f"{server}pathways-lab/labs/pwlab-nobody/pathways-lab/state?since=7")
+    assert (status, json.loads(body)) == (200, {"gone": True}), "no browser logs it"
     assert get(f"{server}pathways-lab/labs/..%2f..%2fetc/passwd")[0] == 404
     with socket.socket(socket.AF_UNIX) as dead:
         (lab.folder / SOCKET).unlink()

@@ -224,6 +224,7 @@ export class Panel {
         lab = this.lab;
         if (lab) {
           const news = await this.ask(`/${lab}/pathways-lab/state?since=${this.number}`);
+          if (news?.gone) throw new Error(`${lab} has ended`);
           if (lab === this.lab) this.misses = 0;
           if (lab === this.lab && turn === this.running) {
             if (news) this.show(news);
