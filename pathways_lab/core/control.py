@@ -76,7 +76,6 @@ from pathways_lab.core.messages import (
 )
 from pathways_lab.core.messages.cancelling import CancelRequested
 from pathways_lab.core.messages.elastic import (
-    Answer,
     HostDown,
     HostForgotten,
     HostsLeaving,
@@ -96,6 +95,7 @@ from pathways_lab.core.scheduling.grants import Grants
 from pathways_lab.core.scheduling.order import IslandOrder
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.rules import Rules
+from pathways_lab.core.slices.keeping import Keeping
 from pathways_lab.core.slices.migration import Elastic
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.core.slices.slice_queue import Bookings
@@ -119,6 +119,7 @@ class Control:
         self.sharing = Sharing(self.state, self.uploads)
         self.bookings = Bookings(self.state, self._slice_bound)
         self.clients: dict[str, ClientRecord] = {}
+        self.keeping = Keeping(self.state, self.sharing, self.clients, self._release)
         self.decisions = Decisions(
             self.state, self.clients, self.bookings, self.outcomes, self.uploads
         )
@@ -155,9 +156,9 @@ class Control:
             LeaseReturned: self.decisions.lease_returned,
             GangsGivenUp: self._gangs_given_up,
             RunsGivenUp: self._runs_given_up,
-            HandlePublished: self._publish,
-            HandleUnpublished: self._unpublish,
-            HandleTaken: self._take,
+            HandlePublished: self.keeping.publish,
+            HandleUnpublished: self.keeping.unpublish,
+            HandleTaken: self.keeping.take,
             RebindRequested: self.elastic.rebind,
             SuspendRequested: self.elastic.suspend,
             ResumeRequested: self.elastic.resume,
@@ -301,6 +302,7 @@ class Control:
                 else:
                     self.uploads.lose(buffer, failure)
         self._draining |= gone
+        self.keeping.lost()
 
     def _host_report(self, event: HostReport) -> None:
         state, host = self.state, event.host
@@ -329,12 +331,13 @@ class Control:
         if event.client in self.clients:
             self._refuse(event, f"client {event.client}", "a client of this name is connected")
             return
-        self.clients[event.client] = ClientRecord(number=event.number, owner=event.owner)
+        slices = self.keeping.back(event.client)
+        self.clients[event.client] = ClientRecord({}, event.number, event.owner, slices)
         self.state.clients[event.client] = set()
         self.uploads.join(event.number)
 
     def _client_left(self, event: ClientLeft) -> None:
-        """Everything of a client is freed; what was granted still ends."""
+        """Everything of a client is freed but what it keeps; what was granted still ends."""
         state = self.state
         client = self.clients.pop(event.client)
         self.forgetting.leave(event.client)
@@ -343,8 +346,7 @@ class Control:
             run = state.runs.get(number)
             if run is not None:
                 self.outcomes.cut(run, failure)
-        for name in self.sharing.names_of(event.client):
-            self.sharing.unpublish(name)
+        kept = self.keeping.leave(event, client)
         for number in sorted(client.references):
             self.uploads.dropped(state.store.end_reference(number))
         for buffer in state.store.owned(event.client):
@@ -352,7 +354,7 @@ class Control:
                 self.uploads.lose(buffer, failure)
             self._drop(buffer)
         self.uploads.leave(client.number)
-        for slice_id in client.slices:
+        for slice_id in client.slices - kept:
             self._release(slice_id)
         self.bookings.withdraw(event.client)
         for island in tuple(state.resources.leases):
@@ -561,32 +563,6 @@ class Control:
                 self._refuse(event, f"buffer {number}", why)
             else:
                 self._drop(buffer)
-
-    # --- handles that are shared ------------------------------------------------------
-
-    def _publish(self, event: HandlePublished) -> None:
-        why = self.sharing.publish(event)
-        if why is not None:
-            self._refuse(event, f"name {event.name}", why)
-        else:
-            self._answer(event)
-
-    def _unpublish(self, event: HandleUnpublished) -> None:
-        if event.name in self.sharing.names_of(event.client):
-            self.sharing.unpublish(event.name)
-            self._answer(event)
-        else:
-            self._refuse(event, f"name {event.name}", "it is not published by this client")
-
-    def _take(self, event: HandleTaken) -> None:
-        why = self.sharing.take(event)
-        if why is not None:
-            self._refuse(event, f"name {event.name}", why)
-        else:
-            self.clients[event.client].references.update(event.buffers)
-
-    def _answer(self, event: HandlePublished | HandleUnpublished) -> None:
-        self.state.out.append(Answer(event.cause, event.client, event.request))
 
     def _drop(self, buffer: BufferRecord) -> None:
         self.state.store.drop(buffer)

@@ -68,6 +68,7 @@ class Shape:
     spread: how unequal delays are (0: equal).
     limit: that the first client sets quotas.  lease: that a client leases an island
         for a while.  share: that a client publishes a result, and that one takes it.
+    stay: of a result that is there, that its client keeps it.
     kill: that an upload is the last thing a client does, and reaches some hosts only.
     cancel: of a run, that it, some of its results or all of its client's runs are cancelled.
     keep: of a call, that its run goes on for its sake.  release: of a run, that one of its
@@ -101,6 +102,7 @@ class Shape:
     limit: float = 0.0
     lease: float = 0.0
     share: float = 0.0
+    stay: float = 0.0
     kill: float = 0.0
     stop: float = 0.0
     repeat: float = 0.0
@@ -335,6 +337,8 @@ class RandomClient:
         elif isinstance(command, Resolved):
             for buffer in command.buffers:
                 self.resolved.setdefault(buffer, []).append(command)
+                if self.shape.stay and self.rng.random() < self.shape.stay:
+                    self._keep(buffer)
         elif isinstance(command, RunEnded):
             self.ended.setdefault(command.run, []).append(command)
 
@@ -363,6 +367,10 @@ class RandomClient:
         else:
             number = self._number()
             self.send(lambda t: HandleTaken(t, "take", self.name, name, (number,)))
+
+    def _keep(self, buffer: int) -> None:
+        name, there = f"of {self.name}: {self.rng.randint(1, 2)}", (buffer,)
+        self._unless_left(lambda t: HandlePublished(t, "keep", self.name, name, there, keep=True))
 
     def _work(self) -> None:
         for number in range(self.rng.randint(1, self.shape.programs)):

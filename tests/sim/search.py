@@ -9,7 +9,8 @@ with every rule in force and checks after every event, and at the end, that
 * memory was never over its limit, and no client's over its quota,
 * every handle that was resolved and is still kept has its value, and the right one,
   on all hosts of its slice (as long as these live),
-* nothing is left, in the core and on hosts, when all clients have gone.
+* nothing is left, in the core and on hosts, when all clients have gone, and what they kept
+  was taken by clients that came back for it, or was ended by an owner.
 
 Clients leave, or are killed in the middle of an upload; hosts die, come back,
 stand still, report twice; devices and bytes are limited; islands are leased; programs are
@@ -34,7 +35,14 @@ from typing import Any
 
 from pathways_lab.core.diagnosis.invariants import check
 from pathways_lab.core.errors import InvalidTransition
-from pathways_lab.core.messages import ClientJoined, Command, Event, PolicyChosen
+from pathways_lab.core.messages import (
+    ClientJoined,
+    Command,
+    Event,
+    HandleTaken,
+    HandleUnpublished,
+    PolicyChosen,
+)
 from pathways_lab.core.scheduling.policies import Policy, RemotePolicy
 from pathways_lab.core.scheduling.rules import Rules
 from pathways_lab.sim.parts import made_of
@@ -84,6 +92,9 @@ STORM = Shape(islands=3, hosts=3, clients=3, runs=12, memory=(20, 60), lose=0.7,
 STRAIGHT = replace(STORM, straight=0.95, nodes=12, wide=0.0, memory=(60, 120))
 """The same where hosts launch most gangs in rows."""
 
+KEEPING = replace(STORM, stay=0.2)
+"""The same where clients keep what they have made, and come back for it."""
+
 DECIDING = replace(
     STORM, decide=0.5, nodes=8, wide=0.0, memory=(30, 80), cancel=0.05, lose=0.3, release=0.0
 )
@@ -94,7 +105,7 @@ def shape_of(seed: int, without: str = "") -> Shape:
     """What to draw from a seed: with every rule in force, all shapes in turn."""
     if without:
         return FOCUS.get(without, Shape())
-    shapes = (Shape(), STORM, STRAIGHT, DECIDING, *FOCUS.values())
+    shapes = (Shape(), STORM, STRAIGHT, DECIDING, KEEPING, *FOCUS.values())
     return shapes[seed % len(shapes)]
 
 
@@ -184,6 +195,8 @@ def search(
             client.drop_all()
             if not client.left:
                 world.disconnect(client.name)
+        world.agenda.run(calls=200_000)
+        _come_back(world, rng)
         world.agenda.run(calls=200_000)
         broken = broken or _empty(world)
     except (AssertionError, InvalidTransition) as error:
@@ -309,6 +322,20 @@ def _over_limit(world: World) -> str:
     return ""
 
 
+def _come_back(world: World, rng: random.Random) -> None:
+    """For everything that is kept its client comes back and takes it, or an owner ends it."""
+    for number, (name, kept) in enumerate(sorted(world.control.sharing.names.items()), 90):
+        comer = kept[0] if rng.random() < 0.5 else f"owner-{number}"
+        client = RandomClient(world, comer, number, Shape(), rng)
+        world.connect(client, number)
+        taken = (number << 32) + 1
+        client.send(lambda t, c=client, n=name, b=taken: HandleTaken(t, "take", c.name, n, (b,)))
+        client.send(lambda t, c=client, n=name: HandleUnpublished(t, "end", c.name, n))
+        world.agenda.run(calls=200_000)
+        world.disconnect(comer)
+        world.agenda.run(calls=200_000)
+
+
 def _empty(world: World) -> str:
     """Nothing is left of clients that have gone."""
     state = world.control.state
@@ -329,6 +356,8 @@ def _empty(world: World) -> str:
         return f"accounts still count {state.accounts.rows}"
     if world.control.bookings.line or state.resources.leases or world.control.sharing.names:
         return "somebody who has gone still waits, leases or publishes"
+    if world.control.keeping.seats:
+        return f"slices are kept for {list(world.control.keeping.seats)}"
     return ""
 
 

@@ -19,6 +19,7 @@ from pathways_lab.core.scheduling.cancelling import Cancelling
 from pathways_lab.core.scheduling.outcomes import Outcomes
 from pathways_lab.core.scheduling.remote_policy import Questions
 from pathways_lab.core.scheduling.runs import RunRecord
+from pathways_lab.core.slices.keeping import Keeping
 from pathways_lab.core.slices.sharing import Sharing
 from pathways_lab.executor.buffers import Buffers
 from pathways_lab.executor.device_memory import Claim, Memory
@@ -28,7 +29,7 @@ from pathways_lab.executor.segments import Segments
 from pathways_lab.executor.transfers import Moves
 from pathways_lab.sim.host import Host
 from tests.sim.generate import Shape
-from tests.sim.search import DECIDING, STORM, STRAIGHT, WITHOUT, main, search, shape_of
+from tests.sim.search import DECIDING, KEEPING, STORM, STRAIGHT, WITHOUT, main, search, shape_of
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
@@ -94,7 +95,7 @@ upload, drop = Host.upload, Store.drop
     [
         (Uploads, "leave", lambda self, client: None, "still keeps"),
         (Uploads, "reject", lambda self, number, hosts: None, "still keeps"),
-        (Sharing, "names_of", lambda self, client: [], "left behind"),
+        (Sharing, "names_of", lambda self, client: [], "is left"),
         (Store, "end_reference", _reference_stays, "left behind"),
         (Host, "upload", _wrong_now_and_then, "wrong value"),
         (Store, "drop", _drops_anothers, "store has nothing for it"),
@@ -150,6 +151,13 @@ def test_without_what_hosts_decide_by_workloads_break(
     monkeypatch.setattr(owner, name, broken)
     found = (search(seed, shape).broken for seed in seeds)
     assert any(text and words in text for text in found)
+
+
+def test_without_the_end_of_lost_seats_workloads_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients keep values, leave, and come back, while hosts die."""
+    assert not any(search(seed, KEEPING).broken for seed in range(2))
+    monkeypatch.setattr(Keeping, "lost", lambda self: None)
+    assert any("failed" in search(seed, KEEPING).broken for seed in range(80))
 
 
 def _undecided_is_taken(self: RunRecord, step: int) -> bool:

@@ -29,6 +29,7 @@ def check(control: Control) -> None:
         _run(state, run)
     _references(state)
     _registered(control)
+    _seats(control)
     for slice_id, count in state.users.items():
         using = sum(slice_id in r.index.plan.slices for r in state.runs.values())
         assert using == count, f"slice {slice_id} counts {count} runs and has {using}"
@@ -141,3 +142,23 @@ def _registered(control: Control) -> None:
         for number in control.state.clients[name]:
             key = control.state.runs[number].index.plan.key
             assert key in client.plans, f"run {number} is of {key}, which nobody knows"
+
+
+def _seats(control: Control) -> None:
+    """Slices in use have a client, or are kept for one that has left; so are names."""
+    sharing, seats = control.sharing, control.keeping.seats
+    held = {s for c in control.clients.values() for s in c.slices}
+    held |= {s for kept in seats.values() for s in kept}
+    for slice_id, record in control.slices.items():
+        assert slice_id in held or record.state in ("released", "lost"), f"{slice_id} is nobody's"
+    for name, (client, buffers, _) in sharing.names.items():
+        assert client in control.clients or name in sharing.kept, f"{name!r} of {client} is left"
+        if client not in control.clients:
+            states = {buffer.state for buffer in buffers}
+            assert states <= {"resident"}, f"{name!r} is kept, and its values are {states}"
+    for client, kept in seats.items():
+        assert client not in control.clients, f"{client} is there, and has a seat"
+        names = sharing.names_of(client)
+        assert names, f"nothing is kept for {client}"
+        used = {buffer.slice for name in names for buffer in sharing.buffers(name)}
+        assert kept <= used, f"slices {kept - used} are kept for {client}, and no value on them"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages.cancelling import CancelAnswered, CancelRequested
 from pathways_lab.core.messages.elastic import ElasticCommand, ElasticEvent
+from pathways_lab.core.messages.keeping import SlicesKept
 from pathways_lab.core.messages.programs import ProgramsDropped, ProgramsForgotten, RunWaited
 from pathways_lab.core.messages.uploads import UploadEvent
 from pathways_lab.core.messages.windows import WindowChosen, WindowKept
@@ -323,7 +324,7 @@ class RunsGivenUp:
 class HandlePublished:
     """A client gives buffers that it has a name under which others may take them, all together.
 
-    about: what takers must know of them, as its client wrote it; never looked into.
+    about: words for takers, never looked into.  keep: they stay when the client leaves.
     """
 
     time: float
@@ -333,11 +334,12 @@ class HandlePublished:
     buffers: tuple[Buffer, ...]
     about: bytes = b""
     request: int = 0
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HandleUnpublished:
-    """A client takes a name of its own back; who has taken the handle keeps it."""
+    """A client takes a name back: its own, or as an owner that of a client that has left."""
 
     time: float
     cause: str
@@ -497,10 +499,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run is over on all hosts; comes once per submitted run.
-
-    outcome: ``"finished"``, ``"failed"``, ``"cancelled"``.
-    """
+    """The run is ``"finished"``, ``"failed"`` or ``"cancelled"`` on all hosts; comes once."""
 
     cause: str
     client: str
@@ -562,11 +561,12 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Anybody may take what has this name now."""
+    """Anybody may take what has this name now.  kept: it stays when the client leaves."""
 
     cause: str
     client: str
     name: str
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -595,6 +595,6 @@ class Taken:
 Command = (
     SliceBound | SliceWaiting | SliceFreed | Refused | Prepare | ShareProgram | Grant |
     FreeBuffers | AbortRun | Resolved | RunEnded | AskPolicy | PolicySet | Leased |
-    LeaseEnded | Published | Unpublished | Taken | ElasticCommand | ProgramsForgotten |
+    LeaseEnded | Published | SlicesKept | Unpublished | Taken | ElasticCommand | ProgramsForgotten |
     RunWaited | CancelAnswered | WindowKept
 )  # fmt: skip

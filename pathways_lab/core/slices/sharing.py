@@ -8,8 +8,9 @@ One name stands for one or many buffers, and they are taken together.  Taking gi
 references of the taker's own, which count like handles, and can be published too.  So
 the taker's value outlives the name, the owner's handle and the owner; the bytes are
 freed when the last client that has it drops it.  The name itself counts too, until it is
-taken back, used for something newer, or its publisher leaves.  References only read: a
-shared buffer is never donated, and nothing is computed on another client's slice.
+taken back, used for something newer, or its publisher leaves; one that is kept stays then
+(:mod:`.slices.keeping`).  References only read: a shared buffer is never donated, and nothing
+is computed on another client's slice.
 
 Rule for maintainers: the store counts; this module knows only the permissions.
 
@@ -35,16 +36,32 @@ from pathways_lab.core.state import State
 
 
 class Sharing:
-    """names: by name, who published which buffers, and what takers must know of them."""
+    """names: by name, who published which buffers, and what takers must know of them.
+
+    kept: those of them that stay when their publisher leaves.
+    """
 
     def __init__(self, state: State, uploads: Uploads) -> None:
         self.state = state
         self.uploads = uploads
         self.names: dict[str, tuple[str, tuple[BufferRecord, ...], bytes]] = {}
+        self.kept: set[str] = set()
 
     def names_of(self, client: str) -> list[str]:
         """The names that a client has published."""
         return [name for name, (owner, _, _) in self.names.items() if owner == client]
+
+    def publisher(self, name: str) -> str | None:
+        """The client that has published under this name."""
+        return self.names[name][0] if name in self.names else None
+
+    def buffers(self, name: str) -> tuple[BufferRecord, ...]:
+        """The buffers that a name stands for."""
+        return self.names[name][1]
+
+    def failed(self, name: str) -> bool:
+        """Whether some of what a name stands for will never be there (any more)."""
+        return any(buffer.failure is not None for buffer in self.buffers(name))
 
     def count(self, name: str) -> int:
         """How many buffers a name stands for; 0 if it is nobody's."""
@@ -64,6 +81,8 @@ class Sharing:
                 return buffer.failure
             if buffer.donor:
                 return "the handle was donated: publish the result of that call"
+            if event.keep and buffer.state != "resident":
+                return "only values that are there can be kept: wait for them first"
             buffers.append(buffer)
         # The new ones first: some may have the name already.
         for buffer in buffers:
@@ -71,12 +90,16 @@ class Sharing:
         if known is not None:
             self._end(event.name, {*known[1]} - {*buffers})
         self.names[event.name] = event.client, tuple(buffers), event.about
-        self.state.out.append(Published(self.state.cause, event.client, event.name))
+        self.kept.discard(event.name)
+        if event.keep:
+            self.kept.add(event.name)
+        self.state.out.append(Published(self.state.cause, event.client, event.name, event.keep))
         return None
 
     def unpublish(self, name: str) -> None:
         """Nobody can take it by this name any more."""
         client, buffers, _ = self.names.pop(name)
+        self.kept.discard(name)
         self._end(name, buffers)
         self.state.out.append(Unpublished(self.state.cause, client, name))
 
@@ -99,7 +122,7 @@ class Sharing:
         if len({*numbers}) < len(numbers):
             return "two of them have the same number"
         owner, buffers, about = known
-        if owner == event.client:
+        if owner == event.client and event.name not in self.kept:
             return "this client has published it itself, and has the handle"
         if len(numbers) != len(buffers):
             return f"it is {len(buffers)} arrays, and {len(numbers)} were asked for: take it again"
