@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathways_lab.client.lab.cancelling import Cancelled
     from pathways_lab.client.lab.deadlock_check import possible_deadlock
     from pathways_lab.client.lab.devices import Slice
-    from pathways_lab.client.lab.lab import Lab, connect, current, start
+    from pathways_lab.client.lab.lab import Lab
+    from pathways_lab.client.lab.opening import connect, current, make_virtual_device_set, start
     from pathways_lab.client.lab.tags import tagged
-    from pathways_lab.client.lab.virtual import make_virtual_device_set
     from pathways_lab.client.program.branches import cond, switch, until
     from pathways_lab.client.program.program import device_put, program
     from pathways_lab.client.program.simulation import Machine, compare_policies, simulate
@@ -126,14 +126,14 @@ _HOMES = {
     "compare_policies": "client.program.simulation",
     "compare_timelines": "notebook.reports.timelines",
     "cond": "client.program.branches",
-    "connect": "client.lab.lab",
-    "current": "client.lab.lab",
+    "connect": "client.lab.opening",
+    "current": "client.lab.opening",
     "data_parallel": "pipeline.islands",
     "device_put": "client.program.program",
     "emulated": "runtime.emulated",
     "jit": "client.functions.jit",
     "load": "timeline.log",
-    "make_virtual_device_set": "client.lab.virtual",
+    "make_virtual_device_set": "client.lab.opening",
     "mpmd": "pipeline.mpmd",
     "patched": "client.functions.jax_patch",
     "pipeline": "pipeline",
@@ -143,7 +143,7 @@ _HOMES = {
     "restore": "client.saving.checkpoints",
     "save": "client.saving.checkpoints",
     "simulate": "client.program.simulation",
-    "start": "client.lab.lab",
+    "start": "client.lab.opening",
     "switch": "client.program.branches",
     "tagged": "client.lab.tags",
     "until": "client.program.branches",

@@ -285,6 +285,19 @@ def sharing(lab: pw.Lab, x: Any, folder: Path) -> None:
     assert "bob" in lab.accounts().clients
 
 
+@shows("Lab.keep", "Lab.kept", "Lab.kept_as")
+def kept(lab: pw.Lab, folder: Path) -> None:
+    lab.invite(folder / "lab.json")  # or a lab of one's own: pw.start(keep="mine")
+    with pw.connect(folder / "lab.json", name="cleo") as before:
+        state = {"w": pw.device_put(np.arange(8.0, dtype=np.float32), before.slice(2))}
+        before.keep(state=state)  # returns when it is there; the kernel may die from now on
+    with pw.connect(folder / "lab.json", name="cleo") as again:  # the next kernel
+        np.testing.assert_array_equal(again.kept["state"]["w"], np.arange(8))
+        assert len(again.slices) == 1  # it is cleo's own again
+        again.unpublish("state")
+    assert lab.kept_as == ""  # this one ends with its kernel
+
+
 @shows("Lab.door")
 def unchanged(lab: pw.Lab) -> None:
     program = "import jax; print(len(jax.devices()), jax.numpy.arange(3).sum())"

@@ -1,4 +1,4 @@
-"""The command line: ``python -m pathways_lab lab | demo | run | doctor | cluster``.
+"""The command line: ``python -m pathways_lab lab | demo | run | stop | doctor | cluster``.
 
 Problem: the first command that somebody runs must either work or say in one
 sentence what to do.  So the command line itself needs nothing but the standard
@@ -78,6 +78,14 @@ def parser() -> argparse.ArgumentParser:
     script.add_argument("--name", default="", help="what the script is called on the lab")
     script.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
 
+    stop = commands.add_parser(
+        "stop",
+        help="end a lab that outlives its kernels",
+        description="End a lab that pw.start(keep=NAME) has started, with everything that is kept "
+        "on it. `doctor` lists those that run.",
+    )
+    stop.add_argument("name", help="the name under which it is kept")
+
     doctor = commands.add_parser(
         "doctor",
         help="check this machine, or a cluster, and say what to do",
@@ -111,6 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if options.command == "cluster":
         return cluster.run(options)
+    if options.command == "stop":
+        from pathways_lab.cli import stop
+
+        return stop.run(options.name)
     if options.command == "demo":
         from pathways_lab.cli import demo
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,3 +142,16 @@ def open_files() -> Iterator[Finding]:
         yield Finding("warn", f"open files: at most {soft}", f"ulimit -n {4 * LEAST_FILES}")
     else:
         yield Finding("ok", f"open files: at most {soft}")
+
+
+def kept_labs() -> Iterator[Finding]:
+    """Labs of this account that outlive their kernels: they take memory until they end."""
+    from pathways_lab.runtime.processes import kept_labs
+
+    for name in kept_labs.names():
+        seconds = time.time() - kept_labs.record(name).stat().st_mtime
+        yield Finding(
+            "note",
+            f"kept lab: {name}, for {seconds / 60:.0f} min",
+            f"pw.connect({name!r}) joins it, python -m pathways_lab stop {name} ends it",
+        )

@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     checks_machine.shared_memory,
     checks_machine.memory,
     checks_machine.open_files,
+    checks_machine.kept_labs,
     checks_jupyter.lab,
     checks_jupyter.kernel,
     checks_jupyter.server_extension,

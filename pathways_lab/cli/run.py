@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.lab import opening as labs
 from pathways_lab.core.errors import PathwaysError
 
 

@@ -193,6 +193,9 @@ class Control:
                 self.bookings.serve()
             if self.forgetting.busy:
                 self.forgetting.work()
+            if self.keeping.coming:
+                self.keeping.work()
+                self.grants.work()
             self.decisions.tell_policy()
         else:
             failure = Failure("refused", f"client {client!r} is not connected", "connect first")

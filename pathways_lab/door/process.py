@@ -22,7 +22,7 @@ def main() -> None:
     child_process.begin()
     told = child_process.configuration()
 
-    from pathways_lab.client.lab import lab as labs
+    from pathways_lab.client.lab import opening as labs
     from pathways_lab.core.errors import PathwaysError
     from pathways_lab.door.callbacks import Remote
     from pathways_lab.door.messages import ProtocolMissing, classes

@@ -202,12 +202,16 @@ class ReturnLease(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """The buffer of the message: what takers must know of the handles, as their client wrote it."""
+    """The buffer of the message: what takers must know of the handles, as their client wrote it.
+
+    keep: they stay when the client leaves.
+    """
 
     parcels: ClassVar[tuple[int, int]] = 0, 1
     id: Number
     name: str
     buffers: tuple[Id, ...]
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import pathways_lab as pw
 from pathways_lab.client.chaos.chaos import Chaos
 from pathways_lab.client.feeds.feed import Feeding
 from pathways_lab.client.lab import lab as labs
-from pathways_lab.client.lab import slice_request, topology_view
+from pathways_lab.client.lab import opening, slice_request, topology_view
 from pathways_lab.client.lab.dcn import Dcn
 from pathways_lab.client.lab.diagnostics import Care
 from pathways_lab.client.lab.sharing import Sharing
@@ -201,7 +201,7 @@ def test_a_question_starts_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Mock()
     monkeypatch.setattr(labs, "_labs", [])
     monkeypatch.setattr(labs, "_gone", None)
-    monkeypatch.setattr(labs, "start", started)
+    monkeypatch.setattr(opening, "start", started)
     with pytest.raises(pw.PathwaysError, match="this kernel has no lab") as caught:
         pw.current()
     assert "pw.start()" in caught.value.failure.remedy

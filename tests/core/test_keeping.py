@@ -25,10 +25,11 @@ from pathways_lab.core.messages import (
     SliceFreed,
     SliceReleased,
 )
+from pathways_lab.core.messages.elastic import Answer
 from pathways_lab.core.messages.keeping import SlicesKept
 from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.testing import Script, Sketch
-from tests.core.stories import told
+from tests.core.stories import BROKEN, told
 
 ANN, BOB = "ann", "bob"
 
@@ -153,15 +154,35 @@ def test_runs_of_a_client_that_left_are_cancelled_and_what_it_kept_stays() -> No
     assert ann.account == 16
 
 
-def test_only_what_is_there_can_be_kept() -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_is_to_be_kept_has_its_name_when_it_is_there(killed: bool) -> None:
+    ann = Ann()
+    plan = ann.script.register(ann.step(), client=ANN)
+    run = ann.script.submit(plan, [ann.w], client=ANN)
+    answers = len(told(ann.script, Answer))
+    ann.keep(run.outputs[0])
+    ann.drop(ann.w)
+    if killed:
+        ann.leave()
+    assert not ann.free(ann.w), "the one before has the name"
+    assert len(told(ann.script, Answer)) == answers
+    ann.script.finish_all()
+    assert ann.free(ann.w) is not killed
+    assert ann.free(run.outputs[0]) is killed
+    assert len(told(ann.script, Answer)) == answers + (not killed)
+    assert ann.account == 16
+
+
+def test_what_fails_is_not_kept() -> None:
     ann = Ann()
     plan = ann.script.register(ann.step(), client=ANN)
     run = ann.script.submit(plan, [ann.w], client=ANN)
     ann.keep(run.outputs[0])
-    assert "only values that are there can be kept" in ann.script.refused[-1].failure.message
+    ann.script.finish(run.run, failure=BROKEN)
+    ann.keep(run.outputs[0], name="other")
+    assert [r.failure.message for r in ann.script.refused] == [BROKEN.message] * 2
     ann.leave()
-    ann.script.finish_all()
-    assert not ann.free(ann.w), "the one before stays"
+    assert ann.script.control.sharing.names.keys() == {"w"}
 
 
 def test_another_client_reads_them_and_computes_elsewhere() -> None:
@@ -186,7 +207,7 @@ def test_an_owner_of_the_lab_ends_what_nobody_comes_back_for(by: str) -> None:
     assert (ann.slice in ann.script.control.slices) is (by != "owner")
     assert bool(ann.seats) is (by != "owner")
     if by == "owner":
-        assert told(ann.script, SlicesKept)[-1].slices == ()
+        assert told(ann.script, SlicesKept)[-1].slices is None
         assert ann.account == 0
 
 

@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import pathways_lab as pw
-from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.lab import opening as labs
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.notebook.dashboard import PAGES
 from pathways_lab.notebook.kernel.errors import HOOK

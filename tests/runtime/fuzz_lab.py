@@ -260,7 +260,7 @@ class Lab:
     def join(self, name: str, owner: bool = False) -> tuple[ClientPeer, int]:
         """A client comes."""
         peer = ClientPeer()
-        seen = self.rim.new_client(name, 1, owner)
+        seen = self.rim.new_client(name, 1, 0 if owner else 1)
         self.rim.client_joined(seen, peer)
         return peer, seen.number
 

@@ -129,7 +129,7 @@ class Lab:
         )
         self.clients = [Peer(), Peer()]
         for peer in self.clients:
-            self.rim.client_joined(self.rim.new_client("", 7, owner=True), peer)
+            self.rim.client_joined(self.rim.new_client("", 7), peer)
         self.hosts = {f"i{i}/h": Peer() for i in range(2)}
         for i, (name, peer) in enumerate(self.hosts.items()):
             self.rim.host_joined(HostSeen(name, f"i{i}", 1, "cpu", 10, 1, 2, f"d{i}", False), peer)

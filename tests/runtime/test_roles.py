@@ -20,7 +20,7 @@ def lab() -> Lab:
 
 def test_who_was_invited_decides_for_nobody_else(lab: Lab) -> None:
     """Code of a policy does not even get as far as its process."""
-    guest, peer = lab.rim.new_client("guest", 9), Peer()
+    guest, peer = lab.rim.new_client("guest", 9, holder=1), Peer()
     lab.rim.client_joined(guest, peer)
     rejected = lab.rim.rejected
     lab.rim.from_client("guest", "policy", {"id": 1, "name": "Mine"}, [memoryview(b"x")], 1)

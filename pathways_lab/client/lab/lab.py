@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,24 +42,20 @@ from pathways_lab.client.session.connection import Connection
 from pathways_lab.client.session.session import Session
 from pathways_lab.client.training import per_host_loop
 from pathways_lab.core.checks import not_an_owner
-from pathways_lab.core.errors import Failure, PathwaysError
+from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Line, SliceId
 from pathways_lab.core.scheduling.policies import Policy
 from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime.client_messages import Loop
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.cluster.attach import ControlAddress
-from pathways_lab.runtime.cluster.embedded import EmbeddedCluster, start_cluster
-from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
+from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
 from pathways_lab.runtime.cluster.start_control_plane import IDLE
-from pathways_lab.runtime.cluster.start_progress import Progress
-from pathways_lab.runtime.control_plane.directory import why_no_name
+from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.transport import record_encoding, tls
-from pathways_lab.transport.auth import AuthenticationError
 from pathways_lab.transport.deferred_signals import HeldBack
-from pathways_lab.transport.framing import WireError
 
 
 class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
@@ -94,6 +88,9 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         self.session = Session(connection)
         self._policies = Policies(connection, lambda text: self.session.print_later("policy", text))
         self.name = connection.name
+        for binding in connection.kept:
+            connection.following.follow(on := Slice(binding, self))
+            self.slices.append(on)
         offset = connection.link.clock_offset
         self.timeline = Timeline(clock=lambda: time.monotonic() + offset)
         self.timeline.written = Entries()
@@ -364,10 +361,20 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         """Whether nothing can run on it any more, because it was closed or lost."""
         return self._closed or self.session.connection.closed is not None
 
-    def close(self) -> None:
-        """Leave the lab; an embedded cluster ends with it.  Again is fine; nothing in a fork."""
+    @property
+    def kept_as(self) -> str:
+        """The name under which the lab outlives its kernels (``pw.start(keep=...)``), or ""."""
+        return self._control.kept
+
+    def close(self, *, end: bool = False) -> None:
+        """Leave the lab; an embedded cluster ends with it.  Again is fine; nothing in a fork.
+
+        end: a kept lab, which stays otherwise, ends too, for everybody.
+        """
         with HeldBack():  # nothing stays behind; Ctrl-C counts when it is done, in seconds at most
             self._end("the lab was closed")
+            if end and self.kept_as:
+                kept_labs.stop(self.kept_as)
 
     def _end(self, reason: str, remedy: str = "") -> None:
         """Leave the lab.  reason, remedy: what its calls say from now on."""
@@ -419,7 +426,8 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
         if self.session.connection.closed is not None:
             return f"<Lab, {self.session.connection.closed.message}>"
         machine = topology_view.in_words(self.islands, self.session.connection.topology)
-        return f"<Lab {self.name}: {machine}>"
+        kept = f", kept as {self.kept_as!r}" if self.kept_as else ""
+        return f"<Lab {self.name}: {machine}{kept}>"
 
     def _repr_html_(self) -> str:
         table = (
@@ -431,170 +439,7 @@ class Lab(Elasticity, Care, Feeding, Sharing, Tagging, UnderWay):
 # Calls outside of programs run at once, in whatever lab their slice belongs to.
 scopes.install(calls.Immediate())
 
-# --- the kernel's lab ---------------------------------------------------------------------------
-
 _labs: list[Lab] = []
 """Labs that were started or joined and not closed since; the last one is the kernel's."""
 _gone: Failure | None = None
 """Why the kernel has no lab any more, after it had one."""
-
-
-def current() -> Lab:
-    """The lab of this kernel, of several the newest.
-
-    Raises PathwaysError when there is none, it is lost, or the last one was closed: another one
-    has other slices and values.
-    """
-    if _labs:
-        _labs[-1].session.connection.check()
-        return _labs[-1]
-    if _gone is not None:
-        raise PathwaysError(_gone)
-    raise failures.failure("refused", "this kernel has no lab", "start one: lab = pw.start()")
-
-
-def current_or_new() -> Lab:
-    """The same; the first use in a kernel starts one."""
-    return current() if _labs or _gone is not None else start()
-
-
-def is_running() -> bool:
-    """Whether this kernel has a lab."""
-    return bool(_labs) and not _labs[-1].closed
-
-
-def start(
-    islands: int = 2,
-    hosts_per_island: int | None = None,
-    devices_per_host: int | None = None,
-    *,
-    memory: int | str | None = None,
-    platform: str = "auto",
-    progress: bool | Callable[[Progress], object] = True,
-    transcript: str | Path = "",
-    idle_close: float | None = None,
-    transport: Transport = "sockets",
-    name: str = "",
-) -> Lab:
-    """Start a lab on this machine: a local Dask cluster whose workers own devices.
-
-    islands: groups of hosts whose devices compute together; each is called
-        ``"island"`` and a number.
-    hosts_per_island, devices_per_host: two each by default.  Where memory is short,
-        on accelerators, and where processes cannot compute together (native
-        Windows), the default is one host with four devices; a warning says why.
-    memory: bytes per device that programs may use, or text like ``"1 GiB"``
-        (default: a share of what is free).
-    platform: ``"auto"`` takes accelerators when there are enough; ``"cpu"``
-        takes CPU devices.
-    progress: show how far the start is; or a function that is told.
-    transcript: a file that gets every event of the control plane, with what it
-        decided: :func:`pathways_lab.runtime.control_plane.transcript.differences` decides again.
-    idle_close: seconds after which the lab ends by itself when no client has said anything
-        and no run is under way (None: only with the kernel).
-    transport: ``"sockets"``: Unix sockets and shared memory; ``"dask"``: everything
-        over Dask's own comms, as on a cluster where nothing else gets through.
-    name: what this client is called (default: ``"kernel-1"``); weights of shares,
-        records and errors name it so.
-
-    It ends with the kernel, with :meth:`Lab.close`, and when another is started.
-    Raises PathwaysError, with the numbers when memory does not suffice; what is wrong
-    with the arguments is said before a lab that runs is ended.
-    """
-    _check_name(name)
-    wishes = Wishes(
-        islands,
-        hosts_per_island,
-        devices_per_host,
-        None if memory is None else slice_request.bytes_of(memory),
-        platform,
-        transcript,
-        idle_close,
-        transport,
-    )
-    for lab in tuple(_labs):
-        if lab.embedded is not None:
-            # Refused here, it ends nothing.  How much will be free is seen when it is.
-            outline(wishes, freed=lab.embedded.budget.total)
-            lab._end(
-                "another lab was started with pw.start()",
-                "go on with it, pw.current(), or start one",
-            )
-    show = progress if callable(progress) else hooks.display() if progress else None
-    made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
-    if made.note:
-        warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
-    try:
-        lab = Lab(made.control, made, name)
-    except BaseException:
-        made.close()
-        raise
-    _labs.append(lab)
-    return lab
-
-
-def _check_name(name: str) -> None:
-    if name and (wrong := why_no_name(str(name))):
-        raise failures.failure("refused", wrong, 'for example name="ann"')
-
-
-def connect(
-    target: object = None,
-    *,
-    hosts_per_island: int | None = None,
-    devices_per_host: int | None = None,
-    memory: int | str | None = None,
-    platform: str = "auto",
-    timeout: float | None = None,
-    name: str = "",
-    plain_collectives: bool = False,
-    silence: float = 30.0,
-) -> Lab:
-    """Join the lab on a Dask cluster, or make one there by plugins if there is none.
-
-    target: a ``distributed.Client``, a Dask cluster, the address of a Dask scheduler, the path of
-        a lab file, or None: what the environment variable PATHWAYS_LAB says.
-    hosts_per_island: workers whose accelerators start as one runtime (None: each host for itself).
-    plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
-    silence: seconds without a sign of a machine after which it counts as lost (5 to 120, say).
-    These, devices_per_host, memory and platform: only for the one who makes the lab.
-    timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all.
-    name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
-
-    Raises PathwaysError that says what is missing.
-    """
-    _check_name(name)
-    control = attach.attach(
-        target,
-        hosts_per_island=hosts_per_island,
-        devices_per_host=devices_per_host,
-        memory=None if memory is None else slice_request.bytes_of(memory),
-        platform=platform,
-        timeout=timeout,
-        pages=hooks.pages,
-        tell=hooks.line(),
-        plain_collectives=plain_collectives,
-        silence=silence,
-    )
-    try:
-        lab = Lab(control, name=name)
-    except OSError as error:
-        raise failures.failure(
-            "lost",
-            f"the lab at {control.address} does not answer: {error}",
-            "is it still running?  Ask its owner for a new lab file",
-        ) from error
-    except (AuthenticationError, WireError) as error:
-        raise failures.failure(
-            "refused",
-            f"the lab at {control.address} and this client do not understand each other: {error}",
-            "ask its owner for a new lab file, or install the same pathways_lab for both",
-        ) from error
-    try:
-        lab.session.connection.await_host(timeout or attach.WORKER_SECONDS)
-    except BaseException:
-        lab.close()
-        raise
-    lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
-    _labs.append(lab)
-    return lab

@@ -3,7 +3,8 @@
 Problem: what one notebook has made is readable by nobody else, which is right
 until somebody wants to pass it on.  A published handle, or a tree of them, is described
 (:mod:`.session.descriptions`) in words that the control plane keeps and does not read,
-and made again, of handles of its own, by whoever takes it.
+and made again, of handles of its own, by whoever takes it.  A publication that is *kept* stays
+when this client leaves, for the next one of its name (:mod:`pathways_lab.core.slices.keeping`).
 
 Rule for maintainers: what is taken comes from another client; where it lies is told by the
 control plane.
@@ -14,7 +15,7 @@ Paper: section 4.2 (opaque handles), section 4.6 (ownership).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,19 +32,26 @@ from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Answer, Buffer
 from pathways_lab.client.session.session import Session, buffer_of
 from pathways_lab.core.slices.topology import SliceBinding
+from pathways_lab.runtime.control_plane.directory import why_no_name
 from pathways_lab.runtime.processes.program_environment import environment
 from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.deferred_signals import HeldBack
 
 
-def publish(session: Session, name: str, tree: Any) -> None:
-    """Let other clients take *tree* by *name*.  Raises PathwaysError when refused."""
+def publish(session: Session, name: str, tree: Any, keep: bool = False) -> None:
+    """Let other clients take *tree* by *name*.  Raises PathwaysError when refused.
+
+    keep: when all of it is there, and so that it stays when this client leaves.
+    """
     handles, about = describe(tree)
     buffers = [buffer_of(handle, session) for handle in handles]
     for buffer in buffers:
         buffer.shared = True
-    fields = {"name": name, "buffers": [buffer.id for buffer in buffers]}
-    session.connection.questions.ask("publish", fields, buffers=[about])
+    fields: dict[str, Any] = {"name": name, "buffers": [buffer.id for buffer in buffers]}
+    if keep:
+        fields["keep"] = True
+    ask = session.connection.questions.ask
+    ask("publish", fields, None if keep else 60.0, [about], f"values to keep as {name!r}")
 
 
 def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
@@ -92,11 +100,43 @@ def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: Ans
 
 
 def _place(session: Session, binding: SliceBinding) -> Slice:
-    """A slice of another client's."""
+    """The slice of this name: of this client's own, or of another client's."""
+    known = session.connection.following.own(binding.slice)
+    if known is not None:
+        return known
     on = Slice(binding)
     session.connection.following.follow(on)
     on.taken, on.name = True, f"{on.name} of {binding.client}"
     return on
+
+
+class Kept(Mapping[str, Any]):
+    """The values that this client keeps on its lab, by name; each look takes handles of its own."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getitem__(self, name: str) -> Any:
+        # A name that nobody has is the control plane's to refuse: it says what there is.
+        return take(self._session, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    @property
+    def _names(self) -> list[str]:
+        connection = self._session.connection
+        published, kept = connection.topology["published"], connection.topology.get("kept", ())
+        return [name for name in kept if published.get(name) == connection.name]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<kept by {self._session.connection.name}: {', '.join(self) or 'nothing'}>"
 
 
 class Sharing:
@@ -161,6 +201,45 @@ class Sharing:
         >>> weights = lab.take("weights")       # in another notebook; doctest: +SKIP
         """
         publish(self.session, slice_request.name("name", name), tree)
+
+    def keep(self, **trees: Any) -> None:
+        """Have values outlive this kernel: they stay on their devices when it ends, or is killed.
+
+        trees: by name, a handle or a tree of handles, as for :meth:`publish`.  Returns when they
+            are there and kept, and those that were kept under these names before are not any more.
+            Each name goes as a whole: what belongs together belongs under one name.
+
+        The next client of this one's name (``lab.name``) finds them in :attr:`kept`, and its slices
+        in ``lab.slices``: nothing moves, and functions that are compiled for them are not compiled
+        again.  They count on the account of this name, and in its quotas, until :meth:`unpublish`;
+        other clients may take them meanwhile, like anything published.  Runs that are under way end
+        with this kernel.  Values end with their hosts, and with the lab: keep the lab itself with
+        ``pw.start(keep=...)``.
+
+        Raises PathwaysError when a value fails, and for a client without a name of its own.
+
+        >>> lab = pw.start(keep="mine")                      # doctest: +SKIP
+        >>> lab.keep(state=state)       # and the kernel may die; doctest: +SKIP
+        >>> state = pw.connect("mine").kept["state"]         # doctest: +SKIP
+        """
+        name = self.session.connection.name
+        if why_no_name(name):
+            raise failures.failure(
+                "refused",
+                f"{name!r} is a name that the lab has given this client: nobody could come back by"
+                " it for what it keeps",
+                'come with a name of your own: pw.connect(..., name="ann"), pw.start(keep="mine")',
+            )
+        for key, tree in trees.items():
+            publish(self.session, key, tree, keep=True)
+
+    @property
+    def kept(self) -> Kept:
+        """The values that are kept for this client's name, by name, as handles of its own.
+
+        >>> state = lab.kept["state"] if "state" in lab.kept else init()   # doctest: +SKIP
+        """
+        return Kept(self.session)
 
     def unpublish(self, name: str) -> None:
         """Take a name back.  Clients that have taken the handle keep it."""

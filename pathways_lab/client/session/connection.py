@@ -76,6 +76,7 @@ class Connection:
     topology: islands with hosts
     as the control plane last told.  policy: the one in force, as last told.
     tag: of runs of which nothing else is said.
+    kept: slices that were kept from an earlier connection of this name.
     traffic: counters.  steps: of runs that were submitted and are not over; backlog: by slice.
     on_records, on_output, on_policy: called in the reactor's thread.
     gone: what calls when a handle is gone; it only enqueues.
@@ -154,6 +155,7 @@ class Connection:
         self.topology = self.topology or peer["topology"]
         self.policy = self.policy or peer["policy"]
         self.number = int(peer["number"])
+        self.kept = [unpack(SliceBinding, packed) for packed in peer.get("kept", ())]
         self._high = self.number << 32
         self._numbers = {kind: itertools.count(1) for kind in _KINDS}
         self.reactor.call_later(_TICK, self._tick)

@@ -15,6 +15,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class Following:
         with self._lock:
             known = [entry for entry in self._slices if entry() is not None]
             self._slices = [*known, weakref.ref(on)]
+
+    def own(self, slice_id: SliceId) -> Slice | None:
+        """The slice of this number, if it is this client's own."""
+        found = (on for on in [entry() for entry in self._slices] if on is not None)
+        return next((on for on in found if on.id == slice_id and not on.taken), None)
 
     def bound(self, binding: SliceBinding) -> None:
         """A slice has these devices now, unless newer ones are known."""

@@ -12,8 +12,8 @@ from pathways_lab.core.program.program import SliceId
 
 @dataclass(frozen=True, slots=True)
 class SlicesKept:
-    """These stay for the next client of this name; none: nothing is kept for it any more."""
+    """These stay for the next client of this name; None: nothing is kept for it any more."""
 
     cause: str
     client: str
-    slices: tuple[SliceId, ...]
+    slices: tuple[SliceId, ...] | None

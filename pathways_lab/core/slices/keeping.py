@@ -9,9 +9,11 @@ and takes the values by their names.
 Names of clients are the identity here, so nothing moves, neither in the ledger nor on hosts: all
 that was the client's is the client's again.
 
+All runs of a client end when it leaves, so only values that are there can be kept: a publication
+that is to be kept waits for its values, and until then the one before has the name.
+
 A seat ends with its last name: when an owner of the lab takes the names back, when values fail
-with their hosts, or when the client comes back.  All runs of a client end when it leaves, so only
-values that are there can be kept.
+with their hosts, or when the client comes back.
 
 Rule for maintainers: nothing here moves or copies; names hold buffers (:mod:`.slices.sharing`),
 and a seat holds slices.
@@ -44,6 +46,7 @@ from pathways_lab.core.state import State
 class Keeping:
     """seats: by client that has left, the slices on which something of it is kept.
 
+    coming: publications that are to be kept, with those of their values that are not there.
     release(slice): nobody holds it any more.
     """
 
@@ -58,13 +61,31 @@ class Keeping:
         self.sharing = sharing
         self.clients = clients
         self.seats: dict[str, set[SliceId]] = {}
+        self.coming: list[tuple[HandlePublished, list[BufferRecord]]] = []
         self._release = release
 
     # --- requests ----------------------------------------------------------------------
 
     def publish(self, event: HandlePublished) -> None:
-        """Give buffers a name."""
-        self._answer(event, self.sharing.publish(event))
+        """Give buffers a name; one that is to be kept when all of them are there."""
+        if event.keep:
+            found = [self.state.store.find(number, event.client) for number in event.buffers]
+            self.coming.append((event, [buffer for buffer in found if buffer is not None]))
+        else:
+            self._answer(event, self.sharing.publish(event))
+
+    def work(self) -> None:
+        """Publish what is there now; of one name in the order in which it came."""
+        waiting: set[str] = set()
+        coming, self.coming = self.coming, []
+        for event, missing in coming:
+            while missing and missing[-1].state != "promised":
+                missing.pop()
+            if missing or event.name in waiting:
+                waiting.add(event.name)
+                self.coming.append((event, missing))
+            else:
+                self._answer(event, self.sharing.publish(event))
 
     def unpublish(self, event: HandleUnpublished) -> None:
         """Take a name back: one's own, or as an owner that of a client that has left."""
@@ -100,6 +121,7 @@ class Keeping:
 
         Returns its slices that stay.
         """
+        self.coming = [entry for entry in self.coming if entry[0].client != event.client]
         for name in self.sharing.names_of(event.client):
             if name not in self.sharing.kept or self.sharing.failed(name):
                 self.sharing.unpublish(name)
@@ -132,7 +154,7 @@ class Keeping:
             else:
                 del self.seats[client]
             if unused or client not in self.seats:
-                kept = tuple(sorted(self.seats.get(client, ())))
+                kept = tuple(sorted(held)) if client in self.seats else None
                 self.state.out.append(SlicesKept(self.state.cause, client, kept))
             for slice_id in sorted(unused & self.state.resources.slices.keys()):
                 self._release(slice_id)

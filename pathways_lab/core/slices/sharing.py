@@ -81,8 +81,6 @@ class Sharing:
                 return buffer.failure
             if buffer.donor:
                 return "the handle was donated: publish the result of that call"
-            if event.keep and buffer.state != "resident":
-                return "only values that are there can be kept: wait for them first"
             buffers.append(buffer)
         # The new ones first: some may have the name already.
         for buffer in buffers:

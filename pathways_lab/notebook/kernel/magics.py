@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeVar, cast
 from IPython.core import magic, magic_arguments
 from IPython.core.error import UsageError
 
-from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.lab import opening as labs
 from pathways_lab.client.lab.devices import Slice
+from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.program.program import DISPATCH, How
 from pathways_lab.client.session import failures
 from pathways_lab.core.errors import PathwaysError
@@ -198,7 +199,7 @@ class PathwaysMagics(magic.Magics):
             self.shell.user_ns[name] = program
 
     def _follow(
-        self, lab: labs.Lab, program: NotebookProgram, done: Done, start: float, options: Any
+        self, lab: Lab, program: NotebookProgram, done: Done, start: float, options: Any
     ) -> None:
         """Show the run below the cell: the live view, and what its functions print."""
         if not self.printed.in_notebook:

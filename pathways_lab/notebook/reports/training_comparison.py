@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.lab import opening as labs
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session import failures

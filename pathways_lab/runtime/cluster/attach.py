@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ from pathways_lab.runtime.cluster.scheduler_probe import (
     waiting,
 )
 from pathways_lab.runtime.cluster.start_progress import Tell
-from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS
+from pathways_lab.runtime.control_plane.directory import COLLECTIVES, OWN_ISLANDS, why_no_name
+from pathways_lab.runtime.processes import kept_labs
 from pathways_lab.transport import addresses, versions
 from pathways_lab.transport.auth import key_of
 from pathways_lab.transport.dask_comms import is_comm
@@ -63,6 +64,7 @@ class ControlAddress:
         was invited has ``ca`` only.
     holder: number of an invitation, whose key this is; 0: the owners' own.
     dashboard: the address of the Dask cluster's dashboard, where it is known.
+    kept: the name under which it is kept on this machine, of a lab that outlives its kernels.
     """
 
     address: str
@@ -70,6 +72,7 @@ class ControlAddress:
     tls: dict[str, str] | None = field(default=None, repr=False)
     holder: int = 0
     dashboard: str = field(default="", compare=False)
+    kept: str = field(default="", compare=False)
 
     @property
     def folder(self) -> Path | None:
@@ -97,9 +100,12 @@ def invitation(control: ControlAddress) -> ControlAddress:
     return ControlAddress(control.address, key, ca, holder, control.dashboard)
 
 
-def write_lab_file(path: str | Path, control: ControlAddress) -> None:
-    """Every reader of the file can connect with its content.  Mode 0600."""
-    content = {
+def write_lab_file(path: str | Path, control: ControlAddress, keeper: int = 0) -> None:
+    """Every reader of the file can connect with its content.  Mode 0600.
+
+    keeper: the process that keeps the lab, in the record of a kept one.
+    """
+    content: dict[str, Any] = {
         "control": {
             "address": control.address,
             "key": control.key.hex(),
@@ -108,6 +114,8 @@ def write_lab_file(path: str | Path, control: ControlAddress) -> None:
             "dashboard": control.dashboard,
         }
     }
+    if keeper:
+        content["keeper"] = keeper
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         os.fchmod(descriptor, 0o600)
@@ -134,6 +142,14 @@ def read_lab_file(path: str | Path) -> ControlAddress:
         ) from error
 
 
+def find_kept(name: str) -> ControlAddress:
+    """The lab that is kept under a name.  Raises PathwaysError that says which ones are."""
+    path = kept_labs.find(name)
+    if not kept_labs.wait_ready(name, WORKER_SECONDS):
+        raise kept_labs.none(name)
+    return replace(read_lab_file(path), kept=name)
+
+
 def attach(
     target: object = None,
     *,
@@ -151,8 +167,8 @@ def attach(
     """Find the lab behind *target*; make one by plugins if there is none yet.
 
     target: a ``distributed.Client``; a Dask cluster object; the address of a
-        Dask scheduler; the path of a lab file; None: the environment variable
-        PATHWAYS_LAB, which holds one of the last two.
+        Dask scheduler; the path of a lab file, or the name of a kept lab, where there is no
+        file of that name; None: the environment variable PATHWAYS_LAB, which holds such text.
     hosts_per_island: workers of an island whose accelerators start as one runtime,
         all of them or none; None: slices of accelerators lie on one host.  CPU
         devices of several hosts compute together in any number.
@@ -189,6 +205,8 @@ def attach(
                 "give a Dask address, Client or cluster, or the path of a lab file; "
                 "pathways_lab.start() makes a lab on this machine",
             )
+    if isinstance(target, str) and not why_no_name(target) and not os.path.exists(target):
+        return find_kept(target)
     if isinstance(target, str | Path) and "://" not in str(target):
         return read_lab_file(target)
     client, ours = _client_of(target, timeout, tell)

@@ -240,6 +240,7 @@ def start_cluster(
     pages: Pages | None = None,
     host_module: str = MODULE,
     stand_in: bool = False,
+    kept: bool = False,
 ) -> EmbeddedCluster:
     """Start a lab on this machine and wait until its devices are there.
 
@@ -258,6 +259,7 @@ def start_cluster(
     host_module: the module that is a device process, for tests.
     stand_in: CPU devices that start as accelerators do, for tests: all hosts of an
         island as one runtime of JAX's own.
+    kept: it outlives its kernels, and is in use as long as a client is connected.
 
     Raises PathwaysError with the numbers when memory does not suffice, where
     hosts cannot compute together, and with the last lines of its log when a
@@ -272,7 +274,7 @@ def start_cluster(
     folder = private_folder()
     settings = ControlSettings.fresh(folder)
     settings.comms = transport == "dask"
-    settings.idle = float(idle_close or 0.0)
+    settings.idle, settings.kept = float(idle_close or 0.0), kept
     settings.transcript = str(Path(transcript).absolute()) if transcript else ""
     control = ControlAddress(settings.listen("client"), settings.client_key)
     cluster = EmbeddedCluster(plan.budget, folder, control, note=plan.note)

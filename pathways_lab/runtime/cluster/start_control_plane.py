@@ -38,6 +38,7 @@ class ControlSettings:
     comms: listen for Dask's comms, see :mod:`pathways_lab.transport.dask_comms`.
     transcript: a file for what the core is told and answers, or "".
     idle: seconds without work and without a word of clients after which it ends; 0: never.
+    kept: it is in use as long as a client is connected, even a silent one.
     plain_collectives: hosts of an island may be on several machines.
     silence: seconds without a sign of a machine after which it counts as lost.
     """
@@ -51,6 +52,7 @@ class ControlSettings:
     comms: bool = False
     transcript: str = ""
     idle: float = 0.0
+    kept: bool = False
     plain_collectives: bool = False
     silence: float = SILENCE
 
@@ -77,6 +79,7 @@ class ControlSettings:
             comms=plain["comms"],
             transcript=plain["transcript"],
             idle=plain["idle"],
+            kept=plain["kept"],
             plain_collectives=plain["plain_collectives"],
             silence=plain["silence"],
         )
@@ -93,6 +96,7 @@ class ControlSettings:
             "comms": self.comms,
             "transcript": self.transcript,
             "idle": self.idle,
+            "kept": self.kept,
             "plain_collectives": self.plain_collectives,
             "silence": self.silence,
             "client_listen": self.listen("client"),

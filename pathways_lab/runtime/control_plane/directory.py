@@ -57,12 +57,16 @@ class ClientSeen:
     """A connected notebook kernel.  number: the high 32 bits of its ids.
 
     owner: it may decide for all (policies, quotas, chaos, an island's order).
+    holder: the number of its invitation; 0: it has the lab's own key.
+    inherited: slices that were kept for it from a connection before.
     """
 
     name: str
     number: int
     pid: int
     owner: bool = False
+    holder: int = 0
+    inherited: frozenset[SliceId] = frozenset()
     messages: int = 0
     used: dict[str, Once] = field(
         default_factory=lambda: {w: Once() for w in ("run", "buffer", "race")}
@@ -146,6 +150,13 @@ class Function(NamedTuple):
     types: Types
 
 
+class Seat(NamedTuple):
+    """A place for a client that comes back.  holder: of its invitation; slices: that are kept."""
+
+    holder: int
+    slices: tuple[SliceId, ...]
+
+
 @dataclass(slots=True)
 class Registry:
     """Clients and hosts by name; bindings by slice; parcels by their ids."""
@@ -163,7 +174,7 @@ class Registry:
     functions: dict[tuple[str, SliceId], Function] = field(default_factory=dict)
     """By key and slice."""
     blobs: dict[tuple[int, str], memoryview] = field(default_factory=dict)
-    """Code, by client number and key: another client's code is never served."""
+    """Code, by the number in its slices' ids and key: another client's code is never served."""
     arguments: dict[Run, Arguments] = field(default_factory=dict)
     programs: dict[Run, tuple[str, str]] = field(default_factory=dict)
     """The client and the plan's key of each run that is not over."""
@@ -173,6 +184,10 @@ class Registry:
     """Slices without devices: ``"suspended"``, or ``"lost"``."""
     published: dict[str, str] = field(default_factory=dict)
     """By name of a shared handle: the client that published it."""
+    kept: set[str] = field(default_factory=set)
+    """Those of these names that stay when their client leaves."""
+    seats: dict[str, Seat] = field(default_factory=dict)
+    """By name of a client that has left: what is kept for the next client of its name."""
     taken: set[tuple[int, SliceId]] = field(default_factory=set)
     """Client numbers with slices of others on which lies, or lay, what they have taken."""
     leases: dict[str, str] = field(default_factory=dict)
@@ -183,9 +198,15 @@ class Registry:
     policy_owner: str = ""
     """The policy in force, and the client who set it."""
 
-    def check_name(self, name: str) -> str:
-        """Why a new client cannot be called so, or ""."""
+    def check_name(self, name: str, holder: int = 0) -> str:
+        """Why a new client cannot be called so, or "".  holder: of which invitation it is."""
         wrong = why_no_name(name)
+        seat = self.seats.get(name)
+        if seat is not None and holder not in (0, seat.holder):
+            return (
+                f"values are kept for a client named {name!r} that came with another invitation:"
+                " choose another name, or come with that lab file"
+            )
         if not wrong and name in self.clients:
             pid = self.clients[name].pid
             return (
@@ -193,6 +214,15 @@ class Registry:
                 " or have that one leave first (lab.close())"
             )
         return wrong
+
+    def newcomer(self, name: str, number: int, pid: int, holder: int) -> ClientSeen:
+        """A client that is about to join.  Raises ValueError when it cannot be called so."""
+        if name and (wrong := self.check_name(name, holder)):
+            raise ValueError(wrong)
+        seat = self.seats.get(name)
+        kept = frozenset(() if seat is None else seat.slices)
+        called = name or f"kernel-{number}"
+        return ClientSeen(called, number, pid, holder == 0, holder, kept)
 
     def check_host(self, host: HostSeen) -> str:
         """Why a new device process cannot be this host, or "".
@@ -227,6 +257,10 @@ class Registry:
         """The run is over, or was refused."""
         self.arguments.pop(run, None)
         self.programs.pop(run, None)
+
+    def bindings_of(self, slices: Iterable[SliceId]) -> list[Any]:
+        """Where slices lie, of those that have devices; packed."""
+        return [pack(self.bindings[s]) for s in sorted(slices) if s in self.bindings]
 
     def bind_slice(self, binding: SliceBinding) -> None:
         """The slice has these devices."""
@@ -263,7 +297,10 @@ class Registry:
             del self.blobs[blob]
 
     def forget_client(self, name: str) -> None:
-        """The client left; its slices are forgotten as the core frees them."""
+        """The client left; its slices are forgotten as the core frees them.
+
+        Code stays with slices that are kept: they compute with it again.
+        """
         client = self.clients.pop(name, None)
         if client is None:
             return
@@ -271,11 +308,19 @@ class Registry:
             self.forget_run(run)
         for key in [key for key, (owner, _) in self.plans.items() if owner == name]:
             del self.plans[key]
-        for announced in [a for a in self.functions if a[1] >> 32 == client.number]:
-            del self.functions[announced]
+        stay = self.seats[name].slices if name in self.seats else ()
         self.taken = {entry for entry in self.taken if entry[0] != client.number}
-        for blob in [blob for blob in self.blobs if blob[0] == client.number]:
-            del self.blobs[blob]
+        mine = [
+            a for a in self.functions if a[1] >> 32 == client.number or a[1] in client.inherited
+        ]
+        self.forget_programs((), [a for a in mine if a[1] not in stay])
+
+    def seat(self, name: str, slices: tuple[SliceId, ...] | None) -> None:
+        """These slices are kept for the next client of a name; None: it has no seat any more."""
+        client, seat = self.clients.get(name), self.seats.pop(name, None)
+        holder = client.holder if client is not None else seat.holder if seat is not None else 0
+        if slices is not None:
+            self.seats[name] = Seat(holder, slices)
 
     def topology(self) -> dict[str, Any]:
         """Islands with their hosts, and the bound slices, for clients."""
@@ -306,6 +351,7 @@ class Registry:
             "plain_collectives": self.plain_collectives,
             "clients": list(self.clients),
             "published": dict(self.published),
+            "kept": sorted(self.kept),
         }
 
     def policy_in_force(self) -> dict[str, Any]:

@@ -152,21 +152,19 @@ class Rim:
 
     # --- who is there ------------------------------------------------------------
 
-    def new_client(self, name: str, pid: int, owner: bool = False) -> ClientSeen:
+    def new_client(self, name: str, pid: int, holder: int = 0) -> ClientSeen:
         """Number and name for a client that is about to join.  name: what it asks for, or "".
 
-        owner: it came with the lab's own key, and may decide for all.
+        holder: of its invitation; 0: it came with the lab's own key, and may decide for all.
 
         Raises ValueError when it cannot be called so.
         """
-        wrong = self.registry.check_name(name) if name else ""
-        if wrong:
-            raise ValueError(wrong)
         self._numbers += 1
-        return ClientSeen(name or f"kernel-{self._numbers}", self._numbers, pid, owner)
+        return self.registry.newcomer(name, self._numbers, pid, holder)
 
     def client_joined(self, client: ClientSeen, peer: Peer) -> None:
         self.registry.clients[client.name] = client
+        self.registry.seats.pop(client.name, None)
         self.peers.clients[client.name] = peer
         self.heard = self._clock()
         cause = f"{client.name}:joined"
@@ -179,6 +177,7 @@ class Rim:
     def client_left(self, name: str, reason: str) -> None:
         if self.peers.clients.pop(name, None) is None:
             return
+        self.heard = self._clock()
         self.diary.broadcast.unwatch(name)
         for island in [i for i, client in self.registry.leases.items() if client == name]:
             self._end_races(island, name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.core import messages as m
 from pathways_lab.core.messages import elastic as em
 from pathways_lab.core.messages.cancelling import CancelAnswered
+from pathways_lab.core.messages.keeping import SlicesKept
 from pathways_lab.core.messages.programs import ProgramsForgotten
 from pathways_lab.core.messages.windows import WindowKept
 from pathways_lab.core.scheduling.unordered_launch import Races
@@ -200,11 +201,15 @@ class Commands:
             case m.LeaseEnded(island=island):
                 del self._registry.leases[island]
                 self._registry.disorder.pop(island, None)
-            case m.Published(client=client, name=name):
+            case m.Published(client=client, name=name, kept=kept):
                 self._registry.published[name] = client
+                (self._registry.kept.add if kept else self._registry.kept.discard)(name)
                 self._tell.topology()
+            case SlicesKept(client=client, slices=slices):
+                self._registry.seat(client, slices)
             case m.Unpublished(name=name):
                 self._registry.published.pop(name, None)
+                self._registry.kept.discard(name)
                 self._tell.topology()
             case m.Taken():
                 self._taken(command)

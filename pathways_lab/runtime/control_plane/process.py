@@ -71,7 +71,7 @@ class ControlPlane:
     end_process(host): have a device process ended by its parent.
     start_process(host, worker): have that worker start one.
     client_address, host_address: the real ones of their listeners.
-    idle: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
+    idle, kept: see :class:`pathways_lab.runtime.cluster.start_control_plane.ControlSettings`.
     record: is given every event, with what the core answered.
     silence: seconds without a sign of a machine after which it counts as lost.
     """
@@ -88,6 +88,7 @@ class ControlPlane:
         end_process: Callable[[HostSeen], object] = lambda host: None,
         client_context: ssl.SSLContext | None = None,
         idle: float = 0.0,
+        kept: bool = False,
         start_process: Callable[[str, str], object] = lambda host, worker: None,
         record: LastEvents | None = None,
         silence: float = SILENCE,
@@ -95,7 +96,7 @@ class ControlPlane:
         self._keys = keys
         self._silence = silence
         self._observers = itertools.count(1)
-        self._idle = idle
+        self._idle, self._kept = idle, kept
         self._closing: dict[str, Link] = {}
         """Links of hosts that have closed, and for whose worker's word is waited."""
         self.reactor = Reactor(
@@ -176,7 +177,8 @@ class ControlPlane:
 
     def _look(self) -> None:
         self.rim.look()
-        if self._idle and self.rim.idle() > self._idle:
+        used = self._kept and self.rim.registry.clients
+        if self._idle and not used and self.rim.idle() > self._idle:
             self._idle = 0.0
             self._close_soon(f"it closed itself: nobody used it for {self.rim.idle():.0f} s {IDLE}")
         self.reactor.call_later(PERIOD, self._look)
@@ -206,8 +208,8 @@ class ControlPlane:
         pid = hello.get("pid")
         try:
             # Who has been invited comes with a key of his own (see attach.invitation).
-            owner = link.holder == 0
-            client = self.rim.new_client(str(hello["name"]), pid if type(pid) is int else 0, owner)
+            number = pid if type(pid) is int else 0
+            client = self.rim.new_client(str(hello["name"]), number, link.holder)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)) from error
         link.name, link.tag = client.name, client
@@ -219,6 +221,7 @@ class ControlPlane:
             "client": client.name,
             "number": client.number,
             "owner": client.owner,
+            "kept": self.rim.registry.bindings_of(client.inherited),
             "topology": topology,
             "policy": self.rim.registry.policy_in_force(),
             "silence": self._silence,
@@ -333,6 +336,7 @@ def main() -> None:
         lambda host: _wish("kill", host.name, host.worker, host.pid),
         client_context=server_context(config["tls"], invited=True),
         idle=config["idle"],
+        kept=config["kept"],
         start_process=lambda host, worker: _wish("restart", host, worker),
         record=Transcript(config["transcript"]) if config["transcript"] else LastEvents(),
         silence=config["silence"],

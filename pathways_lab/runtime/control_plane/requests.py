@@ -71,9 +71,9 @@ def client_event(
 
 def own(client: ClientSeen, identities: Iterable[int], what: str) -> None:
     """Raises Rejected for a number that is not the client's."""
-    number = client.number
+    number, also = client.number, client.inherited if what == "slice" else ()
     for identity in identities:
-        if identity >> 32 != number:
+        if identity >> 32 != number and identity not in also:
             raise Rejected(
                 f"{what} {identity}",
                 f"{what} {identity} does not belong to {client.name}",
@@ -144,9 +144,9 @@ def _function(letter: _Letter) -> m.Event:
     if wrong:
         raise Rejected(subject, f"{message.name!r}: {wrong}")
     announced, known = pack_fields(message), registry.functions.get((key, slice_id))
-    if known is not None and known.fields != announced:
+    if known is not None and {**known.fields, "line": announced["line"]} != announced:
         raise Rejected(subject, "this key was given to another function")
-    parcel = (letter.client.number, key)
+    parcel = (slice_id >> 32, key)
     if letter.buffers:
         registry.blobs[parcel] = letter.buffers[0]
     elif parcel not in registry.blobs:
@@ -337,7 +337,7 @@ def _publish(letter: _Letter) -> m.Event:
             f"the description of what is published takes {len(about):,} bytes;"
             f" {_ABOUT_BYTES:,} are allowed",
         )
-    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id)
+    return m.HandlePublished(*letter.by, name, message.buffers, about, message.id, message.keep)
 
 
 def _unpublish(letter: _Letter) -> m.Event:

@@ -1,0 +1,256 @@
+"""The kernel's lab: started here, joined, or found again.
+
+Problem: a newcomer's first line starts a cluster, a colleague's joins one that runs, and who
+restarts a kernel finds the one that was kept.  Nothing starts unasked.
+
+Rule for maintainers: the lab itself is :mod:`.lab.lab`; here is only which one it is.
+
+Paper: section 3 (users; virtual device sets).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from pathways_lab.client.lab import hooks, slice_request
+from pathways_lab.client.lab import lab as labs
+from pathways_lab.client.lab.devices import VirtualDeviceSet
+from pathways_lab.client.lab.lab import Lab
+from pathways_lab.client.session import failures
+from pathways_lab.core.errors import PathwaysError
+from pathways_lab.runtime.cluster import attach
+from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.cluster.embedded import start_cluster
+from pathways_lab.runtime.cluster.lab_spec import Transport, Wishes, outline
+from pathways_lab.runtime.cluster.start_progress import Progress, Show
+from pathways_lab.runtime.control_plane.directory import why_no_name
+from pathways_lab.runtime.processes import keeper, kept_labs
+from pathways_lab.transport.auth import AuthenticationError
+from pathways_lab.transport.framing import WireError
+
+
+def current() -> Lab:
+    """The lab of this kernel, of several the newest.
+
+    Raises PathwaysError when there is none, it is lost, or the last one was closed: another one
+    has other slices and values.
+    """
+    if labs._labs:
+        labs._labs[-1].session.connection.check()
+        return labs._labs[-1]
+    if labs._gone is not None:
+        raise PathwaysError(labs._gone)
+    raise failures.failure("refused", "this kernel has no lab", "start one: lab = pw.start()")
+
+
+def current_or_new() -> Lab:
+    """The same; the first use in a kernel starts one."""
+    return current() if labs._labs or labs._gone is not None else start()
+
+
+def is_running() -> bool:
+    """Whether this kernel has a lab."""
+    return bool(labs._labs) and not labs._labs[-1].closed
+
+
+def start(
+    islands: int = 2,
+    hosts_per_island: int | None = None,
+    devices_per_host: int | None = None,
+    *,
+    memory: int | str | None = None,
+    platform: str = "auto",
+    progress: bool | Callable[[Progress], object] = True,
+    transcript: str | Path = "",
+    idle_close: float | None = None,
+    transport: Transport = "sockets",
+    name: str = "",
+    keep: str = "",
+) -> Lab:
+    """Start a lab on this machine: a local Dask cluster whose workers own devices.
+
+    islands: groups of hosts whose devices compute together; each is called
+        ``"island"`` and a number.
+    hosts_per_island, devices_per_host: two each by default.  Where memory is short,
+        on accelerators, and where processes cannot compute together (native
+        Windows), the default is one host with four devices; a warning says why.
+    memory: bytes per device that programs may use, or text like ``"1 GiB"``
+        (default: a share of what is free).
+    platform: ``"auto"`` takes accelerators when there are enough; ``"cpu"``
+        takes CPU devices.
+    progress: show how far the start is; or a function that is told.
+    transcript: a file that gets every event of the control plane, with what it
+        decided: :func:`pathways_lab.runtime.control_plane.transcript.differences` decides again.
+    idle_close: seconds after which the lab ends by itself when no client has said anything
+        and no run is under way (None: only with the kernel).  A kept lab counts the seconds for
+        which no client is connected (None: an hour).
+    transport: ``"sockets"``: Unix sockets and shared memory; ``"dask"``: everything
+        over Dask's own comms, as on a cluster where nothing else gets through.
+    name: what this client is called (default: ``"kernel-1"``); weights of shares,
+        records and errors name it so.
+    keep: a name under which the lab is *kept*: it outlives the kernel, with what :meth:`Lab.keep`
+        keeps there, and ``pw.connect(name)`` finds it, from this account and machine.  If there is
+        one of this name, this joins it and says so.  Unless *name* says otherwise the client is
+        called so too.
+
+    It ends with the kernel, with :meth:`Lab.close`, and when another is started; a kept one when
+    it was idle, by ``lab.close(end=True)`` and by ``python -m pathways_lab stop NAME``.
+    Raises PathwaysError, with the numbers when memory does not suffice; what is wrong
+    with the arguments is said before a lab that runs is ended.
+    """
+    _check_name(name)
+    _check_name(keep, "keep")
+    wishes = Wishes(
+        islands,
+        hosts_per_island,
+        devices_per_host,
+        None if memory is None else slice_request.bytes_of(memory),
+        platform,
+        transcript,
+        idle_close,
+        transport,
+    )
+    show = progress if callable(progress) else hooks.display() if progress else None
+    if keep:
+        if idle_close is None:
+            wishes = dataclasses.replace(wishes, idle_close=keeper.IDLE_SECONDS)
+        return _start_kept(keep, wishes, show, name)
+    for lab in tuple(labs._labs):
+        if lab.embedded is not None:
+            # Refused here, it ends nothing.  How much will be free is seen when it is.
+            outline(wishes, freed=lab.embedded.budget.total)
+            lab._end(
+                "another lab was started with pw.start()",
+                "go on with it, pw.current(), or start one",
+            )
+    made = start_cluster(**dataclasses.asdict(wishes), progress=show, pages=hooks.pages)
+    if made.note:
+        warnings.warn(f"islands have one host each: {made.note}", stacklevel=2)
+    try:
+        lab = Lab(made.control, made, name)
+    except BaseException:
+        made.close()
+        raise
+    labs._labs.append(lab)
+    return lab
+
+
+def _start_kept(kept: str, wishes: Wishes, show: Show | None, name: str) -> Lab:
+    wishes.check()
+    known = next((lab for lab in labs._labs if lab.kept_as == kept and not lab.closed), None)
+    if known is not None:
+        return known
+    made = None
+    if not kept_labs.is_there(kept):
+        made = keeper.start(kept, wishes, show or (lambda _: None), hooks.pages)
+    if made is None:
+        hooks.line()(
+            f"joining the lab that is kept as {kept!r} already: it stays as it was started"
+            f" (`python -m pathways_lab stop {kept}` ends it)"
+        )
+        return connect(kept, name=name)
+    if made.note:
+        warnings.warn(f"islands have one host each: {made.note}", stacklevel=3)
+    try:
+        lab = connect(kept, name=name)
+        made.let_go()
+    except BaseException:
+        made.end()
+        raise
+    return lab
+
+
+def _check_name(name: str, argument: str = "name") -> None:
+    if name and (wrong := why_no_name(str(name))):
+        raise failures.failure("refused", wrong, f'for example {argument}="ann"')
+
+
+def connect(
+    target: object = None,
+    *,
+    hosts_per_island: int | None = None,
+    devices_per_host: int | None = None,
+    memory: int | str | None = None,
+    platform: str = "auto",
+    timeout: float | None = None,
+    name: str = "",
+    plain_collectives: bool = False,
+    silence: float = 30.0,
+) -> Lab:
+    """Join the lab on a Dask cluster, or make one there by plugins if there is none.
+
+    target: a ``distributed.Client``, a Dask cluster, the address of a Dask scheduler, the path of
+        a lab file, the name of a kept lab (``pw.start(keep=name)``), or None: what the environment
+        variable PATHWAYS_LAB says.
+    hosts_per_island: workers whose accelerators start as one runtime (None: each host for itself).
+    plain_collectives: islands may lie on several machines, and JAX send their data in the clear.
+    silence: seconds without a sign of a machine after which it counts as lost (5 to 120, say).
+    These, devices_per_host, memory and platform: only for the one who makes the lab.
+    timeout: seconds to wait for scheduler, worker and host, each; None: 2 for a connection at all.
+    name: of this client on the lab (default: ``"kernel-"`` and a number); no two have the same.
+
+    Raises PathwaysError that says what is missing.
+    """
+    _check_name(name)
+    control = attach.attach(
+        target,
+        hosts_per_island=hosts_per_island,
+        devices_per_host=devices_per_host,
+        memory=None if memory is None else slice_request.bytes_of(memory),
+        platform=platform,
+        timeout=timeout,
+        pages=hooks.pages,
+        tell=hooks.line(),
+        plain_collectives=plain_collectives,
+        silence=silence,
+    )
+    try:
+        lab = _joined(control, name)
+    except OSError as error:
+        raise failures.failure(
+            "lost",
+            f"the lab at {control.address} does not answer: {error}",
+            "is it still running?  Ask its owner for a new lab file",
+        ) from error
+    except (AuthenticationError, WireError) as error:
+        raise failures.failure(
+            "refused",
+            f"the lab at {control.address} and this client do not understand each other: {error}",
+            "ask its owner for a new lab file, or install the same pathways_lab for both",
+        ) from error
+    try:
+        lab.session.connection.await_host(timeout or attach.WORKER_SECONDS)
+    except BaseException:
+        lab.close()
+        raise
+    lab._target = None if isinstance(target, str | Path) and "://" not in str(target) else target
+    labs._labs.append(lab)
+    return lab
+
+
+def _joined(control: ControlAddress, name: str) -> Lab:
+    """On a kept lab the first client has the lab's name, by which it finds what it has kept."""
+    if control.kept and not name:
+        try:
+            return Lab(control, name=control.kept)
+        except PathwaysError as error:
+            if "connected already" not in error.failure.message:
+                raise
+    return Lab(control, name=name)
+
+
+def make_virtual_device_set(lab: Lab | None = None) -> VirtualDeviceSet:
+    """A set to which slices of virtual devices are added: of the kernel's lab, or of a first one.
+
+    Raises PathwaysError for what is no lab, and where the kernel's lab is gone.
+    """
+    if lab is not None and not callable(getattr(lab, "slice", None)):
+        raise failures.failure(
+            "refused",
+            f"lab={lab!r:.60} has no devices to make a set of",
+            "pw.make_virtual_device_set().add_slice(tpu_devices=4), or with a lab as its argument",
+        )
+    return VirtualDeviceSet(current_or_new() if lab is None else lab)
