@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import pathways_lab as pw
@@ -103,6 +104,35 @@ def test_a_tree_comes_as_it_went(fake: FakeLab, own: Handle, taken: Handle) -> N
     assert got["w"].slice is got["list"][0].slice, "one slice for all that lie on it"
 
 
+def test_the_state_of_a_training_comes_as_it_went(fake: FakeLab, own: Handle) -> None:
+    memory = optax.adamw(1e-3).init({"w": X})
+    state = {"w": own}, jax.tree.map(lambda leaf: pw.device_put(leaf, own.slice), memory), 3, "warm"
+    sharing.publish(fake.session, "state", state)
+    got = sharing.take(fake.session, "state")
+    assert jax.tree.structure(got) == jax.tree.structure(state)
+    assert type(got[1][0]) is optax.ScaleByAdamState
+    assert got[2:] == (3, "warm")
+    np.testing.assert_array_equal(got[1][0].mu["w"], 0 * X)
+
+
+def test_a_class_that_is_not_imported_here_is_named_and_none_is_run(
+    fake: FakeLab, own: Handle
+) -> None:
+    sharing.publish(fake.session, "w", own)
+    stored, about = fake.published["w"]
+    for name, match in (
+        ("gone.from_here:State", "State of gone.from_here, which is not imported.*import gone"),
+        ("optax:Nothing", "Nothing of optax"),
+        ("builtins:list", "described wrongly.*no named tuple of 1"),
+        ("optax._src.base:EmptyState", "described wrongly.*no named tuple of 1"),
+        ("os:system", "described wrongly.*no named tuple"),
+    ):
+        told = json.loads(about) | {"shape": [name, [0]]}
+        fake.published["w"] = stored, json.dumps(told).encode()
+        with pytest.raises(pw.PathwaysError, match=rf"(?s){match}"):
+            sharing.take(fake.session, "w")
+
+
 def test_what_cannot_be_described_is_refused_with_the_way_out(fake: FakeLab, own: Handle) -> None:
     for tree in (X, {"a": own, 1: own}, {"a": X}, {(1, 2): own}, Odd(own)):
         with pytest.raises(TypeError, match=r"jax.tree.leaves\(tree\)"):
@@ -118,7 +148,8 @@ class Odd(list[Any]):
     "change",
     [
         {"shape": 1}, {"shape": -1}, {"shape": True}, {"shape": "x"}, {"shape": ["set", [0]]},
-        {"shape": ["dict", [[[1], 0]]]}, {"shape": ["dict", [["a", 0], [1, 0]]]},
+        {"shape": ["value", []]}, {"shape": ["dict", [[[1], 0]]]},
+        {"shape": ["dict", [["a", 0], [1, 0]]]},
         {"leaves": []}, {"leaves": [1]}, {"leaves": [0.0]}, {"leaves": 3},
         {"kinds": [[["x"], "float32", False, None]]}, {"kinds": [[[4]]]}, {"kinds": 0},
     ],

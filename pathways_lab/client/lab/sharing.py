@@ -27,7 +27,7 @@ from pathways_lab.client.lab.accounts import Accounts
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.slice_request import bytes_of
 from pathways_lab.client.session import failures
-from pathways_lab.client.session.descriptions import describe, read
+from pathways_lab.client.session.descriptions import Place, describe, read
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.client.session.pending import Answer, Buffer
 from pathways_lab.client.session.session import Session, buffer_of
@@ -88,7 +88,11 @@ def take(session: Session, name: str, patience: float | None = 0.0) -> Any:
 def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: Answer) -> Any:
     fields = answer.fields
     kinds, tree = read(answer.buffers[0], len(buffers))
-    paths = {number: jax.tree_util.keystr(path) for path, number in jax.tree.leaves_with_path(tree)}
+    paths = {
+        leaf.number: jax.tree_util.keystr(path)
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if isinstance(leaf, Place)
+    }
     bindings = [unpack(SliceBinding, packed) for packed in fields["bindings"]]
     places = {binding.slice: _place(session, binding) for binding in bindings}
     handles = []
@@ -96,7 +100,9 @@ def _handles(session: Session, name: str, buffers: Sequence[Buffer], answer: Ans
         buffer.stored, buffer.ticket = fields["stored"][number], fields["tickets"][number]
         on = places[fields["slices"][number]]
         handles.append(Handle(session, buffer, on.placed(*kind), name + paths.get(number, "")))
-    return jax.tree.map(handles.__getitem__, tree)
+    return jax.tree.map(
+        lambda leaf: handles[leaf.number] if isinstance(leaf, Place) else leaf, tree
+    )
 
 
 def _place(session: Session, binding: SliceBinding) -> Slice:
