@@ -290,7 +290,9 @@ CONTRAST = """() => {
 }"""
 
 
-def test_a_card_below_the_figures_tells_of_the_mark_under_the_pointer(page: Page) -> None:
+def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
+    page: Page,
+) -> None:
     page.show("hover.ipynb", feed())
     page.wait_for_source("order-done", 12)
     card = page.page.locator(".pathways-lab-pointed")
@@ -315,6 +317,26 @@ def test_a_card_below_the_figures_tells_of_the_mark_under_the_pointer(page: Page
     card.wait_for(state="hidden")
     page.page.locator(".pathways-lab-chosen:has-text('of train')").wait_for()
     assert page.page.locator(".bk-Tooltip").count() == 0
+    page.page.click(".pathways-lab-button:has-text('follow')")
+    x, y = page.page.evaluate(
+        """() => {
+          const document_ = document.querySelector('.pathways-lab').pathwaysDocument;
+          const view = Bokeh.index.find_one([...document_._all_models.values()]
+            .find(m => m.type === 'Figure' && m.name === 'queues'));
+          const { x, y } = view.el.getBoundingClientRect();
+          return [x + view.frame.bbox.left - 30, y + view.frame.y_scale.compute(0)];
+        }"""
+    )
+    rows = (
+        "n => document.querySelector('.pathways-lab').pathwaysDocument"
+        ".get_model_by_name('queues-rows').ticker.ticks.length === n"
+    )
+    page.page.wait_for_function(rows, arg=2)
+    page.page.mouse.click(x, y)
+    page.page.wait_for_function(rows, arg=3)
+    page.page.focus(".pathways-lab")
+    page.page.keyboard.press("u")
+    page.page.wait_for_function(rows, arg=2)
     assert page.console == []
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from pathways_lab.notebook.panels import PANELS
 from pathways_lab.notebook.scene.picture import Picture, Wanted
-from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.plot import FRAME, wide
+from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.log import Timeline
 from pathways_lab.timeline.records import Event, Record, Span
 from tests.notebook.synthetic import Cluster, arrival, training
@@ -147,3 +148,19 @@ def test_a_lost_host_is_not_among_those_that_go_on() -> None:
     gone = Event("host-lost", 4.0, "island0", "island0/host1", args={"reason": "killed"})
     scene = scene_of([*training(1, islands=1, hosts=2), gone])
     assert names(scene) == ["s0 · 4 devices", "host1 ×4"]
+
+
+def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:
+    """Whoever cannot tell their colours apart reads them."""
+    scene = scene_of(training(1, islands=4), 1.0)
+    plot = PANELS["queues"](scene, 1.0)
+    marks = scene.waited.table.columns()
+    words = next(dict(each.columns) for each in plot.layers if each.name == "queues-causes")
+    assert words["text"].count("earlier computation") == 2
+    for x, text in zip(words["x"], words["text"], strict=True):
+        of = (marks["kind"] == WAITS.index(text)) & (marks["left"] <= x) & (x <= marks["right"])
+        wide_enough = (marks["right"] - marks["left"]) * FRAME > wide(text)
+        assert (of & wide_enough).any(), "it would lie on its neighbours"
+    many = scene_of(training(1, islands=20), 1.0)
+    layers = PANELS["queues"](many, 1.0).layers
+    assert next(list(each.columns["text"]) for each in layers if each.name == "queues-causes") == []

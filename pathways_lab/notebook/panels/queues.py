@@ -17,7 +17,7 @@ import numpy as np
 
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.palette import PAINTS, ink_on
-from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot
+from pathways_lab.notebook.scene.plot import BOXES, CATALOGUE, DATA, FRAME, TEXTS, Layer, Plot, wide
 from pathways_lab.notebook.scene.row_layout import Rows, short
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.notebook.scene.text import nothing
@@ -29,13 +29,20 @@ TEXT_WIDTH = 7.2
 MOST_WORDS = 120
 """Labels on bars at most."""
 
+TALL, BESIDE = 22.0, 0.3
+"""Pixels of a lane that has room for words beside marks, and their distance in lanes."""
+
+NAMED = np.array([wide(cause) + 12 for cause in WAITS])
+"""Pixels of a mark that has room for the name of its cause."""
+
 HOVER = (
     ("computation", "@what{node} of @what{program}"),
     ("run", "@run"),
     ("client", "@what{client}"),
     ("line", "@what{line}"),
     ("from", "@left{0.0000} s to @right{0.0000} s"),
-    ("held", "@busy{0.0} ms in @count gang(s)"),
+    ("took", "@busy{0.0} ms each"),
+    ("gangs × devices", "@count"),
 )
 WAITED = (
     ("waits for", "@kind{custom}"),
@@ -74,6 +81,7 @@ def plot(scene: Scene, now: float) -> Plot:
             ),
             Layer("queues-bars", BOXES, bars, first=scene.bars.first, hover=HOVER, lined=True),
             Layer("queues-open", BOXES, open_bars, hover=HOVER, hatch="right_diagonal_line"),
+            Layer("queues-causes", TEXTS, _causes(scene, now, each)),
             Layer("queues-words", TEXTS, _words(scene, bars, now) if each >= 15 else _no_words()),
             Layer(CATALOGUE, DATA, scene.catalogue_columns()),
         ),
@@ -132,9 +140,27 @@ def _host_labels(rows: Rows, each: float) -> dict[float, str]:
     of: dict[tuple[str, str], list[float]] = {}
     for lane, row in rows.of.items():
         of.setdefault((lane.island, lane.host), []).append(row)
+    if len({(lane.host, row) for lane, row in rows.of.items()}) > len(rows.labels):
+        return {}  # lanes of several hosts
     if rows.level != "device" or each * min(map(len, of.values()), default=0) < 13:
         return {}
     return {(min(at) + max(at)) / 2: short(host) for (_, host), at in of.items()}
+
+
+def _causes(scene: Scene, now: float, each: float) -> dict[str, list[Any]]:
+    """The names of causes beside the marks that are wide enough: colours alone may look alike."""
+    start, end = scene.range(now)
+    marks: dict[str, Any] = scene.waited.table.columns()
+    left, right = np.maximum(marks["left"], start), np.minimum(marks["right"], end)
+    room, kinds = (right - left) * FRAME / (end - start), marks["kind"].astype(int)
+    fits = np.flatnonzero((room > NAMED[kinds]) & (each >= TALL))[-MOST_WORDS:]
+    middle = (marks["top"] + marks["bottom"]) / 2
+    inward = np.where(kinds < len(WAITS) // 2, BESIDE, -BESIDE)
+    return {
+        "x": [float(left[n] + right[n]) / 2 for n in fits],
+        "y": [float(middle[n] + inward[n]) for n in fits],
+        "text": [WAITS[kinds[n]] for n in fits],
+    }
 
 
 def _no_words() -> dict[str, list[Any]]:
