@@ -38,7 +38,8 @@ GOOD = (
     f"/{path_of()}", *[f"/{path_of(panel)}" for panel in PANELS],
     "/pathways-lab/feed?panels=order,queues&since=7&view=me", "/pathways-lab/feed?since=0",
     "/pathways-lab/feed?view=me&do=choose&value=3", "/pathways-lab/feed?view=me&do=seek&value=0.5",
-    "/pathways-lab/feed?view=me&do=text", "/pathways-lab/state?since=7",
+    "/pathways-lab/feed?view=me&do=text", "/pathways-lab/feed?view=me&do=fold",
+    "/pathways-lab/feed?view=me&do=sum&value=0.1,0.5", "/pathways-lab/state?since=7",
     *[f"/pathways-lab/{name}?v=1" for name in process.FILES if name != "bokeh.min.js"],
 )  # fmt: skip
 """All that is served."""

@@ -45,7 +45,7 @@ def late(records: Sequence[Record], host: str, by: float, since: float = 0.0) ->
 
 
 @pytest.mark.parametrize(
-    ("islands", "hosts", "devices"), [(2, 1, 4), (2, 2, 4), (8, 2, 4), (2, 100, 4)]
+    ("islands", "hosts", "devices"), [(2, 1, 4), (2, 2, 4), (8, 2, 4), (2, 40, 4)]
 )
 def test_all_devices_of_a_slice_are_one_lane_that_counts_for_all(
     islands: int, hosts: int, devices: int
@@ -85,13 +85,16 @@ def test_a_part_of_an_island_that_computes_for_another_slice_has_its_lane_and_na
 def test_a_straggler_has_its_own_lane_while_that_is_shown() -> None:
     records = training(3, islands=1, hosts=3)
     host = "island0/host1"
-    assert names(scene_of(late(records, host, 0.002))) == ["s0 · 12 devices"], "not to be seen"
+    assert names(scene_of(late(records, host, 0.015))) == ["s0 · 12 devices"], "not to be seen"
+    assert names(scene_of(late(records, host, 0.002), 0.25)) == ["s0 · 12 devices"], "as always"
     slow = late(records, host, 0.060)
     scene = scene_of(slow)
     assert names(scene) == ["s0 · 8 devices", "host1 ×4"]
     ends = {round(float(end), 4) for end, top in zip(bars(scene)["right"], bars(scene)["top"],
                                                      strict=True) if top > 0}  # fmt: skip
     assert ends == {round(r.end, 4) for r in slow if isinstance(r, Span) and r.host == host}
+    scene = scene_of(late(records, host, 0.300), 18.0)
+    assert names(scene) == ["s0 · 8 devices", "host1 ×4"]
     scene.add((), 30.0)
     assert names(scene) == ["s0 · 12 devices"], "nothing of it is shown any more"
 
@@ -164,3 +167,37 @@ def test_causes_of_waiting_have_their_names_where_there_is_room() -> None:
     many = scene_of(training(1, islands=20), 1.0)
     layers = PANELS["queues"](many, 1.0).layers
     assert next(list(each.columns["text"]) for each in layers if each.name == "queues-causes") == []
+
+
+def test_the_sums_of_a_stretch_are_those_of_its_records() -> None:
+    records = training(2, hosts=2)
+    log = Timeline(clock=lambda: END)
+    log.extend(records)
+    shown = Picture(log, Wanted(origin=0.0, since=0.0))
+    shown.look(END)
+    start, end = 0.13, 0.9
+    shown.do("sum", [end, start])
+    told = dict(shown.look(END)[1].chosen)
+    spans = [r for r in records if isinstance(r, Span)]
+
+    def share(*nodes: str) -> str:
+        held = sum(
+            len(r.devices) * max(0.0, min(r.end, end) - max(r.start, start))
+            for r in spans
+            if r.kind == "gang" and r.node.startswith(nodes)
+        )
+        return f"{100 * held / (16 * (end - start)):.0f} %"
+
+    assert told["computed"] == (
+        f"{share('')}: bwd {share('bwd')}, fwd {share('fwd')}, update {share('update')}"
+    )
+    moved = [r for r in spans if r.kind == "transfer" and r.end > start and r.start < end]
+    assert told["transfers"] == f"{sum(len(r.devices) for r in moved)} to a device"
+    waits = shown.scene.runs.values()
+    waited = sum(
+        len(devices) * max(0.0, min(wait.end, end) - max(wait.start, start))
+        for run in waits for devices, wait in run.waits
+    )  # fmt: skip
+    assert told["waited"].startswith(f"{100 * waited / (16 * (end - start)):.0f} %: ")
+    shown.do("choose", None)
+    assert shown.look(END)[1].chosen == ()

@@ -59,9 +59,9 @@ class Feed:
         else:
             self._messages.append((self._stream.seq, framed(message)))
 
-    def do(self, name: str, value: float | None) -> bytes:
-        """Do the wish of a page's person: ``"choose"``, ``"seek"`` (see :meth:`Picture.do`) or
-        ``"text"``; the answer, if there is any."""
+    def do(self, name: str, value: float | list[float] | None) -> bytes:
+        """Do the wish of a page's person: ``"text"``, or one of :meth:`Picture.do`; the answer, if
+        there is any."""
         if name == "text":
             return framed({"type": "text", "text": self.picture.text()})
         self.picture.do(name, value)

@@ -51,7 +51,7 @@ MOST = 32
 _LARGEST = 1e15
 """Limit of the numbers in a request, either way."""
 
-ACTS = ("choose", "seek", "text")
+ACTS = ("choose", "fold", "seek", "sum", "text")
 """The wishes that a page may have of its feed."""
 
 LINGER = 60.0
@@ -205,7 +205,7 @@ class FeedHandler(Base):
             raise web.HTTPError(404)
         since, do, value = _count(ask("since", "0")), ask("do", ""), ask("value", "")
         feed = self.gallery.feed(names or DEFAULT, ask("view", "")[:40])
-        answer = feed.do(do, _number(value) if value else None) if do in ACTS else b""
+        answer = feed.do(do, _wish(value)) if do in ACTS else b""
         self.set_header("Content-Type", "application/octet-stream")
         self.set_header("Cache-Control", "no-store")
         self.finish(answer + feed.since(since))
@@ -241,6 +241,14 @@ def _number(text: str) -> float:
     if not abs(number) <= _LARGEST:
         raise web.HTTPError(400, "value is not a number, or too large")
     return number
+
+
+def _wish(text: str) -> float | list[float] | None:
+    """A number, two for a stretch of time, or none."""
+    numbers = [_number(part) for part in text.split(",")] if text else []
+    if len(numbers) > 2:
+        raise web.HTTPError(400, "value is more than two numbers")
+    return numbers if len(numbers) == 2 else numbers[0] if numbers else None
 
 
 def _count(text: str) -> int:

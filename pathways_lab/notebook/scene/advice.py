@@ -42,14 +42,9 @@ def advice(scene: Scene, now: float) -> str:
     """The sentence about what is shown at *now* (seconds); "" where none is worth it."""
     start, end = scene.range(now)
     end = end if scene.busy else min(end, scene.last - scene.origin)
-    columns = scene.waited.table.columns()
-    marks = {name: np.asarray(column, np.float64) for name, column in columns.items()}
-    if end <= start or not len(marks["left"]):
+    marks, seconds = scene.waited.seconds(start, end)
+    if end <= start or not len(seconds):
         return ""
-    left, right = marks["left"], marks["right"]
-    shown = np.minimum(right, end) - np.maximum(left, start)
-    within = np.clip(shown / np.maximum(right - left, 1e-9), 0.0, 1.0)
-    seconds = within * marks["busy"] * marks["count"] / 1000
     names = ["", *(what.node for what in list(scene.catalogue)[1:])]  # the first is "several"
     best, said = WORTH, ""
     for island, (low, high) in zip(scene.machine.islands, scene.lanes.rows.bands, strict=False):

@@ -26,6 +26,7 @@ from pathways_lab.notebook.scene.plot import FRAME, Plot
 from pathways_lab.notebook.scene.scene import Scene
 from pathways_lab.notebook.scene.text import (
     about_gang,
+    about_stretch,
     duration,
     gang_of,
     merged_note,
@@ -105,6 +106,7 @@ class Picture:
         self._over_at = 0.0
         self._first, self._cleared = float("inf"), 0
         self._gang: float | None = None
+        self._sums: tuple[tuple[str, str], ...] = ()
         self._past: Past | None = None
         self._drawn: tuple[Plot, ...] = ()
 
@@ -171,7 +173,7 @@ class Picture:
             advice=advice(scene, at),
             summary=summary(scene, at, self.wanted.title),
             actions=self.wanted.actions if self.timeline.grows and not self.outcome else (),
-            chosen=about_gang(scene, gang) if self._gang is not None else (),
+            chosen=about_gang(scene, gang) if self._gang is not None else self._sums,
             line=gang.line if gang is not None else "",
             moments=(begun, max(begun, round(end - scene.origin, 1))),
             at=round(at - scene.origin, 4) if self._past is not None else None,
@@ -231,15 +233,23 @@ class Picture:
             self.present.collect(now)
         return table(self.scene, now, self.wanted.title)
 
+    @property
+    def _shown(self) -> Scene:
+        return self._past.scene if self._past is not None else self.scene
+
     # --- what a person wants ------------------------------------------------------
 
     def do(self, name: str, value: object = None) -> None:
-        """``"choose"`` a gang by its number (None: none), ``"seek"`` a moment in seconds on
+        """``"choose"`` a gang by its number (None: none), ``"sum"`` what is between two moments,
+        in seconds on the axis, ``"seek"`` a moment in seconds on
         the axis (None: follow), ``"clear"`` what was until now, ``"fold"`` a lane, or unfold it
         (None: all)."""
         number = float(value) if isinstance(value, int | float) else None
         if name == "choose":
-            self._gang = number
+            self._gang, self._sums = number, ()
+        elif name == "sum" and isinstance(value, list) and len(value) == 2:
+            start, end = sorted(map(float, value))
+            self._gang, self._sums = None, about_stretch(self._shown, start, end)
         elif name == "seek":
             if number is None:
                 self._past = None
@@ -250,14 +260,13 @@ class Picture:
         elif name == "clear":
             self._clear()
         elif name == "fold":
-            shown = self._past.scene if self._past is not None else self.scene
-            shown.lanes.turn(self.present.unfolded, number)
+            self._shown.lanes.turn(self.present.unfolded, number)
             self.present.laid()
             if self._past is not None:
                 self._past.go(self._past.now)
 
     def _clear(self) -> None:
-        self._past, self._gang, self._drawn = None, None, ()
+        self._past, self._gang, self._sums, self._drawn = None, None, (), ()
         done = self.scene.gangs.done
         self.present = self.present.forgetting(self.timeline.clock())
         left = self.scene.gangs.done  # of runs that go on, whole

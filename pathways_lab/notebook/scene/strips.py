@@ -9,12 +9,14 @@ Rule for maintainers: merged, never dropped; ``count`` and ``busy`` add up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from pathways_lab.notebook.scene.gang_number import number
 from pathways_lab.notebook.scene.table import Table
 from pathways_lab.timeline.bars import Bar, Bars, fitting
+from pathways_lab.timeline.columns import Floats
 
 HELD = 8
 """Bars that are kept for each that is drawn, at most: of devices that share a lane."""
@@ -92,6 +94,15 @@ class Strip:
     def _again(self) -> None:
         self.table.clear()
         self._show(self.bars.sealed)
+
+    def seconds(self, start: float, end: float) -> tuple[dict[str, Any], Floats]:
+        """The columns of what is drawn, and how many device seconds of each are between two
+        moments (seconds on the axis)."""
+        columns: dict[str, Any] = self.table.columns()
+        left, right = columns["left"], columns["right"]
+        shown = np.minimum(right, end) - np.maximum(left, start)
+        within = np.clip(shown / np.maximum(right - left, 1e-9), 0.0, 1.0)
+        return columns, within * columns["busy"] * columns["count"] / 1000
 
     def forget_before(self, time: float) -> None:
         """Drop what ended before *time*, and go coarser when too much is left."""

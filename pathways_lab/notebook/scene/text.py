@@ -11,8 +11,9 @@ from __future__ import annotations
 from pathways_lab.notebook.scene.advice import advice
 from pathways_lab.notebook.scene.device_state import What
 from pathways_lab.notebook.scene.gang_number import parts
+from pathways_lab.notebook.scene.palette import family
 from pathways_lab.notebook.scene.row_layout import short
-from pathways_lab.notebook.scene.scene import Scene
+from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.busy import recent
 from pathways_lab.timeline.gangs import Gang
 from pathways_lab.timeline.machine import Lane
@@ -105,6 +106,39 @@ def table(scene: Scene, now: float, title: str) -> str:
     if said := advice(scene, now):
         lines.append(f"  {said}")
     return "\n".join(lines)
+
+
+def about_stretch(scene: Scene, start: float, end: float) -> tuple[tuple[str, str], ...]:
+    """Sums of what is drawn between two moments (seconds on the axis): ``(label, text)``."""
+    bars, held = scene.computed.seconds(start, end)
+    gangs = (bars["bottom"] - bars["top"]) > 0.5
+    nodes = [family(what.node) if what.node else "several" for what in scene.catalogue]
+    computed: dict[str, float] = {}
+    for what, seconds in zip(bars["what"][gangs], held[gangs], strict=True):
+        computed[nodes[what]] = computed.get(nodes[what], 0.0) + float(seconds)
+    marks, idle = scene.waited.seconds(start, end)
+    waited: dict[str, float] = {}
+    for kind, seconds in zip(marks["kind"].astype(int), idle, strict=True):
+        waited[WAITS[kind]] = waited.get(WAITS[kind], 0.0) + float(seconds)
+    lanes = {lane for lane in scene.rows.of if lane in scene.recent}
+    whole = max(len(lanes) * (end - start), 1e-9)
+    moved = held[~gangs]
+    arrived = int(bars["count"][~gangs][moved > 0].sum())
+    return (
+        ("", f"{start:.3f} s to {end:.3f} s"),
+        ("computed", _sums(computed, whole)),
+        ("waited", _sums(waited, whole)),
+        ("transfers", f"{arrived:,} to a device" if arrived else ""),
+        ("shares", f"of the time of {len(lanes):,} devices"),
+    )
+
+
+def _sums(seconds: dict[str, float], whole: float) -> str:
+    """``"30 %: fwd 20 %, bwd 10 %"`` of so many seconds, the largest first."""
+    largest = sorted(seconds, key=lambda name: -seconds[name])
+    shares = [f"{name} {100 * seconds[name] / whole:.0f} %" for name in largest if seconds[name]]
+    all_of_it = f"{100 * sum(seconds.values()) / whole:.0f} %"
+    return f"{all_of_it}: {', '.join(shares)}" if shares else all_of_it
 
 
 def gang_of(scene: Scene, gang: float) -> Gang | None:

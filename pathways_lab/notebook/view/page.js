@@ -110,7 +110,8 @@ const TITLES = {
 
 const HELP =
   "Keys: space holds and follows, left and right go through the record, plus and minus zoom, " +
-  "n and p choose the next and the previous gang, u unfolds and folds lanes, t shows the picture as text, escape lets go.";
+  "n and p choose the next and the previous gang, u unfolds and folds lanes, t shows the picture as text, escape lets go. " +
+  "Shift and a drag sum up a stretch of time.";
 
 // Facts as words of the page, without those that say nothing.
 function told(facts) {
@@ -222,7 +223,8 @@ class View {
     this.head.root.append(this.reader, this.pause);
     this.body = element("div", "body");
     this.body.setAttribute("role", "img");
-    this.body.addEventListener("pointerdown", (event) => (this.from = event.clientX));
+    this.stretch = element("div", "stretch");
+    this.body.addEventListener("pointerdown", (event) => this.press(event), true);
     this.body.addEventListener("pointermove", (event) => {
       if (event.buttons === 1 && Math.abs(event.clientX - this.from) > 4) this.hold();
     });
@@ -330,6 +332,7 @@ class View {
 
   follow() {
     const sought = this.feed.header.at !== null;
+    this.stretch.remove();
     this.paused = false;
     if (sought) this.feed.act("seek", null);
     this.header(this.feed.header);
@@ -360,8 +363,40 @@ class View {
     this.feed.choose(found);
   }
 
-  // Tell of the mark under the pointer: of the newest layer that has one.
+  // A drag with Shift sums up a stretch of time, in every figure that has the axis of time.
+  press(event) {
+    this.from = event.clientX;
+    this.stretch.remove();
+    const timed = [...(this.document?._all_models.values() ?? [])].find((m) => m.x_range?.name === "time");
+    const view = timed && this.feed.Bokeh.index.find_one(timed);
+    if (!event.shiftKey || !view) return;
+    event.stopPropagation(); // from Bokeh, which would pan
+    this.hold();
+    const { bbox, x_scale } = view.frame;
+    const left = view.el.getBoundingClientRect().left;
+    const inside = (x) => Math.min(bbox.right, Math.max(bbox.left, x - left));
+    const begin = inside(event.clientX);
+    this.body.append(this.stretch);
+    this.foot.point([]);
+    const end = new AbortController();
+    const move = ({ clientX }) => {
+      const [low, high] = [begin, inside(clientX)].sort((a, b) => a - b);
+      const beside = left - this.body.getBoundingClientRect().left;
+      Object.assign(this.stretch.style, { left: `${beside + low}px`, width: `${high - low}px` });
+      return [low, high].map((x) => x_scale.invert(x));
+    };
+    move(event);
+    addEventListener("pointermove", move, end);
+    addEventListener("pointerup", (up) => {
+      end.abort();
+      this.feed.act("sum", move(up));
+    }, end);
+  }
+
+  // Tell of the mark under the pointer: of the newest layer that has one.  A stretch has its sums
+  // there.
   point(figure) {
+    if (this.stretch.isConnected) return;
     const { replace_placeholders } = this.feed.Bokeh.require("core/util/templating");
     for (const { type, renderers, tags, formatters } of figure.toolbar.tools.toReversed()) {
       if (type !== "HoverTool") continue;
@@ -424,7 +459,7 @@ class View {
       p: () => this.next(false),
       t: () => this.read(),
       u: () => this.feed.act("fold"),
-      Escape: () => this.feed.choose(null),
+      Escape: () => this.stretch.remove() ?? this.feed.choose(null),
     };
     if (!keys[event.key]) return;
     event.stopPropagation(); // the notebook has commands on the same keys
