@@ -316,10 +316,14 @@ class Lab:
         check(self.control)
         for good in self.good:
             good.work()
-        _ann, bob = self.good
+        ann, bob = self.good
         self.leave("enough")
-        self.catch_up()
         state, registry = self.control.state, self.rim.registry
+        for name in [name for name, client in registry.published.items() if client == "evil"]:
+            assert name in registry.kept, f"{name!r} is left"
+            ann.ask("unpublish", name=name)
+        assert not registry.seats
+        self.catch_up()
         assert {b.owner for b in state.store.buffers.values()} == {"ann", "bob"}, "buffers are left"
         assert {r.binding.client for r in self.control.slices.values()} == {"ann", "bob"}
         assert not state.runs
