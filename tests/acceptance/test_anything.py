@@ -23,7 +23,7 @@ def stage() -> Iterator[Stage]:
 
 
 def test_two_clients_do_anything_in_any_order(stage: Stage) -> None:
-    attack(stage, seconds=12)
+    attack(stage, seconds=1)  # one batch
     assert stage.steps > 40
 
 

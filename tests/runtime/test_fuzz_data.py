@@ -87,7 +87,7 @@ def test_without_a_check_it_finds_what_the_check_is_for(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, found: str
 ) -> None:
     monkeypatch.setattr(where, name, instead)
-    monkeypatch.setattr("tests.runtime.fuzz_data.PATIENCE", 15.0)  # some only wait, for ever
+    monkeypatch.setattr("tests.runtime.fuzz_data.PATIENCE", 5.0)  # some only wait, for ever
     with pytest.raises(AssertionError, match=found):
         _rounds(fuzz)
 

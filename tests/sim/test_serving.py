@@ -62,7 +62,7 @@ def test_a_token_waits_for_two_gangs(policy: Policy, gang: float) -> None:
     assert found[-1] <= 2 * gang + TOKEN + SLACK
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     gang=st.floats(0.001, 0.1),
     policy=st.sampled_from(POLICIES[:3]),

@@ -110,7 +110,7 @@ def check(items: Sequence[Item], parts: Sequence[int]) -> Scene:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_columns_are_drawn_as_their_records_are(seed: int, hosts: int) -> None:
     items = stream(seed, hosts=hosts)
     chance = random.Random(seed)
@@ -119,7 +119,7 @@ def test_columns_are_drawn_as_their_records_are(seed: int, hosts: int) -> None:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 2), st.lists(st.floats(0, 1), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_at_a_moment_of_the_past_all_is_known_that_had_ended_and_nothing_twice(
     seed: int, hosts: int, shares: list[float]
 ) -> None:
