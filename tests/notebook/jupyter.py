@@ -395,14 +395,17 @@ class Page:
         self.page.screenshot(path=str(path))
 
 
-def grows(page: Page, seconds: float = 12.0, view: int = 0) -> tuple[float, int]:
-    """Wait until time and bars in the page have both grown; by how much."""
-    start, bars = page.now(view), len(page.source("queues-bars", "left", view))
+def newest(page: Page, view: int = 0) -> float:
+    """End of the newest bar, as the page has it."""
+    return max(page.source("queues-bars", "right", view), default=0.0)
+
+
+def grows(page: Page, seconds: float = 12.0, view: int = 0) -> None:
+    """Wait until time goes on and newer bars come.  Old ones are merged: their number stays."""
+    start, bar = page.now(view), newest(page, view)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.2)
-        moved = page.now(view) - start
-        more = len(page.source("queues-bars", "left", view)) - bars
-        if moved > 0.3 and more > 0:
-            return moved, more
-    raise AssertionError(f"the view stands still at {start:.2f} s with {bars} bars")
+        if page.now(view) - start > 0.3 and newest(page, view) > bar:
+            return
+    raise AssertionError(f"the view stands still at {start:.2f} s with bars until {bar:.2f} s")

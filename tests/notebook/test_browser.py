@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,24 +127,6 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
         assert set(cell["outputs"][-1]["data"]) == {"text/html", "text/plain"}
 
 
-def test_it_follows_the_theme(page: Page, tmp_path: Path) -> None:
-    page.show("theme.ipynb", feed())
-    colours = []
-    for theme in ("JupyterLab Light", "JupyterLab Dark"):
-        page.command("apputils:change-theme", theme=theme)
-        page.page.wait_for_timeout(800)
-        page.screenshot(tmp_path / f"{theme}.png")
-        colours.append(page.ink())
-    page.command("apputils:change-theme", theme="JupyterLab Light")
-    page.page.set_viewport_size({"width": 1400, "height": 900})
-    until(lambda: "device" in "".join(page.source("islands-heads", "text")), seconds=20)
-    page.page.set_viewport_size({"width": 760, "height": 900})
-    until(lambda: page.source("islands-heads", "text") == ["island0", "island1"], seconds=20)
-    page.screenshot(tmp_path / "narrow.png")
-    assert sum(colours[0]) < 200, "dark text on the light theme"
-    assert sum(colours[1]) > 600, "light text on the dark theme"
-
-
 def test_the_frozen_picture_needs_no_kernel(
     browser: Any, page: Page, lab: Lab, tmp_path: Path
 ) -> None:
@@ -236,16 +219,6 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
     finally:
         page.close()
         bare.close()
-
-
-def test_cancel_works_while_a_cell_spins(page: Page) -> None:
-    page.show("cancel.ipynb", feed(spin=25.0))
-    begun = time.monotonic()
-    page.page.click(".pathways-lab-button:has-text('cancel')")
-    assert page.page.inner_text(".pathways-lab-state") == "cancelling", "at once"
-    page.wait_for_idle(timeout=40)
-    assert time.monotonic() - begun < 10.0, "the cell would have spun for 25 s"
-    assert "cancelled" in page.output(0)
 
 
 def test_a_held_picture_stands_and_then_shows_the_present(page: Page) -> None:
@@ -355,6 +328,7 @@ def test_a_card_tells_of_the_mark_under_the_pointer_and_a_click_unfolds_a_lane(
 
 
 def test_a_gang_and_a_moment_are_found_again_while_a_cell_spins(page: Page) -> None:
+    """And its button ends the run."""
     view = 'View(log, ("order", "queues", "graph"), '
     count = """
 gangs = [r for r in log.records if isinstance(r, Span) and r.kind == "gang"]
@@ -408,40 +382,14 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
         arg=before,
     )
     assert page.busy(), "all of it while the cell was spinning"
+    begun = time.monotonic()
     page.page.click(".pathways-lab-button:has-text('cancel')")
-    page.wait_for_idle()
+    assert page.page.inner_text(".pathways-lab-state") == "cancelling", "at once"
+    page.wait_for_idle(timeout=40)
+    assert time.monotonic() - begun < 10.0, "the cell would have spun for 60 s"
+    assert "cancelled" in page.output(0)
     page.run_cell(1)
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
-
-
-def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(page: Page) -> None:
-    page.show("keys.ipynb", feed())
-    grows(page)
-    page.page.focus(".pathways-lab")
-    stops = []
-    for _ in range(5):
-        page.page.keyboard.press("Tab")
-        stops.append(
-            page.page.evaluate(
-                "() => { const here = document.activeElement;"
-                " return here.getAttribute('aria-label') ?? here.textContent; }"
-            )
-        )
-    assert stops == ["cancel", "clear", "text", "pause", "moment of the record, in seconds"]
-
-
-def test_a_view_whose_kernel_is_restarted_says_so(page: Page) -> None:
-    page.show("restart.ipynb", feed())
-    grows(page)
-    assert page.page.inner_text(".pathways-lab-state") == "running"
-    page.restart()
-    page.page.locator(".pathways-lab-state:has-text('kernel gone')").wait_for()
-    assert page.page.locator(".pathways-lab-button:has-text('clear')").count() == 0
-    held = page.source("queues-bars", "left")
-    assert held, "what was known stays"
-    page.page.click(".pathways-lab-button:has-text('pause')")
-    assert page.source("queues-bars", "left") == held
-    assert page.console == []
 
 
 WIDER = """
@@ -484,4 +432,62 @@ def test_a_panel_grows_with_its_run_and_is_not_built_anew(page: Page) -> None:
     after, more, marked = page.page.evaluate(high)
     assert marked, "the same document"
     assert more - room == pytest.approx(after - before, abs=2)
+    assert page.console == []
+
+
+@pytest.fixture(scope="module")
+def moving(browser: Any, lab: Lab) -> Iterator[Page]:
+    """A view that moves, for the tests that follow each other and only look or click."""
+    page = Page(browser, lab)
+    page.show("moving.ipynb", feed(2 * LONG))
+    yield page
+    page.close()
+    assert page.blocked == [], "requests wanted to leave this machine"
+
+
+def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(moving: Page) -> None:
+    page = moving
+    grows(page)
+    page.page.focus(".pathways-lab")
+    stops = []
+    for _ in range(5):
+        page.page.keyboard.press("Tab")
+        stops.append(
+            page.page.evaluate(
+                "() => { const here = document.activeElement;"
+                " return here.getAttribute('aria-label') ?? here.textContent; }"
+            )
+        )
+    assert stops == ["cancel", "clear", "text", "pause", "moment of the record, in seconds"]
+
+
+def test_it_follows_the_theme(moving: Page, tmp_path: Path) -> None:
+    page = moving
+    colours = []
+    for theme in ("JupyterLab Light", "JupyterLab Dark"):
+        page.command("apputils:change-theme", theme=theme)
+        page.page.wait_for_timeout(800)
+        page.screenshot(tmp_path / f"{theme}.png")
+        colours.append(page.ink())
+    page.command("apputils:change-theme", theme="JupyterLab Light")
+    page.page.set_viewport_size({"width": 1400, "height": 900})
+    until(lambda: "device" in "".join(page.source("islands-heads", "text")), seconds=20)
+    page.page.set_viewport_size({"width": 760, "height": 900})
+    until(lambda: page.source("islands-heads", "text") == ["island0", "island1"], seconds=20)
+    page.screenshot(tmp_path / "narrow.png")
+    assert sum(colours[0]) < 200, "dark text on the light theme"
+    assert sum(colours[1]) > 600, "light text on the dark theme"
+
+
+def test_a_view_whose_kernel_is_restarted_says_so(moving: Page) -> None:
+    page = moving
+    grows(page)
+    assert page.page.inner_text(".pathways-lab-state") == "running"
+    page.restart()
+    page.page.locator(".pathways-lab-state:has-text('kernel gone')").wait_for()
+    assert page.page.locator(".pathways-lab-button:has-text('clear')").count() == 0
+    held = page.source("queues-bars", "left")
+    assert held, "what was known stays"
+    page.page.click(".pathways-lab-button:has-text('pause')")
+    assert page.source("queues-bars", "left") == held
     assert page.console == []
