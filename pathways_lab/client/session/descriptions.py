@@ -79,7 +79,7 @@ def _name(kind: type) -> str:
 
 
 def _imported(name: str) -> Any:
-    """What a module of this process calls so, without running any of its code; else None."""
+    """The thing of this name in a module of this process, without running any code; else None."""
     module, _, word = name.partition(":")
     return vars(sys.modules[module]).get(word) if module in sys.modules else None
 
