@@ -106,6 +106,8 @@ class Busy(Generic[Key]):
     def add_held(self, keys: Iterable[Key], held: tuple[int, Floats], weight: float = 1.0) -> None:
         """Count what :meth:`held` says, of a fold of the same bins, for each of several keys."""
         first, seconds = held
+        if not seconds.any():
+            return
         newest = first + len(seconds) - 1
         if newest >= self._first + self.bins:
             self._scroll(newest)
