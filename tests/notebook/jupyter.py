@@ -402,6 +402,12 @@ def newest(page: Page, view: int = 0) -> float:
 
 def grows(page: Page, seconds: float = 12.0, view: int = 0) -> None:
     """Wait until time goes on and newer bars come.  Old ones are merged: their number stays."""
+    page.page.wait_for_function(
+        "n => !!document.querySelectorAll('.pathways-lab')[n].pathwaysDocument"
+        ".get_model_by_name('queues-bars')",
+        arg=view,
+        timeout=1000 * seconds,
+    )
     start, bar = page.now(view), newest(page, view)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
