@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,20 @@ def names(scene: Scene) -> list[str]:
 def bars(scene: Scene) -> dict[str, Any]:
     layers = PANELS["queues"](scene, END).layers
     return next(dict(each.columns) for each in layers if each.name == "queues-bars")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_bars_are_drawn_in_their_lanes_also_where_the_machine_is_known_before(known: bool) -> None:
+    """A saved picture knows the machine, and has lanes, before it has computations."""
+    cluster = Cluster(2, 1, 4)
+    cluster.pipeline(micro=1)
+    records = cluster.in_order()
+    machine = deepcopy(scene_of(records).machine) if known else None
+    scene = Scene(0.0, 20.0, final=True, machine=machine)
+    scene.add(records, END)
+    middles = {round(float(top + bottom) / 2) for top, bottom in zip(
+        bars(scene)["top"], bars(scene)["bottom"], strict=True)}  # fmt: skip
+    assert middles == {round(row) for row in PANELS["queues"](scene, END).rows}
 
 
 def late(records: Sequence[Record], host: str, by: float, since: float = 0.0) -> list[Record]:

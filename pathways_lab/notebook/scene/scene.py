@@ -152,6 +152,7 @@ class Scene:
         self._laid: tuple[int, int, frozenset[str], frozenset[Hashable]] | None = None
         self.lanes = self.alike.lanes(self._rows, (), ())
         self._strips = self.computed, self.waited, self.worked
+        self._draw_lanes()
 
     @property
     def rows(self) -> Rows:
@@ -209,8 +210,11 @@ class Scene:
             self._laid = state
             before, self.lanes = self.lanes, self.alike.lanes(rows, apart, self.unfolded)
             if self.lanes.drawn != before.drawn:
-                self.computed.lay(self.lanes.drawn)
-                self.waited.lay(self.lanes.drawn)
+                self._draw_lanes()
+
+    def _draw_lanes(self) -> None:
+        self.computed.lay(self.lanes.drawn)
+        self.waited.lay(self.lanes.drawn)
 
     def _fold(self, item: Item) -> None:
         if isinstance(item, Granted):

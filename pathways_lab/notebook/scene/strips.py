@@ -45,7 +45,7 @@ class Strip:
     ) -> None:  # fmt: skip
         self.origin, self.edges, self.budget = origin, edges, budget
         self.bars = Bars()
-        self._drawn: Drawn | None = None
+        self._drawn: Drawn | None = None  # each row at its own place
         self._columns: dict[str, Column] = {
             "left": (np.float64, lambda b: b.start - origin),
             "right": (np.float64, lambda b: b.end - origin),
