@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from pathways_lab.notebook.draw.svg import WIDTH, picture
 from pathways_lab.notebook.scene.advice import _REMEDIES, advice
+from pathways_lab.notebook.scene.plot import wide
 from pathways_lab.notebook.scene.scene import WAITS, Scene
 from pathways_lab.timeline.records import Event, Record, Span
 
@@ -55,3 +59,12 @@ def test_time_for_which_nobody_asked_counts_neither_way():
 @pytest.mark.parametrize("cause", WAITS)
 def test_every_cause_has_a_remedy(cause):
     assert all(_REMEDIES[cause])
+
+
+def test_a_long_sentence_goes_on_in_the_next_line_of_a_saved_picture():
+    said = advice(scene(made=1.0, dispatch=6.0, busy=3.0), 10.0)
+    drawn = picture((), "p", advice=said)
+    lines = [text for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn) if text != "p"]
+    assert " ".join(lines) == said
+    assert len(lines) > 1
+    assert all(wide(line) <= WIDTH for line in lines)

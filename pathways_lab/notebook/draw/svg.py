@@ -137,9 +137,9 @@ def picture(
     if notes:
         sheet.text(WIDTH, 12, " · ".join(notes), anchor="end")
     top = 26 + _legend(sheet, legend)
-    if advice:
+    for line in _wrapped(advice):
         top += 18
-        sheet.text(0, top - 10, advice)
+        sheet.text(0, top - 10, line)
     timed = [plot for plot in plots if plot.time]
     for plot in plots:
         sheet.text(LEFT, top + HEADING - 13, plot.title, bold=True, size=13)
@@ -155,6 +155,18 @@ def picture(
             _time_axis(sheet, frame)
             top += 22
     return sheet.finish(top + 4, title, description, facts or {})
+
+
+def _wrapped(text: str) -> list[str]:
+    """A text in lines that are not wider than the drawing."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else ""
+        if longer and wide(longer) <= WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def _legend(sheet: Sheet, legend: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> float:
