@@ -30,13 +30,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
     """1F1B: after a warm-up each slice alternates; it keeps at most *stages* microbatches."""
-    _check("1f1b", stages, microbatches)
-    order = []
-    for stage in range(stages):
-        forward = tasks("forward", stage, range(microbatches))
-        backward = tasks("backward", stage, range(microbatches))
-        order.append(_alternate(forward, backward, stages - stage - 1))
-    return Schedule("1f1b", microbatches, tuple(range(stages)), tuple(order))
+    return _one_by_one("1f1b", stages, microbatches, lambda stage: stages - stage - 1)
 
 
 def eager_one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
@@ -44,13 +38,7 @@ def eager_one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
 
     The first slice keeps ``2 * stages - 1`` microbatches, where 1F1B keeps *stages*.
     """
-    _check("eager-1f1b", stages, microbatches)
-    order = []
-    for stage in range(stages):
-        forward = tasks("forward", stage, range(microbatches))
-        backward = tasks("backward", stage, range(microbatches))
-        order.append(_alternate(forward, backward, 2 * (stages - stage - 1)))
-    return Schedule("eager-1f1b", microbatches, tuple(range(stages)), tuple(order))
+    return _one_by_one("eager-1f1b", stages, microbatches, lambda stage: 2 * (stages - stage - 1))
 
 
 def circular(slices: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -295,6 +283,19 @@ def _filled(
                     break
         time += 1
     return Schedule(name, microbatches, tuple(range(stages)), tuple(map(tuple, order)))
+
+
+def _one_by_one(
+    name: str, stages: int, microbatches: int, warm_up: Callable[[int], int]
+) -> Schedule:
+    """Each slice alternates after its warm-up.  warm_up: by stage, forward tasks."""
+    _check(name, stages, microbatches)
+    order = []
+    for stage in range(stages):
+        forward = tasks("forward", stage, range(microbatches))
+        backward = tasks("backward", stage, range(microbatches))
+        order.append(_alternate(forward, backward, warm_up(stage)))
+    return Schedule(name, microbatches, tuple(range(stages)), tuple(order))
 
 
 def _alternate(

@@ -183,12 +183,15 @@ class Planned:
     """A run on an ideal machine, and as it was; ``print`` says where the time of its devices went.
 
     planned, actual: seconds that the run takes on an ideal machine, and took.
+    functions: by cause, device seconds by name and line of the function that computed, or before
+        which devices waited.
     """
 
     seen: RunSeen
     planned: float
     actual: float
     devices: tuple[Device, ...]
+    functions: Mapping[str, Mapping[tuple[str, str], float]]
 
     def gap(self) -> dict[str, float]:
         """Lost device seconds by cause, of all devices."""
@@ -207,41 +210,21 @@ class Planned:
             :data:`.waits.CAUSES`, and other runs by name.
         """
         whole = self.actual * len(self.devices)
+        busy = [_busy(device) for device in self.devices]
         out = self.gap()
         idle = out.pop(PLAN, 0.0)
-        ideal = sum(end - start for device in self.devices for _, start, end in device.planned)
-        computing = min(ideal, whole - sum(out.values()) - idle)
-        most = max((_busy(device) for device in self.devices), default=0.0)
-        uneven = sum(most - _busy(device) for device in self.devices)
-        planned = self.planned * len(self.devices) - ideal
-        out[IMBALANCE] = idle * uneven / planned if planned > 0 else 0.0
+        computing = min(sum(busy), whole - sum(out.values()) - idle)
+        uneven = max(busy, default=0.0) * len(busy) - sum(busy)
+        free = self.planned * len(busy) - sum(busy)
+        out[IMBALANCE] = idle * uneven / free if free > 0 else 0.0
         out[BUBBLE] = idle - out[IMBALANCE]
         out[COMPUTING] = computing
         out[LATE] = max(0.0, whole - sum(out.values()))
-        functions = self._functions()
         return tuple(
-            Part(cause, seconds, seconds / whole, functions.get(cause, {}))
+            Part(cause, seconds, seconds / whole, self.functions.get(cause, {}))
             for cause, seconds in sorted(out.items(), key=lambda part: -part[1])
             if seconds > 1e-9 * whole
         )
-
-    def _functions(self) -> dict[str, dict[tuple[str, str], float]]:
-        """By cause, seconds by function and line."""
-        found: dict[str, dict[tuple[str, str], float]] = {}
-
-        def count(cause: str, gang: Span, seconds: float) -> None:
-            of = found.setdefault(cause, {})
-            key = gang.node, gang.line
-            of[key] = of.get(key, 0.0) + seconds
-
-        for gang in self.seen.gangs:
-            count(COMPUTING, gang, (gang.end - gang.start) * len(gang.devices))
-        for numbers, wait in self.seen.waits:
-            count(wait.cause, wait.gang, (wait.end - wait.start) * len(numbers))
-        return {
-            cause: dict(sorted(of.items(), key=lambda part: -part[1]))
-            for cause, of in found.items()
-        }
 
     def _table(self) -> TextTable:
         rows = [
@@ -328,7 +311,7 @@ def compare(seen: RunSeen, flow: Flow, others: Iterable[Span] = ()) -> Planned:
                 _of_plan(reasons.gap(lane), max(0.0, length - busy)),
             )
         )
-    return Planned(seen, length, actual, tuple(devices))
+    return Planned(seen, length, actual, tuple(devices), reasons.functions())
 
 
 class Tile(NamedTuple):
@@ -413,15 +396,29 @@ class _Reasons:
             if known is None or gang.end > known.end:
                 self._last[gang.step] = gang
         self._steps = sorted(self._last)
+        self._functions: dict[str, dict[tuple[str, str], float]] = {}
 
     def gap(self, lane: Lane) -> dict[str, float]:
-        """Seconds by cause in which a device did not compute for the run."""
+        """Seconds by cause in which a device did not compute for the run; each device once."""
         out: dict[str, float] = {}
         for tile in self._tiles[lane]:
             for cause, start, end in self._of(tile, tile.start, tile.end, len(self._tiles)):
                 if cause != COMPUTING:
                     out[cause] = out.get(cause, 0.0) + end - start
+                if tile.gang is not None:
+                    of, key = (
+                        self._functions.setdefault(cause, {}),
+                        (tile.gang.node, tile.gang.line),
+                    )
+                    of[key] = of.get(key, 0.0) + end - start
         return out
+
+    def functions(self) -> dict[str, dict[tuple[str, str], float]]:
+        """By cause, seconds of the devices so far by function and line, the largest first."""
+        return {
+            cause: dict(sorted(of.items(), key=lambda part: -part[1]))
+            for cause, of in self._functions.items()
+        }
 
     def _of(
         self, tile: Tile, start: float, end: float, depth: int

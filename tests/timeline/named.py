@@ -73,7 +73,8 @@ def causes(seed: int) -> tuple[str, list[str]]:
         more = pipeline(1, microbatches)
         seconds |= {"other": BUSY * much}
         call = tuple(replace(node, function="other", name="other") for node in more.nodes)
-        signatures = {"other": Signature("other", 0, *more_layouts(more))}
+        (signature,) = more.signatures.values()
+        signatures = {"other": replace(signature, name="other")}
         other = replace(more, name="other", nodes=call, signatures=signatures)
         loads.insert(0, Load(other, client="other", islands={0: f"island{there}"}))
     functions = {
@@ -90,12 +91,6 @@ def causes(seed: int) -> tuple[str, list[str]]:
     )
     parts = planned(found.records, run).parts()
     return cause, [part.cause for part in parts if part.cause != COMPUTING]
-
-
-def more_layouts(program: Program) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-    """Layouts of the arguments and results of its only function."""
-    (signature,) = program.signatures.values()
-    return signature.inputs, signature.outputs
 
 
 def named_first(cause: str, told: list[str]) -> bool:
