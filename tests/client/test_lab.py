@@ -29,7 +29,7 @@ from pathways_lab.client.lab.sharing import Sharing
 from pathways_lab.client.lab.topology_view import Host, Island
 from pathways_lab.notebook.reports import stall_figure
 from pathways_lab.runtime.cluster.lab_spec import Wishes
-from pathways_lab.runtime.processes.gil_switch_interval import Sooner
+from pathways_lab.runtime.processes.interpreter_settings import Settings
 from tests.client.kit import KEY, FakeLab, a_slice
 from tests.runtime.processes import until
 
@@ -293,10 +293,10 @@ def test_nothing_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         pw.connect(7)
     stale = tmp_path / "stale"
     labs.attach.write_lab_file(stale, labs.ControlAddress(f"unix:{tmp_path}/gone", b"k" * 32))
-    wanted = Sooner._wanted
+    wanted = Settings.wanted
     with pytest.raises(pw.PathwaysError, match="does not answer"):
         pw.connect(stale)
-    assert Sooner._wanted == wanted
+    assert Settings.wanted == wanted
 
 
 def test_the_lab_of_the_kernel_is_the_last_one_that_is_open(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     """Started at first use, shared by a file, lost to nobody, gone without trace."""
     told = []
     first = pw.start(1, 1, 2, platform="cpu", progress=told.append)
-    wanted = Sooner._wanted
+    wanted = Settings.wanted
     assert wanted, "links are read though the kernel computes"
     assert told[-1].done == told[-1].total
     assert pw.current() is first
@@ -463,7 +463,7 @@ def test_the_life_of_a_lab(tmp_path: Path) -> None:
     assert on.owner is None
     second.close()
     second.close()
-    assert Sooner._wanted == wanted - 1
+    assert Settings.wanted == wanted - 1
     assert repr(second) == "<Lab, closed>"
 
 

@@ -43,7 +43,7 @@ from pathways_lab.client.session.waiting import Board, Pending
 from pathways_lab.core.errors import Failure, PathwaysError
 from pathways_lab.core.program.program import Line, Plan, SliceId
 from pathways_lab.core.slices.topology import SliceBinding
-from pathways_lab.runtime.processes.gil_switch_interval import Sooner
+from pathways_lab.runtime.processes.interpreter_settings import Settings
 from pathways_lab.transport.codec import unpack
 from pathways_lab.transport.forks import leave_at_fork
 from pathways_lab.transport.framing import TO_CONTROL, Letter, WireError
@@ -132,7 +132,7 @@ class Connection:
         self.registered = Registered(self._send)
         self.reactor = Reactor("pathways-kernel", self._message, self._link_closed)
         self.board = Board(self.reactor)
-        self._sooner = Sooner()
+        self._settings = Settings()
         self.reactor.start()
         hello = {"role": "client", "name": name, "pid": os.getpid()}
         try:
@@ -519,7 +519,7 @@ class Connection:
         if self.closed is not None:
             return
         self.closed = failure
-        self._sooner.end()
+        self._settings.end()
         pending: list[Pending] = [
             *self._runs.values(),
             *self.questions.open,

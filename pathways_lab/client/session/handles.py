@@ -102,8 +102,10 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         self._session = session
         self._buffer = buffer
         self._bundle = bundle
-        self._watch = watch = Watch(self, session.connection.gone)
-        watch.id, watch.bundle, watch.place = buffer.id, bundle, place
+        # For good: another thread may be asking for the array while the bundle is taken apart.
+        self._place = place
+        watch = Watch(self, session.connection.gone)
+        watch.id, watch.bundle = buffer.id, bundle
         if bundle is None:
             buffer.handle = watch
         else:
@@ -231,7 +233,7 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
     def _fetching(self) -> Fetch:
         if self._fetch is None or self._fetch.failure is not None or self._fetch.moved:
             self._fetch = self._session.data.fetch(
-                self._buffer, self.type, self.slice, self.layout, self._watch.place
+                self._buffer, self.type, self.slice, self.layout, self._place
             )
         return self._fetch
 
@@ -365,9 +367,11 @@ class Handle(Operators, metaclass=_SaysWhatToDo):
         """The number of its buffer on the wire and in the timeline."""
         return self._buffer.id
 
-    def alone(self, buffer: Buffer) -> None:
-        """It has a buffer of its own from now on, with the array that it had."""
-        watch = self._watch
+    def alone(self, buffer: Buffer, watch: Watch) -> None:
+        """It has a buffer of its own from now on, with the array that it had.
+
+        watch: tells when it is gone, as before.
+        """
         watch.id, watch.bundle = buffer.id, None
         self._buffer, self._bundle = buffer, None
         buffer.handle = watch
@@ -442,7 +446,7 @@ def end(handles: Sequence[Handle], why: Failure) -> None:
 
 def end_bundle(bundle: Bundle, why: Failure, connection: Connection) -> None:
     """The same for all handles of a bundle: a call consumes their arrays."""
-    bundle.ended, bundle.over = why, True
+    bundle.end(why)
     connection.drop(bundle.buffer.id)
     if not bundle.buffer.done:
         connection.board.settle((bundle.buffer,), why)

@@ -7,7 +7,6 @@ Paper: section 4.2 (client).
 
 from __future__ import annotations
 
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,14 +26,12 @@ class Watch(weakref.ref[Any]):
     collected.
 
     id: of the buffer; 0: of a bundle's array, it was noted that the handle is gone.
-    bundle: of which the handle is an array, if it is.  place: which one, for good: another
-        thread may be asking for the array while the bundle is taken apart.
+    bundle: of which the handle is an array, if it is.
     """
 
-    __slots__ = ("bundle", "id", "place")
+    __slots__ = ("bundle", "id")
     id: int
     bundle: Bundle | None
-    place: int
 
 
 class Buffer(Pending):
@@ -102,12 +99,17 @@ class Bundle:
         """Whether all its handles follow each other in *leaves* from *position* on."""
         if self.over:
             return False
+        there = leaves[position : position + len(self.watches)]
         try:
-            found = [leaf._watch for leaf in leaves[position : position + len(self.watches)]]
+            places = [leaf._place for leaf in there if leaf._bundle is self]
         except AttributeError:
             return False
-        # By identity: equal ones would be compared by the arrays of their handles.
-        return len(found) == len(self.watches) and all(map(operator.is_, found, self.watches))
+        return places == list(range(len(self.watches)))
+
+    def end(self, why: Failure) -> None:
+        """Its arrays are consumed: nobody needs to be told any more when their handles go."""
+        self.ended, self.over = why, True
+        self.watches.clear()  # a watch that is gone before its handle tells nothing
 
     def lost(self, watch: Watch) -> int | None:
         """One of its handles is gone: the number of its buffer if that was the last one."""

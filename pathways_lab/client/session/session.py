@@ -201,7 +201,7 @@ class Session:
                 buffer.done = buffer.done or there
                 handle = watch()
                 if handle is not None:
-                    handle.alone(buffer)
+                    handle.alone(buffer, watch)
                 elif watch.id:  # it is in the queue of those that are gone
                     watch.id, watch.bundle = buffer.id, None
                 else:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from pathways_lab.runtime.cluster.device_supervisor import RETIRED
 from pathways_lab.runtime.processes import child_process
 from pathways_lab.runtime.processes.deaths import ENDS, FAILED
-from pathways_lab.runtime.processes.gil_switch_interval import Sooner
+from pathways_lab.runtime.processes.interpreter_settings import Settings
 
 if TYPE_CHECKING:
     from pathways_lab.runtime.devices import IslandRuntime
@@ -128,8 +128,9 @@ def main() -> None:
     child_process.begin()
     # The last words of a process that a fatal signal ends: the user's line, in the log.
     faulthandler.enable(all_threads=False)
-    # The thread that launches must not wait long for the one that prepares what comes next.
-    Sooner()
+    # The thread that launches must not wait long for the one that prepares what comes next, nor
+    # for looks at arrays that are no garbage.
+    Settings()
     settings: dict[str, Any] = child_process.configuration()
     stand_in = settings.get("stand_in", False)
     set_environment(settings["platform"], settings["devices"], stand_in)
