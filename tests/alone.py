@@ -1,5 +1,5 @@
 """Tests that have the machine for themselves, although others run in a second process; and
-in which order the processes take the files.
+in which order the processes take the files; and tests that failed beside others.
 
 Problem: some tests look at how long things took, or wait for what gives up early; what a
 second process of tests does meanwhile makes them fail.  Groups of pytest-xdist do not help:
@@ -14,10 +14,13 @@ import fcntl
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 DOOR, ROOM = HERE / "alone.py", HERE / "conftest.py"
 """Files that are locked, never written: all processes of one checkout meet at them."""
+FEW = 2
+"""So many tests of real processes may fail beside others, if they pass alone."""
 
 
 @contextmanager
@@ -52,3 +55,12 @@ def turns_of_files(tests: Iterable[tuple[Path, set[str]]]) -> dict[Path, int]:
         before = turns.get(path, turn)
         turns[path] = 1 if 1 in (turn, before) else min(turn, before)
     return turns
+
+
+def once_more(stats: dict[str, list[Any]], exitstatus: int) -> list[str]:
+    """The tests that failed, if they may run once more alone: few, and of real processes."""
+    failed = {
+        r.nodeid: set(r.keywords) for kind in ("failed", "error") for r in stats.get(kind, [])
+    }
+    real = all(marks & {"cluster", "browser"} for marks in failed.values())
+    return list(failed) if exitstatus == 1 and len(failed) <= FEW and real else []

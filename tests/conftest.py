@@ -26,7 +26,7 @@ from hypothesis import settings
 
 from pathways_lab.transport.addresses import private_folder, remove_folder
 from tests.acceptance.strikes import hear_interrupts
-from tests.alone import machine, turns_of_files
+from tests.alone import machine, once_more, turns_of_files
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MAC_CHROME = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
@@ -175,8 +175,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return done
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """A section of its own for what did not run, so that nobody takes it for passed."""
+    config.cache.set("lab/again", once_more(terminalreporter.stats, exitstatus))
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped:
         terminalreporter.section("NOT RUN on this machine", sep="=", yellow=True)

@@ -6,10 +6,11 @@ import fcntl
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.alone import ROOM, machine, turns_of_files
+from tests.alone import ROOM, machine, once_more, turns_of_files
 from tests.runtime.processes import until
 
 
@@ -78,3 +79,20 @@ def locked(path, how=fcntl.LOCK_EX):
             return True
         fcntl.flock(file, fcntl.LOCK_UN)
     return False
+
+
+def _failed(*names: str, marks: tuple[str, ...] = ("cluster",)) -> list[SimpleNamespace]:
+    return [SimpleNamespace(nodeid=name, keywords=dict.fromkeys(marks, 1)) for name in names]
+
+
+def test_few_tests_of_real_processes_may_run_once_more() -> None:
+    assert once_more({"failed": _failed("a"), "error": _failed("b")}, 1) == ["a", "b"]
+    assert once_more({"failed": _failed("a", marks=("browser",))}, 1) == ["a"]
+
+
+def test_pure_tests_many_tests_and_runs_that_did_not_end_may_not() -> None:
+    pure = _failed("b", marks=())
+    assert once_more({"failed": [*_failed("a"), *pure]}, 1) == []
+    assert once_more({"failed": _failed("a", "b", "c")}, 1) == []
+    assert once_more({"failed": _failed("a")}, 3) == []
+    assert once_more({}, 0) == []
