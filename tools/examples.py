@@ -385,9 +385,10 @@ def finding_nans(lab: pw.Lab, s: pw.Slice, x: Any) -> None:
     assert "log has made an infinity: element [0]" in told
 
 
-@shows("Lab.stuck", "Lab.on_stuck", "Lab.watchdog")
+@shows("Lab.stuck", "Lab.stacks", "Lab.on_stuck", "Lab.watchdog")
 def standing_still(lab: pw.Lab) -> None:
     assert not lab.stuck()  # nobody waits
+    assert not lab.stacks("island0/host0").lines  # nobody is in code of yours
     lab.on_stuck("report", after=30, silence=60)
     assert lab.watchdog.action == "report"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
@@ -17,6 +20,7 @@ import pathways_lab as pw
 from pathways_lab.client.chaos import chaos, fault_report
 from pathways_lab.client.chaos.fault_report import Expected, Fault
 from pathways_lab.client.lab import queue_display
+from pathways_lab.core.errors import PathwaysError
 from tests.acceptance.storm import storm
 from tests.runtime.processes import until
 
@@ -171,6 +175,27 @@ def test_what_never_ends_fails_and_then_frees_its_host_as_told(lab: pw.Lab) -> N
         np.testing.assert_array_equal(again(V).result(timeout=60), V + 1)
     finally:
         lab.on_stuck("report")
+
+
+def test_the_line_of_the_user_at_which_a_host_stands_is_seen(lab: pw.Lab, tmp_path: Path) -> None:
+    def wait_for_data(value: Any) -> Any:
+        while not (tmp_path / "data").exists():
+            time.sleep(0.02)
+        return value
+
+    def step(x: Any) -> Any:
+        return jax.pure_callback(wait_for_data, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    on = lab.slice(1)
+    host = on.binding.devices[0][0]
+    found = pw.jit(step, on=on)(jnp.float32(1))
+    try:
+        until(lambda: [line.function for line in lab.stacks(host).lines] == ["wait_for_data"], 60)
+        with pytest.raises(PathwaysError, match="the lab has no host 'island7'"):
+            lab.stacks("island7")
+    finally:
+        (tmp_path / "data").touch()
+    assert found.item() == 1
 
 
 def test_a_host_that_hears_nothing_is_ended_by_its_worker(lab: pw.Lab) -> None:

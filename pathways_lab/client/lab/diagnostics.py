@@ -1,5 +1,5 @@
 """The part of a lab that looks after it: ``lab.stuck()``, ``lab.on_stuck(...)``,
-``lab.memory()``, ``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
+``lab.stacks(host)``, ``lab.memory()``, ``lab.check_nans()``, ``lab.verify()``, ``lab.chaos``.
 
 Problem: a lab that stands still, or is full, must say why, do as it was told, find the
 device that computes wrong, and let itself be tried.
@@ -22,11 +22,12 @@ from pathways_lab.client.functions import scopes
 from pathways_lab.client.lab import slice_request
 from pathways_lab.client.lab.devices import Slice
 from pathways_lab.client.lab.memory_table import Memory
-from pathways_lab.client.lab.topology_view import Device
+from pathways_lab.client.lab.topology_view import Device, Island
 from pathways_lab.client.session import failures
 from pathways_lab.client.session.session import Session
 from pathways_lab.client.verify import device_check, step_check
 from pathways_lab.client.verify.device_check import Verification
+from pathways_lab.core.diagnosis.stacks import Stacks
 from pathways_lab.core.diagnosis.stall_actions import Action, OnStuck
 from pathways_lab.core.diagnosis.stall_story import Stuck
 from pathways_lab.core.memory.holdings import MOST, Holdings
@@ -34,6 +35,7 @@ from pathways_lab.core.slices.topology import SliceRequest
 from pathways_lab.runtime import nan_checks
 from pathways_lab.runtime.cluster import attach
 from pathways_lab.runtime.cluster.attach import ControlAddress
+from pathways_lab.runtime.cluster.device_supervisor import stacks_of
 from pathways_lab.runtime.cluster.embedded import EmbeddedCluster
 from pathways_lab.transport.codec import pack, unpack
 
@@ -70,6 +72,9 @@ class Care:
 
     if TYPE_CHECKING:
 
+        @property
+        def islands(self) -> tuple[Island, ...]: ...
+
         def _bound(self, request: SliceRequest, wait: bool | float) -> Slice: ...
 
     def slice_at(
@@ -104,6 +109,37 @@ class Care:
         asked = {"seconds": slice_request.seconds("seconds", seconds)}
         packed = self.session.connection.questions.ask("stuck", asked).fields["story"]
         return Stuck() if packed is None else unpack(Stuck, packed)
+
+    def stacks(self, host: str, *, native: bool = False) -> Stacks:
+        """The lines at which the threads of a host's device process stand, lines of yours first.
+
+        native: with the frames of native code, read by py-spy, which the host's worker has to
+            have (``pip install py-spy``) and be allowed to use.
+
+        The process need not answer anything for it: a callback that never returns, or a
+        deadlock, is seen all the same.  Only owners of the lab can ask: who holds the
+        credentials of its Dask cluster.
+
+        >>> lab.stacks("island0/host1").lines                # doctest: +SKIP
+        (wait_for_data at train.py:12,)
+        """
+        every = [each.name for island in self.islands for each in island.hosts]
+        if host not in every:
+            raise failures.failure(
+                "refused", f"the lab has no host {host!r}", f"one of {', '.join(every)}"
+            )
+        with self.dask_client() as client:
+            answers: dict[str, dict[str, Any] | None] = client.run(stacks_of, host, native)
+        told = next((answer for answer in answers.values() if answer is not None), None)
+        if told is None:
+            raise failures.failure(
+                "lost", f"no worker has the device process of {host} (any more)", "lab.islands"
+            )
+        if told["wrong"]:
+            raise failures.failure(
+                "refused", f"{host} shows no stacks: {told['wrong']}", "lab.stuck() asks the hosts"
+            )
+        return Stacks(host, told["pid"], told["state"], told["text"])
 
     def memory(self, most: int = 1000) -> Memory:
         """The values on devices: who has each, where, how many bytes, and why it is kept.

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pathways_lab.runtime.host.compile_marks import read
+from pathways_lab.runtime.processes import stacks
 from pathways_lab.runtime.processes.child_process import REMOVE, Child, ChildDied, spawn
 from pathways_lab.runtime.processes.deaths import Records, story
 from pathways_lab.transport.addresses import private_folder, remove_folder
@@ -192,6 +193,19 @@ class DeviceProcess:
         os.kill(pid, signal.SIGKILL)
         return True
 
+    def stacks(self, native: bool) -> dict[str, Any]:
+        """Where its threads stand; *native*: also in native code.  ``wrong`` says why not."""
+        child, wrong, text = self._child, "", ""
+        pid = child.pid
+        try:
+            if native:
+                text = stacks.native(pid)
+            else:
+                text = stacks.ask(pid, child.log, lambda: child.tell({"stacks": True}))
+        except (OSError, ChildDied) as error:
+            wrong = str(error)
+        return {"pid": pid, "state": stacks.state(pid), "text": text, "wrong": wrong}
+
     def restart(self) -> None:
         """Start another incarnation, if none is started by itself any more."""
         self._revived.set()
@@ -307,3 +321,9 @@ _here: weakref.WeakValueDictionary[str, DeviceProcess] = weakref.WeakValueDictio
 def find(name: str) -> DeviceProcess | None:
     """The device process of this host, if it is a child of this process."""
     return _here.get(name)
+
+
+def stacks_of(name: str, native: bool) -> dict[str, Any] | None:
+    """For ``Client.run``: :meth:`DeviceProcess.stacks` of this host, if it is one of here."""
+    process = find(name)
+    return None if process is None else process.stacks(native)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathways_lab.runtime.cluster.device_supervisor import RETIRED
-from pathways_lab.runtime.processes import child_process
+from pathways_lab.runtime.processes import child_process, stacks
 from pathways_lab.runtime.processes.deaths import ENDS, FAILED
 from pathways_lab.runtime.processes.interpreter_settings import Settings
 
@@ -128,6 +128,7 @@ def main() -> None:
     child_process.begin()
     # The last words of a process that a fatal signal ends: the user's line, in the log.
     faulthandler.enable(all_threads=False)
+    stacks.answer_signal()
     # The thread that launches must not wait long for the one that prepares what comes next, nor
     # for looks at arrays that are no garbage.
     Settings()
@@ -176,6 +177,8 @@ def main() -> None:
         news = child_process.configuration()
         if "leave" in news:
             rim.tell_control("leaving", {"reason": news["leave"]})
+        elif "stacks" in news:
+            stacks.write()
         elif "flip" in news:
             rim.reactor.call_soon(flips.begin, news["flip"])
         else:
