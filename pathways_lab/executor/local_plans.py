@@ -79,6 +79,9 @@ class Book:
         """``(host, local number)`` of all devices of a slice."""
         return self._slices[slice_id][0].devices
 
+    def _near(self, slice_id: SliceId) -> bool:
+        return self._slices[slice_id][0].island == self.island
+
     def _begins(self, slice_id: SliceId | None) -> bool:
         """Whether the first device of a slice is on this host."""
         return slice_id is not None and self.devices(slice_id)[0][0] == self.host
@@ -113,10 +116,10 @@ class Book:
         if reading is None:
             plan = self._plans[key]
             slices = [_slices_of(plan, step.node) for step in plan.steps]
-            ours = tuple(any(self.lane(s) for s in of_step) for of_step in slices)
-            places = tuple(
-                any(self._slices[s][0].island == self.island for s in of_step) for of_step in slices
-            )
+            mine = {touched: any(map(self.lane, touched)) for touched in set(slices)}
+            near = {touched: any(map(self._near, touched)) for touched in mine}
+            ours = tuple([mine[touched] for touched in slices])
+            places = tuple([near[touched] for touched in slices])
             end = max((index + 1 for index, mine in enumerate(ours) if mine), default=0)
             asked = {step.node.when.value for step in plan.steps if step.node.when is not None}
             decides = {
