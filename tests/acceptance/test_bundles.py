@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import pathways_lab as pw
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.client.session.handles import Handle
 from pathways_lab.core.errors import Failure, PathwaysError
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 MANY = 24
@@ -132,14 +132,6 @@ def test_memory_of_dropped_arrays_is_given_back(lab: Lab, s: Any) -> None:
     kept, one = lab.memory, (1 << 16) * 4
     until(lambda: sum(v.nbytes for v in kept().values) <= 2 * one * 6)
     assert values(tree) == [3] * 4
-
-
-def until(done: Any) -> None:
-    for _ in range(400):
-        if done():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it never came")
 
 
 def test_a_deleted_array_is_gone_and_no_other(s: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -205,12 +206,14 @@ def test_a_host_that_hears_nothing_is_ended_by_its_worker(lab: pw.Lab) -> None:
     lab.on_stuck("report", silence=3)
     os.kill(before, signal.SIGSTOP)
     try:
-        until(lambda: bool((found := lab.stuck()) and found.silent == ("island0/host0",)), 20)
+        until(lambda: bool((found := lab.stuck()) and found.silent == ("island0/host0",)))
         assert "island0/host0 does not answer" in str(lab.stuck())
         until(lambda: pid(lab, "island0/host0") not in (None, before), 60)
         assert not psutil.pid_exists(before)
         lost = [r for r in lab.timeline.records if getattr(r, "kind", "") == "host-lost"]
-        assert "it has not answered for 3." in lost[-1].args["reason"]  # type: ignore[union-attr]
+        said = re.search(r"it has not answered for (\d+\.\d) s", lost[-1].args["reason"])  # type: ignore[union-attr]
+        assert said is not None
+        assert float(said[1]) >= 3
     finally:
         lab.on_stuck("report")
         with contextlib.suppress(ProcessLookupError):
@@ -245,7 +248,7 @@ def test_the_dask_scheduler_is_lost_and_a_new_lab_forms(lab: pw.Lab) -> None:
     as_expected(lab.chaos.lose_scheduler())
     for handle in (pending, kept):
         with pytest.raises(pw.PathwaysError, match="the Dask scheduler ended") as caught:
-            handle.result(timeout=10)
+            handle.result(timeout=60)
         assert "pw.start()" in caught.value.failure.remedy
     with pytest.raises(pw.PathwaysError, match="the Dask scheduler ended"):
         f(V)

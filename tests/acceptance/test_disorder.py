@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_lab as pw
 from pathways_lab.client.lab.lab import Lab
 from pathways_lab.timeline.records import Event
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 
@@ -59,8 +60,11 @@ def threads(lab: pw.Lab, island: str) -> int:
     return sum(psutil.Process(host.pid).num_threads() for host in hosts)
 
 
+def deadlocks(lab: pw.Lab) -> int:
+    return sum(isinstance(r, Event) and r.kind == "deadlock" for r in lab.timeline.records)
+
+
 def test_a_real_deadlock_a_wrong_answer_and_recovery(lab: pw.Lab) -> None:
-    began = time.monotonic()
     with Lab(lab._control, name="other") as other:
         theirs = other.slice((2, 2), axes=("h", "d"), island="island1")
         busy = sum_over(theirs, "h", "d")
@@ -85,27 +89,23 @@ def test_a_real_deadlock_a_wrong_answer_and_recovery(lab: pw.Lab) -> None:
 
             # Two groups: each host is in one collective, and waits for the other host.
             hung = lease.race(lambda: total(x), lambda: rows(x))
-            start = time.monotonic()
             later = total(x)  # behind them, on the same devices
-            done = 0
-            while not hung[0].is_ready() and time.monotonic() < start + 20.0:
-                np.testing.assert_array_equal(busy(X).result(timeout=5.0), expected)
-                done += 1
-                if done == 1:
-                    assert all(not h.is_ready() for h in hung)
-            assert time.monotonic() - start < 10.0
-            assert done > 3, "the other client's work on the other island stood still"
+            beside = []  # whether they hung when the other client had its result
+            while not hung[0].is_ready():
+                np.testing.assert_array_equal(busy(X).result(timeout=SECONDS), expected)
+                beside.append(all(not h.is_ready() for h in hung))
+            assert any(beside), "the other client's work on the other island stood still"
             for handle in hung:
                 with pytest.raises(pw.PathwaysError) as caught:
-                    handle.result(timeout=5.0)
+                    handle.result(timeout=SECONDS)
                 check_cycle(caught.value)
             with pytest.raises(pw.PathwaysError, match="for ever"):
-                later.result(timeout=5.0)
+                later.result(timeout=SECONDS)
             # The same slice, the same array, the same hosts; right again.
             for f, value in zip((total, rows), right, strict=True):
                 np.testing.assert_array_equal(f(x).result(timeout=SECONDS), value)
-            kinds = [r.kind for r in lab.timeline.records if isinstance(r, Event)]
-            assert kinds.count("deadlock") == 1
+            until(lambda: deadlocks(lab) > 0)
+            assert deadlocks(lab) == 1
             assert {h.name: h.pid for island in lab.islands for h in island.hosts} == pids
         # With the order on, both at once, many times.
         found = [(total(X + n), rows(X - n)) for n in range(20)]
@@ -113,7 +113,6 @@ def test_a_real_deadlock_a_wrong_answer_and_recovery(lab: pw.Lab) -> None:
             np.testing.assert_array_equal(a.result(timeout=SECONDS), right[0] + 4.0 * n)
             np.testing.assert_array_equal(b.result(timeout=SECONDS), right[1] - 2.0 * n)
         on.release()
-    assert time.monotonic() - began < 60.0
 
 
 def test_clients_of_the_runtime_that_ended_keep_no_threads(lab: pw.Lab) -> None:
@@ -134,7 +133,7 @@ def test_clients_of_the_runtime_that_ended_keep_no_threads(lab: pw.Lab) -> None:
             hung = lease.race(lambda: total(x), lambda: rows(x))
             for handle in hung:
                 with pytest.raises(pw.PathwaysError, match="for ever"):
-                    handle.result(timeout=20.0)
+                    handle.result(timeout=SECONDS)
             kept = threads(lab, "island0") - before
             if rounds >= 6 and kept < rounds * each * 0.7:
                 break
@@ -195,7 +194,7 @@ def test_no_deadlock_outlives_its_lease(lab: pw.Lab) -> None:
     lease.release()
     for handle in hung:
         with pytest.raises(pw.PathwaysError, match="the lease of island0 ended"):
-            handle.result(timeout=10.0)
+            handle.result(timeout=SECONDS)
     np.testing.assert_array_equal(total(X).result(timeout=SECONDS), right)
     on.release()
 
@@ -218,13 +217,13 @@ def test_no_deadlock_outlives_its_client(lab: pw.Lab) -> None:
 
 def until_free(lab: Lab, island: str) -> None:
     """Until nobody else has anything on an island."""
-    until = time.monotonic() + 20.0
+    deadline = time.monotonic() + SECONDS
     while True:
         gc.collect()  # errors that were caught keep the handles of their frames
         try:
             lab.lease(island).release()
         except pw.PathwaysError:
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         else:
             return

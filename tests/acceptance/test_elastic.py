@@ -19,8 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_lab as pw
 from pathways_lab.client.lab import queue_display
-from pathways_lab.client.lab.stats import Stats
-from pathways_lab.timeline.records import Event
+from pathways_lab.timeline.records import Event, Span
 from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
@@ -51,21 +50,21 @@ def mixed(on: pw.Slice) -> Any:
     return twice
 
 
-def work(before: Stats, after: Stats) -> tuple[int, ...]:
-    """What was captured, lowered, exported and compiled; programs and code that were sent."""
-    sent = [after.sent.get(op, 0) - before.sent.get(op, 0) for op in ("program", "function")]
-    names = ("captured", "lowered", "exported", "compiled")
-    return (*(getattr(after, n) - getattr(before, n) for n in names), *sent)
+class Work:
+    """What a lab has done since then."""
 
+    def __init__(self, lab: pw.Lab) -> None:
+        self._lab, self._before, self._since = lab, lab.stats(), lab.timeline.clock()
 
-def settled(lab: pw.Lab) -> Stats:
-    """When all compilations were told: news of them come later than their results."""
-    known = lab.stats()
-    while True:
-        time.sleep(0.5)
-        known, before = lab.stats(), known
-        if known == before:
-            return known
+    def since(self) -> tuple[int, ...]:
+        """What was captured, lowered and exported; programs and code that were sent; what was
+        compiled: news of that come later than results, so it counts when it began."""
+        before, after = self._before, self._lab.stats()
+        made = [getattr(after, n) - getattr(before, n) for n in ("captured", "lowered", "exported")]
+        sent = [after.sent.get(op, 0) - before.sent.get(op, 0) for op in ("program", "function")]
+        spans = [r for r in self._lab.timeline.records if isinstance(r, Span)]
+        compiled = [s for s in spans if s.kind == "compile" and s.start > self._since]
+        return (*made, *sent, len(compiled))
 
 
 NOTHING = (0, 0, 0, 0, 0, 0)
@@ -99,7 +98,7 @@ def test_a_client_steps_aside_and_comes_back_elsewhere_without_its_help(
         there(V).result(timeout=SECONDS)
         kept = pw.device_put(V, on.sharding(P("x")))
         np.testing.assert_array_equal(twice(kept).result(timeout=SECONDS), right)
-        before = settled(guest)
+        before = Work(guest)
         for island in (None, "island1", "island0"):
             taken = lab.suspend("guest")
             assert "of guest (2 devices on island" in repr(taken)
@@ -115,7 +114,7 @@ def test_a_client_steps_aside_and_comes_back_elsewhere_without_its_help(
             np.testing.assert_array_equal(twice(kept).result(timeout=SECONDS), right)
             assert on.island == (island or "island0")
             assert on.binding.generation == {None: 0, "island1": 1, "island0": 2}[island]
-        assert work(before, guest.stats()) == NOTHING
+        assert before.since() == NOTHING
 
         def suspended() -> int:
             events = [r for r in lab.timeline.records if isinstance(r, Event)]
@@ -220,10 +219,10 @@ def test_islands_and_workers_leave_and_join_and_a_lost_slice_works_on(lab: pw.La
         kept.result(timeout=SECONDS)
     with pytest.raises(pw.PathwaysError, match="took island0 away"):
         twice(V).result(timeout=SECONDS)
-    before = settled(lab)
+    before = Work(lab)
     assert on.rebind().island == "island1"
     np.testing.assert_array_equal(twice(V).result(timeout=SECONDS), right)
-    assert work(before, lab.stats()) == NOTHING, "island1 has compiled this before"
+    assert before.since() == NOTHING, "island1 has compiled this before"
     with pytest.raises(pw.PathwaysError, match=rf"slice {on.name}: it is bound, and only lost"):
         on.rebind()
     made = lab.add_island(hosts=2, devices_per_host=1)

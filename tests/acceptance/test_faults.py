@@ -39,9 +39,13 @@ def whole(lab: pw.Lab, island: str) -> pw.Slice:
     return on
 
 
+def events(lab: pw.Lab, kind: str) -> list[Event]:
+    return [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == kind]
+
+
 def granted(lab: pw.Lab) -> set[int]:
     """Runs of which a part has its place."""
-    return {r.run for r in lab.timeline.records if isinstance(r, Event) and r.kind == "granted"}
+    return {event.run for event in events(lab, "granted")}
 
 
 def test_a_collective_behind_nine_seconds_of_earlier_work_of_one_host(lab: pw.Lab) -> None:
@@ -57,7 +61,7 @@ def test_a_collective_behind_nine_seconds_of_earlier_work_of_one_host(lab: pw.La
     right(f(V))
     worked = work(V)
     # Not before: its function is compiled first, and nobody waits for that.
-    until(lambda: worked.buffer.run in granted(lab), 60)
+    until(lambda: worked.buffer.run in granted(lab))
     results = [f(V + n) for n in range(5)]
     assert not results[0].is_ready()
     for n, result in enumerate(results):
@@ -122,7 +126,6 @@ class Load(threading.Thread):
         self.island = island
         self.ends: list[float] = []
         self.failures: list[pw.PathwaysError] = []
-        self.failed_at = 0.0
         self.stop = threading.Event()
 
     def run(self) -> None:
@@ -139,7 +142,6 @@ class Load(threading.Thread):
                     self.ends.append(time.monotonic())
             except pw.PathwaysError as error:
                 self.failures.append(error)
-                self.failed_at = time.monotonic()
                 if len(self.failures) == 6:
                     return
 
@@ -155,36 +157,27 @@ def test_a_host_is_killed_under_load(lab: pw.Lab, tmp_path: Path) -> None:
         ]
         for load in loads:
             load.start()
-        until = time.monotonic() + SECONDS
-        while min(len(load.ends) for load in loads) < 10:
-            assert time.monotonic() < until, "the load does not get going"
-            time.sleep(0.05)
+        until(lambda: min(len(load.ends) for load in loads) >= 10)
         before = pids(lab)
         killed = time.monotonic()
         os.kill(before["island0/host1"], signal.SIGKILL)
         here = [load for load in loads if load.island == "island0"]
         there = [load for load in loads if load.island == "island1"]
         for load in here:
-            load.join(20.0)
+            load.join(SECONDS)
             assert len(load.failures) == 6, f"{load.name} did not hear of the loss"
-            assert load.failed_at - killed < 10.0
             for error in load.failures:
                 assert "island0/host1" in str(error), error
+        until(lambda: pids(lab).get("island0/host1") not in (before["island0/host1"], None))
+        back = time.monotonic()
         seen = [len(load.ends) for load in there]
-        until = time.monotonic() + SECONDS
-        while any(len(load.ends) < n + 10 for load, n in zip(there, seen, strict=True)):
-            assert time.monotonic() < until, "another island stands still"
-            time.sleep(0.05)
+        until(lambda: all(len(load.ends) > n for load, n in zip(there, seen, strict=True)))
         for load in there:
             load.stop.set()
         for load in there:
             load.join(SECONDS)
             assert not load.failures
-            gaps = np.diff([t for t in load.ends if t > killed - 1.0])
-            assert gaps.max() < 8.0, "another island waited for the lost host"
-        while pids(lab).get("island0/host1") in (before["island0/host1"], None):
-            assert time.monotonic() < until, "the device process was not restarted"
-            time.sleep(0.05)
+            assert any(killed < t < back for t in load.ends), "it waited for the lost host"
         after = pids(lab)
         assert {n for n in before if before[n] != after[n]} == {"island0/host1"}
         for who in (lab, guest):
@@ -223,8 +216,8 @@ def test_collectives_that_break_cost_their_slice_and_nothing_else(lab: pw.Lab) -
     assert pids(lab) == before
     right(total(whole(lab, "island0"))(V + 1), V + 1)
     right(beside(V + 2), V + 2)
-    told = [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "slices-lost"]
-    assert [on.id in event.args["slices"] for event in told] == [True]
+    until(lambda: events(lab, "slices-lost"))
+    assert [on.id in event.args["slices"] for event in events(lab, "slices-lost")] == [True]
 
 
 def test_functions_that_crash_their_host_cost_their_own_client_and_it_reads_why(
@@ -241,11 +234,14 @@ def test_functions_that_crash_their_host_cost_their_own_client_and_it_reads_why(
         crash(lab, mine, way)
     assert [float(each) for each in going] == [2.0 * n for n in range(50)] * 2
     assert float(kept) == 6.0
-    downs = [r for r in lab.timeline.records if isinstance(r, Event) and r.kind == "host-down"]
-    words = [r.args["words"] for r in downs if "in node 'crashing'" in r.args["text"]]
-    assert len(words) == 2
-    assert "Segmentation fault" in words[0]
-    until(lambda: not lab.stuck(), 60)
+
+    def words() -> list[str]:
+        downs = events(lab, "host-down")
+        return [r.args["words"] for r in downs if "in node 'crashing'" in r.args["text"]]
+
+    until(lambda: len(words()) == 2)
+    assert "Segmentation fault" in words()[0]
+    until(lambda: not lab.stuck())
     changed = {host for host, pid in pids(lab).items() if pid != before[host]}
     assert changed == crashed
     for part in (mine, other):
@@ -278,6 +274,6 @@ def test_a_function_whose_compilation_ends_the_host_costs_one_crash(lab: pw.Lab)
         bad(np.float32(1)).result(timeout=SECONDS)
     assert refused.value.failure.line.file == __file__
     assert float(pw.jit(lambda x: x + 1, on=on)(np.float32(1))) == 2.0
-    until(lambda: not lab.stuck(), 60)
+    until(lambda: not lab.stuck())
     assert before.items() <= pids(lab).items()
     on.release()

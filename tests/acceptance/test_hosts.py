@@ -38,14 +38,14 @@ def test_a_stopped_host_stops_only_the_lanes_that_depend_on_it(lab: pw.Lab) -> N
         waiting = double["island0"](v)
         there = [double["island1"](v + i) for i in range(20)]
         for i, handle in enumerate(there):
-            np.testing.assert_array_equal(handle.result(timeout=20), (v + i) * 2)
+            np.testing.assert_array_equal(handle.result(timeout=60), (v + i) * 2)
         crossing = double["island1"](waiting)
         assert not waiting.is_ready()
         assert not crossing.is_ready()
     finally:
         os.kill(pid, signal.SIGCONT)
-    np.testing.assert_array_equal(waiting.result(timeout=20), v * 2)
-    np.testing.assert_array_equal(crossing.result(timeout=20), v * 4)
+    np.testing.assert_array_equal(waiting.result(timeout=60), v * 2)
+    np.testing.assert_array_equal(crossing.result(timeout=60), v * 4)
 
 
 def test_a_thousand_runs_leave_memory_where_it_was(lab: pw.Lab) -> None:

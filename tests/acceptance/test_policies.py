@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,21 @@ def holding(lab: pw.Lab, ms: float, island: str = "island0") -> Any:
 
 
 def busy(lab: pw.Lab) -> Any:
-    """The devices of island0 are, until all that is called next has come, however slowly."""
+    """The devices of island0 are, while what is called next comes."""
     return holding(lab, 700)(X)
+
+
+def crowded(lab: pw.Lab, call: Callable[[], list[Any]]) -> list[Any]:
+    """What *call* has made, all of it while the devices were busy: the machine may be slow."""
+    while True:
+        first = busy(lab)
+        wanted = call()
+        lab.session.connection.flush()
+        came = not first.is_ready()
+        for handle in (first, *wanted):
+            handle.result(timeout=60)
+        if came:
+            return wanted
 
 
 def records(lab: pw.Lab, kind: str) -> list[Any]:
@@ -139,13 +152,15 @@ def order_of(lab: pw.Lab, handles: list[Any]) -> list[str]:
 def crowd(lab: pw.Lab, bob: pw.Lab, ms: float = 30) -> list[str]:
     """Ann wants half a second of busy devices, and then bob comes.  ms: of each of his gangs."""
     mine, his = holding(lab, 30), holding(bob, ms)
-    first = busy(lab)
-    wanted = [mine(X) for _ in range(18)]
-    lab.session.connection.flush()
-    wanted += [his(X) for _ in range(8)]
-    for handle in (first, *wanted):
-        handle.result(timeout=60)
-    return order_of(lab, wanted)
+
+    def both() -> list[Any]:
+        wanted = [mine(X) for _ in range(18)]
+        lab.session.connection.flush()
+        wanted += [his(X) for _ in range(8)]
+        bob.session.connection.flush()
+        return wanted
+
+    return order_of(lab, crowded(lab, both))
 
 
 def test_an_own_policy_chooses_and_remembers(lab: pw.Lab, bob: pw.Lab, capsys: Any) -> None:
@@ -235,18 +250,22 @@ def test_a_policy_that_turns_bad_is_removed_and_holds_nobody_up(
         meanwhile = [r for r in records(lab, "granted") if late.time < r.time < removed.time]
         islands = [r.island for r in meanwhile]
         assert islands.count("island0") >= 5
-        assert removed.time - late.time < 1.0
+        assert removed.time - late.time < 10.0, "the policy would have gone on for ever"
 
 
 def test_an_own_policy_is_told_deadlines_and_chooses_islands(lab: pw.Lab) -> None:
     lab.policy = Planner()
     assert lab.slice((2,), ("x",)).binding.island == "island1"
-    held, first, wanted = holding(lab, 30), busy(lab), []
-    for n in range(12):
-        with pw.tagged(priority=n, data={"deadline": float(-n)}):
-            wanted.append(held(X))
-    for handle in (first, *wanted):
-        handle.result(timeout=60)
+    held = holding(lab, 30)
+
+    def urgent() -> list[Any]:
+        wanted = []
+        for n in range(12):
+            with pw.tagged(priority=n, data={"deadline": float(-n)}):
+                wanted.append(held(X))
+        return wanted
+
+    wanted = crowded(lab, urgent)
     numbers = [handle.buffer.run for handle in wanted]
     assert len(order_of(lab, wanted)) == 12
     known = {row.run: row for row in lab.timeline.runs}

@@ -37,7 +37,7 @@ def test_published_taken_computed_with_and_kept(lab: pw.Lab, other: pw.Lab) -> N
     place = lab.slice((2, 2), ("x", "y"), island="island0")
     made = pw.jit(double, on=place, out_shardings=jax.P("x", "y"))(W)
     lab.publish("w", made)
-    until(lambda: other.published == {"w": lab.name}, 10)
+    until(lambda: other.published == {"w": lab.name})
     taken = other.take("w")
     assert np.array_equal(taken.result(timeout=60), 2 * W)
     assert (taken.shape, taken.dtype, taken.slice.hosts) == (made.shape, made.dtype, place.hosts)
@@ -54,15 +54,15 @@ def test_published_taken_computed_with_and_kept(lab: pw.Lab, other: pw.Lab) -> N
     assert np.array_equal(tree["more"][0].result(timeout=60), 4 * W)
     other.unpublish("tree")
     del tree
-    until(lambda: {lab.name, "bob"} <= lab.accounts().clients.keys(), 10)
-    until(lambda: lab.accounts().clients["bob"].dcn_bytes >= W.nbytes, 10)
+    until(lambda: {lab.name, "bob"} <= lab.accounts().clients.keys())
+    until(lambda: lab.accounts().clients["bob"].dcn_bytes >= W.nbytes)
     # Neither the name, nor the owner's handle, nor his slice is needed any more.
     lab.unpublish("w")
     assert not lab.published
     del made
     place.release()
     again = other.session.data.fetch(taken.buffer, taken.type, taken.slice, taken.layout)
-    until(lambda: again.done, 10)
+    until(lambda: again.done)
     assert again.failure is None
     assert np.array_equal(mine(taken).result(timeout=60), 4 * W)
     with pytest.raises(pw.PathwaysError, match="nothing is published under this name"):
@@ -74,7 +74,7 @@ def test_the_taker_keeps_it_when_the_publisher_leaves(lab: pw.Lab) -> None:
     with pw.Lab(lab.embedded.control, name="ann") as ann:
         ann.publish("v", pw.jit(double, on=ann.slice(2))(W).block_until_ready())
         taken = lab.take("v")
-    until(lambda: "ann" not in lab.clients, 10)
+    until(lambda: "ann" not in lab.clients)
     assert np.array_equal(taken.result(timeout=60), 2 * W)
     assert not lab.published
 
@@ -88,10 +88,10 @@ def test_without_a_ticket_nobody_reads(lab: pw.Lab, other: pw.Lab) -> None:
     buffer = other.session.connection.new_buffer()
     buffer.stored, buffer.ticket = secret.buffer_id, taken.buffer.ticket
     fetch = other.session.data.fetch(buffer, secret.type, secret.slice, secret.layout)
-    until(lambda: fetch.done, 10)
+    until(lambda: fetch.done)
     assert fetch.failure is not None
     assert not fetch.parts
-    until(lambda: any(e.kind == "rejected" and e.client == "bob" for e in events(lab)), 10)
+    until(lambda: any(e.kind == "rejected" and e.client == "bob" for e in events(lab)))
     # Only the link of the one who lied was closed, and he may come again.
     assert np.array_equal(secret.result(timeout=60), 2 * W)
     assert np.array_equal(taken.result(timeout=60), -2 * W)

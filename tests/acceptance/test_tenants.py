@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,14 +54,21 @@ def test_a_quota_refuses_what_never_can_be_and_makes_the_rest_wait(
     lab: pw.Lab, guest: pw.Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(hooks, "show_line", lambda: shown.append)
+    held: list[pw.Slice] = []
+
+    def show(line: str) -> None:
+        shown.append(line)
+        if held and "place 1 of 1" in line:
+            held.pop().release()
+
+    monkeypatch.setattr(hooks, "show_line", lambda: show)
     lab.quota("guest", devices=4, bytes="4 MB")
     with pytest.raises(pw.PathwaysError, match="5 devices are more than the quota of guest"):
         guest.slice(5)
     first = guest.slice(3)
     with pytest.raises(pw.PathwaysError, match="waiting for devices, place 1 of 1"):
-        guest.slice(2, wait=0.2)
-    threading.Timer(0.3, first.release).start()
+        guest.slice(2, wait=1.0)
+    held.append(first)
     second = guest.slice(2)
     assert any("place 1 of 1 in line: the quota of guest is 4 devices" in line for line in shown)
     assert "got devices after" in shown[-1]

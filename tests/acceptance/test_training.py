@@ -13,6 +13,7 @@ import pathways_lab as pw
 from pathways_lab.workloads import digits
 from tests.acceptance.reading import gangs
 from tests.acceptance.training import BATCH, MICROBATCHES, RATE, pipeline
+from tests.runtime.processes import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("optimised")]
 
@@ -67,23 +68,26 @@ def test_different_functions_overlap_on_the_two_islands(lab: pw.Lab) -> None:
     left, right = (lab.slice((4,), axes=("data",), island=f"island{i}") for i in range(2))
     step = pipeline(left, right, P("data"))
     stage1, stage2 = digits.init()
-    for batch in batches()[:3]:
-        stage1, stage2, loss = step(stage1, stage2, batch)
-    jax.block_until_ready((stage1, stage2, loss))
 
-    mine = [g for g in gangs(lab) if g.program == "train_step"]
-    islands = {g.island for g in mine}
-    assert islands == {"island0", "island1"}
-    overlaps = [
-        (a.node, b.node)
-        for a in mine
-        for b in mine
-        if a.island == "island0"
-        and b.island == "island1"
-        and a.node != b.node
-        and min(a.end, b.end) - max(a.start, b.start) > 0.2e-3
-    ]
-    assert overlaps, "no two different functions ran at the same time on the two islands"
+    def overlap() -> bool:
+        """Whether two did in three more steps: a busy machine may run one after the other."""
+        nonlocal stage1, stage2
+        known = len(gangs(lab))
+        for batch in batches()[:3]:
+            stage1, stage2, loss = step(stage1, stage2, batch)
+        jax.block_until_ready((stage1, stage2, loss))
+        mine = [g for g in gangs(lab)[known:] if g.program == "train_step"]
+        assert {g.island for g in mine} == {"island0", "island1"}
+        return any(
+            a.island == "island0"
+            and b.island == "island1"
+            and a.node != b.node
+            and min(a.end, b.end) - max(a.start, b.start) > 0.2e-3
+            for a in mine
+            for b in mine
+        )
+
+    until(overlap)
 
 
 def test_every_gang_ran_in_a_device_process_of_a_worker(lab: pw.Lab) -> None:

@@ -46,7 +46,7 @@ def flipping(lab: pw.Lab, *bad: tuple[str, int]) -> Iterator[None]:
             lab.chaos._act(host, {"do": "flip", "rule": {"device": device, "lasts": lasts}})
 
     lab.chaos._dask()
-    flip(60.0)
+    flip(600.0)
     try:
         yield
     finally:
@@ -74,8 +74,9 @@ def test_a_flip_comes_out_as_it_was_said(lab: pw.Lab) -> None:
         host, number = on.binding.devices[1]
         f = pw.jit(lambda x: x + 1, on=on, out_shardings=P("x"))
         np.testing.assert_array_equal(f(X).result(timeout=60), X + 1)
-        with lab.chaos.flip(host, number, seconds=4.0) as fault:
+        with lab.chaos.flip(host, number, seconds=600.0) as fault:
             spoilt = f(X).result(timeout=60)
+            fault.end()
             assert (spoilt != X + 1).sum() == 1
             assert (spoilt[4:] != X[4:] + 1).any(), "of the second device"
         assert fault.ok, repr(fault)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 
 ASK_THE_KERNEL = """async (code) => {
   const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
@@ -72,7 +72,7 @@ def wait_for_kernel(page: Any, log: Path) -> None:
     from playwright.sync_api import TimeoutError as NotInTime
 
     try:
-        page.wait_for_function(f"() => {STATUS} === 'idle'", timeout=60_000)
+        page.wait_for_function(f"() => {STATUS} === 'idle'", timeout=180_000)
     except NotInTime as error:
         said = log.read_text()[-3000:]
         raise AssertionError(f"the kernel is {page.evaluate(STATUS)!r}; {said}") from error
@@ -96,8 +96,8 @@ def test_the_quickstart_opens_with_a_kernel_and_without_the_internet(address, ch
         page = browser.new_page()
         page.route(re.compile(r"^https?:"), keep_inside)
         page.goto(address)
-        page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=60_000)
-        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+        page.wait_for_selector("#jupyterlab-splash", state="detached", timeout=180_000)
+        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=180_000)
         wait_for_kernel(page, tmp_path / "log")
         opened = page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
         code = "import sys, ipykernel.kernelapp as k, pathways_lab\n"

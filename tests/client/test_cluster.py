@@ -6,7 +6,6 @@ import dataclasses
 import math
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -215,26 +214,28 @@ def test_a_second_run_makes_nothing_anew(lab: pw.Lab) -> None:
     f = pw.jit(lambda x: jnp.sin(x) * 3, on=on(lab, (4,), "island0"), in_shardings=P("x"))
     program = pw.program(lambda x: f(f(x)) + 1)
     x = np.ones(8, np.float32)
-    compiled = lab.stats().compiled
+    began = lab.timeline.clock()
     jax.block_until_ready(program(x))
-    # Two functions on two hosts; those of the test before may be told of late.
-    until(lambda: lab.stats().compiled >= compiled + 4)
-    time.sleep(0.3)
-    before = lab.stats()
+    before, moment = lab.stats(), lab.timeline.clock()
     for _ in range(3):
         jax.block_until_ready(program(x))
-    time.sleep(0.3)
     after = lab.stats()
-    for name in ("captured", "traced", "lowered", "exported", "compiled"):
+    for name in ("captured", "traced", "lowered", "exported"):
         assert getattr(after, name) == getattr(before, name), name
     assert after.sent["submit"] - before.sent["submit"] == 3
     # The same cell again: traced anew, and neither sent nor compiled.
     g = pw.jit(lambda x: jnp.sin(x) * 3, on=on(lab, (4,), "island0"), in_shardings=P("x"))
-    jax.block_until_ready(g(x))
-    time.sleep(0.3)
-    again = lab.stats()
-    assert (again.compiled, again.sent["function"]) == (after.compiled, after.sent["function"])
-    assert after.compiled > 0
+    last = jax.block_until_ready(g(x)).buffer.run
+    assert lab.stats().sent["function"] == after.sent["function"]
+
+    def spans(kind: str) -> list[Span]:
+        return [r for r in lab.timeline.records if isinstance(r, Span) and r.kind == kind]
+
+    # Each host tells in order: what it compiled before its last computation is known with that.
+    until(lambda: len({s.host for s in spans("gang") if s.run == last}) == 2)
+    compiled = [s.start for s in spans("compile") if s.start > began]
+    assert len(compiled) >= 4, "two functions on two hosts"
+    assert max(compiled) < moment, "and none a second time"
 
 
 def test_the_kernel_computes_nothing(lab: pw.Lab) -> None:
@@ -269,20 +270,17 @@ def test_interrupting_cancels_what_is_not_granted(lab: pw.Lab) -> None:
     main = threading.main_thread().ident
     assert main is not None
     threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         chain[-1].result()
-    assert time.monotonic() - started < 1.5
     kinds = []
     for handle in chain:
         try:
-            handle.result(timeout=20)
+            handle.result(timeout=60)
             kinds.append("value")
         except pw.PathwaysError as error:
             kinds.append(error.failure.kind)
-    assert time.monotonic() - started < 10, "twenty of them would take longer than what was granted"
     assert kinds == sorted(kinds, reverse=True)
-    assert set(kinds) == {"value", "cancelled"}
+    assert set(kinds) == {"value", "cancelled"}, "who waits to the end cancels nothing"
     np.testing.assert_array_equal(hold(np.ones(4, np.float32)).result(), 2)
 
 

@@ -243,7 +243,7 @@ def test_an_element_that_could_not_be_asked_for_comes_with_the_next_call(
             except pw.PathwaysError as error:
                 errors.append(error)  # with its traceback, which has the task's future
             else:
-                found.append(int(taken.result(timeout=20.0)))
+                found.append(int(taken.result(timeout=60.0)))
     assert found == [*range(8)]
     assert len(errors) == 2
     s.release()
@@ -334,7 +334,7 @@ def test_a_worker_is_replaced_when_the_machine_has_room_for_it_again(
         pid = int(next(feed))
         monkeypatch.setattr(subprocess, "Popen", refused)
         os.kill(pid, signal.SIGKILL)
-        assert int(next(feed).result(timeout=30.0)) != pid
+        assert int(next(feed).result(timeout=60.0)) != pid
     assert next(starts) >= 3
     s.release()
 

@@ -127,7 +127,7 @@ def test_interrupting_a_wait_returns_at_once_and_cancels(
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         wait(second)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     fake.settle()
     runs = {m["outputs"][0]: m["run"] for m in fake.of("submit")}
     cancelled = {run for m in fake.of("cancel") for run in m["runs"]}
@@ -238,9 +238,7 @@ def test_dropping_the_last_reference_frees_it(fake: FakeLab, double: Any) -> Non
     assert identity in fake.arrays
     del alias
     gc.collect()
-    time.sleep(0.15)
-    fake.settle()
-    assert identity not in fake.arrays
+    until(lambda: identity not in fake.arrays)
 
 
 def test_finalizers_only_enqueue(fake: FakeLab, double: Any, monkeypatch: Any) -> None:
@@ -260,8 +258,7 @@ def test_finalizers_only_enqueue(fake: FakeLab, double: Any, monkeypatch: Any) -
     gc.collect()
     mine = threading.current_thread().name
     assert [entry for entry in sent if entry[1] == mine] == []
-    time.sleep(0.2)
-    assert ("drop", "pathways-kernel") in sent
+    until(lambda: ("drop", "pathways-kernel") in sent)
 
 
 def test_drops_travel_with_the_next_message(fake: FakeLab, double: Any) -> None:

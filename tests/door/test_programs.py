@@ -147,7 +147,7 @@ def test_errors_are_errors_and_the_process_lives():
         assert "script" in own.clients
         pid, _ = pids(own)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: pid not in pids(own) and len(pids(own)) == 2, 30)
+        until(lambda: pid not in pids(own) and len(pids(own)) == 2)
         script.stdin.write("go on\n")
         script.stdin.flush()
         while not said[-1].startswith("again"):

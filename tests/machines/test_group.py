@@ -46,7 +46,7 @@ for machine in "one", "sched":
     began = time.monotonic()
     try: pw.connect(f"tls://{machine}:8786")
     except pw.PathwaysError as error: print(error.failure.message)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 30.0
 """
 
 SUM = """
@@ -166,14 +166,14 @@ def test_a_silent_machine_is_called_silent_when_the_lab_says_so(machines: Make) 
                 return "".join(itertools.takewhile(lambda line: line != "ended\n", said))
 
             lost = after(group.machines.unplug, "one")
-            assert re.search(r"no word from west/one on one for \d\.\d s", lost)
+            assert re.search(r"no word from west/one on one for \d+\.\d s", lost)
             assert "stuck" not in lost
-            assert re.search(r"was lost: no word from it on one \(10\.77\.0\.2\) for \d s", lost)
+            assert re.search(r"was lost: no word from it on one \(10\.77\.0\.2\) for \d+ s", lost)
             assert "\n14.0\n" in lost
-            assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 12
+            assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 40
             lost = after(group.machines.unplug, "sched")
             assert re.search(r"no word from control on sched \(10\.77\.0\.1\) for \d+ s", lost)
-            assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 12
+            assert int(re.search(r"^took (\d+)", lost, re.M)[1]) < 40
 
 
 def test_the_lines_of_the_page_make_a_lab(machines: Make) -> None:

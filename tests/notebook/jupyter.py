@@ -134,7 +134,7 @@ class Lab:
         self.log.close()
 
 
-def wait_for_picture(page: Any, timeout: float = 30.0) -> None:
+def wait_for_picture(page: Any, timeout: float = 60.0) -> None:
     """Until a frozen picture is in a browser's page and has really been drawn."""
     page.wait_for_function(
         """() => {
@@ -154,6 +154,7 @@ class Page:
         self.blocked: list[str] = []
         self.console: list[str] = []
         self.page = lab.new_page(browser)
+        self.page.set_default_timeout(60_000)
         self.page.set_viewport_size({"width": width, "height": height})
         # To listen is cheap: a route would ask Python about each file, and switch the cache off.
         self.page.on("request", lambda request: self._requested(request.url))
@@ -248,7 +249,7 @@ class Page:
             )
         )
 
-    def wait_for_source(self, name: str, least: int, timeout: float = 30.0) -> None:
+    def wait_for_source(self, name: str, least: int, timeout: float = 60.0) -> None:
         """Until a layer of a live figure has so many marks."""
         self.page.wait_for_function(
             "([name, least]) => document.querySelector('.pathways-lab').pathwaysDocument"
@@ -367,7 +368,7 @@ class Page:
             timeout=1000 * timeout,
         )
 
-    def wait_for_picture(self, timeout: float = 30.0) -> None:
+    def wait_for_picture(self, timeout: float = 60.0) -> None:
         """Until a frozen picture is there and has really been drawn."""
         wait_for_picture(self.page, timeout)
 
@@ -400,7 +401,7 @@ def newest(page: Page, view: int = 0) -> float:
     return max(page.source("queues-bars", "right", view), default=0.0)
 
 
-def grows(page: Page, seconds: float = 12.0, view: int = 0) -> None:
+def grows(page: Page, seconds: float = 60.0, view: int = 0) -> None:
     """Wait until time goes on and newer bars come.  Old ones are merged: their number stays."""
     page.page.wait_for_function(
         "n => !!document.querySelectorAll('.pathways-lab')[n].pathwaysDocument"

@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ view._painter._lock.acquire()
 """A function begins to be compiled, and then nothing is drawn any more."""
 
 LONG = 300
-"""Training steps that no test sees the end of, however slow the machine is."""
+"""Training steps, and seconds, that no test sees the end of, however slow the machine is."""
 
 
 def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
@@ -71,7 +70,7 @@ def feed(steps: int = LONG, hosts: int = 1, spin: float = 0.0) -> str:
 
 
 def test_it_moves_while_a_cell_spins(page: Page, tmp_path: Path) -> None:
-    page.show("spin.ipynb", feed(spin=20.0))
+    page.show("spin.ipynb", feed(spin=LONG))
     for _ in range(3):
         grows(page)
         assert page.busy(), "the cell must still be spinning"
@@ -92,8 +91,7 @@ print(sum(len(s.devices) for s in spans), f"{max(s.end for s in spans) - origin:
     page.show("bars.ipynb", feed(3, hosts=2), check)
     page.wait_for_idle()
     printed = page.output(1).split()
-    page.page.wait_for_timeout(500)
-    assert sum(page.source("queues-bars", "count")) == int(printed[0])
+    until(lambda: sum(page.source("queues-bars", "count")) == int(printed[0]))
     assert max(page.source("queues-bars", "right")) == pytest.approx(float(printed[1]), abs=1e-5)
     assert page.source("queues-open", "left") == []
     assert len(page.source("order-done", "left")) == 3 * 9 * 2 * 2
@@ -108,23 +106,31 @@ def test_a_second_view_and_a_reload_in_mid_run_show_the_present(page: Page, lab:
     page.page.wait_for_function("() => document.querySelectorAll('.pathways-lab').length === 2")
     grows(page, view=0)
     grows(page, view=1)
-    first, second = (page.source("queues-bars", "left", n) for n in (0, 1))
-    shorter = min(len(first), len(second))
-    assert shorter > 50
-    assert first[:shorter] == second[:shorter]
+
+    def same() -> bool:
+        """Whether both show the same past: one may have merged old bars a moment before."""
+        first, second = (page.source("queues-bars", "left", n) for n in (0, 1))
+        shorter = min(len(first), len(second))
+        return shorter > 50 and first[:shorter] == second[:shorter]
+
+    until(same)
+    shown = sum(page.source("queues-bars", "count"))
     page.command("docmanager:save")
     page.open("late.ipynb")
     page.wait_for_view()
-    assert len(page.source("queues-bars", "left")) >= shorter, "the past must be there again"
     grows(page)
+    assert sum(page.source("queues-bars", "count")) >= shown, "the past must be there again"
     # The page was opened after the cell had started, so that the kernel's own update of the
     # output does not reach it: the picture is left in the notebook all the same.
     page.run_cell(2)
     page.wait_for_picture()
-    page.page.wait_for_timeout(2500)
-    page.command("docmanager:save")
-    for cell in lab.read("late.ipynb")["cells"][:2]:
-        assert set(cell["outputs"][-1]["data"]) == {"text/html", "text/plain"}
+
+    def left() -> bool:
+        page.command("docmanager:save")
+        kept = [set(c["outputs"][-1]["data"]) for c in lab.read("late.ipynb")["cells"][:2]]
+        return kept == [{"text/html", "text/plain"}] * 2
+
+    until(left)
 
 
 def test_the_frozen_picture_needs_no_kernel(
@@ -175,14 +181,12 @@ def test_a_notebook_that_is_saved_while_its_view_moves_has_a_picture(
         cells = lab.read("open.ipynb")["cells"][:2]
         return [each for cell in cells for each in cell["outputs"] if "text/html" in each["data"]]
 
-    until(lambda: len(kept()) == 2, seconds=20)
+    until(lambda: len(kept()) == 2)
     grows(page)  # the view goes on: what was saved is not what is shown
     assert page.page.locator(".pathways-lab").count() == 2
     assert page.console == []
     page.command("notebook:move-cell-up")
-    page.page.wait_for_function(
-        "() => document.querySelectorAll('.pathways-lab').length === 2", timeout=10_000
-    )
+    page.page.wait_for_function("() => document.querySelectorAll('.pathways-lab').length === 2")
     assert len(kept()) == 2
     page.page.evaluate(
         "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
@@ -211,7 +215,7 @@ def test_without_the_server_route_a_busy_kernel_brings_the_script(
     bare = Lab(tmp_path, route=False)
     page = Page(browser, bare)
     try:
-        page.show("bare.ipynb", feed(spin=20.0), timeout=15)
+        page.show("bare.ipynb", feed(spin=LONG))
         grows(page)
         assert page.busy(), "the cell must still be spinning"
         assert page.attribute("data-scripts") == "kernel"
@@ -238,11 +242,9 @@ PANELS["order"] = lambda scene, now: replace(order(scene, now), note=f"noted at 
     assert page.now() == held
     assert note.inner_text() == text
     page.page.click(".pathways-lab-button:has-text('follow')")
-    page.page.wait_for_timeout(500)
-    assert page.now() > held + 0.9
+    until(lambda: page.now() > held + 0.9)
     text = note.inner_text()
-    grows(page)
-    assert note.inner_text() != text, "what is said above a figure moves with it"
+    until(lambda: note.inner_text() != text)  # what is said above a figure moves with it
     # From now on nothing comes: the page says so by its own clock.
     page.run_cell(1)
     page.page.locator(".pathways-lab-behind:text-matches('^[2-9] s behind$')").wait_for()
@@ -336,7 +338,7 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
 """
     page.show(
         "find.ipynb",
-        feed(hosts=2, spin=60.0).replace("View(log, ", view),
+        feed(hosts=2, spin=LONG).replace("View(log, ", view),
         count,
         command="notebook:run-cell",
     )
@@ -382,12 +384,10 @@ print(sum(len(r.devices) for r in gangs if r.end <= view.picture.scene.origin + 
         arg=before,
     )
     assert page.busy(), "all of it while the cell was spinning"
-    begun = time.monotonic()
     page.page.click(".pathways-lab-button:has-text('cancel')")
     assert page.page.inner_text(".pathways-lab-state") == "cancelling", "at once"
-    page.wait_for_idle(timeout=40)
-    assert time.monotonic() - begun < 10.0, "the cell would have spun for 60 s"
-    assert "cancelled" in page.output(0)
+    page.wait_for_idle()
+    assert "cancelled" in page.output(0), "and not spun to the end"
     page.run_cell(1)
     assert sum(count for alpha, count, _ in then if alpha == 1) == int(page.output(1))
 
@@ -463,20 +463,17 @@ def test_the_tab_key_stops_at_what_has_a_name_and_nowhere_else(moving: Page) -> 
 
 def test_it_follows_the_theme(moving: Page, tmp_path: Path) -> None:
     page = moving
-    colours = []
-    for theme in ("JupyterLab Light", "JupyterLab Dark"):
-        page.command("apputils:change-theme", theme=theme)
-        page.page.wait_for_timeout(800)
-        page.screenshot(tmp_path / f"{theme}.png")
-        colours.append(page.ink())
+    page.command("apputils:change-theme", theme="JupyterLab Dark")
+    until(lambda: sum(page.ink()) > 600)  # light text on the dark theme
+    page.screenshot(tmp_path / "dark.png")
     page.command("apputils:change-theme", theme="JupyterLab Light")
+    until(lambda: sum(page.ink()) < 200)  # dark text on the light theme
+    page.screenshot(tmp_path / "light.png")
     page.page.set_viewport_size({"width": 1400, "height": 900})
-    until(lambda: "device" in "".join(page.source("islands-heads", "text")), seconds=20)
+    until(lambda: "device" in "".join(page.source("islands-heads", "text")))
     page.page.set_viewport_size({"width": 760, "height": 900})
-    until(lambda: page.source("islands-heads", "text") == ["island0", "island1"], seconds=20)
+    until(lambda: page.source("islands-heads", "text") == ["island0", "island1"])
     page.screenshot(tmp_path / "narrow.png")
-    assert sum(colours[0]) < 200, "dark text on the light theme"
-    assert sum(colours[1]) > 600, "light text on the dark theme"
 
 
 def test_a_view_whose_kernel_is_restarted_says_so(moving: Page) -> None:

@@ -107,7 +107,7 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     assert source.startswith(f"{BASE}/pathways-lab/labs/pwlab-")
     ours = source.split("/")[-2]
     # Other labs of the same user would be listed too; this notebook's own is shown.
-    page.page.wait_for_function(CHOSEN, arg=ours, timeout=30_000)
+    page.page.wait_for_function(CHOSEN, arg=ours)
 
     # The panel: who is there, and it moves.
     def texts(selector: str) -> list[str]:
@@ -130,7 +130,7 @@ def test_panel_and_pages_move_while_the_kernel_is_busy(
     page.page.click(".pathways-panel-open:has-text('Islands')")
     tab = page.page.wait_for_selector(".pathways-page iframe")
     assert tab is not None
-    tab.content_frame().wait_for_selector("canvas", timeout=30_000)
+    tab.content_frame().wait_for_selector("canvas")
     caption = page.page.evaluate("() => window.jupyterapp.shell.currentWidget.title.caption")
     assert caption.startswith("lab.ipynb, started ")
     page.command("apputils:change-theme", theme="JupyterLab Dark")

@@ -318,7 +318,7 @@ class Screen:
         self.why = why
         self.over.set()
 
-    def wait_for(self, what: Any, seconds: float = 20.0) -> Any:
+    def wait_for(self, what: Any, seconds: float = 60.0) -> Any:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             found = next(filter(None, map(what, list(self.messages))), None)
@@ -362,7 +362,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     assert screen.stills[0].bundle[1]["pathways_lab"]["computations"] == 36 * 8
     assert log._later, "the kernel has not read a record"
     screen.told = "finished"
-    assert screen.over.wait(20)
+    assert screen.over.wait(60)
     assert screen.end is not None
     assert screen.end[0] == "finished"
     here = Picture(log, wanted).bundle()
@@ -374,7 +374,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     other.wait_for(lambda m: m["type"] == "snapshot")
     studio = renderers._studios[log]
     os.kill(studio._child.pid, signal.SIGKILL)
-    assert other.over.wait(20)
+    assert other.over.wait(60)
     assert "ended" in other.why
     # Who freezes it sees all that is known by then, also what nobody has asked for yet.
     assert log.written is not None
@@ -385,7 +385,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     log.written.add(last, len(last))
     log.extend_later(len(last), lambda: read(last))
     painter.end("ended")
-    assert fourth.over.wait(20)
+    assert fourth.over.wait(60)
     assert fourth.end is not None
     assert fourth.end[1][1] == Picture(log, wanted).bundle()[1] != here[1]
     # And the next view has a new one, which ends with the lab.
@@ -394,7 +394,7 @@ def test_a_process_beside_the_kernel_draws_the_same_picture() -> None:
     third.wait_for(lambda m: m["type"] == "snapshot")
     child = renderers._studios[log]._child
     renderers.close(log)
-    assert third.over.wait(20)
+    assert third.over.wait(60)
     child.wait()
 
 

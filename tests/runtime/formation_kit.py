@@ -13,7 +13,7 @@ from typing import Any
 from pathways_lab.runtime.islands.coordination_service import Coordination
 from pathways_lab.runtime.processes.child_process import Child, spawn
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 LONG = "--xla_cpu_collective_timeout_seconds=3600"
 
 

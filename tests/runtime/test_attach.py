@@ -146,7 +146,7 @@ def test_nobody_waits_unasked_where_nobody_listens() -> None:
         with pytest.raises(PathwaysError, match=f"no Dask scheduler at '{where}': {why}") as caught:
             attach(where, tell=told.append)
         assert remedy in caught.value.failure.remedy
-        assert time.monotonic() - began < scheduler_probe.REACH + 1.0
+        assert time.monotonic() - began < scheduler_probe.REACH + 10.0
         assert told == []
 
 
@@ -165,7 +165,7 @@ def test_a_program_that_is_no_scheduler_is_called_that_at_once() -> None:
         web = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 " * 9))
         web.start()
         with pytest.raises(PathwaysError, match="what answers there is no Dask scheduler"):
-            attach(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=20.0)
+            attach(f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=60.0)
         web.join()
 
 
@@ -285,20 +285,20 @@ def test_life_of_a_lab_on_a_foreign_cluster(cluster: Any) -> None:
     assert folder.exists()
     os.kill(kernel.hosts[one]["worker_pid"], signal.SIGKILL)
     until(lambda: not folder.exists())
-    until(lambda: len(kernel.hosts) == 2, 30)
+    until(lambda: len(kernel.hosts) == 2)
 
     # Workers that join later bring a host, workers that leave take theirs along.
     cluster.scale(3)
-    until(lambda: len(kernel.hosts) == 3, 30)
+    until(lambda: len(kernel.hosts) == 3)
     cluster.scale(1)
-    until(lambda: len(kernel.hosts) == 1, 30)
+    until(lambda: len(kernel.hosts) == 1)
 
     # The scheduler ends: clients are told, everything is gone.
     pids = [kernel.hosts[name]["pid"] for name in kernel.hosts]
     cluster.close()
     until(lambda: kernel.closing)
     assert "Dask scheduler" in kernel.closing[0]
-    assert gone(pids, 5.0) == []
+    assert gone(pids, 30.0) == []
     kernel.reactor.close()
 
 
@@ -311,8 +311,8 @@ def test_a_hung_host_is_lost_when_dask_gives_up_its_worker() -> None:
         (host,) = kernel.hosts.values()
         os.kill(host["pid"], signal.SIGSTOP)
         cluster.scale(0)
-        until(lambda: not kernel.hosts, 30)
-        until(lambda: not runs(host["pid"]), 10)
+        until(lambda: not kernel.hosts)
+        until(lambda: not runs(host["pid"]))
         kernel.reactor.close()
 
 
@@ -356,7 +356,7 @@ def test_when_the_control_plane_dies_the_next_lab_forms_on_the_same_cluster(
         second = attach(cluster, host_module=FAKE)
         assert (second.address, second.key) != (first.address, first.key)
         assert second == attach(cluster, host_module=FAKE)
-        assert gone([host["pid"]], 5.0) == []
+        assert gone([host["pid"]], 30.0) == []
         assert first.folder is not None
         assert not first.folder.exists()
         other = Kernel(second)

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -213,7 +212,7 @@ def test_it_is_a_real_dask_cluster(lab: EmbeddedCluster) -> None:
     import distributed
 
     with lab.dask_client() as client:
-        assert client.submit(sum, [1, 2]).result(timeout=20) == 3
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
         workers = client.scheduler_info()["workers"].values()
         assert {w["name"] for w in workers} == {"island0/host0", "island1/host0"}
     with pytest.raises((OSError, TypeError)):
@@ -255,7 +254,7 @@ def test_without_copies_each_process_is_an_interpreter_of_its_own(
         pids = everything(cluster)
         modules = [psutil.Process(pid).cmdline()[-1] for pid in cluster.pids["workers"]]
         assert modules == ["pathways_lab.runtime.cluster.worker_main"] * 2
-    assert gone(pids, 1.0) == []
+    assert gone(pids, 10.0) == []
 
 
 @pytest.mark.cluster
@@ -268,7 +267,7 @@ def test_the_first_islands_end_one_by_one() -> None:
         cluster.add_island("island0", hosts=1)
         assert cluster.alive
         cluster.remove_island("island1")
-        assert gone([root], 1.0) == []
+        assert gone([root], 10.0) == []
         cluster.remove_island("island1")
         assert cluster.alive
 
@@ -296,11 +295,9 @@ def test_closing_twice_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     pids = everything(cluster)
     assert [*cluster.folder.glob("dask-scratch-space/scheduler-*")], "what Dask writes is ours"
     assert len(pids) == 6
-    started = time.monotonic()
     cluster.close()
     cluster.close()
-    assert time.monotonic() - started < 5
-    assert gone(pids, 1.0) == []
+    assert gone(pids, 10.0) == []
     assert not cluster.folder.exists()
     assert not cluster.alive
     assert [*tmp_path.iterdir()] == []
@@ -369,16 +366,16 @@ def told(out: IO[str] | None) -> dict[str, dict[str, list[int]]]:
 
 @pytest.mark.cluster
 def test_no_process_outlives_a_killed_kernel() -> None:
-    """Nothing could run in the kernel: the lifelines alone do it, within two seconds."""
+    """Nothing could run in the kernel: the lifelines alone do it."""
     process = kernel()
     told(process.stdout)
     reply = told(process.stdout)
     pids = [pid for group in reply["pids"].values() for pid in group]
     assert len(pids) == 6
     process.kill()
-    assert gone(pids, 2.0) == []
+    assert gone(pids, 20.0) == []
     process.wait()
-    until(lambda: not Path(str(reply["folder"])).exists(), 2.0)
+    until(lambda: not Path(str(reply["folder"])).exists())
 
 
 @pytest.mark.cluster
@@ -388,7 +385,7 @@ def test_no_process_outlives_a_kernel_killed_during_the_start() -> None:
     until(lambda: len(tree(process.pid)) >= 4)
     pids = tree(process.pid)
     process.kill()
-    assert gone(pids, 2.0) == []
+    assert gone(pids, 20.0) == []
     process.wait()
 
 
@@ -407,7 +404,7 @@ def test_a_script_that_ends_takes_its_lab_along() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert gone([int(pid) for pid in done.stdout.split()], 1.0) == []
+    assert gone([int(pid) for pid in done.stdout.split()], 10.0) == []
 
 
 # --- how many hosts an island has ----------------------------------------------------

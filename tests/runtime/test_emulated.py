@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import pathlib
 import time
@@ -35,14 +36,16 @@ def compiled(function: Any, x: Any, **kwargs: Any) -> Any:
     return jax.jit(function, **kwargs).lower(x).compile()
 
 
-def milliseconds(executable: Any, x: Any) -> float:
-    """The shortest of three calls: a busy machine only makes them longer."""
-    times = []
-    for _ in range(3):
+def milliseconds(executable: Any, x: Any, most: float = math.inf) -> float:
+    """The shortest of so many calls as it takes: a busy machine only makes them longer."""
+    shortest = math.inf
+    for _ in range(30):
         start = time.monotonic()
         jax.block_until_ready(executable(x))
-        times.append((time.monotonic() - start) * 1e3)
-    return min(times)
+        shortest = min(shortest, (time.monotonic() - start) * 1e3)
+        if shortest < most:
+            break
+    return shortest
 
 
 CASES = [
@@ -69,7 +72,7 @@ def test_holds_every_device_and_gathers_nothing(
     assert "all-reduce" not in text
     out = executable(x)
     assert np.array_equal(out, np.asarray(x) + 1)
-    assert 19.5 < milliseconds(executable, x) < 35
+    assert 19.5 < milliseconds(executable, x, 35) < 35
 
 
 @needs_compiler
@@ -78,7 +81,7 @@ def test_two_in_a_row_take_twice_as_long(mesh: Mesh) -> None:
     cut = NamedSharding(mesh, P("a"))
     x = jax.device_put(np.ones(4, np.float32), cut)
     hold = emulated(20)
-    assert 39 < milliseconds(compiled(lambda x: hold(hold(x) * 2), x), x) < 55
+    assert 39 < milliseconds(compiled(lambda x: hold(hold(x) * 2), x), x, 55) < 55
 
 
 @needs_compiler

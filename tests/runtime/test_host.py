@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pathways_lab.runtime.emulated import emulated
 from pathways_lab.timeline.records import Event, Sample
 from tests.runtime.fake_control import FetchFailed, Lab, Program, spans
 from tests.runtime.host_kit import HOST, binding, broken, code, layout
+from tests.runtime.processes import until
 
 pytestmark = pytest.mark.cluster
 
@@ -105,7 +105,10 @@ def test_every_gang_runs_in_the_device_process(lab: Lab) -> None:
 def test_devices_behave_like_devices(
     lab: Lab, slices: list[tuple[int, ...]], expected: int
 ) -> None:
-    """50 ms gangs on disjoint devices take about 50 ms together, on shared ones their sum."""
+    """50 ms gangs on disjoint devices take about 50 ms together, on shared ones their sum.
+
+    Once is enough: what else runs on the machine delays gangs, and lets none overlap.
+    """
     program = Program(f"sleep {next(numbers)}")
     known: dict[tuple[int, ...], Any] = {}
     for number, devices in enumerate(slices):
@@ -121,8 +124,7 @@ def test_devices_behave_like_devices(
             lab.prepare(known[devices])
         program.call(known[devices], [], [f"x{number}"])
     plan = lab.program(program.plan([], []))
-    best = 1e9
-    for _ in range(3):
+    for _ in range(20):
         run = next(numbers)
         lab.grant(run, plan)
         lab.run_over(run, plan)
@@ -131,8 +133,12 @@ def test_devices_behave_like_devices(
         for a, b in itertools.combinations(bars, 2):
             if set(a.devices) & set(b.devices):
                 assert a.end <= b.start or b.end <= a.start, "one device, two gangs at once"
-        best = min(best, 1e3 * (max(s.end for s in bars) - min(s.start for s in bars)))
-    assert 50 * expected - 5 < best < 50 * expected + 25
+        took = 1e3 * (max(s.end for s in bars) - min(s.start for s in bars))
+        assert took > 50 * expected - 5
+        if took < 50 * expected + 25:
+            break
+    else:
+        pytest.fail(f"{took:.0f} ms, and never less than {50 * expected + 25}")
 
 
 # --- what user code does ----------------------------------------------------------------------
@@ -223,7 +229,7 @@ def test_a_wrong_upload_hurts_only_itself(lab: Lab, what: str) -> None:
         with pytest.raises(FetchFailed, match="12 bytes for a shard"):
             client.fetch(fields["buffer"], [0])
     else:
-        assert client.closed.wait(10)
+        assert client.closed.wait(60)
 
 
 # --- many runs ----------------------------------------------------------------------------------
@@ -307,9 +313,7 @@ def test_a_gap_in_the_grants_ends_the_process_with_its_reason() -> None:
         lab.grant(2, plan)
         lab.wait(lambda: HOST in lab.closed)
         assert "the last one it saw is 0" in lab.reasons[HOST]
-        deadline = time.monotonic() + 10
-        while lab.children[HOST].alive and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: not lab.children[HOST].alive)
         assert lab.children[HOST].exit_code == 70
     finally:
         lab.close()
@@ -319,10 +323,7 @@ def test_the_process_ends_with_its_parent() -> None:
     lab = Lab()
     try:
         lab.children[HOST].let_go()
-        deadline = time.monotonic() + 5
-        while lab.children[HOST].alive and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not lab.children[HOST].alive
+        until(lambda: not lab.children[HOST].alive)
     finally:
         lab.close()
 

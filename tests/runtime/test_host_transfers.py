@@ -245,7 +245,7 @@ def test_a_run_that_is_aborted_waits_for_no_piece(lab: Lab) -> None:
 def test_malformed_messages_close_their_link_only(lab: Lab, op: str, fields: dict) -> None:
     client = Data(lab, NEAR)
     client.link.send(op, fields)
-    assert client.closed.wait(10)
+    assert client.closed.wait(60)
     near = slice_(lab, NEAR, (2,))
     data = np.arange(4, dtype=np.float32)
     out, _ = transfer(lab, data, "float32", (near, layout(near, "a")), (near, layout(near, None)))

@@ -66,7 +66,7 @@ def test_nobody_reads_by_number(lab: Lab, value: Given) -> None:
     _, _, buffer = value
     eve = Data(lab, HOST, EVE)
     eve.ask(buffer, [0])
-    assert eve.closed.wait(10)
+    assert eve.closed.wait(60)
     assert not eve.answers
     lab.wait(lambda: bool(lab.rejected))
     ((host, number, reason),) = lab.rejected
@@ -82,7 +82,7 @@ def test_nobody_writes_by_number(lab: Lab, value: Given, own: str) -> None:
     fields = put_fields(slice_, buffer)
     fields[own] = EVE << 32 | 1
     eve.link.send("put", fields, [as_bytes(-DATA)])
-    assert eve.closed.wait(10)
+    assert eve.closed.wait(60)
     lab.wait(lambda: len(lab.rejected) == 1)
 
 
@@ -90,7 +90,7 @@ def test_only_hosts_send_pieces(lab: Lab, value: Given) -> None:
     eve = Data(lab, HOST, EVE)
     fields = {"run": ANN << 32 | 1, "step": 0, "box": [[0, 4]], "target": 0, "source": 0}
     eve.link.send("piece", fields, [as_bytes(-DATA)])
-    assert eve.closed.wait(10)
+    assert eve.closed.wait(60)
     lab.wait(lambda: len(lab.rejected) == 1)
     with pytest.raises(Refused, match="each with a key of its own"):
         Data(lab, HOST, EVE, role="host", name="island1/host0")
@@ -110,7 +110,7 @@ def test_a_number_is_proved_not_said(lab: Lab, value: Given) -> None:
 def test_who_has_left_is_not_heard_any_more(lab: Lab, value: Given) -> None:
     eve = Data(lab, HOST, EVE)
     lab.broadcast("clients", newest=2, present=[ANN])
-    assert eve.closed.wait(10)
+    assert eve.closed.wait(60)
     with pytest.raises(Refused, match="has left the lab"):
         Data(lab, HOST, EVE)
     newer = Data(lab, HOST, 3)  # joined since; this host has not heard of it yet

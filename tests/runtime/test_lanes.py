@@ -253,8 +253,13 @@ class Sleep:
         self.ends.release()
 
 
-def wall(lanes: Lanes, runtime: CpuRuntime, slices: list[tuple[int, ...]], ms: float) -> float:
-    """Milliseconds for one gang per entry, each on the devices that it names."""
+def wall(
+    lanes: Lanes, runtime: CpuRuntime, slices: list[tuple[int, ...]], ms: float, most: float
+) -> float:
+    """Milliseconds for one gang per entry, each on the devices that it names.
+
+    The shortest of so many times as it takes: a busy machine only makes them longer.
+    """
     ends = threading.Semaphore(0)
     work = []
     for number, devices in enumerate(slices):
@@ -263,13 +268,15 @@ def wall(lanes: Lanes, runtime: CpuRuntime, slices: list[tuple[int, ...]], ms: f
         place = runtime.open(binding)
         work.append((runtime.lane(binding), Sleep(place, ms, ends)))
     best = 1e9
-    for _ in range(3):
+    for _ in range(30):
         start = time.monotonic()
         for lane, job in work:
             lanes.put(lane, job)
         for _ in work:
             assert ends.acquire(timeout=20)
         best = min(best, (time.monotonic() - start) * 1e3)
+        if best < most:
+            break
     return best
 
 
@@ -289,8 +296,9 @@ def test_devices_behave_like_devices(
     lanes: Lanes, slices: list[tuple[int, ...]], expected: int
 ) -> None:
     """50 ms gangs on disjoint devices take 50 ms together, on the same ones 100 ms."""
-    took = wall(lanes, CpuRuntime("h", 4), slices, 50)
-    assert 50 * expected - 1 < took < 50 * expected + 25
+    most = 50 * expected + 25
+    took = wall(lanes, CpuRuntime("h", 4), slices, 50, most)
+    assert 50 * expected - 1 < took < most
 
 
 @pytest.mark.skipif(emulated_module.compiler() is None, reason="no C++ compiler")
@@ -305,7 +313,7 @@ def test_one_client_for_all_would_not_behave_like_devices(lanes: Lanes) -> None:
         def open(self, binding: SliceBinding) -> Place:
             return Place(binding, "h", every.footprint)
 
-    assert wall(lanes, Shared("h", 4), [(0, 1), (2, 3)], 50) > 95
+    assert wall(lanes, Shared("h", 4), [(0, 1), (2, 3)], 20, 30) > 38
 
 
 class Links:

@@ -127,7 +127,7 @@ def test_what_another_thread_settles_ends_the_wait(pair: Pair) -> None:
     threading.Timer(0.02, pair.board.settle, ([mine], None)).start()
     began = time.monotonic()
     pair.wait(mine)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_calls_and_timers_go_on_while_somebody_leads(pair: Pair) -> None:
@@ -158,7 +158,7 @@ def test_ctrl_c_gets_through_a_wait(pair: Pair) -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         pair.wait(Pending())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     pair.wait(pair.ask(1))
 

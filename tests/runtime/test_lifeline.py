@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 MODULE = "tests.runtime.lifeline_child"
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def gone(pids: list[int], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids):

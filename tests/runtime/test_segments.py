@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -264,7 +263,7 @@ def test_segments_are_used_again(ends: Ends) -> None:
         _, parts = ends.take()
         assert parts[0][5] == number
         del parts
-        time.sleep(0.002)
+        until(lambda: not lender_of(ends.link)._lent)
     assert ends.link.lent_messages == 40
     arena = lender_of(ends.link)._arena
     assert arena is not None

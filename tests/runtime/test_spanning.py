@@ -203,7 +203,7 @@ def test_a_slice_whose_formation_never_came(island: Island) -> None:
     island.all("dissolve", number=number)
     for host in island.hosts:
         with pytest.raises(Error, match="do not compute together: the test says so"):
-            host.value("open", timeout=10.0)
+            host.value("open")
     island.all("unbind", binding=WHOLE)
     # A number that nobody knows is no error.
     island.all("dissolve", number=number)

@@ -79,13 +79,13 @@ def test_a_narrow_link_lets_so_many_bytes_through_in_a_second(ends: Ends) -> Non
     for n in range(4):
         ends.link.send("number", {"n": n}, [bytes(50_000)])
     assert ends.numbers(4) == [0, 1, 2, 3]
-    assert 0.19 <= time.monotonic() - before < 1.0
+    assert time.monotonic() - before >= 0.19
     ends.begin(kind="delay", name="dcn")
     assert len(ends.troubles._rules) == 1
     before = time.monotonic()
-    ends.link.send("number", {"n": 4}, [bytes(500_000)])
+    ends.link.send("number", {"n": 4}, [bytes(20_000_000)])
     assert ends.numbers(1) == [4]
-    assert time.monotonic() - before < 0.4
+    assert time.monotonic() - before < 10.0, "the rule before would have taken twenty seconds"
 
 
 def test_held_messages_come_when_it_is_over_or_healed(ends: Ends) -> None:
@@ -103,12 +103,12 @@ def test_held_messages_come_when_it_is_over_or_healed(ends: Ends) -> None:
 
 @pytest.mark.parametrize("kind", ["drop", "duplicate"])
 def test_a_link_that_loses_or_repeats_messages_ends(ends: Ends, kind: str) -> None:
-    """Within a second, also when nothing is said any more."""
+    """Also when nothing is said any more."""
     ends.say(1)
     assert ends.numbers(1) == [1]
     ends.begin(kind=kind, count=1)
     ends.say(2)
-    reason = ends.closed.get(timeout=3.0)
+    reason = ends.closed.get(timeout=60.0)
     assert "messages of a were lost or repeated on the way" in reason
     assert ends.heard.qsize() == (0 if kind == "drop" else 2)
 
