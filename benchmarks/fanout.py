@@ -60,13 +60,13 @@ class Host:
         for place, step in enumerate(steps, grant["place"]):
             self.gangs.append(
                 record_encoding.Ended(
-                    self.about, grant["run"], step, place, False, False, True, *8 * (now,)
+                    [self.about], grant["run"], step, place, (), 0, True, (now,) * 4, ([now],) * 4
                 )
             )
 
     def report(self) -> None:
         """What has ended since the last time."""
-        records = [record_encoding.gangs("island0", self.name, True, self.gangs, 0.0)]
+        records = [record_encoding.segments("island0", self.name, True, self.gangs, 0.0)]
         self.link.send("report", {"ended": self.rows, "records": records})
         self.rows, self.gangs = [], []
 

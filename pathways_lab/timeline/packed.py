@@ -14,7 +14,7 @@ Paper: section 5 (timelines of single gangs).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -177,12 +177,23 @@ class Row(Packed):
         return [r for r in islice(self.records(), 2 * self.opens) if isinstance(r, Span)]
 
     def records(self) -> Iterator[Record]:
-        for at, stamps in enumerate(self._times(0, 1, 2, 3)):
-            place = (self.run, self.step + at, self.seq + at)
-            yield from records_of_gang(
-                self.island, self.host, self.emulated, self.about(at), place, at in self.poisoned,
-                at < self.announced, self.opens and not at, (*self.once, *stamps),
-            )  # fmt: skip
+        received, began, prepared, handed = self.once
+        island, host = self.island, self.host
+        for at, (called, returned, start, end) in enumerate(self._times(0, 1, 2, 3)):
+            about, seq = self.about(at), self.seq + at
+            of, line = (self.run, self.step + at, *about[:3]), about.line
+            if self.opens and not at:
+                for kind, since, until in (
+                    ("receive", received, began),
+                    ("prepare", began, prepared),
+                ):
+                    yield Span(kind, since, until, island, host, (), *of, line, {"seq": seq})
+            shared = in_common(seq, about.slice, at in self.poisoned, self.emulated)
+            if at >= self.announced:
+                yield launched(island, host, called, of, line, about.devices, shared)
+            args = {"seq": seq, "received": received, "prepared": prepared, "handed": handed}
+            yield Span("launch", called, returned, island, host, (), *of, line, args)
+            yield computation(island, host, start, end, of, about, shared, handed)
 
     def _times(self, *columns: int) -> Iterator[tuple[float, ...]]:
         """The times of each gang in some columns."""
@@ -192,36 +203,6 @@ class Row(Packed):
 
 Of = tuple[int, int, str, str, str]
 """Run, step, program, node and client, in the order in which records have them."""
-
-
-def records_of_gang(
-    island: str,
-    host: str,
-    emulated: bool,
-    about: About,
-    place: tuple[int, int, int],
-    poisoned: bool,
-    announced: bool,
-    opens: bool,
-    times: Sequence[float],
-) -> Iterator[Record]:
-    """The records of one gang that is over on a host.
-
-    place: run, step, and place in the island's order.  times: received, began, prepared,
-    handed, called, returned, start, end; the others as in :class:`Row`.
-    """
-    received, began, prepared, handed, called, returned, start, end = times
-    run, step, seq = place
-    of, line = (run, step, *about[:3]), about.line
-    if opens:
-        for kind, since, until in ("receive", received, began), ("prepare", began, prepared):
-            yield Span(kind, since, until, island, host, (), *of, line, {"seq": seq})
-    shared = in_common(seq, about.slice, poisoned, emulated)
-    if not announced:
-        yield launched(island, host, called, of, line, about.devices, shared)
-    args = {"seq": seq, "received": received, "prepared": prepared, "handed": handed}
-    yield Span("launch", called, returned, island, host, (), *of, line, args)
-    yield computation(island, host, start, end, of, about, shared, handed)
 
 
 def launched(

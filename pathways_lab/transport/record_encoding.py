@@ -25,13 +25,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from pathways_lab.timeline.packed import About, Granted, Item, Row, records_of_gang, single
+from pathways_lab.timeline.packed import About, Granted, Item, Row, single
 from pathways_lab.timeline.records import Event, Record, Sample, Span
 from pathways_lab.timeline.records_of import Placing, Window, message
 from pathways_lab.transport.codec import CodecError, pack, unpack
 
-_GANGS = "gangs"
-_ROW = "row"
+_SEGMENTS = "segments"
 _PLACES = "places"
 _MESSAGES = "messages"
 _SINGLE = frozenset(cls.__name__.encode() for cls in (Event, Sample, Span))
@@ -40,6 +39,10 @@ _SHORT, _SHORT_FROM, _SHORT_MOST = 0xA0, 2, 31
 is the first of a short list."""
 _event_fields = attrgetter(*Event.__dataclass_fields__)
 
+
+Head = tuple[int, int, int, Sequence[int], int, bool, Sequence[int], int]
+"""Fields of a segment but for its times; the last two say which of the entry's *abouts* its gangs
+are, only once where all are alike, and how many gangs there are."""
 
 _packed: Callable[[Any], bytes] = msgpack.packb
 
@@ -52,40 +55,36 @@ def write(record: Record) -> bytes:
 
 
 class Ended(NamedTuple):
-    """A gang that is over on a host, as far as the timeline is concerned.
+    """Gangs of one run that are over on a host, one step after the other.
 
-    about: of :func:`about`.  announced: a ``launched`` event was written before.
-    opens: it is the first one of its grant that is written.
-    Times are seconds on the host's clock: its grant was *received*, and prepared
-    from *began* to *prepared*; its turn and its inputs had come (*handed*); the
-    launching call was *called* and *returned*; on its devices it was from
-    *start* to *end*.
+    abouts: of each, of :func:`about`.  step, seq: step and place of the first one.
+    poisoned: which of them, from 0.  announced: so many from the first on had a ``launched`` event
+        of their own.
+    opens: no gang of their grant was written before.
+    once: seconds on the host's clock at which their grant was received and began to be prepared,
+        was prepared, and their turn and inputs had come.
+    columns: when each was called, returned, started and ended.
     """
 
-    about: bytes
+    abouts: Sequence[bytes]
     run: int
     step: int
     seq: int
-    poisoned: bool
-    announced: bool
+    poisoned: Sequence[int]
+    announced: int
     opens: bool
-    received: float
-    began: float
-    prepared: float
-    handed: float
-    called: float
-    returned: float
-    start: float
-    end: float
+    once: tuple[float, float, float, float]
+    columns: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
 
 
-_TIMES = 8
-_HEAD = (str, str, bool, float)
-_GANG: list[type] = [int, int, int, int, bool, bool, bool]
+_HEAD = (str, str, bool, float, bytes)
+_SEGMENT: list[type] = [int, int, int, list, int, bool, list, int]
+_ONCE, _EACH = 4, 4
+"""Times that a segment has once, and times of each gang."""
 _TOP = 7 if sys.byteorder == "little" else 0
 """The byte of a float64 with its sign and most of its exponent, all ones in what is no number."""
-_GANGS_BEFORE = 5
-"""Fields of an entry of gangs between its form and its rows."""
+_SEGMENTS_BEFORE = 5
+"""Fields of an entry of segments between its form and its times."""
 
 
 def about(
@@ -95,50 +94,21 @@ def about(
     return _packed((program, node, client, line, slice_id, devices))
 
 
-def gangs(island: str, host: str, emulated: bool, ended: Iterable[Ended], offset: float) -> bytes:
-    """Gangs of one host.  offset: what to add to its clock."""
-    abouts: dict[bytes, int] = {}
-    rows: list[tuple[int, int, int, int, bool, bool, bool]] = []
-    times = array("d")
-    for gang in ended:
-        number = abouts.setdefault(gang[0], len(abouts))
-        rows.append((number, *gang[1:7]))
-        times.extend(gang[7:])
-    head = (_GANGS, island, host, emulated, offset, list(abouts), rows, times.tobytes())
-    return _packed(head)
-
-
-def row(
-    island: str,
-    host: str,
-    emulated: bool,
-    offset: float,
-    abouts: Sequence[bytes],
-    first: tuple[int, int, int],
-    poisoned: Iterable[int],
-    announced: int,
-    opens: bool,
-    once: tuple[float, float, float, float],
-    times: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
+def segments(
+    island: str, host: str, emulated: bool, ended: Iterable[Ended], offset: float
 ) -> bytes:
-    """Gangs of one run, one step after the other, in columns; see :class:`Ended`.
-
-    abouts: of each.  first: run, step and place of the first one.
-    poisoned: which of them, from 0.  announced: so many of the first ones.
-    once: received, began, prepared, handed.  times: called, returned, start, end of each.
-    """
-    known = dict.fromkeys(abouts)
-    numbers: list[int] = []
-    if len(known) > 1:
-        number = {about: at for at, about in enumerate(known)}
-        numbers = [number[about] for about in abouts]
-    columns = [array("d", column).tobytes() for column in times]
-    return _packed(
-        (
-            _ROW, island, host, emulated, offset, list(known), numbers, first, sorted(poisoned),
-            announced, opens, once, columns,
-        )
-    )  # fmt: skip
+    """Segments of one host.  offset: what to add to its clock."""
+    abouts: dict[bytes, int] = {}
+    heads: list[Head] = []
+    times = array("d")
+    for each in ended:
+        called, returned, start, end = each.columns
+        alike = each.abouts if len({*each.abouts}) > 1 else each.abouts[:1]
+        numbers = [abouts.setdefault(about, len(abouts)) for about in alike]
+        heads.append((*each[1:7], numbers, len(called)))
+        times.fromlist([*each.once, *called, *returned, *start, *end])
+    head = (_SEGMENTS, island, host, emulated, offset, list(abouts), times.tobytes(), heads)
+    return _packed(head)
 
 
 def placing(places: Placing) -> bytes:
@@ -175,10 +145,8 @@ def read_packed(written: Iterable[bytes]) -> list[Item]:
     for entry in written:
         try:
             plain = msgpack.unpackb(entry, strict_map_key=False)
-            if plain[0] == _GANGS:
-                items += _read_gangs(*plain[1:])
-            elif plain[0] == _ROW:
-                items.append(_read_row(*plain[1:]))
+            if plain[0] == _SEGMENTS:
+                items += _read_segments(*plain[1:])
             elif plain[0] == _PLACES:
                 time, run, epoch, place = plain[1]
                 items.append(Granted(time, run, epoch, place, _read_placing(plain[2])))
@@ -202,10 +170,8 @@ def check(written: Iterable[bytes]) -> None:
     for entry in written:
         try:
             plain = msgpack.unpackb(entry, strict_map_key=False)
-            if plain[0] == _GANGS:
-                _check_gangs(*plain[1:])
-            elif plain[0] == _ROW:
-                _check_row(_read_row(*plain[1:]))
+            if plain[0] == _SEGMENTS:
+                _check_segments(*plain[1:])
             else:
                 unpack(Record, plain)
         except CodecError:
@@ -214,40 +180,30 @@ def check(written: Iterable[bytes]) -> None:
             raise CodecError(f"what was written is not a record of a host: {error!r}") from None
 
 
-def _check_gangs(
-    island: str, host: str, emulated: bool, offset: float, abouts: Any, rows: Any, times: bytes
+def _check_segments(
+    island: str, host: str, emulated: bool, offset: float, abouts: Any, times: bytes, heads: Any
 ) -> None:
     for written in abouts:
         _read_about(written)
     # All at once, at the pace of C: there may be thousands of gangs.
-    flat = [*chain.from_iterable(rows)]
+    flat = [*chain.from_iterable(heads)]
+    every = len(_SEGMENT)
+    poisoned, named, counts = flat[3::every], flat[6::every], flat[7::every]
+    numbers = [*chain.from_iterable(named)]
     right = (
-        (type(island), type(host), type(emulated), type(offset)) == _HEAD
-        and {*map(len, rows)} == {len(_GANG)}
-        and [*map(type, flat)] == _GANG * len(rows)
-        and 0 <= min(numbers := flat[:: len(_GANG)]) <= max(numbers) < len(abouts)
-        and type(times) is bytes
-        and len(times) == 8 * _TIMES * len(rows)
+        (type(island), type(host), type(emulated), type(offset), type(times)) == _HEAD
+        and {*map(len, heads)} == {every}
+        and [*map(type, flat)] == _SEGMENT * len(heads)
+        and {*map(type, chain(numbers, *poisoned))} == {int}
+        and 0 <= min(numbers) <= max(numbers) < len(abouts)
+        and min(counts) > 0
+        and all(len(of) in (1, count) for of, count in zip(named, counts, strict=True))
+        and len(times) == 8 * (_ONCE * len(heads) + _EACH * sum(counts))
         and math.isfinite(offset)
         and _finite(times)
     )
     if not right:
         raise CodecError("gangs are told wrongly")
-
-
-def _check_row(row: Row) -> None:
-    once = (*row.once, row.offset)
-    numbers = (row.run, row.step, row.seq, row.announced, *row.numbers, *row.poisoned)
-    right = (
-        (type(row.island), type(row.host), type(row.emulated), type(row.offset)) == _HEAD
-        and {*map(type, once)} == {float}
-        and math.isfinite(sum(once))
-        and _finite(b"".join(row.columns))
-        and {*map(type, numbers)} == {int}
-        and type(row.opens) is bool
-    )
-    if not right:
-        raise CodecError("a row of gangs is told wrongly")
 
 
 def _finite(stamps: bytes) -> bool:
@@ -272,7 +228,7 @@ def look(entry: bytes) -> tuple[str, int]:
         return entry[at + 1 : at + 1 + length].decode(), 1
     unpacker = msgpack.Unpacker(strict_map_key=False)
     unpacker.feed(entry)
-    fields = unpacker.read_array_header()
+    unpacker.read_array_header()
     form = unpacker.unpack()
     if form == _MESSAGES:
         return "", int(unpacker.unpack())
@@ -284,15 +240,11 @@ def look(entry: bytes) -> tuple[str, int]:
         for _ in range(3):
             inner.skip()
         return "", inner.read_array_header()
-    if form == _GANGS:
-        for _ in range(_GANGS_BEFORE):
+    if form == _SEGMENTS:
+        for _ in range(_SEGMENTS_BEFORE):
             unpacker.skip()
-        return "", 2 * unpacker.read_array_header()
-    if form == _ROW:
-        for _ in range(fields - 2):
-            unpacker.skip()
-        unpacker.read_array_header()
-        return "", 2 * (len(unpacker.unpack()) // 8)
+        times = len(unpacker.unpack()) // 8
+        return "", 2 * (times - _ONCE * unpacker.read_array_header()) // _EACH
     return str(unpacker.unpack()), 1
 
 
@@ -311,49 +263,28 @@ def _read_about(written: bytes) -> About:
     return About(program, node, client, line, slice_id, tuple(devices))
 
 
-def _read_gangs(
+def _read_segments(
     island: str,
     host: str,
     emulated: bool,
     offset: float,
     abouts: list[bytes],
-    rows: list[tuple[int, int, int, int, bool, bool, bool]],
     times: bytes,
-) -> Iterator[Record]:
-    stamps = [stamp + offset for stamp in memoryview(times).cast("d")]
-    for at, (number, *place, poisoned, announced, opens) in enumerate(rows):
-        yield from records_of_gang(
-            island, host, emulated, _read_about(abouts[number]), (place[0], place[1], place[2]),
-            poisoned, announced, opens, stamps[at * _TIMES : (at + 1) * _TIMES],
+    heads: list[Head],
+) -> Iterator[Row]:
+    known, stamps, at = [_read_about(written) for written in abouts], memoryview(times), 0
+    for run, step, seq, poisoned, announced, opens, numbers, count in heads:
+        each, first = 8 * count, at + 8 * _ONCE
+        received, began, prepared, handed = stamps[at:first].cast("d")
+        columns = [bytes(stamps[first + n * each : first + (n + 1) * each]) for n in range(_EACH)]
+        at = first + _EACH * each
+        named = tuple(dict.fromkeys(numbers))
+        yield Row(
+            island, host, emulated, tuple([known[number] for number in named]),
+            tuple([named.index(number) for number in numbers]) if len(named) > 1 else (),
+            run, step, seq, frozenset(poisoned), announced, opens,
+            (received + offset, began + offset, prepared + offset, handed + offset),
+            offset, (columns[0], columns[1], columns[2], columns[3]),
         )  # fmt: skip
-
-
-def _read_row(
-    island: str,
-    host: str,
-    emulated: bool,
-    offset: float,
-    abouts: list[bytes],
-    numbers: list[int],
-    first: tuple[int, int, int],
-    poisoned: list[int],
-    announced: int,
-    opens: bool,
-    once: tuple[float, float, float, float],
-    columns: list[bytes],
-) -> Row:
-    known = tuple([_read_about(written) for written in abouts])
-    received, began, prepared, handed = once
-    called, returned, start, end = columns
-    if not len(called) == len(returned) == len(start) == len(end) > 0 == len(end) % 8:
-        raise CodecError("the columns of a row differ in length, or are empty")
-    if not known or (
-        numbers
-        and not (len(numbers) == len(end) // 8 and max(numbers) < len(known) > min(numbers) >= 0)
-    ):
-        raise CodecError("a row names what it does not have")
-    return Row(
-        island, host, emulated, known, tuple(numbers), *first, frozenset(poisoned), announced,
-        opens, (received + offset, began + offset, prepared + offset, handed + offset),
-        offset, (called, returned, start, end),
-    )  # fmt: skip
+    if at != len(times):
+        raise CodecError("the times of gangs are more or fewer than the gangs")

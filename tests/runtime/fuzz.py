@@ -167,11 +167,11 @@ class HostDoor:
         self.lab, rng = lab, lab.rng
         self._runs = 9
         about = record_encoding.about("p", "f", "evil", "a.py:1", 1, (0, 1))
-        gang = record_encoding.Ended(about, 5, 0, 0, False, False, True, *[1.0] * 8)
+        gang = record_encoding.Ended([about], 5, 0, 0, (), 0, True, (1.0,) * 4, ([1.0],) * 4)
         some = [
             record_encoding.write(Told("launched", 1.0, "i1", EVIL_HOST, 5, 0)),
             record_encoding.write(Sample("memory", 1.0, 5.0, "i1", EVIL_HOST)),
-            record_encoding.gangs("i1", EVIL_HOST, False, [gang], 0.0),
+            record_encoding.segments("i1", EVIL_HOST, False, [gang], 0.0),
         ]
         pools: dict[Any, Callable[[], Any]] = {
             Stuck: Stuck,

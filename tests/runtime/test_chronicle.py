@@ -17,12 +17,17 @@ from pathways_lab.transport.codec import CodecError
 from tests.runtime.mutate import Mutator
 
 ABOUT = record_encoding.about("p", "n", "c", "a.py:3", 1 << 32, (0, 1))
-TIMES = [float(n) for n in range(8)]
-GANG = record_encoding.Ended(ABOUT, 5, 0, 0, False, False, True, *TIMES)
-GANGS = record_encoding.gangs("i", "h", False, [GANG, GANG], 0.5)
-ROW = record_encoding.row(
-    "i", "h", False, 0.5, [ABOUT, ABOUT], (5, 0, 0), [], 0, True, (0.0, 1.0, 2.0, 3.0),
-    ([4.0, 5.0], [4.5, 5.5], [5.0, 6.0], [6.0, 7.0]),
+ONCE = (0.0, 1.0, 2.0, 3.0)
+GANG = record_encoding.Ended([ABOUT], 5, 0, 0, (), 0, True, ONCE, ([4.0], [5.0], [6.0], [7.0]))
+GANGS = record_encoding.segments("i", "h", False, [GANG, GANG], 0.5)
+OTHER = record_encoding.about("p", "m", "c", "a.py:4", 1 << 32, (0, 1))
+ROW = record_encoding.segments(
+    "i", "h", False,
+    [record_encoding.Ended(
+        [ABOUT, OTHER], 5, 0, 0, [1], 0, True, ONCE,
+        ([4.0, 5.0], [4.5, 5.5], [5.0, 6.0], [6.0, 7.0]),
+    )],
+    0.5,
 )  # fmt: skip
 NO_NUMBERS = (math.inf, -math.inf, math.nan)
 WRITTEN = (
@@ -58,20 +63,26 @@ def test_what_hosts_write_is_right() -> None:
         changed(WRITTEN[0], (2,), float("nan")),
         changed(GANGS, (1,), None),
         changed(GANGS, (5, 0), record_encoding.about("p", None, "c", "", 1, (0,))),  # type: ignore[arg-type]
-        changed(GANGS, (6, 0, 0), 9),
-        changed(GANGS, (6, 0, 1), "run"),
-        changed(GANGS, (6,), []),
-        changed(GANGS, (6,), [[0, 5, 0, 0, False, False], [True, 0, 5, 1, 1, False, False, True]]),
-        changed(GANGS, (7,), b"\xff" * 128),
-        *(changed(GANGS, (7,), struct.pack("16d", *[1.0] * 15, wrong)) for wrong in NO_NUMBERS),
-        changed(GANGS, (7,), struct.pack("15d", *[1.0] * 15)),
-        changed(GANGS, (7,), [1.0] * 128),
+        changed(GANGS, (7, 0, 6), [9]),
+        changed(GANGS, (7, 0, 6), []),
+        changed(GANGS, (7, 0, 6), [0, 0]),
+        changed(GANGS, (7, 0, 6), ["0"]),
+        changed(GANGS, (7, 0, 7), 0),
+        changed(GANGS, (7, 0, 7), 2),
+        changed(GANGS, (7, 0, 0), "run"),
+        changed(GANGS, (7,), []),
+        changed(GANGS, (7,), [[5, 0, 0, [], 0, True, [0]], [1, 5, 1, 1, [], 0, True, [0], 1]]),
+        changed(GANGS, (6,), b"\xff" * 128),
+        *(changed(GANGS, (6,), struct.pack("16d", *[1.0] * 15, wrong)) for wrong in NO_NUMBERS),
+        changed(GANGS, (6,), struct.pack("15d", *[1.0] * 15)),
+        changed(GANGS, (6,), [1.0] * 128),
         changed(ROW, (5, 0), record_encoding.about("p", "n", "c", "", 1, ("0",))),  # type: ignore[arg-type]
-        changed(ROW, (7, 0), None),
-        changed(ROW, (11, 2), float("inf")),
-        changed(ROW, (12, 0), b"\xff" * 16),
-        *(changed(ROW, (12, 3), struct.pack("2d", wrong, 7.0)) for wrong in NO_NUMBERS),
-        changed(ROW, (12, 0), b""),
+        changed(ROW, (7, 0, 0), None),
+        changed(ROW, (7, 0, 3), ["1"]),
+        changed(ROW, (7, 0, 6), [0, 1, 0]),
+        changed(ROW, (7, 0, 6), [0, 2]),
+        *(changed(ROW, (6,), struct.pack("12d", *[1.0] * 11, wrong)) for wrong in NO_NUMBERS),
+        changed(ROW, (6,), b""),
     ],
 )  # fmt: skip
 def test_what_somebody_could_not_read_is_refused(entry: bytes) -> None:

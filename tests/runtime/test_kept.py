@@ -170,26 +170,23 @@ def test_late_watchers_get_what_fits_into_a_bound_of_bytes() -> None:
     assert 9 * len(small) < sum(map(len, sent["records"])) <= 10_000 + 100
 
 
-def ended(step: int, opens: bool) -> record_encoding.Ended:
+def ended(step: int, opens: bool, count: int = 1, announced: int = 0) -> record_encoding.Ended:
     about = record_encoding.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
+    columns = ([4.0] * count, [5.0] * count, [6.0] * count, [7.0] * count)
     return record_encoding.Ended(
-        about, 9, step, 40 + step, False, False, opens, *map(float, range(8))
+        [about] * count, 9, step, 40 + step, (), announced, opens, (0.0, 1.0, 2.0, 3.0), columns
     )
 
 
 def entries() -> list[bytes]:
     """One of each form."""
-    about = [ended(0, False).about] * 5
-    times: Any = ([0.0] * 5,) * 4
     gangs = tuple((n, n, "f", 7, "a.py:1: f(x)", ("h",)) for n in range(3))
     return [
         record_encoding.write(Event("submitted", 1.0, run=9)),
         record_encoding.write(Sample("memory", 1.0, 5.0)),
         record_encoding.write(Span("compile", 1.0, 2.0, "i", "h")),
-        record_encoding.gangs("i", "h", True, [ended(n, n == 0) for n in range(4)], 0.5),
-        record_encoding.row(
-            "i", "h", True, 0.5, about, (9, 0, 40), (), 5, False, (0.0, 0.0, 0.0, 0.0), times
-        ),
+        record_encoding.segments("i", "h", True, [ended(n, n == 0) for n in range(4)], 0.5),
+        record_encoding.segments("i", "h", True, [ended(0, False, 5, announced=5)], 0.5),
         record_encoding.places(
             (1.0, 9, 0, 40), record_encoding.placing(Placing("i", "p", "c", gangs))
         ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.messages import HostReport
@@ -40,7 +42,7 @@ class Desk:
             lambda: self.idle,
             self.memory,
             self.look,
-            lambda ended: record_encoding.gangs("i", "i/h", True, ended, 0.0),
+            lambda ended: record_encoding.segments("i", "i/h", True, ended, 0.0),
         )
 
     def look(self) -> None:
@@ -233,9 +235,11 @@ def test_while_something_is_under_way_somebody_looks(desk: Desk) -> None:
 def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
     about = record_encoding.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
     for step in range(3):
-        stamps = [float(n) for n in range(8)]
+        columns = ([4.0], [5.0], [6.0], [7.0])
         desk.reports.ended(
-            record_encoding.Ended(about, 9, step, 40 + step, False, False, step == 0, *stamps)
+            record_encoding.Ended(
+                [about], 9, step, 40 + step, (), 0, step == 0, (0.0, 1.0, 2.0, 3.0), columns
+            )
         )
     desk.idle = True
     desk.reports.due()
@@ -278,26 +282,34 @@ def test_a_lost_control_plane_is_no_error(desk: Desk) -> None:
     assert desk.sent == []
 
 
-def test_a_row_in_columns_reads_as_its_gangs_one_by_one() -> None:
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_segment_reads_as_so_many_segments_of_one(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 5))
+    names = data.draw(st.lists(st.sampled_from("fg"), min_size=count, max_size=count))
     abouts = [
-        record_encoding.about("p", name, "kernel-1", "a.py:1: f(x)", 7, (0, 1))
-        for name in ("f", "g", "f")
+        record_encoding.about("p", name, "kernel-1", "a.py:1: f(x)", 7, (0, 1)) for name in names
     ]
+    poisoned = data.draw(st.sets(st.integers(0, count - 1)))
+    announced = data.draw(st.integers(0, count + 1))
+    opens = data.draw(st.booleans())
     once = (0.5, 1.0, 1.5, 2.0)
-    times = tuple([n + column / 10 for n in range(3)] for column in range(4))
-    columns = (times[0], times[1], times[2], times[3])
-    written = record_encoding.row(
-        "i", "i/h", True, 0.25, abouts, (9, 4, 40), [1], 1, True, once, columns
+    columns = tuple([n + column / 10 for n in range(count)] for column in range(4))
+
+    def ended(first: int, last: int) -> record_encoding.Ended:
+        called, returned, start, end = (column[first:last] for column in columns)
+        spoiled = [at - first for at in poisoned if first <= at < last]
+        return record_encoding.Ended(
+            abouts[first:last], 9, 4 + first, 40 + first, spoiled, max(announced - first, 0),
+            opens and not first, once, (called, returned, start, end),
+        )  # fmt: skip
+
+    whole, single = (
+        record_encoding.segments("i", "i/h", True, [ended(*ends) for ends in parts], 0.25)
+        for parts in ([(0, count)], [(n, n + 1) for n in range(count)])
     )
-    ended = [
-        record_encoding.Ended(
-            about, 9, 4 + n, 40 + n, n == 1, n < 1, n == 0, *once, *(c[n] for c in times)
-        )
-        for n, about in enumerate(abouts)
-    ]
-    assert record_encoding.read([written]) == record_encoding.read(
-        [record_encoding.gangs("i", "i/h", True, ended, 0.25)]
-    )
+    assert record_encoding.read([whole]) == record_encoding.read([single])
+    record_encoding.check([whole, single])
 
 
 def test_simulated_hosts_report_as_often() -> None:

@@ -129,7 +129,7 @@ class HostRim:
             lambda: self.launcher.idle,
             self.launcher.memory,
             lambda: self._carrier.look(),
-            lambda ended: self._story.gangs(ended),
+            lambda ended: self._story.segments(ended),
         )
         self.tenants = Tenants(
             name,

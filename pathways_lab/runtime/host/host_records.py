@@ -96,39 +96,19 @@ class Story:
             start, end = lap.start + offset, lap.end + offset
             yield Span("gang", start, end, *host, job.place.locals, run, lap.first, *names, args)
 
-    def alone(self, job: SegmentJob, ends: Ends, poisoned: bool) -> record_encoding.Ended:
-        """A segment of one is over: what it took to launch it, and its time on the devices."""
-        launch, work = job.launch, job.launch.stamp
-        opens, work.told = not work.told, True
-        return record_encoding.Ended(
-            self.about(launch.plan, launch.key[1], launch.stretch.first, job.place),
-            *launch.key,
-            launch.seq,
-            poisoned,
-            bool(job.announced),
-            opens,
-            work.received,
-            work.began,
-            work.ended,
-            job.handed,
-            ends.called[0],
-            ends.returned[0],
-            ends.starts[0],
-            ends.ends[0],
-        )
+    def ended(self, job: SegmentJob, ends: Ends, spoiled: list[int]) -> record_encoding.Ended:
+        """Gangs are over: what it took to launch them, and their times on the devices.
 
-    def ended(self, job: SegmentJob, ends: Ends, spoiled: set[int]) -> bytes:
-        """The same of several gangs, written.  spoiled: those without results, from the first."""
+        spoiled: those without results, from the first.
+        """
         launch, work, first = job.launch, job.launch.stamp, ends.first
         opens, work.told = not work.told, True
         parts = job.parts[first : first + len(ends.ends)]
-        return record_encoding.row(
-            self._island,
-            self._host,
-            self._emulated,
-            self._offset(),
+        return record_encoding.Ended(
             [self.about(launch.plan, part.index, part.call, job.place) for part in parts],
-            (launch.run, parts[0].index, launch.seq + first),
+            launch.run,
+            parts[0].index,
+            launch.seq + first,
             spoiled,
             max(job.announced - first, 0),
             opens,
@@ -136,9 +116,9 @@ class Story:
             (ends.called, ends.returned, ends.starts, ends.ends),
         )
 
-    def gangs(self, ended: list[record_encoding.Ended]) -> bytes:
+    def segments(self, ended: list[record_encoding.Ended]) -> bytes:
         """All of these, written."""
-        return record_encoding.gangs(
+        return record_encoding.segments(
             self._island, self._host, self._emulated, ended, self._offset()
         )
 

@@ -42,7 +42,7 @@ class Reports:
     later(seconds, function): run it in the reactor's thread.
     idle(): whether no step is under way.  memory: the account of its devices.
     look(): called before what is to be sent is collected on time.
-    gangs(ended): what they are in the timeline.
+    written(ended): what they are in the timeline.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Reports:
         idle: Callable[[], bool],
         memory: Memory[Any],
         look: Callable[[], None],
-        gangs: Callable[[list[record_encoding.Ended]], bytes],
+        written: Callable[[list[record_encoding.Ended]], bytes],
     ) -> None:
         self._host = host
         self._island = island
@@ -65,7 +65,7 @@ class Reports:
         self._idle = idle
         self._memory = memory
         self._look = look
-        self._gangs = gangs
+        self._written = written
         self._ends = Ends()
         self._ended: list[record_encoding.Ended] = []
         self._resident: list[int] = []
@@ -131,13 +131,9 @@ class Reports:
         """Remember it in the timeline; :meth:`due` has it sent."""
         self._records.append(record_encoding.write(record))
 
-    def record_packed(self, records: bytes) -> None:
-        """The same of records that are written already."""
-        self._records.append(records)
-
-    def ended(self, gang: record_encoding.Ended) -> None:
-        """The same for a gang that is over."""
-        self._ended.append(gang)
+    def ended(self, gangs: record_encoding.Ended) -> None:
+        """The same for gangs that are over."""
+        self._ended.append(gangs)
 
     # --- sending --------------------------------------------------------------------------
 
@@ -198,7 +194,7 @@ class Reports:
         for name in ("time", "cause", "host"):
             del fields[name]
         if self._ended:
-            self._records.append(self._gangs(self._ended))
+            self._records.append(self._written(self._ended))
         fields["records"] = self._records
         self._records, self._ended, self._over = [], [], False
         self._ends, self._resident, self._compiled = Ends(), [], []
