@@ -52,16 +52,11 @@ class Route:
     """sends: pieces from devices of this host, its own groups included.
 
     groups: what this host assembles.  origins: the box of every source device.
-    peers: other hosts that this one gets pieces from.
     """
 
     sends: tuple[Sending, ...]
     groups: tuple[Group, ...]
     origins: tuple[Box, ...]
-
-    @property
-    def peers(self) -> frozenset[str]:
-        return frozenset(host for group in self.groups for _, _, host in group.pieces)
 
     @property
     def receivers(self) -> frozenset[str]:

@@ -13,11 +13,9 @@ Paper: section 5 (timelines of single gangs).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 from typing import NamedTuple
 
 from pathways_lab.timeline.records import Event, Record, Span
@@ -35,37 +33,8 @@ class About(NamedTuple):
     devices: tuple[int, ...]
 
 
-class Packed:
-    """Records of one run, in columns.  run: its number."""
-
-    __slots__ = ()
-    run: int
-
-    def __len__(self) -> int:
-        """How many records."""
-        raise NotImplementedError
-
-    @property
-    def program(self) -> str:
-        """The program of the run."""
-        raise NotImplementedError
-
-    @property
-    def known_at(self) -> float:
-        """When the last of them can be known (seconds)."""
-        raise NotImplementedError
-
-    def within(self, start: float, end: float) -> bool:
-        """Whether all of it happened between two moments."""
-        raise NotImplementedError
-
-    def records(self) -> Iterator[Record]:
-        """One by one."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Granted(Packed):
+class Granted:
     """The gangs that one window of a run places on an island, at *time* (seconds)."""
 
     time: float
@@ -93,18 +62,12 @@ class Granted(Packed):
         """Gangs, counted once for each of their hosts."""
         return sum([len(gang[5]) for gang in self.placing.gangs])
 
-    def has(self, step: int) -> bool:
-        """Whether it grants a step."""
-        gangs = self.placing.gangs
-        found = bisect_left(gangs, step, key=itemgetter(1))
-        return found < len(gangs) and gangs[found][1] == step
-
     def records(self) -> Iterator[Record]:
         return self.placing.events(self.time, self.run, self.epoch, self.place)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row(Packed):
+class Row:
     """Gangs of one run that ended on one host, one step after the other.
 
     abouts: what differs.  numbers: by gang, which of *abouts*; empty when there is one.
@@ -239,6 +202,12 @@ def in_common(seq: int, slice_id: int, poisoned: bool, emulated: bool) -> dict[s
     return {"seq": seq, "slice": slice_id, "poisoned": poisoned, "emulated": emulated}
 
 
+Packed = Granted | Row
+"""Records of one run, in columns.
+
+``len``: how many records.  known_at: when the last of them can be known (seconds).
+within(start, end): whether all of it happened between two moments.  records(): one by one.
+"""
 Item = Record | Packed
 
 
