@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from pathways_lab.runtime.host import effects as module
-from pathways_lab.runtime.host.device_queues import Times
 from pathways_lab.runtime.host.effects import GLANCE, TOLD_AFTER, Carrier
 
-NOW = Times(0.0, 0.0, 0.0, 1.0)
 HURRIED = 7
 """A run for whose ends grants wait."""
 
@@ -52,7 +50,7 @@ def test_only_ends_that_somebody_needs_are_seen_at_once(
     """To see to each in the thread that launches keeps other hosts waiting in collectives."""
     host, poked = carrier(short=short)
     for _ in range(100):
-        host._over(Job(lambda: waited), NOW)
+        host._over(Job(lambda: waited))
     assert len(poked) == at_once, "again only when it was looked"
     assert host.unseen
 
@@ -64,13 +62,13 @@ def test_an_end_that_grants_wait_for_is_seen_at_once_and_of_small_gangs_some_are
     host, poked = carrier()
     now = [5.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    host._over(Job(run=HURRIED + 1), NOW)
+    host._over(Job(run=HURRIED + 1))
     assert not poked
     looked = []
     for gang in range(1000):
         now[0] += 0.00005
         host.parts.empty = gang == 999
-        host._over(Job(run=HURRIED), NOW)
+        host._over(Job(run=HURRIED))
         if host._poked:
             looked.append(gang)
             host._poked, host._seen = False, now[0]
@@ -88,7 +86,7 @@ def test_who_begins_to_wait_meanwhile_finds_what_has_ended() -> None:
         found.append(host.unseen)
         return False
 
-    host._over(Job(asked), NOW)
+    host._over(Job(asked))
     assert found == [True]
 
 

@@ -11,7 +11,6 @@ from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Line
 from pathways_lab.executor.stretches import Part
 from pathways_lab.runtime.host import segment_job
-from pathways_lab.runtime.host.device_queues import Times
 from pathways_lab.runtime.host.segment_job import Ends, Piece, SegmentJob, Work
 
 
@@ -59,14 +58,14 @@ def waited(receipt: Receipt, *, free: bool, doomed: Failure | None = None) -> li
     place: Any = SimpleNamespace(locals=(0,))
     functions: Any = {"f": execute}
     job = SegmentJob(
-        launch, place, functions, "host", lambda piece, times: found.append(piece.ends(times)),
+        launch, place, functions, "host", lambda piece: found.append(piece.ends()),
         lambda _, failure: failure, print, 0.0,
     )  # fmt: skip
     piece = Piece(job, 0)
     piece.start()
     job.doomed = doomed
-    piece.wait(None)
-    piece.over(Times(0.0, 0.0, 0.0, 0.0), None)
+    piece.wait()
+    piece.over(0.0)
     return [failure.message for failure in found[0].failures.values()]
 
 

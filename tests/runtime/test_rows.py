@@ -14,7 +14,6 @@ from pathways_lab.core.program.program import Plan
 from pathways_lab.executor.actions import Launch, Report
 from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
-from pathways_lab.runtime.host.device_queues import Times
 from pathways_lab.runtime.host.segment_job import UNSEEN, Ends, Piece, SegmentJob
 from tests.runtime.launch_kit import HOST, PlanBuilder, binding, grant
 
@@ -70,16 +69,16 @@ def launched(
     place: Any = SimpleNamespace(locals=(0,), renewed=False)
     pieces: list[Ends] = []
 
-    def over(piece: Piece, times: Times) -> None:
-        pieces.append(piece.ends(times))
+    def over(piece: Piece) -> None:
+        pieces.append(piece.ends())
 
     functions: Any = devices
     job = SegmentJob(row, place, functions, HOST, over, lambda _, f: f, print, 0.0)
     piece: Piece | None = Piece(job, 0)
     while piece is not None:
-        receipt = piece.start()
-        piece.wait(receipt)
-        piece.over(Times(0.0, 0.0, 0.0, 0.0), None)
+        piece.start()
+        piece.wait()
+        piece.over(0.0)
         piece = piece.rest()
     return row, pieces
 
@@ -220,7 +219,8 @@ def test_after_one_that_could_not_be_launched_the_others_still_are(
     seen: list[tuple[Any, ...]] = []
     job, _ = together(Seen(), "a", monkeypatch)
     piece = Piece(job, 0)
-    piece.wait(piece.start())
+    piece.start()
+    piece.wait()
     assert seen == [("f", "a"), ("m", "f(a)"), ("g", "zeros of c"), ("h", "a")]
     assert [slot.payload for slot in job.launch.outputs.values()] == [None, "h(a)"]
 
@@ -229,16 +229,17 @@ def test_what_is_doomed_is_launched_no_more_and_says_why(monkeypatch: pytest.Mon
     devices = Devices(quick=False)
     job, _ = together(devices, "a", monkeypatch)
     first = Piece(job, 0)
-    receipt = first.start()
+    first.start()
     job.doomed = Failure("deadlock", "formed again")
     monkeypatch.setattr("pathways_lab.runtime.host.segment_job._LEFT_BEHIND", 0.0)
-    first.wait(receipt)
+    first.wait()
     rest = first.rest()
     assert rest is not None
-    rest.wait(rest.start())
+    rest.start()
+    rest.wait()
     found = []
     for piece in (first, rest):
-        piece.over(Times(0.0, 0.0, 0.0, 0.0), None)
-        found += list(piece.ends(Times(0.0, 0.0, 0.0, 0.0)).failures.values())
+        piece.over(0.0)
+        found += list(piece.ends().failures.values())
     assert len(devices.called) == UNSEEN
     assert [(f.kind, f.message, f.host) for f in found] == [("deadlock", "formed again", HOST)] * 4

@@ -41,28 +41,28 @@ _MEMORY = 0.8
 
 
 class Job(Protocol):
-    """One gang, as far as a lane is concerned.
-
-    devices: the host's own numbers of the devices that it holds.
-    alone: nothing else of the lane may be in flight with it.
-    """
+    """Gangs, as far as a lane is concerned.  devices: the host's own numbers of those they hold."""
 
     devices: tuple[int, ...]
 
-    def start(self) -> Any:
-        """Launch it; returns what :meth:`wait` waits for.  May raise."""
+    def start(self) -> None:
+        """Launch it."""
 
     def rest(self) -> Job | None:
         """After :meth:`start`: what of it was not launched, to be launched next."""
 
-    def ready(self, receipt: Any) -> bool:
-        """Whether :meth:`wait` would return, or raise, at once."""
+    def ready(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
 
-    def wait(self, receipt: Any) -> None:
-        """Until its devices are done with it.  Raises what went wrong there."""
+    def wait(self) -> None:
+        """Until its devices are done with it."""
 
-    def over(self, times: Times, error: BaseException | None) -> None:
-        """It is over; called in a thread of the lane, in launch order for its devices."""
+    def over(self, start: float) -> None:
+        """It is over; called in a thread of the lane, in launch order for its devices.
+
+        start: monotonic seconds when it was launched or its devices became free, whichever was
+            later.
+        """
 
 
 class Links(Protocol):
@@ -73,21 +73,6 @@ class Links(Protocol):
     def nudge(self) -> None: ...
 
     def take_back(self) -> None: ...
-
-
-class Times:
-    """Seconds on this process's monotonic clock.
-
-    called, returned: of the launching call.  start, end: on the devices.
-    """
-
-    __slots__ = ("called", "end", "returned", "start")
-
-    def __init__(self, called: float, returned: float, start: float, end: float) -> None:
-        self.called = called
-        self.returned = returned
-        self.start = start
-        self.end = end
 
 
 class _Busy:
@@ -109,12 +94,8 @@ class _Busy:
         return start if start < end else end
 
 
-_Flight = tuple[Job, float, float, Any, BaseException | None]
-"""A launched job, when the call was made and returned, its receipt, what the call raised."""
-
-
 class _Flights:
-    """The launches in flight on one set of devices, oldest first.
+    """The launches in flight on one set of devices, and when each was made, oldest first.
 
     The holder of *token* sees ends; *wake* tells the thread that does nothing else.
     """
@@ -124,7 +105,7 @@ class _Flights:
     def __init__(self, busy: _Busy, unfinished: dict[Job, None]) -> None:
         self.busy = busy
         self.unfinished = unfinished
-        self.flying: deque[_Flight] = deque()
+        self.flying: deque[tuple[Job, float]] = deque()
         self.token = threading.Lock()
         self.wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
@@ -132,19 +113,14 @@ class _Flights:
         """See the oldest one end; False when there is none, or it has not.  With the token."""
         if not self.flying:
             return False
-        job, called, returned, receipt, error = self.flying[0]
-        if error is None:
-            if not (wait or job.ready(receipt)):
-                return False
-            try:
-                job.wait(receipt)
-            except Exception as raised:
-                error = raised
-        end = time.monotonic()
-        start = self.busy.hold(job.devices, called, end)
+        job, called = self.flying[0]
+        if not (wait or job.ready()):
+            return False
+        job.wait()
+        start = self.busy.hold(job.devices, called, time.monotonic())
         self.flying.popleft()
         self.unfinished.pop(job, None)
-        job.over(Times(called, returned, start, end), error)
+        job.over(start)
         return True
 
     def see(self) -> None:
@@ -265,12 +241,8 @@ class Lane:
         if len(flights.flying) >= IN_FLIGHT:
             flights.make_room()
         called = time.monotonic()
-        receipt, error = None, None
-        try:
-            receipt = job.start()
-        except Exception as raised:
-            error = raised
-        flights.flying.append((job, called, time.monotonic(), receipt, error))
+        job.start()
+        flights.flying.append((job, called))
         if len(self._flights) == 1:
             flights.see()
         else:

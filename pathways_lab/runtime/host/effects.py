@@ -47,7 +47,7 @@ from pathways_lab.executor.launcher import Launcher
 from pathways_lab.runtime import arrays
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.host.client_io import Desk, Fetch
-from pathways_lab.runtime.host.device_queues import Lanes, Times
+from pathways_lab.runtime.host.device_queues import Lanes
 from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.local_slices import Tenants, failure_of
 from pathways_lab.runtime.host.reports import Reports
@@ -110,7 +110,7 @@ class Carrier:
         self._doing = False
         self._handed: dict[str, list[Piece]] = {}
         self._flying: dict[Key, SegmentJob] = {}
-        self._ended: deque[tuple[Piece, Times]] = deque()
+        self._ended: deque[Piece] = deque()
         self._poked = False
         self._seen = 0.0
         self._doomed: dict[Key, Failure] = {}
@@ -252,10 +252,10 @@ class Carrier:
             return self._runtime.explained(place.binding, failure, self._broken)
         return failure
 
-    def _over(self, piece: Piece, times: Times) -> None:
+    def _over(self, piece: Piece) -> None:
         """In the lane's thread.  To see to each end would cost more than a small gang."""
         # First: whoever begins to wait meanwhile looks for what has ended.
-        self._ended.append((piece, times))
+        self._ended.append(piece)
         if not self._poked and (
             piece.awaited or self._launcher.memory.short or self._hurries(piece.segment.launch)
         ):
@@ -283,12 +283,12 @@ class Carrier:
         """See to the gangs that have ended."""
         self._poked, self._seen = False, time.monotonic()
         while self._ended:
-            self._todo += self._see(*self._ended.popleft())
+            self._todo += self._see(self._ended.popleft())
         self.carry_out([])
 
-    def _see(self, piece: Piece, times: Times) -> list[Action]:
+    def _see(self, piece: Piece) -> list[Action]:
         """Some gangs of a segment are over: what the launcher wants done then."""
-        job, ends = piece.segment, piece.ends(times)
+        job, ends = piece.segment, piece.ends()
         taken = list(map(sub, ends.ends, ends.starts))
         actions = self._launcher.done(job.launch.key, taken, ends.failures)
         report = next(action for action in actions if isinstance(action, Report))

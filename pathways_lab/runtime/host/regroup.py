@@ -25,7 +25,6 @@ from pathways_lab.core.program.program import SliceId
 from pathways_lab.core.slices.topology import SliceBinding
 from pathways_lab.runtime.devices import IslandRuntime, Place
 from pathways_lab.runtime.host.compiler import Code, Executable, compile_code
-from pathways_lab.runtime.host.device_queues import Times
 from pathways_lab.runtime.host.user_output import Output
 
 
@@ -77,12 +76,11 @@ class Reforming:
     def rest(self) -> None:
         return None
 
-    def ready(self, receipt: None) -> bool:
+    def ready(self) -> bool:
         return True
 
-    def wait(self, receipt: None) -> None:
+    def wait(self) -> None:
         """It is done when it has started."""
 
-    def over(self, times: Times, error: BaseException | None) -> None:
-        if error is not None:
-            raise error
+    def over(self, start: float) -> None:
+        """Nobody waits for that."""

@@ -37,7 +37,6 @@ from pathways_lab.executor.steps import Segment
 from pathways_lab.runtime import arrays, nan_checks
 from pathways_lab.runtime.devices import Place
 from pathways_lab.runtime.host.compiler import Executable
-from pathways_lab.runtime.host.device_queues import Times
 from pathways_lab.runtime.host.gang_failures import CallbackError, doom, failure_in, missing
 from pathways_lab.runtime.host.host_loop import Lap, Laps
 
@@ -89,7 +88,7 @@ class Ends(NamedTuple):
 class SegmentJob:
     """A segment that was handed to its device queue.
 
-    on_over(piece, times): called in the queue's threads.
+    on_over(piece): called in the queue's threads.
     explain(place, failure): what a gang failed of, where other hosts may be the cause; may wait.
     meet(place, call): called before the first launch of a function on several hosts.
     handed: monotonic seconds when its inputs and its turn had come.
@@ -105,7 +104,7 @@ class SegmentJob:
         place: Place,
         executables: Mapping[str, Executable],
         host: str,
-        on_over: Callable[[Piece, Times], None],
+        on_over: Callable[[Piece], None],
         explain: Callable[[Place, Failure], Failure],
         meet: Callable[[Place, Call], None],
         handed: float,
@@ -226,12 +225,13 @@ class Piece:
         self._receipts: list[Any] = []
         self._errors: dict[int, BaseException] = {}
         self._failures: dict[int, Failure] = {}
+        self._begun = 0.0
 
     @property
     def doomed(self) -> Failure | None:
         return self.segment.doomed
 
-    def start(self) -> Piece:
+    def start(self) -> None:
         """Launch as many parts as are over nearly at once, at least one."""
         segment, at = self.segment, self.first
         if not at:
@@ -276,7 +276,6 @@ class Piece:
                 seen += 1
             if now > until or len(receipts) - seen >= UNSEEN:
                 break
-        return self
 
     def _special(self, at: int, executable: Executable | None) -> Any:
         """Launch a part of which something may be wrong, or leave it out; its receipt."""
@@ -309,10 +308,10 @@ class Piece:
         launched = self.first + len(self._returned)
         return Piece(self.segment, launched) if launched < len(self.segment.parts) else None
 
-    def ready(self, receipt: Any) -> bool:
+    def ready(self) -> bool:
         return all(_is_ready(each) for each in self._receipts[len(self._ends) :])
 
-    def wait(self, receipt: Any) -> None:
+    def wait(self) -> None:
         seen = len(self._ends)
         known = 0 if self.segment.special else seen
         try:
@@ -338,13 +337,12 @@ class Piece:
         except Exception as error:
             self._errors.setdefault(self.first + at, error)
 
-    def over(self, times: Times, error: BaseException | None) -> None:
-        if error is not None:
-            raise error  # a bug: what goes wrong with a part is noted with that part
+    def over(self, start: float) -> None:
+        self._begun = start
         self._receipts.clear()
         for at, raised in sorted(self._errors.items()):
             self._failures[at] = self.segment.failure(at, raised)
-        self.segment.on_over(self, times)
+        self.segment.on_over(self)
 
     @property
     def awaited(self) -> bool:
@@ -356,10 +354,10 @@ class Piece:
         exports = (value for part in parts[self.first : until] for _, value in part.exports)
         return any(launch.outputs[value].awaited for value in exports)
 
-    def ends(self, times: Times) -> Ends:
+    def ends(self) -> Ends:
         """Its parts, once it is over."""
         called = self.segment.called[self.first : self.first + len(self._returned)]
-        starts, ends, before = [], [], times.start
+        starts, ends, before = [], [], self._begun
         for own, seen in zip(called, self._ends, strict=True):
             # A gang before it may have been seen to end later than this one.
             start = own if own > before else before
