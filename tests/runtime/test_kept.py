@@ -7,6 +7,7 @@ import queue
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from pathways_lab.runtime.control_plane.record_stream import Broadcast
 from pathways_lab.runtime.devices import CpuRuntime, Footprint, Place
 from pathways_lab.runtime.host.compiler import Compiler
 from pathways_lab.runtime.host.driver import HostRim
+from pathways_lab.runtime.host.host_loop import Lap
 from pathways_lab.runtime.host.host_records import Story
 from pathways_lab.runtime.host.local_slices import Tenants
+from pathways_lab.runtime.host.segment_job import Ends, Work
 from pathways_lab.runtime.host.user_output import Output
 from pathways_lab.timeline.entries import Entries
 from pathways_lab.timeline.records import Event, Sample, Span
@@ -236,6 +239,28 @@ def test_what_a_host_noted_of_a_program_goes_with_it() -> None:
     del plans["old"]
     story.forget(lambda key: key not in plans)
     assert list(story._about) == ["new"]
+
+
+def test_each_lap_of_a_loop_is_told_as_a_gang() -> None:
+    story = Story("i/h", "i", True, lambda: 0.5)
+    call = Call("f", 7, (), (), name="f")
+    bound = SliceBinding(7, "kernel-1", "i", (1,), ("x",), (("i/h", 0),), "cpu")
+    plan = Plan("key", "p", (), (), (), (), ())
+    parts = [SimpleNamespace(index=0, call=call)]
+    job: Any = SimpleNamespace(
+        launch=SimpleNamespace(plan=plan, run=9, seq=40, stamp=Work(0.0, 0.1, 0.2)),
+        parts=parts, place=Place(bound, "i/h", Footprint("lane", {("i/h", 0): object()})),
+        announced=1, handed=0.3,
+        laps=[Lap(n, 1, n + 1.0, n + 1.1, n + 1.2, n + 1.9) for n in (0, 1)],
+    )  # fmt: skip
+    ended = story.ended(job, Ends(0, [1.0], [1.1], [1.2], [2.9], {}), [])
+    records = record_encoding.read([story.segments(ended)])
+    spans = [(r.kind, r.step, r.start, r.end) for r in records if isinstance(r, Span)]
+    assert len(spans) == len(records), "the loop itself was said to be launched"
+    assert spans == [
+        ("receive", 0, 0.5, 0.6), ("prepare", 0, 0.6, 0.7), ("launch", 0, 1.5, 1.6),
+        ("gang", 0, 1.7, 2.4), ("launch", 1, 2.5, 2.6), ("gang", 1, 2.7, 3.4),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

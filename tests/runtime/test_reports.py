@@ -236,11 +236,10 @@ def test_gangs_are_written_together_and_read_one_by_one(desk: Desk) -> None:
     about = record_encoding.about("p", "f", "kernel-1", "a.py:1: f(x)", 7, (0, 1))
     for step in range(3):
         columns = ([4.0], [5.0], [6.0], [7.0])
-        desk.reports.ended(
-            record_encoding.Ended(
-                [about], 9, step, 40 + step, (), 0, step == 0, (0.0, 1.0, 2.0, 3.0), columns
-            )
+        gang = record_encoding.Ended(
+            [about], 9, step, 40 + step, (), 0, step == 0, (0.0, 1.0, 2.0, 3.0), columns
         )
+        desk.reports.ended([gang])
     desk.idle = True
     desk.reports.due()
     (written,) = desk.sent[-1]["records"]

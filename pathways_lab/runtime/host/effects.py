@@ -293,11 +293,7 @@ class Carrier:
         actions = self._launcher.done(job.launch.key, taken, ends.failures)
         report = next(action for action in actions if isinstance(action, Report))
         spoiled = [step - report.first for step in report.failures]
-        if job.laps:
-            for lap in self._story.laps(job, bool(spoiled)):
-                self._reports.record(lap)
-        else:
-            self._reports.ended(self._story.ended(job, ends, spoiled))
+        self._reports.ended(self._story.ended(job, ends, spoiled))
         job.over += len(taken)
         if job.over == len(job.parts):
             del self._flying[job.launch.key]

@@ -12,7 +12,7 @@ Paper: section 5 (per-gang timelines of the figures).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from pathways_lab.core.errors import Failure
 from pathways_lab.core.program.program import Call, Line, Plan
@@ -79,32 +79,16 @@ class Story:
             in_common(launch.seq + at, part.call.slice, poisoned, self._emulated),
         )
 
-    def laps(self, job: SegmentJob, poisoned: bool) -> Iterator[Span]:
-        """The records of :meth:`ended`, for each lap of a loop; its number is the step."""
-        launch, call, offset = job.launch, job.launch.stretch.first, self._offset()
-        names = (launch.plan.name, call.name, job.place.binding.client, _text(call.line))
-        host, run = (self._island, self._host), launch.run
-        for lap in job.laps:
-            args = {
-                **in_common(launch.seq, call.slice, poisoned, self._emulated),
-                "inputs_ready": job.handed + offset,
-                "steps": lap.steps,
-            }
-            called, returned = lap.called + offset, lap.returned + offset
-            seq = {"seq": launch.seq}
-            yield Span("launch", called, returned, *host, (), run, lap.first, *names, seq)
-            start, end = lap.start + offset, lap.end + offset
-            yield Span("gang", start, end, *host, job.place.locals, run, lap.first, *names, args)
-
-    def ended(self, job: SegmentJob, ends: Ends, spoiled: list[int]) -> record_encoding.Ended:
+    def ended(self, job: SegmentJob, ends: Ends, spoiled: list[int]) -> list[record_encoding.Ended]:
         """Gangs are over: what it took to launch them, and their times on the devices.
 
-        spoiled: those without results, from the first.
+        Of a loop, each lap is a gang, and its number the step.  spoiled: those without results,
+        from the first.
         """
         launch, work, first = job.launch, job.launch.stamp, ends.first
         opens, work.told = not work.told, True
         parts = job.parts[first : first + len(ends.ends)]
-        return record_encoding.Ended(
+        whole = record_encoding.Ended(
             [self.about(launch.plan, part.index, part.call, job.place) for part in parts],
             launch.run,
             parts[0].index,
@@ -115,6 +99,15 @@ class Story:
             (work.received, work.began, work.ended, job.handed),
             (ends.called, ends.returned, ends.starts, ends.ends),
         )
+        return [
+            whole._replace(
+                step=lap.first,
+                announced=1,
+                opens=opens and not at,
+                columns=([lap.called], [lap.returned], [lap.start], [lap.end]),
+            )
+            for at, lap in enumerate(job.laps)
+        ] or [whole]
 
     def segments(self, ended: list[record_encoding.Ended]) -> bytes:
         """All of these, written."""

@@ -131,9 +131,9 @@ class Reports:
         """Remember it in the timeline; :meth:`due` has it sent."""
         self._records.append(record_encoding.write(record))
 
-    def ended(self, gangs: record_encoding.Ended) -> None:
+    def ended(self, gangs: list[record_encoding.Ended]) -> None:
         """The same for gangs that are over."""
-        self._ended.append(gangs)
+        self._ended += gangs
 
     # --- sending --------------------------------------------------------------------------
 
