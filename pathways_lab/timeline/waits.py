@@ -251,7 +251,7 @@ class Waits:
         gang = _Gang(row.run, row.step, row.host, row.about(0).node, about.devices)
         first = list(self._before(gang, run, lanes, float(when.start[0]), over))
         cut = None
-        if run.hosts - {row.host}:
+        if row.count > 1 and run.hosts - {row.host}:
             inputs = self._inputs(row, run, row.count - 1)
             cut = np.clip(inputs, when.end[:-1], when.start[1:])
         run.hosts.add(row.host)
