@@ -278,10 +278,10 @@ def _read_segments(
         received, began, prepared, handed = stamps[at:first].cast("d")
         columns = [bytes(stamps[first + n * each : first + (n + 1) * each]) for n in range(_EACH)]
         at = first + _EACH * each
-        named = tuple(dict.fromkeys(numbers))
+        named = {number: place for place, number in enumerate(dict.fromkeys(numbers))}
         yield Row(
             island, host, emulated, tuple([known[number] for number in named]),
-            tuple([named.index(number) for number in numbers]) if len(named) > 1 else (),
+            tuple([named[number] for number in numbers]) if len(named) > 1 else (),
             run, step, seq, frozenset(poisoned), announced, opens,
             (received + offset, began + offset, prepared + offset, handed + offset),
             offset, (columns[0], columns[1], columns[2], columns[3]),
