@@ -272,12 +272,13 @@ def _read_segments(
     times: bytes,
     heads: list[Head],
 ) -> Iterator[Row]:
-    known, stamps, at = [_read_about(written) for written in abouts], memoryview(times), 0
+    known, stamps = [_read_about(written) for written in abouts], memoryview(times).cast("d")
+    at = 0
     for run, step, seq, poisoned, announced, opens, numbers, count in heads:
-        each, first = 8 * count, at + 8 * _ONCE
-        received, began, prepared, handed = stamps[at:first].cast("d")
-        columns = [bytes(stamps[first + n * each : first + (n + 1) * each]) for n in range(_EACH)]
-        at = first + _EACH * each
+        received, began, prepared, handed = stamps[at : at + _ONCE]
+        at += _ONCE
+        columns = [bytes(stamps[at + n * count : at + (n + 1) * count]) for n in range(_EACH)]
+        at += _EACH * count
         named = {number: place for place, number in enumerate(dict.fromkeys(numbers))}
         yield Row(
             island, host, emulated, tuple([known[number] for number in named]),
@@ -286,5 +287,5 @@ def _read_segments(
             (received + offset, began + offset, prepared + offset, handed + offset),
             offset, (columns[0], columns[1], columns[2], columns[3]),
         )  # fmt: skip
-    if at != len(times):
+    if at != len(stamps):
         raise CodecError("the times of gangs are more or fewer than the gangs")

@@ -83,6 +83,7 @@ def test_what_hosts_write_is_right() -> None:
         changed(ROW, (7, 0, 6), [0, 2]),
         *(changed(ROW, (6,), struct.pack("12d", *[1.0] * 11, wrong)) for wrong in NO_NUMBERS),
         changed(ROW, (6,), b""),
+        record_encoding.segments("i", "h", False, [GANG._replace(columns=([], [], [], []))], 0.5),
     ],
 )  # fmt: skip
 def test_what_somebody_could_not_read_is_refused(entry: bytes) -> None:

@@ -82,7 +82,7 @@ class Story:
     def ended(self, job: SegmentJob, ends: Ends, spoiled: list[int]) -> list[record_encoding.Ended]:
         """Gangs are over: what it took to launch them, and their times on the devices.
 
-        Of a loop, each lap is a gang, and its number the step.  spoiled: those without results,
+        Each lap of a loop is a gang, and its number the step.  spoiled: those without results,
         from the first.
         """
         launch, work, first = job.launch, job.launch.stamp, ends.first
